@@ -1,0 +1,12 @@
+"""akunu-py: a local LLM app that drafts tokens with n-gram tables.
+
+Importing the package loads OpenBLAS where MLX needs it. It must happen here, before any module
+can import `mlx.core`, because MLX binds to the BLAS that the process already holds.
+"""
+
+from akunu_py.blas import load_openblas
+from akunu_py.version import __version__
+
+load_openblas()
+
+__all__ = ["__version__"]

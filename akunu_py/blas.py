@@ -1,0 +1,103 @@
+"""Loads OpenBLAS into the process before MLX's CPU backend is imported.
+
+MLX's Linux wheel links netlib's reference BLAS, where a product with 5 rows costs 5 times one row.
+Symbols of a library that was loaded globally before take precedence, so loading OpenBLAS first
+makes MLX use it. Refuses nothing: without OpenBLAS everything works, only slower, and
+`akunu info` says why.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import importlib.util
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Blas:
+    """What MLX's CPU backend multiplies with: `name`, and `reason` where it is not OpenBLAS."""
+
+    name: str
+    reason: str = ""
+
+
+_loaded: Blas | None = None
+
+
+def load_openblas() -> Blas:
+    """Loads OpenBLAS once and says what is in use. Call before `mlx.core` is imported."""
+    global _loaded
+    if _loaded is None:
+        _loaded = _load()
+    return _loaded
+
+
+def _load() -> Blas:
+    if sys.platform == "darwin":
+        return Blas("Accelerate")
+    if "mlx.core" in sys.modules:
+        return Blas("MLX's own (slow)", "mlx was imported before akunu_py")
+    candidates = [str(path) for path in _site_libraries("cmeel.prefix/lib*/libopenblas.so")]
+    if system := ctypes.util.find_library("openblas"):
+        candidates.append(system)
+    if not candidates:
+        return Blas("MLX's own (slow)", "OpenBLAS not found; pip install cmeel-openblas")
+    reason = ""
+    for path in candidates:
+        try:
+            return _describe(_open_global(path))
+        except OSError as error:
+            reason = str(error)
+    return Blas("MLX's own (slow)", reason)
+
+
+def _open_global(path: str) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        if "libgfortran" not in str(error):
+            raise
+    _provide_gfortran()
+    return ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+
+
+def _describe(library: ctypes.CDLL) -> Blas:
+    library.openblas_get_config.restype = ctypes.c_char_p
+    return Blas(library.openblas_get_config().decode().strip())
+
+
+def _provide_gfortran() -> None:
+    """Makes the Fortran runtime inside MLX's wheel answer to the name that OpenBLAS asks for.
+
+    OpenBLAS's wheel needs libgfortran.so.5 from the system, which a fresh machine lacks. MLX's
+    wheel carries the same library under a mangled SONAME, and the loader matches by SONAME: a
+    copy in memory with the plain name satisfies it, and nothing is written to disk.
+    """
+    for helper in _site_libraries("mlx_cpu.libs/libquadmath-*"):
+        ctypes.CDLL(str(helper))
+    for library in _site_libraries("mlx_cpu.libs/libgfortran-*.so*"):
+        mangled = library.name.encode() + b"\0"
+        image = library.read_bytes()
+        if image.count(mangled) != 1:
+            continue
+        plain = b"libgfortran.so.5".ljust(len(mangled), b"\0")
+        descriptor = os.memfd_create("libgfortran.so.5")
+        try:
+            with os.fdopen(descriptor, "wb", closefd=False) as file:
+                file.write(image.replace(mangled, plain))
+            ctypes.CDLL(f"/proc/self/fd/{descriptor}")
+        finally:
+            os.close(descriptor)
+        return
+
+
+def _site_libraries(pattern: str) -> list[Path]:
+    """Files that match `pattern` in the site-packages folder which holds MLX."""
+    spec = importlib.util.find_spec("mlx")
+    packages = spec.submodule_search_locations if spec else None
+    folders = {Path(package).parent for package in packages or []}
+    return sorted(path for folder in folders for path in folder.glob(pattern))

@@ -1,0 +1,60 @@
+"""Everything that akunu raises on purpose.
+
+    AkunuError
+    ├── UsageError            an option or an input that cannot be honoured
+    │   ├── PromptTooLong     the prompt does not fit the model's context
+    │   └── EmptyPrompt
+    ├── ModelError
+    │   ├── UnknownModel      no such model in the store or on disk
+    │   ├── DamagedModel      files missing, cut off or altered
+    │   └── UnsupportedModel  intact, but of a kind that we cannot load
+    ├── FetchError            a download failed: no network, or not what was expected
+    └── StoreError            the disk refused: full, read-only, no permission
+
+Each message says what was expected, what was found and what to run next, in one line.
+Only the CLI turns these into exit codes.
+"""
+
+from __future__ import annotations
+
+
+class AkunuError(Exception):
+    """The root. `exit_code` is what the CLI ends with."""
+
+    exit_code = 1
+
+
+class UsageError(AkunuError):
+    exit_code = 2
+
+
+class PromptTooLong(UsageError):
+    exit_code = 1
+
+
+class EmptyPrompt(UsageError):
+    pass
+
+
+class ModelError(AkunuError):
+    pass
+
+
+class UnknownModel(ModelError):
+    pass
+
+
+class DamagedModel(ModelError):
+    pass
+
+
+class UnsupportedModel(ModelError):
+    pass
+
+
+class FetchError(AkunuError):
+    pass
+
+
+class StoreError(AkunuError):
+    pass

@@ -1,0 +1,44 @@
+"""Where akunu keeps its files. Nothing else in the project names a folder of the user's.
+
+XDG_DATA_HOME, XDG_CACHE_HOME, XDG_CONFIG_HOME and XDG_STATE_HOME are honoured on every system;
+without them the system's own places are used (on a Mac, ~/Library/...).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import platformdirs
+
+_APP = "akunu"
+
+
+def data_dir() -> Path:
+    """What must not be lost: models, conversations."""
+    return _xdg("XDG_DATA_HOME") or platformdirs.user_data_path(_APP)
+
+
+def cache_dir() -> Path:
+    """What can be made again."""
+    return _xdg("XDG_CACHE_HOME") or platformdirs.user_cache_path(_APP)
+
+
+def config_dir() -> Path:
+    """What the user wrote."""
+    return _xdg("XDG_CONFIG_HOME") or platformdirs.user_config_path(_APP)
+
+
+def state_dir() -> Path:
+    """Logs and histories."""
+    return _xdg("XDG_STATE_HOME") or platformdirs.user_state_path(_APP)
+
+
+def models_dir() -> Path:
+    """The model store."""
+    return data_dir() / "models"
+
+
+def _xdg(variable: str) -> Path | None:
+    value = os.environ.get(variable, "")
+    return Path(value) / _APP if os.path.isabs(value) else None

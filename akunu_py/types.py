@@ -1,0 +1,139 @@
+"""What crosses the boundaries between the parts: options in, pieces and statistics out.
+
+Plain values only: no arrays, no models, no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, Protocol
+
+DraftMode = Literal["fixed", "off"]
+FinishReason = Literal["stop", "length", "context", "cancelled"]
+
+DRAFT_MODES: tuple[DraftMode, ...] = ("fixed", "off")
+DEFAULT_DRAFT_TOKENS = 4
+DEFAULT_MAX_TOKENS = 1024
+
+
+class Drafter(Protocol):
+    """Proposes what comes next from what was already said.
+
+    The timeline of tokens is told through `extend`; each pass of the target over a proposal is
+    `propose`, then `feedback`, then `extend` with what the pass yielded.
+    """
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Learns `tokens`, which follow everything told before."""
+
+    def propose(self, limit: int) -> list[int]:
+        """Drafts at most `limit` tokens to follow the timeline; none means a plain step."""
+
+    def feedback(self, accepted: int, seconds: float) -> None:
+        """Tells how the last proposal fared: how many of its tokens the target accepted, and how
+        long the pass over them took."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateOptions:
+    """How to generate. `max_tokens` > 0; `draft_tokens` is the ceiling of a draft in `fixed`."""
+
+    max_tokens: int = DEFAULT_MAX_TOKENS
+    draft: DraftMode = "fixed"
+    draft_tokens: int = DEFAULT_DRAFT_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one pass of the target yielded.
+
+    tokens: in order, at least one; the first `accepted` of them were drafted.
+    rejected: drafted tokens that the target did not confirm.
+    seconds: wall time of the pass, drafting included.
+    """
+
+    tokens: tuple[int, ...]
+    accepted: int = 0
+    rejected: tuple[int, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    """A piece as front ends see it: its text, and which characters of it were drafted.
+
+    drafted: half-open ranges into `text` that came from accepted draft tokens.
+    """
+
+    text: str
+    piece: Piece
+    drafted: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counts and times of one answer. Times are in seconds.
+
+    The first token comes from the prefill; every later one from a decode pass. So
+    `target_passes` counts decode passes, and `tokens_per_pass` leaves the first token out.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    target_passes: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+
+    def add(self, piece: Piece) -> None:
+        """Counts one decode pass."""
+        self.generated_tokens += len(piece.tokens)
+        self.target_passes += 1
+        self.drafted += piece.accepted + len(piece.rejected)
+        self.accepted += piece.accepted
+        self.decode_s += piece.seconds
+
+    @property
+    def decoded_tokens(self) -> int:
+        return max(0, self.generated_tokens - 1)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.decoded_tokens / self.decode_s if self.decode_s > 0 else 0.0
+
+    @property
+    def tokens_per_pass(self) -> float:
+        return self.decoded_tokens / self.target_passes if self.target_passes else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """All counts and the derived rates, ready for JSON."""
+        derived = {
+            name: round(getattr(self, name), 4)
+            for name in ("tokens_per_s", "tokens_per_pass", "acceptance_rate")
+        }
+        return asdict(self) | derived
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A finished answer."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    stats: Stats = field(default_factory=Stats)
