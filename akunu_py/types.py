@@ -13,6 +13,7 @@ DraftMode = Literal["fixed", "off"]
 FinishReason = Literal["stop", "length", "context", "cancelled"]
 
 DRAFT_MODES: tuple[DraftMode, ...] = ("fixed", "off")
+DEFAULT_MODEL = "starter"
 DEFAULT_DRAFT_TOKENS = 4
 DEFAULT_MAX_TOKENS = 1024
 
@@ -48,9 +49,9 @@ class GenerateOptions:
 class Piece:
     """What one pass of the target yielded.
 
-    tokens: in order, at least one; the first `accepted` of them were drafted.
+    tokens: in order; the first `accepted` of them were drafted.
     rejected: drafted tokens that the target did not confirm.
-    seconds: wall time of the pass, drafting included.
+    seconds: wall time of the pass.
     """
 
     tokens: tuple[int, ...]
@@ -88,13 +89,13 @@ class Stats:
     prefill_s: float = 0.0
     decode_s: float = 0.0
 
-    def add(self, piece: Piece) -> None:
-        """Counts one decode pass."""
+    def add(self, piece: Piece, *, from_prefill: bool) -> None:
+        """Counts a piece."""
         self.generated_tokens += len(piece.tokens)
-        self.target_passes += 1
-        self.drafted += piece.accepted + len(piece.rejected)
-        self.accepted += piece.accepted
-        self.decode_s += piece.seconds
+        if not from_prefill:
+            self.target_passes += 1
+            self.drafted += piece.accepted + len(piece.rejected)
+            self.accepted += piece.accepted
 
     @property
     def decoded_tokens(self) -> int:

@@ -1,0 +1,1 @@
+"""Speed, measured so that it can be believed."""

@@ -1,0 +1,67 @@
+# Sets up everything it needs in .venv and in your model store. Start with: make chat
+
+SHELL := /bin/sh
+VENV := .venv
+BIN := $(VENV)/bin
+STARTER := starter
+
+.DEFAULT_GOAL := help
+.PHONY: help setup chat test test-slow lint format bench wheel clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.installed ## make the virtual environment and install akunu into it
+
+chat: setup ## talk to the starter model (sets up all it needs first)
+	@$(BIN)/akunu models pull $(STARTER) --if-missing
+	@$(BIN)/akunu chat
+
+test: $(VENV)/.installed-dev ## run the tests (sets up all they need first)
+	@$(BIN)/akunu models pull $(STARTER) --if-missing
+	@$(BIN)/python -m pytest
+
+test-slow: $(VENV)/.installed-dev ## run the tests that take minutes
+	@$(BIN)/akunu models pull $(STARTER) --if-missing
+	@$(BIN)/python -m pytest -m slow
+
+lint: $(VENV)/.installed-dev ## formatting, style, types, import directions
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy akunu_py tests
+	$(BIN)/lint-imports --no-cache
+
+format: $(VENV)/.installed-dev ## format the sources
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup ## measure this machine
+	@$(BIN)/akunu models pull $(STARTER) --if-missing
+	@$(BIN)/akunu bench
+
+wheel: $(VENV)/.installed-dev ## build the wheel into dist/
+	@rm -rf build dist
+	$(BIN)/python -m build --wheel --outdir dist .
+
+clean: ## remove what was built here; models stay
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+
+$(BIN)/python:
+	@for python in $(PYTHON) python3 python3.13 python3.12 python3.11 python3.14; do \
+	  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    $$python -m venv $(VENV) >/dev/null 2>&1 && exit 0; \
+	    rm -rf $(VENV); \
+	    echo "akunu: $$python cannot make virtual environments; install its venv package (Debian: apt install python3-venv)" >&2; exit 1; \
+	  fi; \
+	done; \
+	echo "akunu: Python 3.11 or later is needed, found $$(python3 --version 2>/dev/null || echo none); install one (macOS: brew install python@3.13) or name it: make chat PYTHON=/path/to/python3" >&2; exit 1
+
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	@echo "Installing akunu and its dependencies into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+	@echo "Installing akunu, its dependencies and the test tools into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@ $(VENV)/.installed

@@ -1,0 +1,149 @@
+"""The command line: options, exit codes, and nothing heavy imported before it is needed.
+
+Exit codes: 0 done; 1 failed, with one line on stderr; 2 wrong usage; 130 interrupted. A broken
+pipe is quiet. Only this module turns exceptions into exit codes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from akunu_py.errors import AkunuError
+from akunu_py.types import DEFAULT_DRAFT_TOKENS, DEFAULT_MAX_TOKENS, DRAFT_MODES
+from akunu_py.version import __version__
+
+INTERRUPTED = 130
+_TOP_LEVEL = ("-h", "--help", "--version")
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see: {self.prog} --help\n")
+
+
+def positive(text: str) -> int:
+    """An option's value that must be a whole number above 0."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of 1 or more, got {text!r}")
+    return value
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="akunu",
+        description="Talk to a local model. It drafts with n-gram tables and verifies the draft "
+        "in one pass: the same words, in fewer passes.",
+        epilog="Without a command: akunu chat.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"akunu {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    _add_chat(commands)
+    _add_run(commands)
+    _add_models(commands)
+    _add_command(commands, "info", "this machine, versions, store: for a bug report")
+    bench = _add_command(commands, "bench", "measure the speed of decoding", add_help=False)
+    bench.add_argument("rest", nargs=argparse.REMAINDER)
+    return parser
+
+
+def _add_command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    summary: str,
+    module: str | None = None,
+    *,
+    add_help: bool = True,
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(
+        name, help=summary, description=summary, allow_abbrev=False, add_help=add_help
+    )
+    parser.set_defaults(module=module or f"akunu_py.commands.{name}")
+    return parser
+
+
+def _add_chat(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = _add_command(commands, "chat", "talk to a model in the terminal")
+    parser.add_argument("model", nargs="?", default=None, metavar="MODEL")
+    _add_generation(parser)
+
+
+def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = _add_command(commands, "run", "one answer to stdout, statistics to stderr")
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the prompt; - reads stdin")
+    parser.add_argument("--model", default=None, metavar="NAME_OR_PATH")
+    parser.add_argument("--raw", action="store_true", help="continue PROMPT, without the template")
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.add_argument("--quiet", action="store_true", help="no statistics")
+    _add_generation(parser)
+
+
+def _add_generation(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--draft", choices=DRAFT_MODES, default="fixed")
+    parser.add_argument("--draft-tokens", type=positive, default=DEFAULT_DRAFT_TOKENS, metavar="N")
+    parser.add_argument("--max-tokens", type=positive, default=DEFAULT_MAX_TOKENS, metavar="N")
+    parser.add_argument(
+        "--weights",
+        choices=("auto", "keep", "float32"),
+        default="auto",
+        help="auto: float32 on a CPU, the model's own format on a GPU",
+    )
+
+
+def _add_models(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = _add_command(commands, "models", "the models on this machine")
+    actions = parser.add_subparsers(
+        dest="action", metavar="ACTION", required=True, parser_class=Parser
+    )
+
+    def add(name: str, summary: str) -> argparse.ArgumentParser:
+        return actions.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+
+    add("list", "models that are here, and models that can be pulled")
+    pull = add("pull", "fetch a model")
+    pull.add_argument("name", metavar="NAME")
+    pull.add_argument("--if-missing", action="store_true", help="say nothing where it is here")
+    show = add("show", "everything known about a model")
+    show.add_argument("name", metavar="NAME")
+    show.add_argument("--verify", action="store_true", help="read and check every byte")
+    remove = add("rm", "remove a model")
+    remove.add_argument("name", metavar="NAME")
+    remove.add_argument("--yes", action="store_true", help="do not ask")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or (arguments[0].startswith("-") and arguments[0] not in _TOP_LEVEL):
+        arguments = ["chat", *arguments]
+    args = build_parser().parse_args(arguments)
+    try:
+        command = importlib.import_module(args.module)
+        code: int = command.run(args)
+        sys.stdout.flush()
+        return code
+    except AkunuError as error:
+        print(f"akunu: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Nobody reads any more. Python would complain once again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def entry() -> NoReturn:
+    """The console script."""
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""`akunu run`: one answer to stdout as it is decoded, statistics to stderr."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import Iterator
+
+from akunu_py.commands.load import load_engine
+from akunu_py.engine import Engine, Generation, Session
+from akunu_py.errors import EmptyPrompt, UsageError
+from akunu_py.types import GenerateOptions, Message, Stats
+
+INTERRUPTED = 130
+
+
+def run(args: argparse.Namespace) -> int:
+    prompt = read_prompt(args.prompt)
+    options = GenerateOptions(args.max_tokens, args.draft, args.draft_tokens)
+    engine = load_engine(args.model, args.weights)
+    tokens = engine.encode(prompt) if args.raw else engine.encode_chat([Message("user", prompt)])
+    generation = Session(engine).generate(tokens, options)
+    if options.draft != "off" and engine.no_draft:
+        print(f"akunu: {engine.name} runs without drafting: {engine.no_draft}", file=sys.stderr)
+    with cancelled_by_interrupt(generation):
+        if args.format == "json":
+            generation.answer()
+            print(json.dumps(as_dict(engine, generation), ensure_ascii=False))
+        else:
+            stream(generation)
+    if not args.quiet and args.format == "text":
+        print(f"[{summary(generation.stats, args.draft)}]", file=sys.stderr)
+    return INTERRUPTED if generation.finish_reason == "cancelled" else 0
+
+
+def read_prompt(argument: str | None) -> str:
+    """The prompt from the argument, or from stdin where it is `-` or missing and piped in."""
+    if argument is None and sys.stdin.isatty():
+        raise UsageError('no prompt: akunu run "your question", or pipe a text in')
+    if argument is not None and argument != "-":
+        prompt = argument
+    else:
+        try:
+            prompt = sys.stdin.buffer.read().decode()
+        except UnicodeDecodeError as error:
+            raise UsageError(
+                f"the prompt on stdin is not UTF-8 text (byte {error.start}); convert it first"
+            ) from error
+    if not prompt.strip():
+        raise EmptyPrompt('the prompt is empty: akunu run "your question"')
+    return prompt
+
+
+@contextlib.contextmanager
+def cancelled_by_interrupt(generation: Generation) -> Iterator[None]:
+    """The first Ctrl-C ends the answer after the running pass; a second one ends the program."""
+
+    def on_interrupt(*_: object) -> None:
+        signal.signal(signal.SIGINT, before)
+        generation.cancel()
+
+    before = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def stream(generation: Generation) -> None:
+    """Prints the answer as it comes, and ends it with a line end."""
+    for piece in generation:
+        sys.stdout.write(piece.text)
+        sys.stdout.flush()
+    if not generation.text.endswith("\n"):
+        print(flush=True)
+
+
+def as_dict(engine: Engine, generation: Generation) -> dict[str, object]:
+    """The object that `--format json` prints."""
+    return {
+        "text": generation.text,
+        "tokens": generation.tokens,
+        "finish_reason": generation.finish_reason,
+        "stats": generation.stats.as_dict() | {"load_s": round(engine.load_s, 4)},
+    }
+
+
+def summary(stats: Stats, draft: str) -> str:
+    """The statistics in one line."""
+    parts = [
+        f"{stats.generated_tokens} tokens",
+        f"{stats.tokens_per_s:.1f} tokens/s",
+        f"first after {stats.prefill_s:.2f} s",
+        f"{stats.prompt_tokens} prompt tokens",
+    ]
+    if draft != "off":
+        parts[2:2] = [
+            f"{stats.tokens_per_pass:.2f} tokens/pass",
+            f"{stats.acceptance_rate:.0%} of {stats.drafted} drafted accepted",
+        ]
+    return " · ".join(parts)

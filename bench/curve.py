@@ -1,0 +1,32 @@
+"""What a pass over M positions costs on this machine, relative to one position."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from akunu_py.decode import Target, prefill, verify
+from akunu_py.engine import Engine
+
+CONTEXT = 256  # tokens in the cache while measuring
+
+
+def measure_curve(
+    engine: Engine, rows: Sequence[int], repeats: int, context: int = CONTEXT
+) -> dict[int, float]:
+    """Median seconds of a pass for each number of rows, interleaved over `repeats` rounds."""
+    target = Target(engine.model)
+    prefill(target, [index % 1000 for index in range(context)], lambda done: True)
+    seconds: dict[int, list[float]] = {count: [] for count in rows}
+    for round_ in range(-1, repeats):  # the first round warms up
+        for count in rows:
+            started = time.perf_counter()
+            verify(target, list(range(count)))
+            target.roll_back(count)
+            if round_ >= 0:
+                seconds[count].append(time.perf_counter() - started)
+    mx.clear_cache()
+    return {count: statistics.median(times) for count, times in seconds.items()}

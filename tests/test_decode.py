@@ -1,0 +1,150 @@
+"""The loop: whatever is drafted, the target's own words come out and the cache holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pytest
+
+from akunu_py.decode import Target, accept, cut, decode, prefill
+from akunu_py.ngram.fixed import FixedDrafter
+from akunu_py.ngram.off import NoDrafter
+from akunu_py.types import Drafter, Piece
+from tests.tiny import VOCABULARY, Adversary, plain_greedy, tiny_llama
+
+PROMPT = [(7 * index + 3) % VOCABULARY for index in range(20)]
+COUNT = 200
+
+MODEL = tiny_llama()
+TRUTH = plain_greedy(MODEL, PROMPT, COUNT)
+
+
+def run(
+    drafter: Drafter,
+    limit: int = COUNT,
+    stop: Collection[int] = (),
+    *,
+    runs_ahead: bool = False,
+    leave_after: int | None = None,
+) -> tuple[Target, list[Piece]]:
+    target = Target(MODEL)
+    assert prefill(target, PROMPT[:-1], lambda done: True)
+    drafter.extend(PROMPT)
+    pieces: list[Piece] = []
+    passes = decode(target, PROMPT[-1], drafter, limit, stop, runs_ahead=runs_ahead)
+    for piece in passes:
+        pieces.append(piece)
+        if len(pieces) == leave_after:
+            break
+    passes.close()
+    return target, pieces
+
+
+def said(pieces: list[Piece]) -> list[int]:
+    return [token for piece in pieces for token in piece.tokens]
+
+
+def assert_holds_all_but_last(target: Target, tokens: list[int]) -> None:
+    known = PROMPT + tokens
+    assert target.tokens == known[:-1]
+    assert {entry.offset for entry in target.cache} == {len(known) - 1}
+
+
+def test_the_truth_varies() -> None:
+    assert len(set(TRUTH)) > 20
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_an_adversarial_drafter_changes_nothing(seed: int, runs_ahead: bool) -> None:
+    drafter = Adversary(PROMPT, TRUTH, seed)
+    target, pieces = run(drafter, runs_ahead=runs_ahead)
+    assert said(pieces) == TRUTH
+    assert drafter.told == PROMPT + TRUTH
+    assert drafter.accepted == sum(piece.accepted for piece in pieces) > 0
+    assert_holds_all_but_last(target, TRUTH)
+
+
+@pytest.mark.parametrize("drafter", [NoDrafter(), FixedDrafter(4), FixedDrafter(16)])
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_our_drafters_change_nothing(drafter: Drafter, runs_ahead: bool) -> None:
+    target, pieces = run(drafter, runs_ahead=runs_ahead)
+    assert said(pieces) == TRUTH
+    assert_holds_all_but_last(target, TRUTH)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 17])
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_the_limit_is_kept_exactly(limit: int, runs_ahead: bool) -> None:
+    target, pieces = run(Adversary(PROMPT, TRUTH, 1), limit, runs_ahead=runs_ahead)
+    assert said(pieces) == TRUTH[:limit]
+    assert_holds_all_but_last(target, TRUTH[:limit])
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_stop_token_ends_it_wherever_it_falls(seed: int, runs_ahead: bool) -> None:
+    stop = TRUTH[40 + seed]
+    expected = TRUTH[: TRUTH.index(stop) + 1]
+    target, pieces = run(Adversary(PROMPT, TRUTH, seed), stop={stop}, runs_ahead=runs_ahead)
+    assert said(pieces) == expected
+    assert_holds_all_but_last(target, expected)
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+@pytest.mark.parametrize("drafts", [False, True])
+def test_leaving_early_leaves_the_cache_right(runs_ahead: bool, drafts: bool) -> None:
+    drafter = Adversary(PROMPT, TRUTH, 3) if drafts else NoDrafter()
+    target, pieces = run(drafter, runs_ahead=runs_ahead, leave_after=9)
+    assert_holds_all_but_last(target, said(pieces))
+    # What comes next from this very cache is still the truth.
+    rest = decode(target, said(pieces)[-1], NoDrafter(), 20, (), runs_ahead=True)
+    count = len(said(pieces))
+    assert said(list(rest)) == TRUTH[count : count + 20]
+
+
+def test_pieces_say_what_was_drafted() -> None:
+    _, pieces = run(Adversary(PROMPT, TRUTH, 2))
+    assert any(piece.accepted and piece.rejected for piece in pieces)
+    assert all(piece.accepted < len(piece.tokens) for piece in pieces[:-1])
+
+
+def test_plain_steps_that_run_ahead_take_one_pass_each() -> None:
+    calls = 0
+
+    class Counting:
+        def __getattr__(self, name: str) -> object:
+            return getattr(MODEL, name)
+
+        def __call__(self, *args: object, **options: object) -> object:
+            nonlocal calls
+            calls += 1
+            return MODEL(*args, **options)
+
+    target = Target(Counting())
+    prefill(target, PROMPT[:-1], lambda done: True)
+    calls = 0
+    pieces = list(decode(target, PROMPT[-1], NoDrafter(), 50, (), runs_ahead=True))
+    assert said(pieces) == TRUTH[:50]
+    assert calls == 50
+
+
+def test_prefill_can_be_cancelled_between_chunks() -> None:
+    target = Target(MODEL)
+    seen: list[int] = []
+
+    def go_on(done: int) -> bool:
+        seen.append(done)
+        return done < 1024
+
+    assert not prefill(target, [5] * 2000, go_on)
+    assert seen == [0, 512, 1024]
+    assert target.tokens == [5] * 1024
+
+
+def test_accept_and_cut() -> None:
+    assert accept([], [9]) == 0
+    assert accept([1, 2, 3], [1, 2, 4, 8]) == 2
+    assert accept([1, 2], [1, 2, 3]) == 2
+    assert cut([1, 2, 3], {2}) == [1, 2]
+    assert cut([1, 2, 3], ()) == [1, 2, 3]

@@ -1,0 +1,73 @@
+"""Tiny random-weight models from mlx-lm's own classes, and drafters to torment them with."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_map
+from mlx_lm.models import llama
+
+VOCABULARY = 96
+
+
+def tiny_llama(seed: int = 0) -> Any:
+    """Two layers, 96 tokens; weights large enough that it does not repeat one token for ever."""
+    mx.random.seed(seed)
+    model = llama.Model(
+        llama.ModelArgs(
+            model_type="llama",
+            hidden_size=32,
+            num_hidden_layers=2,
+            intermediate_size=64,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            rms_norm_eps=1e-5,
+            vocab_size=VOCABULARY,
+            tie_word_embeddings=False,
+        )
+    )
+    model.update(tree_map(lambda weight: mx.random.normal(weight.shape) * 0.3, model.parameters()))
+    mx.eval(model.parameters())
+    return model
+
+
+def plain_greedy(model: Any, prompt: Sequence[int], count: int) -> list[int]:
+    """What the model says after `prompt`, without any cache: each step reads everything again."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(mx.argmax(model(mx.array([tokens]))[0, -1]).item()))
+    return tokens[len(prompt) :]
+
+
+class Adversary:
+    """Knows the truth and drafts right, partly right or wrong tokens, in a seeded pattern."""
+
+    def __init__(self, prompt: Sequence[int], truth: Sequence[int], seed: int = 0) -> None:
+        self.prompt, self.truth = list(prompt), list(truth)
+        self.told: list[int] = []
+        self.accepted = self.proposed = 0
+        self._random = random.Random(seed)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self.told += tokens
+
+    def propose(self, limit: int) -> list[int]:
+        said = len(self.told) - len(self.prompt)
+        count = min(limit, self._random.randrange(17))
+        draft = self.truth[said : said + count]
+        draft += [self._random.randrange(VOCABULARY) for _ in range(count - len(draft))]
+        kind = self._random.randrange(4)
+        if draft and kind == 0:
+            draft = [(token + 1) % VOCABULARY for token in draft]
+        elif draft and kind == 1:
+            wrong = self._random.randrange(len(draft))
+            draft[wrong] = (draft[wrong] + 1) % VOCABULARY
+        self.proposed += len(draft)
+        return draft
+
+    def feedback(self, accepted: int, seconds: float) -> None:
+        assert seconds > 0
+        self.accepted += accepted
