@@ -53,13 +53,12 @@ def build_parser() -> argparse.ArgumentParser:
     _add_run(commands)
     _add_models(commands)
     _add_command(commands, "info", "this machine, versions, store: for a bug report")
-    bench = _add_command(commands, "bench", "measure the speed of decoding", add_help=False)
-    bench.add_argument("rest", nargs=argparse.REMAINDER)
+    _add_command(commands, "bench", "measure the speed of decoding", add_help=False)
     return parser
 
 
 def _add_command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    commands: argparse._SubParsersAction[Parser],
     name: str,
     summary: str,
     module: str | None = None,
@@ -73,13 +72,13 @@ def _add_command(
     return parser
 
 
-def _add_chat(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_chat(commands: argparse._SubParsersAction[Parser]) -> None:
     parser = _add_command(commands, "chat", "talk to a model in the terminal")
     parser.add_argument("model", nargs="?", default=None, metavar="MODEL")
     _add_generation(parser)
 
 
-def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
     parser = _add_command(commands, "run", "one answer to stdout, statistics to stderr")
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the prompt; - reads stdin")
     parser.add_argument("--model", default=None, metavar="NAME_OR_PATH")
@@ -101,7 +100,7 @@ def _add_generation(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_models(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_models(commands: argparse._SubParsersAction[Parser]) -> None:
     parser = _add_command(commands, "models", "the models on this machine")
     actions = parser.add_subparsers(
         dest="action", metavar="ACTION", required=True, parser_class=Parser
@@ -127,7 +126,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in _TOP_LEVEL):
         arguments = ["chat", *arguments]
-    args = build_parser().parse_args(arguments)
+    # The bench has a parser of its own, too heavy to build for every other command.
+    own, rest = (arguments[:1], arguments[1:]) if arguments[0] == "bench" else (arguments, [])
+    args = build_parser().parse_args(own)
+    args.rest = rest
     try:
         command = importlib.import_module(args.module)
         code: int = command.run(args)

@@ -17,6 +17,7 @@ from akunu_py.sampling import greedy
 from akunu_py.types import Drafter, Piece
 
 PREFILL_CHUNK = 512  # positions; bounds memory, and is how soon a cancellation takes effect
+_CLEAR_EVERY = 256  # positions between giving MLX's buffer cache back, as mlx-lm does
 
 
 class Target:
@@ -91,6 +92,7 @@ def decode(
     try:
         while limit > 0:
             started = last if ahead is not None else time.perf_counter()
+            known = len(target.tokens)
             draft = drafter.propose(limit - 1)
             if ahead is None and (draft or not runs_ahead):
                 tokens, accepted = speculate(target, pending, draft, stop)
@@ -100,6 +102,8 @@ def decode(
                 ahead = None if draft or limit == 1 else target.forward(says)
                 draft = drafter.propose(0)
                 tokens, accepted = plain(target, pending, says, ahead), 0
+            if len(target.tokens) // _CLEAR_EVERY != known // _CLEAR_EVERY:
+                mx.clear_cache()
             last = time.perf_counter()
             drafter.feedback(accepted, last - started)
             drafter.extend(tokens)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_lm.utils import load_model, load_tokenizer
+from transformers.utils import logging as transformers_logging
 
 from akunu_py import kvcache
 from akunu_py.backend import WeightMode, lay_out_weights, weight_bytes, wired_memory
@@ -64,6 +65,7 @@ class Engine:
         has no such architecture.
         """
         started = time.perf_counter()
+        transformers_logging.set_verbosity_error()  # its advice is not for our users
         try:
             model, config = load_model(path, lazy=True)
             tokenizer = load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))

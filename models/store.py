@@ -1,0 +1,263 @@
+"""The store: one folder per model under `paths.models_dir()`, each with its akunu.json.
+
+Owns names, listing, finding, checking and removing. Bringing models in is `install`'s business.
+Refuses names that would leave the store. A broken entry is listed as damaged and never hides the
+others. Any folder that mlx-lm can load may be named by its path instead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from akunu_py import paths
+from akunu_py.errors import DamagedModel, StoreError, UnknownModel
+from akunu_py.models import catalogue, safetensors
+from akunu_py.models.locking import lock_model, store_errors
+from akunu_py.models.manifest import Manifest, read_manifest, sha256_file
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,95}")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A model on disk. `size` in bytes, `context_length` in tokens, 0 where it is not known.
+
+    manifest: None for a folder outside the store. damaged: what is wrong, empty where nothing is
+    known to be (`check` and `verify` look at the files themselves).
+    """
+
+    name: str
+    path: Path
+    size: int = 0
+    context_length: int = 0
+    source: str = ""
+    quantisation: str = ""
+    created: str = ""
+    licence: str = ""
+    damaged: str = ""
+    manifest: Manifest | None = None
+
+
+def list_models() -> list[StoredModel]:
+    """All models of the store by name, damaged ones included. Raises StoreError."""
+    root = paths.models_dir()
+    with store_errors(f"cannot read {root}"):
+        if not root.exists():
+            return []
+        names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+    return [_describe(name, root / name) for name in names if not name.startswith(".")]
+
+
+def get(name: str) -> StoredModel:
+    """The model of the store called `name`.
+
+    Raises UnknownModel where there is none, DamagedModel where its manifest is unusable.
+    """
+    path = _path(name)
+    if not path.is_dir():
+        raise _unknown(name)
+    model = _describe(name, path)
+    if model.damaged:
+        raise DamagedModel(f"model {name!r} is damaged: {model.damaged}; {_repair(name)}")
+    return model
+
+
+def resolve(name_or_path: str) -> StoredModel:
+    """A model by its name in the store or by the path of a folder that holds config.json.
+
+    What contains a path separator or begins with `.` or `~` is a path. Raises UnknownModel or
+    DamagedModel.
+    """
+    path = Path(name_or_path).expanduser()
+    looks_like_path = os.sep in name_or_path or name_or_path.startswith((".", "~"))
+    if not looks_like_path:
+        in_store = is_name(name_or_path) and _path(name_or_path).is_dir()
+        if in_store or not (path / "config.json").is_file():
+            return get(name_or_path)
+    if path.resolve().parent == paths.models_dir().resolve() and is_name(path.resolve().name):
+        return get(path.resolve().name)
+    if path.is_file():
+        raise UnknownModel(f"expected a folder with config.json, found the file {path}")
+    if not (path / "config.json").is_file():
+        found = "no config.json there" if path.is_dir() else "nothing there"
+        raise UnknownModel(f"expected a model folder at {path}, found {found}; {_HINT}")
+    return _describe_folder(path)
+
+
+def remove(name: str) -> int:
+    """Removes a model, damaged or not, and gives the bytes that this freed.
+
+    Raises UnknownModel, or StoreError where the disk refuses or another process is at work on it.
+    """
+    path = _path(name)
+    if not path.is_dir() and not path.is_symlink():
+        raise _unknown(name)
+    with store_errors(f"cannot remove {path}"), lock_model(name, wait=False):
+        if path.is_symlink():
+            path.unlink()
+            return 0
+        freed = sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())
+        # One rename hides it at once; what an interrupt leaves behind goes with the next pull.
+        grave = path.with_name(f".partial-{name}-{os.getpid()}")
+        path.rename(grave)
+        shutil.rmtree(grave)
+    return freed
+
+
+def check(model: StoredModel) -> None:
+    """A cheap look at the files before each load: are they there, of the right size, whole?
+
+    Raises DamagedModel, which names the file and says how to repair.
+    """
+    problem = _problem(model)
+    if problem:
+        raise DamagedModel(f"model {model.name!r} is damaged: {problem}; {_advice(model)}")
+
+
+def verify(
+    model: StoredModel, progress: Callable[[int, int], None] = lambda done, total: None
+) -> None:
+    """Reads all files again and compares their hashes. `progress` hears bytes done and in all.
+
+    Raises DamagedModel. A folder outside the store has no hashes: only `check` applies to it.
+    """
+    check(model)
+    done = 0
+    for name, record in model.manifest.files.items() if model.manifest else ():
+        base = done
+
+        def report(read: int, base: int = base) -> None:
+            progress(base + read, model.size)
+
+        try:
+            digest = sha256_file(model.path / name, report)
+        except OSError as error:
+            raise DamagedModel(
+                f"model {model.name!r} is damaged: {name} is unreadable ({error.strerror}); "
+                f"{_advice(model)}"
+            ) from error
+        if digest != record.sha256:
+            raise DamagedModel(
+                f"model {model.name!r} is damaged: {name} was altered; {_advice(model)}"
+            )
+        done += record.size
+
+
+def is_name(name: str) -> bool:
+    """Whether `name` can name a model of the store."""
+    return _NAME.fullmatch(name) is not None
+
+
+_HINT = "run `akunu models list` to see what is here"
+
+
+def _path(name: str) -> Path:
+    if not is_name(name):
+        raise UnknownModel(
+            f"{name[:80]!r} cannot name a model (letters, digits, '.', '_', '+', '-'); {_HINT}"
+        )
+    return paths.models_dir() / name
+
+
+def _unknown(name: str) -> UnknownModel:
+    if name in catalogue.load_catalogue():
+        return UnknownModel(f"model {name!r} is not here yet; run `akunu models pull {name}`")
+    try:
+        here = [model.name for model in list_models()]
+    except StoreError:
+        here = []
+    hint = catalogue.did_you_mean(name, [*here, *catalogue.load_catalogue()])
+    if not here:
+        return UnknownModel(
+            f"no model called {name!r}{hint}, the store is empty; run `akunu models pull starter`"
+        )
+    shown = ", ".join(here[:8]) + (", ..." if len(here) > 8 else "")
+    return UnknownModel(
+        f"no model called {name!r}{hint}; here: {shown}; run `akunu models list`, or "
+        "`akunu models pull starter` for the starter"
+    )
+
+
+def _describe(name: str, path: Path) -> StoredModel:
+    try:
+        if not is_name(name):
+            raise DamagedModel("its name is none that akunu gives")
+        manifest = read_manifest(path)
+    except DamagedModel as error:
+        return StoredModel(name, path, size=_size(path), damaged=str(error))
+    return StoredModel(
+        name=name,
+        path=path,
+        size=manifest.size,
+        context_length=manifest.context_length,
+        source=manifest.source,
+        quantisation=manifest.quantisation,
+        created=manifest.created,
+        licence=manifest.licence,
+        manifest=manifest,
+    )
+
+
+def _describe_folder(path: Path) -> StoredModel:
+    """A folder outside the store, from what its config.json says."""
+    name = path.resolve().name
+    try:
+        config = json.loads((path / "config.json").read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DamagedModel(f"{path / 'config.json'} is unreadable: {error}") from error
+    if not isinstance(config, dict):
+        raise DamagedModel(f"{path / 'config.json'}: expected an object")
+    context = _context(config) or _context(config.get("text_config"))
+    return StoredModel(name, path, _size(path), context, source=f"folder {path}")
+
+
+def _context(config: Any) -> int:
+    value = config.get("max_position_embeddings") if isinstance(config, dict) else None
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def _size(path: Path) -> int:
+    try:
+        return sum(file.stat().st_size for file in path.iterdir() if file.is_file())
+    except OSError:
+        return 0
+
+
+def _problem(model: StoredModel) -> str:
+    if model.damaged:
+        return model.damaged
+    try:
+        if model.manifest is None:
+            files = sorted(model.path.glob("model*.safetensors"))
+            if not files:
+                return f"{model.path} holds no model*.safetensors"
+            for file in files:
+                safetensors.read_header(file)
+            return ""
+        for name, record in model.manifest.files.items():
+            size = (model.path / name).stat().st_size
+            if size != record.size:
+                return f"{name}: expected {record.size} bytes, found {size}"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}"
+    except DamagedModel as error:
+        return str(error)
+    return ""
+
+
+def _advice(model: StoredModel) -> str:
+    in_store = model.manifest is not None or model.path.parent == paths.models_dir()
+    return _repair(model.name) if in_store else "fetch that file again"
+
+
+def _repair(name: str) -> str:
+    return f"run `akunu models rm {name} && akunu models pull {name}`"

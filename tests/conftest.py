@@ -1,0 +1,25 @@
+"""Fixtures that several test files share."""
+
+from __future__ import annotations
+
+import pytest
+
+from akunu_py.engine import Engine
+from akunu_py.errors import UnknownModel
+from akunu_py.models import store
+from akunu_py.models.pull import pull
+
+
+@pytest.fixture(scope="session")
+def starter() -> store.StoredModel:
+    """The real starter in the user's store, fetched if it is not there."""
+    try:
+        return store.get("starter")
+    except UnknownModel:
+        return pull("starter")
+
+
+@pytest.fixture(scope="session")
+def starter_engine(starter: store.StoredModel) -> Engine:
+    """The real starter, loaded once. Engines are immutable."""
+    return Engine.load(starter.path, name="starter")

@@ -1,0 +1,243 @@
+"""The store: finding, checking, removing; broken entries harm nobody."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from akunu_py import paths
+from akunu_py.errors import DamagedModel, StoreError, UnknownModel
+from akunu_py.models import catalogue, store
+from akunu_py.models.install import Facts, install
+from akunu_py.models.locking import lock_model
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    return paths.models_dir()
+
+
+def build(work: Path, folder: Path) -> Facts:
+    (folder / "config.json").write_text('{"max_position_embeddings": 64}')
+    (folder / "model.safetensors").write_bytes(b"x" * 1000)
+    return Facts("made here", 64, 1000, "none", "MIT")
+
+
+def add(name: str) -> store.StoredModel:
+    return install(name, build, 1)
+
+
+def test_an_empty_store_lists_nothing(root: Path) -> None:
+    assert store.list_models() == []
+    assert not root.exists()
+
+
+def test_models_are_listed_by_name_with_what_is_known() -> None:
+    add("b")
+    add("a")
+    first, second = store.list_models()
+    assert (first.name, second.name) == ("a", "b")
+    assert first.size == 1031
+    assert first.context_length == 64
+    assert first.source == "made here"
+    assert first.damaged == ""
+    assert store.get("a") == first
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "",
+        "{",
+        "[]",
+        "[" * 100_000,
+        "{}",
+        '{"format": 2}',
+        '{"format": 1, "name": 3}',
+        '{"format": 1, "name": "bad", "files": {}}',
+        '{"format": 1, "name": "bad", "files": []}',
+    ],
+)
+def test_a_broken_entry_is_listed_as_damaged(root: Path, text: str | None) -> None:
+    add("good")
+    (root / "bad").mkdir()
+    if text is not None:
+        (root / "bad" / "akunu.json").write_text(text)
+    bad, good = store.list_models()
+    assert bad.damaged
+    assert not good.damaged
+    with pytest.raises(DamagedModel, match="akunu models rm bad && akunu models pull bad"):
+        store.get("bad")
+
+
+def test_binary_rubbish_and_odd_names_are_listed_too(root: Path) -> None:
+    (root / "bad").mkdir(parents=True)
+    (root / "bad" / "akunu.json").write_bytes(bytes(range(256)))
+    (root / "bad name\n").mkdir()
+    assert [bool(model.damaged) for model in store.list_models()] == [True, True]
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "a/../../b", "a\0b", ""])
+def test_a_manifest_cannot_name_files_outside_the_model(name: str, root: Path) -> None:
+    add("m")
+    path = root / "m" / "akunu.json"
+    manifest = json.loads(path.read_text())
+    manifest["files"][name] = {"size": 1, "sha256": ""}
+    path.write_text(json.dumps(manifest))
+    assert "outside" in store.list_models()[0].damaged
+
+
+def test_hidden_folders_and_plain_files_are_no_models(root: Path) -> None:
+    add("m")
+    (root / ".partial-x-1").mkdir()
+    (root / "README").write_text("")
+    assert [model.name for model in store.list_models()] == ["m"]
+
+
+def test_an_unknown_name_says_what_there_is() -> None:
+    with pytest.raises(UnknownModel, match="store is empty; run `akunu models pull starter`"):
+        store.get("nonesuch")
+    add("smol-chat")
+    with pytest.raises(UnknownModel, match=r"did you mean 'smol-chat'.*here: smol-chat.*list"):
+        store.get("smol-chta")
+    with pytest.raises(UnknownModel, match=r"did you mean 'starter'"):
+        store.get("satrter")
+    with pytest.raises(UnknownModel, match="run `akunu models pull starter`"):
+        store.resolve("starter")
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../x", "a/b", "/etc", "a\\b", "a\nb", "-x", ".x", "x" * 97, "é"]
+)
+def test_names_cannot_leave_the_store(name: str) -> None:
+    for use in (store.get, store.remove):
+        with pytest.raises(UnknownModel) as caught:
+            use(name)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(UnknownModel):
+        store.resolve(name)
+
+
+def test_a_folder_may_be_named_by_its_path(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    with pytest.raises(UnknownModel, match=r"config\.json"):
+        store.resolve(str(folder))
+    (folder / "config.json").write_text('{"text_config": {"max_position_embeddings": 99}}')
+    model = store.resolve(str(folder))
+    assert (model.name, model.context_length, model.path) == ("mine", 99, folder)
+    monkeypatch.chdir(tmp_path)
+    assert store.resolve("mine").path.resolve() == folder
+    assert store.resolve("./mine").path.resolve() == folder
+    add("mine")  # the store comes first for a bare name
+    assert store.resolve("mine").path == root / "mine"
+    assert store.resolve(str(root / "mine")).manifest is not None
+
+
+def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").write_text("")
+    with pytest.raises(UnknownModel, match="found the file"):
+        store.resolve(str(tmp_path / "x.gguf"))
+    with pytest.raises(UnknownModel, match="nothing there"):
+        store.resolve(str(tmp_path / "no"))
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(DamagedModel, match="unreadable"):
+        store.resolve(str(tmp_path))
+
+
+def test_check_finds_missing_and_cut_files(root: Path) -> None:
+    model = add("m")
+    store.check(model)
+    (root / "m" / "model.safetensors").write_bytes(b"x" * 999)
+    with pytest.raises(DamagedModel, match=r"model\.safetensors: expected 1000 bytes, found 999"):
+        store.check(model)
+    (root / "m" / "model.safetensors").unlink()
+    with pytest.raises(DamagedModel, match=r"model\.safetensors is missing; run `akunu models rm"):
+        store.check(model)
+
+
+def test_verify_finds_an_altered_byte(root: Path) -> None:
+    model = add("m")
+    seen: list[tuple[int, int]] = []
+    store.verify(model, lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (model.size, model.size)
+    (root / "m" / "model.safetensors").write_bytes(b"x" * 999 + b"y")
+    store.check(model)
+    with pytest.raises(DamagedModel, match=r"model\.safetensors was altered"):
+        store.verify(model)
+
+
+def test_check_of_a_folder_outside_reads_the_weights_header(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    model = store.resolve(str(folder))
+    with pytest.raises(DamagedModel, match="holds no model"):
+        store.check(model)
+    header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    whole = len(header).to_bytes(8, "little") + header + b"\0" * 8
+    weights = folder / "model.safetensors"
+    weights.write_bytes(whole)
+    store.check(model)
+    store.verify(model)
+    for broken in (whole[:-1], whole[:20], b"", whole + b"\0", b"\xff" * 64, b"\2" + b"\0" * 9):
+        weights.write_bytes(broken)
+        with pytest.raises(DamagedModel) as caught:
+            store.check(model)
+        assert "akunu models rm" not in str(caught.value)
+
+
+def test_remove_frees_the_space_and_takes_damaged_ones_too(root: Path) -> None:
+    add("m")
+    assert store.remove("m") > 1000
+    assert store.list_models() == []
+    (root / "bad").mkdir()
+    store.remove("bad")
+    assert [path.name for path in root.iterdir() if not path.name.startswith(".lock")] == []
+    with pytest.raises(UnknownModel):
+        store.remove("m")
+
+
+def test_remove_does_not_follow_a_link(root: Path, tmp_path: Path) -> None:
+    add("m")
+    outside = tmp_path / "outside"
+    os.rename(root / "m", outside)
+    (root / "m").symlink_to(outside)
+    assert store.get("m").size > 0
+    assert store.remove("m") == 0
+    assert (outside / "config.json").exists()
+
+
+def test_remove_does_not_disturb_another_process() -> None:
+    add("m")
+    with lock_model("m"), pytest.raises(StoreError, match="another akunu"):
+        store.remove("m")
+    assert store.get("m")
+
+
+def test_a_store_that_is_no_folder_is_said_in_one_line(root: Path) -> None:
+    root.parent.mkdir(parents=True)
+    root.write_text("")
+    with pytest.raises(StoreError) as caught:
+        store.list_models()
+    assert str(root) in str(caught.value)
+    with pytest.raises(StoreError, match="XDG_DATA_HOME"):
+        add("m")
+
+
+def test_the_catalogue_is_complete() -> None:
+    entries = catalogue.load_catalogue()
+    assert "starter" in entries
+    for entry in entries.values():
+        assert store.is_name(entry.name)
+        assert entry.download_bytes > 0
+        assert len(entry.sha256) == 64
+    with pytest.raises(UnknownModel, match="did you mean 'starter'"):
+        catalogue.find("start")

@@ -1,0 +1,38 @@
+"""Text that is shown as it is: nothing in it is obeyed, by the terminal or by a markup parser.
+
+Owns what may reach the screen and what may reach a prompt. Refuses nothing: what cannot be shown
+is replaced, character for character, so that ranges into the text stay true.
+"""
+
+from __future__ import annotations
+
+_REPLACEMENT = "\ufffd"
+
+
+def _shown() -> dict[int, str]:
+    """What stands for each character that a terminal might obey."""
+    table = {code: chr(0x2400 + code) for code in range(0x20)}  # ESC becomes ␛
+    table |= {0x7F: "\u2421"}
+    table |= dict.fromkeys(range(0x80, 0xA0), _REPLACEMENT)
+    table |= dict.fromkeys(range(0xD800, 0xE000), _REPLACEMENT)  # halves that no encoder takes
+    # Python's splitlines breaks a line at these and a Markdown parser does not; the two would
+    # count lines differently, so they become what both agree on.
+    table |= dict.fromkeys((0x0B, 0x0C, 0x85, 0x2028, 0x2029), "\n")
+    table |= {0x0D: " "}
+    del table[0x09], table[0x0A]
+    return table
+
+
+_SHOWN = _shown()
+_TYPED = {code: None for code, shown in _SHOWN.items() if shown != "\n"}
+_TYPED |= {code: "\n" for code, shown in _SHOWN.items() if shown == "\n"}
+
+
+def displayable(text: str) -> str:
+    """`text` with control characters made visible, as long as before; newline and tab stay."""
+    return text.translate(_SHOWN)
+
+
+def typeable(text: str) -> str:
+    """`text` as it goes into a prompt: line ends made `\\n`, control characters left out."""
+    return text.replace("\r\n", "\n").replace("\r", "\n").translate(_TYPED)
