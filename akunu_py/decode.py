@@ -17,20 +17,27 @@ from akunu_py.sampling import greedy
 from akunu_py.types import Drafter, Piece
 
 PREFILL_CHUNK = 512  # positions; bounds memory, and is how soon a cancellation takes effect
-_CLEAR_EVERY = 256  # positions between giving MLX's buffer cache back, as mlx-lm does
+_CARRY = 8  # pending tokens above which a pass settles them instead of adding a draft
+_CLEAR_EVERY = 256  # passes between giving MLX's buffer cache back, as mlx-lm does
 
 
 class Target:
-    """A model and one timeline of tokens in its KV cache.
+    """A model and one timeline of tokens.
 
-    The last known token is always *pending*: known, but not yet in the cache. It is the first
-    input of the next pass.
+    tokens: what the KV cache holds. pending: tokens that are known to follow but are not in the
+    cache yet; they are the first rows of the next pass. There is one, the last token said, unless
+    the cache is recurrent and was set back behind what was accepted.
     """
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.cache = kvcache.new_cache(model)
-        self.tokens: list[int] = []  # what the cache holds
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets everything."""
+        self.cache = kvcache.new_cache(self.model)
+        self.tokens: list[int] = []
+        self.pending: list[int] = []
 
     def forward(self, tokens: mx.array) -> mx.array:
         """Runs `tokens` [rows] through the model, behind what the cache holds.
@@ -39,112 +46,114 @@ class Target:
         """
         return greedy(self.model(tokens[None], cache=self.cache)[0])
 
-    def roll_back(self, positions: int) -> None:
-        """Forgets the last `positions` positions of the cache."""
-        kvcache.roll_back(self.cache, positions)
+    def settle(self, said: Sequence[int], kept: int) -> None:
+        """Books that the cache now holds `kept` of the pending and the newly `said` tokens."""
+        known = [*self.pending, *said]
+        self.tokens += known[:kept]
+        self.pending = known[kept:]
 
-    def reset(self) -> None:
-        """Forgets everything."""
-        self.cache = kvcache.new_cache(self.model)
-        self.tokens = []
+    def go_to(self, prompt: Sequence[int]) -> int:
+        """Makes `prompt` the timeline: keeps what the cache shares with it, the rest is pending.
 
-    def rewind(self, length: int) -> None:
-        """Goes back to the first `length` tokens."""
-        self.roll_back(len(self.tokens) - length)
-        del self.tokens[length:]
+        Its last token is always pending. Returns how many tokens the cache keeps.
+        """
+        known = min(common_prefix(self.tokens, prompt), len(prompt) - 1)
+        if kvcache.can_rewind(self.cache, len(self.tokens) - known):
+            kvcache.rewind(self.cache, len(self.tokens) - known)
+            del self.tokens[known:]
+        else:
+            self.reset()
+        self.pending = list(prompt[len(self.tokens) :])
+        return len(self.tokens)
 
 
-def prefill(target: Target, tokens: Sequence[int], go_on: Callable[[int], bool]) -> bool:
-    """Reads `tokens` into the cache, a chunk at a time.
+def prefill(target: Target, go_on: Callable[[int], bool]) -> bool:
+    """Reads all pending tokens but the last into the cache, a chunk at a time.
 
     `go_on` is told how many were read, before each chunk and at the end; where it says no, reading
     stops there and the result is False.
     """
-    for start in range(0, len(tokens), PREFILL_CHUNK):
-        if not go_on(start):
-            return False
-        chunk = list(tokens[start : start + PREFILL_CHUNK])
+    done = 0
+    while go_on(done):
+        chunk = target.pending[:-1][:PREFILL_CHUNK]
+        if not chunk:
+            return True
         target.forward(mx.array(chunk))
         # Only the cache is evaluated: the logits of a prompt are never computed.
         mx.eval([entry.state for entry in target.cache])
-        target.tokens += chunk
+        target.settle((), len(chunk))
+        done += len(chunk)
         mx.clear_cache()
-    return go_on(len(tokens))
+    return False
 
 
 def decode(
-    target: Target,
-    pending: int,
-    drafter: Drafter,
-    limit: int,
-    stop: Collection[int],
-    *,
-    runs_ahead: bool,
+    target: Target, drafter: Drafter, limit: int, stop: Collection[int], *, runs_ahead: bool
 ) -> Generator[Piece]:
     """Yields a piece per pass: up to `limit` tokens, ending with a token of `stop` if it comes.
 
-    `drafter` knows all tokens up to and with `pending`, and is told what follows. Where it drafts
-    nothing and `runs_ahead` holds, plain steps are pipelined: each is launched before the one
-    before it is read. Whenever the caller stops, the cache holds all known tokens but the last.
+    `drafter` knows all tokens up to and with the pending ones, and is told what follows. Where it
+    drafts nothing and `runs_ahead` holds, plain steps are pipelined: each is launched before the
+    one before it is read.
     """
     ahead: mx.array | None = None  # what a plain step that is under way will say
     last = time.perf_counter()
+    passes = 0
     try:
         while limit > 0:
             started = last if ahead is not None else time.perf_counter()
-            known = len(target.tokens)
-            draft = drafter.propose(limit - 1)
+            draft = drafter.propose(limit - 1 if len(target.pending) <= _CARRY else 0)
             if ahead is None and (draft or not runs_ahead):
-                tokens, accepted = speculate(target, pending, draft, stop)
+                tokens, accepted = speculate(target, draft, stop)
             else:
-                says = target.forward(mx.array([pending])) if ahead is None else ahead
+                says = target.forward(mx.array(target.pending))[-1:] if ahead is None else ahead
                 # A draft is waiting: read what is under way, and launch nothing behind it.
                 ahead = None if draft or limit == 1 else target.forward(says)
                 draft = drafter.propose(0)
-                tokens, accepted = plain(target, pending, says, ahead), 0
-            if len(target.tokens) // _CLEAR_EVERY != known // _CLEAR_EVERY:
-                mx.clear_cache()
+                tokens, accepted = read(target, says, ahead), 0
             last = time.perf_counter()
             drafter.feedback(accepted, last - started)
             drafter.extend(tokens)
-            pending = tokens[-1]
-            limit = 0 if pending in stop else limit - len(tokens)
+            limit = 0 if tokens[-1] in stop else limit - len(tokens)
+            passes += 1
+            if passes % _CLEAR_EVERY == 0:
+                mx.clear_cache()
             yield Piece(tuple(tokens), accepted, tuple(draft[accepted:]), last - started)
     finally:
-        if ahead is not None:
-            target.roll_back(1)
+        if ahead is not None:  # the step that nobody will read has put its token into the cache
+            target.settle((), 1)
 
 
-def plain(target: Target, pending: int, says: mx.array, ahead: mx.array | None) -> list[int]:
-    """Reads a step that was launched, while the one behind it, if any, is under way."""
+def read(target: Target, says: mx.array, ahead: mx.array | None) -> list[int]:
+    """Reads a plain step that was launched, while the one behind it, if any, is under way."""
     mx.async_eval(says, *([] if ahead is None else [ahead]))
-    target.tokens.append(pending)
-    return [int(says.item())]
+    token = int(says.item())
+    target.settle([token], len(target.pending))
+    return [token]
 
 
-def speculate(
-    target: Target, pending: int, draft: list[int], stop: Collection[int]
-) -> tuple[list[int], int]:
-    """One pass over the pending token and a draft -> the new tokens, and how many were drafted."""
-    says = verify(target, [pending, *draft])
+def speculate(target: Target, draft: Sequence[int], stop: Collection[int]) -> tuple[list[int], int]:
+    """One pass over the pending tokens and a draft -> the new tokens, and how many were drafted."""
+    before = kvcache.checkpoint(target.cache)
+    rows = [*target.pending, *draft]
+    says = verify(target, rows)[len(target.pending) - 1 :]
     accepted = accept(draft, says)
     tokens = cut(says[: accepted + 1], stop)
-    target.roll_back(1 + len(draft) - len(tokens))
-    target.tokens += [pending, *tokens[:-1]]
+    kept = len(target.pending) + len(tokens) - 1
+    if kept < len(rows):
+        kept = kvcache.roll_back(target.cache, before, len(rows), kept)
+    target.settle(tokens, kept)
     return tokens, min(accepted, len(tokens))
 
 
-def verify(target: Target, tokens: list[int]) -> list[int]:
-    """What the target says after each of `tokens`, in one pass."""
-    return [int(token) for token in target.forward(mx.array(tokens)).tolist()]
+def verify(target: Target, rows: Sequence[int]) -> list[int]:
+    """What the target says after each of `rows`, in one pass."""
+    return [int(token) for token in target.forward(mx.array(rows)).tolist()]
 
 
 def accept(draft: Sequence[int], says: Sequence[int]) -> int:
     """How many tokens of the draft the target says too, up to the first that it does not."""
-    for index, (drafted, said) in enumerate(zip(draft, says, strict=False)):
-        if drafted != said:
-            return index
-    return len(draft)
+    return common_prefix(draft, says)
 
 
 def cut(tokens: list[int], stop: Collection[int]) -> list[int]:
@@ -153,3 +162,11 @@ def cut(tokens: list[int], stop: Collection[int]) -> list[int]:
         if token in stop:
             return tokens[: index + 1]
     return tokens
+
+
+def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    """How many tokens both start with."""
+    for index, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return index
+    return min(len(left), len(right))

@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from akunu_py import kvcache
 from akunu_py.backend import WeightMode, lay_out_weights, weight_bytes, wired_memory
-from akunu_py.decode import Target, decode, prefill, verify
+from akunu_py.decode import Target, decode, prefill, speculate
 from akunu_py.detokenize import Detokenizer
 from akunu_py.errors import DamagedModel, EmptyPrompt, PromptTooLong, UnsupportedModel, UsageError
 from akunu_py.ngram.fixed import FixedDrafter
@@ -176,23 +176,21 @@ class Generation:
     def _pieces(self) -> Iterator[Piece]:
         """The first token, which comes from the prefill; then a piece per decode pass."""
         started = time.perf_counter()
-        last = self._prompt[-1]
+        target, stop = self._target, self._engine.stop_tokens
         if not self._prefill():
             return
-        first = verify(self._target, [last])
-        self._target.tokens.append(last)
+        first, _ = speculate(target, (), stop)
         prefilled = time.perf_counter()
         self.stats.prefill_s = prefilled - started
-        yield Piece((first[0],), seconds=self.stats.prefill_s)
-        if first[0] in self._engine.stop_tokens or self._cancelled.is_set():
+        yield Piece(tuple(first), seconds=self.stats.prefill_s)
+        if first[0] in stop or self._cancelled.is_set():
             return
         # A model that cannot be rolled back answers all the same; front ends say why it is slow.
         mode: DraftMode = "off" if self._engine.no_draft else self._options.draft
         drafter = new_drafter(mode, self._options.draft_tokens)
         drafter.extend([*self._prompt, *first])
         limit = min(self._options.max_tokens, self._room) - 1
-        stop = self._engine.stop_tokens
-        passes = decode(self._target, first[0], drafter, limit, stop, runs_ahead=mode == "off")
+        passes = decode(target, drafter, limit, stop, runs_ahead=mode == "off")
         with contextlib.closing(passes):
             for piece in passes:
                 yield piece
@@ -203,21 +201,15 @@ class Generation:
 
     def _prefill(self) -> bool:
         """Brings the cache to the prompt but for its last token; False where cancelled."""
-        target, wanted = self._target, self._prompt[:-1]
-        known = common_prefix(target.tokens, wanted)
-        if known < len(target.tokens):
-            if self._engine.no_draft is None:
-                target.rewind(known)
-            else:
-                target.reset()
-                known = 0
-        self.stats.cached_tokens = known
+        cached = self._target.go_to(self._prompt)
+        self.stats.cached_tokens = cached
+        total = len(self._prompt) - 1
 
         def go_on(done: int) -> bool:
-            self.on_prefill(known + done, len(wanted))
+            self.on_prefill(cached + done, total)
             return not self._cancelled.is_set()
 
-        return prefill(target, wanted[known:], go_on)
+        return prefill(self._target, go_on)
 
     def _take(self, piece: Piece) -> TextPiece:
         """Counts a piece and turns it into text."""
@@ -245,14 +237,6 @@ class Generation:
 def new_drafter(mode: DraftMode, draft_tokens: int) -> Drafter:
     """A fresh drafter for `mode`."""
     return FixedDrafter(draft_tokens) if mode == "fixed" else NoDrafter()
-
-
-def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many tokens both start with."""
-    for index, (a, b) in enumerate(zip(left, right, strict=False)):
-        if a != b:
-            return index
-    return min(len(left), len(right))
 
 
 def _check(engine: Engine, prompt: Sequence[int], options: GenerateOptions) -> None:

@@ -1,16 +1,38 @@
-"""Rolling the KV cache back to what was accepted.
+"""Rolling the KV cache back to what was accepted, for every cache kind of mlx-lm.
 
-Knows which of mlx-lm's cache kinds can forget their last positions. A kind that is not known here
-is not rolled back: `why_not` says so, and the caller does without drafting.
+Each kind goes back in the cheapest way that is correct for it:
+
+- attention caches that only grow (KVCache, QuantizedKVCache, ChunkedKVCache) are trimmed;
+- ConcatenateKVCache and RotatingKVCache are cut: their own `trim` moves the offset and leaves the
+  stale rows where the next write would keep them;
+- recurrent state (ArraysCache) has no rows to take away. It goes back to where it was before the
+  pass, all other layers with it, and the caller reads the accepted tokens again, as the first
+  rows of its next pass.
+
+A kind that is not known here is not rolled back: `why_not` says so, and the caller does without
+drafting.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from mlx_lm.models.cache import KVCache, make_prompt_cache
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    ChunkedKVCache,
+    ConcatenateKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
 
 Cache = list[Any]
+Checkpoint = list[Any]
+
+_TRIMMED = (KVCache, QuantizedKVCache, ChunkedKVCache)
+_KNOWN = (*_TRIMMED, ConcatenateKVCache, RotatingKVCache, ArraysCache)
 
 
 def new_cache(model: Any) -> Cache:
@@ -20,12 +42,99 @@ def new_cache(model: Any) -> Cache:
 
 def why_not(cache: Cache) -> str | None:
     """Why this cache cannot be rolled back, or None where it can."""
-    unknown = sorted({type(entry).__name__ for entry in cache if type(entry) is not KVCache})
+    # Exact types: a subclass may keep state that we know nothing of.
+    unknown = sorted(
+        {type(entry).__name__ for entry in _leaves(cache) if type(entry) not in _KNOWN}
+    )
     return f"its cache ({', '.join(unknown)}) cannot be rolled back" if unknown else None
 
 
-def roll_back(cache: Cache, positions: int) -> None:
-    """Forgets the last `positions` positions of every layer."""
-    if positions:
-        for entry in cache:
-            entry.trim(positions)
+def is_recurrent(cache: Cache) -> bool:
+    """Whether going back means reading accepted tokens again."""
+    return any(type(entry) is ArraysCache for entry in _leaves(cache))
+
+
+def checkpoint(cache: Cache) -> Checkpoint:
+    """What `roll_back` needs to undo the pass of several rows that follows. Costs nothing.
+
+    References suffice: a pass of several rows makes new arrays for the kinds that need them.
+    """
+    return [_save(entry) for entry in _leaves(cache)]
+
+
+def roll_back(cache: Cache, before: Checkpoint, written: int, kept: int) -> int:
+    """Undoes the last pass but for its first `kept` of `written` rows (2 or more).
+
+    Returns how many of those rows the cache holds then: `kept`, or 0 for recurrent state.
+    """
+    if is_recurrent(cache):
+        for entry, saved in zip(_leaves(cache), before, strict=True):
+            _restore(entry, saved, written)
+        return 0
+    for entry in _leaves(cache):
+        _forget(entry, written - kept)
+    return kept
+
+
+def can_rewind(cache: Cache, positions: int) -> bool:
+    """Whether the last `positions` positions can be forgotten, whichever passes wrote them."""
+    return all(_can_forget(entry, positions) for entry in _leaves(cache))
+
+
+def rewind(cache: Cache, positions: int) -> None:
+    """Forgets the last `positions` positions; see `can_rewind`."""
+    for entry in _leaves(cache):
+        _forget(entry, positions)
+
+
+def _leaves(cache: Cache) -> list[Any]:
+    """The entries of the cache, those inside a CacheList one by one."""
+    leaves: list[Any] = []
+    for entry in cache:
+        leaves += _leaves(entry.caches) if type(entry) is CacheList else [entry]
+    return leaves
+
+
+def _save(entry: Any) -> Any:
+    if type(entry) is ArraysCache:
+        return list(entry.cache)
+    if type(entry) is RotatingKVCache:
+        return entry.keys, entry.values, entry.offset, entry._idx
+    return None
+
+
+def _restore(entry: Any, saved: Any, written: int) -> None:
+    if type(entry) is ArraysCache:
+        entry.cache = saved
+    elif type(entry) is RotatingKVCache:
+        entry.keys, entry.values, entry.offset, entry._idx = saved
+    else:
+        _forget(entry, written)
+
+
+def _can_forget(entry: Any, positions: int) -> bool:
+    if positions == 0:
+        return True
+    if type(entry) is ChunkedKVCache:
+        # What came before its chunk is gone, and the earlier position may need it.
+        left = entry.offset - positions
+        return bool(left // entry.chunk_size * entry.chunk_size >= entry.start_position)
+    if type(entry) is RotatingKVCache:
+        return bool(entry.offset <= entry.max_size and positions <= entry.offset)
+    return type(entry) in (KVCache, QuantizedKVCache, ConcatenateKVCache)
+
+
+def _forget(entry: Any, positions: int) -> None:
+    if positions == 0:
+        return
+    if type(entry) in _TRIMMED:
+        entry.trim(positions)
+        return
+    rows = entry.keys.shape[-2] if entry.offset >= entry.keys.shape[-2] else entry.offset
+    entry.offset -= positions
+    entry.keys = entry.keys[..., : rows - positions, :]
+    entry.values = entry.values[..., : rows - positions, :]
+    if type(entry) is RotatingKVCache:
+        entry._idx = rows - positions
+        if entry.offset == 0:
+            entry.keys = entry.values = None

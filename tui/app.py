@@ -42,8 +42,11 @@ class ChatApp(App[None]):
         ("f2,ctrl+t", "toggle_drafting", "See the drafting"),
         ("ctrl+n", "new_conversation", "New conversation"),
     ]
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-normal")]
-    VERTICAL_BREAKPOINTS = [(0, "-low"), (16, "-high")]
+    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [
+        (0, "-narrow"),
+        (60, "-normal"),
+    ]
+    VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-low"), (16, "-high")]
 
     drafting: reactive[bool] = reactive(False, init=False)
 
@@ -129,10 +132,7 @@ class ChatApp(App[None]):
         self.notify(f"{busy}Ctrl+Q quits. Ctrl+C copies what is selected.", timeout=4)
 
     def on_prompt_box_paged(self, event: PromptBox.Paged) -> None:
-        if event.direction < 0:
-            self._transcript.scroll_page_up(animate=False)
-        else:
-            self._transcript.scroll_page_down(animate=False)
+        self._transcript.page(event.direction)
 
     def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:
         # A model's link may lead anywhere, and over ssh a browser would open on this screen.

@@ -64,6 +64,8 @@ class PromptBox(TextArea):
     def on_resize(self) -> None:
         self.watch_busy()
 
+    # Textual calls the base class's handlers after these two, unless they prevent it.
+
     async def _on_key(self, event: events.Key) -> None:
         if event.key == "enter":
             event.stop()
@@ -74,12 +76,9 @@ class PromptBox(TextArea):
             event.prevent_default()
             self.insert("\n")
             self.scroll_cursor_visible()
-        else:
-            await super()._on_key(event)
 
     async def _on_paste(self, event: events.Paste) -> None:
         event.text = typeable(event.text)
-        # The base class's handler runs after this one, for the same event.
 
     def action_cursor_up(self, select: bool = False) -> None:
         browsing = self._recalled is not None and self.text == self._sent[self._recalled]

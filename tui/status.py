@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 from textual.content import Content
 from textual.reactive import reactive
+from textual.style import Style
 from textual.widget import Widget
 
 from akunu_py.tui.text import displayable
@@ -72,17 +73,14 @@ class StatusLine(Widget):
         """Speed, acceptance rate and tokens per pass; a dash stands for what is not known yet."""
         number = self.get_visual_style("status--number", partial=True)
         unit = self.get_visual_style("status--unit", partial=True)
-        parts: list[str | tuple[str, object]] = []
+        parts: list[str | tuple[str, Style]] = []
         for value, short, middle, long in self._fields():
-            if self.size.width >= _WIDE:
-                label = long
-            else:
-                label = middle if self.size.width >= _MEDIUM else short
-            if label is not None:
-                parts += ["  " if parts else "", (value, number), (label, unit)]
-        return Content.assemble(*parts)  # type: ignore[arg-type]
+            wide, medium = self.size.width >= _WIDE, self.size.width >= _MEDIUM
+            label = long if wide else middle if medium else short
+            parts += ["  " if parts else "", (value, number), (label, unit)]
+        return Content.assemble(*parts)
 
-    def _fields(self) -> list[tuple[str, str | None, str, str]]:
+    def _fields(self) -> list[tuple[str, str, str, str]]:
         """(value, its unit when narrow, medium, wide); all values of fixed width."""
         stats = self.stats
         speed = f"{stats.tokens_per_s:6.1f}" if stats and stats.decode_s else f"{'–':>6}"

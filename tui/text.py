@@ -24,8 +24,7 @@ def _shown() -> dict[int, str]:
 
 
 _SHOWN = _shown()
-_TYPED = {code: None for code, shown in _SHOWN.items() if shown != "\n"}
-_TYPED |= {code: "\n" for code, shown in _SHOWN.items() if shown == "\n"}
+_TYPED = {code: "\n" if shown == "\n" else "" for code, shown in _SHOWN.items()}
 
 
 def displayable(text: str) -> str:

@@ -219,6 +219,14 @@ class Transcript(VerticalScroll, can_focus=False):
         for view in self.query(AnswerView):
             await view.show_drafting(drafting)
 
+    def page(self, direction: int) -> None:
+        """Scrolls a page up (-1) or down (1); who comes to the end follows it again."""
+        target = self.scroll_y + direction * (self.scrollable_content_region.height - 1)
+        if target >= self.max_scroll_y:
+            self.anchor()
+        else:
+            self.scroll_to(y=max(0, target), animate=False)
+
     async def clear(self) -> None:
         """Takes everything away."""
         await self._column.remove_children()

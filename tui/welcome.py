@@ -36,7 +36,5 @@ class Welcome(Vertical):
             yield Static(Content(displayable(entry.description)), classes="about")
         yield Static("Everything stays on this machine.", classes="about")
         width = max(len(key) for key, _ in KEYS) + 3
-        lines = [
-            Content.assemble((f"{key:<{width}}", "bold"), (what, "")) for key, what in KEYS
-        ]
+        lines = [Content.assemble((f"{key:<{width}}", "bold"), (what, "")) for key, what in KEYS]
         yield Static(Content("\n").join(lines), classes="keys")

