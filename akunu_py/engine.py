@@ -37,6 +37,8 @@ from akunu_py.types import (
 )
 
 _UNKNOWN_CONTEXT = 4096
+# Checkpoints name one end token, often that of a chat turn; a text that ends says another.
+_END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<end_of_turn>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class Engine:
             name=name or path.name,
             model=model,
             tokenizer=tokenizer,
-            stop_tokens=frozenset(tokenizer.eos_token_ids),
+            stop_tokens=_stop_tokens(tokenizer),
             context_length=int(text_config.get("max_position_embeddings") or _UNKNOWN_CONTEXT),
             weights=layout,
             weight_bytes=weight_bytes(model),
@@ -253,6 +255,12 @@ def _check(engine: Engine, prompt: Sequence[int], options: GenerateOptions) -> N
             f"the prompt has {len(prompt)} tokens, but the context of {engine.name} holds "
             f"{engine.context_length} with the answer; shorten the prompt"
         )
+
+
+def _stop_tokens(tokenizer: Any) -> frozenset[int]:
+    ends = {tokenizer.get_vocab().get(text) for text in _END_TOKENS}
+    special = set(tokenizer.all_special_ids)
+    return frozenset(tokenizer.eos_token_ids) | {end for end in ends if end in special}
 
 
 def _one_line(error: BaseException) -> str:

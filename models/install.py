@@ -70,7 +70,7 @@ def install(
     root = paths.models_dir()
     with store_errors(f"cannot install model {name!r} in {root}"):
         root.mkdir(parents=True, exist_ok=True)
-        with _turn(name, progress):
+        with _Turn(name, progress):
             if model := installed(name):
                 return model
             _sweep(name)
@@ -84,7 +84,7 @@ def install(
     return store.get(name)
 
 
-class _turn:
+class _Turn:
     """Holds the model's lock; says so when it has to wait for another process."""
 
     def __init__(self, name: str, progress: Progress) -> None:

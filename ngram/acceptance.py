@@ -28,19 +28,42 @@ SHARE = (0.35, 0.2, -0.1, -0.35)
 # How the last three guesses of any kind fared, latest in the lowest bit.
 RECENT = (-0.5, -0.1, -0.1, 0.15, -0.2, 0.25, 0.15, 0.6)
 # By Bits: guesses made after the same two tokens, and guesses of the same token.
-AFTER_PAIR = (0, 0.5, -0.05, 0.55, -0.15, 0.3, -0.6, 0.85)
-AFTER_PAIR += (-0.15, -0.05, -0.1, -0.3, -0.55, -0.4, -0.3, 0.6)
-SAME_TOKEN = (0, -0.4, -0.8, 0.35, -0.85, -0.25, 0, 0.85)
-SAME_TOKEN += (-1.65, -0.2, 0.35, 0.6, 0.05, 0.4, 0.35, 1.3)
+AFTER_PAIR = (
+    0,
+    0.5,
+    -0.05,
+    0.55,
+    -0.15,
+    0.3,
+    -0.6,
+    0.85,
+    *(-0.15, -0.05, -0.1, -0.3),
+    *(-0.55, -0.4, -0.3, 0.6),
+)
+SAME_TOKEN = (
+    0,
+    -0.4,
+    -0.8,
+    0.35,
+    -0.85,
+    -0.25,
+    0,
+    0.85,
+    *(-1.65, -0.2, 0.35, 0.6),
+    *(0.05, 0.4, 0.35, 1.3),
+)
 # Whether a copy in progress says the same: no copy, the same, something else.
 COPY_AGREES = (0.0, 0.15, -0.4)
 
 # A copy that contradicts the longest match, by how it goes: 1, 2, 3-4, 5-8, 9-16, more tokens so
 # far; then broken off and resumed at a context of 1, 2, 3 tokens; then the same six run lengths
 # after a leap to the next field, a first one and a confirmed one.
-COPY = (-1.9, -1.5, -1.1, -0.3, 1.2, 2.2, -2.3, -1.7, -1.5)
-COPY += (-2.0, -1.2, -1.0, -0.3, 0.6, 1.5)
-COPY += (0.2, 0.8, 1.0, 0.8, 1.2, 2.0)
+COPY = (
+    *(-1.9, -1.5, -1.1, -0.3, 1.2, 2.2),
+    *(-2.3, -1.7, -1.5),
+    *(-2.0, -1.2, -1.0, -0.3, 0.6, 1.5),
+    *(0.2, 0.8, 1.0, 0.8, 1.2, 2.0),
+)
 COPY_RECENT = (-0.2, 0, 0, 0.1, 0, 0.1, 0.1, 0.3)
 COPY_TOKEN = (0, 0, -0.5, 0.6, -0.6, -0.2, 0.3, 1.0, -1.4, -0.3, -0.2, 0.5, -0.3, 0.4, 0.4, 1.3)
 LEAP = (0, -0.4, -1.5, 1.3, -2, -0.5, 0.3, 1.5, -3, -1, -0.5, 1.5, -0.5, 0.5, 0.5, 2.7)

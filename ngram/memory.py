@@ -62,21 +62,119 @@ class Memory:
         return min(self.total, self._mask + 1)
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """Remembers one item: an answer, or another text of the model's own."""
-        if len(tokens) < 3:
-            return
+        """Remembers one item, such as an answer: about 1.5 microseconds a token."""
+        if self.total + len(tokens) + 1 >= BREAK:  # positions are kept in 32 bits
+            raise ValueError("a memory cannot learn more than 2**32 tokens; make a new one")
         mask, log = self._mask, self._log
-        head2, head3, prev2, prev3 = self._head2, self._head3, self._prev2, self._prev3
-        position = self.total
-        if position + len(tokens) >= BREAK:
-            self.__init__(self.capacity_bits)  # type: ignore[misc]
-            position = 0
-        third = second = BREAK
+        second = third = BREAK
         for token in [*tokens, BREAK]:
+            position = self.total
             place = position & mask
             log[place] = token
             if third != BREAK:
-                slot = _hash3(third2 := third, second, mask) if False else 0
-            position += 1
-        self.total = position
+                slot = _hash2(third, second) & mask
+                self._prev2[place] = self._head2[slot]
+                self._head2[slot] = position + 1
+                fourth = log[(position - 3) & mask]
+                slot = _hash3(fourth, third, second) & mask
+                self._prev3[place] = self._head3[slot]
+                self._head3[slot] = position + 1
+            self.total += 1
+            third, second = second, token
 
+    def recall(self, context: Sequence[int]) -> Recalled | None:
+        """What most likely follows `context`, whose last 2 tokens at least must match."""
+        if len(context) < 2:
+            return None
+        found: list[tuple[int, int]] = []
+        if len(context) > 2:
+            slot = _hash3(context[-3], context[-2], context[-1]) & self._mask
+            found = self._walk(self._head3[slot], self._prev3, 3, context)
+        if not found:
+            slot = _hash2(context[-2], context[-1]) & self._mask
+            found = self._walk(self._head2[slot], self._prev2, 2, context)
+        if not found:
+            return None
+        votes: dict[int, int] = {}
+        for token, length in found:
+            votes[token] = votes.get(token, 0) + (1 << 2 * length)
+        best = max(votes, key=votes.__getitem__)
+        agreeing = [length for token, length in found if token == best]
+        return Recalled(best, max(agreeing), len(agreeing), len(found) - len(agreeing))
+
+    def _walk(
+        self, link: int, prev: array[int], least: int, context: Sequence[int]
+    ) -> list[tuple[int, int]]:
+        """(token, matching length) of the latest places with at least `least` tokens in common."""
+        mask, log = self._mask, self._log
+        oldest = max(0, self.total - mask - 1) + LONGEST_MATCH
+        newest = self.total
+        reach = min(LONGEST_MATCH, len(context))
+        found = []
+        for _ in range(WALK):
+            position = link - 1
+            # A chain runs backwards; anything else was overwritten.
+            if not oldest <= position + LONGEST_MATCH or not 0 <= position < newest:
+                break
+            length = 0
+            while (
+                length < reach
+                and length < position
+                and log[(position - 1 - length) & mask] == context[-1 - length]
+            ):
+                length += 1
+            token = log[position & mask]
+            if length >= least and token != BREAK:
+                found.append((token, length))
+            newest = position
+            link = prev[position & mask]
+        return found
+
+    def dump(self) -> bytes:
+        """The memory as bytes, for `load`."""
+        body = b"".join(_little(getattr(self, name)) for name in _ARRAYS)
+        return _HEADER.pack(MAGIC, VERSION, self.capacity_bits, self.total, adler32(body)) + body
+
+    @classmethod
+    def load(cls, data: bytes) -> Memory:
+        """The memory that `dump` made `data` of. Raises ValueError when it is damaged, cut off,
+        of another version, or no memory at all."""
+        if len(data) < _HEADER.size:
+            raise ValueError("expected a memory, found too few bytes")
+        magic, version, bits, total, checksum = _HEADER.unpack_from(data)
+        if magic != MAGIC:
+            raise ValueError("expected a memory, found something else")
+        if version != VERSION:
+            raise ValueError(f"expected a memory of version {VERSION}, found {version}")
+        body = memoryview(data)[_HEADER.size :]
+        if not 4 <= bits <= 24 or len(body) != len(_ARRAYS) * 4 << bits or total >= BREAK:
+            raise ValueError("expected a whole memory, found one cut off or altered")
+        if adler32(body) != checksum:
+            raise ValueError("expected a whole memory, found an altered one")
+        memory = cls.__new__(cls)
+        memory.capacity_bits = bits
+        memory.total = total
+        memory._mask = (1 << bits) - 1
+        size = 4 << bits
+        for i, name in enumerate(_ARRAYS):
+            part = array("I")
+            part.frombytes(body[i * size : (i + 1) * size])
+            if sys.byteorder == "big":
+                part.byteswap()
+            setattr(memory, name, part)
+        return memory
+
+
+def _hash2(first: int, second: int) -> int:
+    return (first * 0x9E3779B1 + second) * 0x85EBCA6B >> 12
+
+
+def _hash3(first: int, second: int, third: int) -> int:
+    return ((first * 0x9E3779B1 + second) * 0xC2B2AE35 + third) * 0x85EBCA6B >> 12
+
+
+def _little(values: array[int]) -> bytes:
+    if sys.byteorder == "big":
+        values = array("I", values)
+        values.byteswap()
+    return values.tobytes()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from akunu_py.engine import Engine
-from akunu_py.errors import UnknownModel
+from akunu_py.errors import DamagedModel, UnknownModel
 from akunu_py.models import store
 from akunu_py.models.pull import pull
 
@@ -14,9 +14,11 @@ from akunu_py.models.pull import pull
 def starter() -> store.StoredModel:
     """The real starter in the user's store, fetched if it is not there."""
     try:
-        return store.get("starter")
-    except UnknownModel:
-        return pull("starter")
+        model = store.get("starter")
+        store.check(model)
+    except (UnknownModel, DamagedModel):
+        model = pull("starter", lambda phase, done, total: None)
+    return model
 
 
 @pytest.fixture(scope="session")

@@ -51,16 +51,16 @@ def test_the_text_is_what_the_tokens_decode_to(starter_engine: Engine) -> None:
 
 
 def test_drafted_ranges_cover_what_was_accepted(starter_engine: Engine) -> None:
-    prompt = starter_engine.encode_chat([Message("user", "Count to twenty, one per line.")])
-    generation = Session(starter_engine).generate(prompt, GenerateOptions(max_tokens=100))
+    prompt = starter_engine.encode("one two three four five six seven\n" * 6)
+    generation = Session(starter_engine).generate(prompt, GenerateOptions(max_tokens=60))
     pieces = list(generation)
-    assert generation.stats.accepted > 10
+    assert generation.stats.accepted > 20
     for piece in pieces:
         assert all(0 <= start < end <= len(piece.text) for start, end in piece.drafted)
-        assert len(piece.drafted) <= piece.piece.accepted
-    assert sum(len(piece.drafted) for piece in pieces) > 0.9 * generation.stats.accepted
+    # Every token of this text is whole characters, so each accepted one has a range of its own.
+    assert sum(len(piece.drafted) for piece in pieces) == generation.stats.accepted
     assert generation.stats.target_passes < generation.stats.generated_tokens - 1
-    assert generation.stats.tokens_per_pass > 1
+    assert generation.stats.tokens_per_pass > 2
 
 
 def test_a_stop_token_ends_the_answer(starter_engine: Engine) -> None:

@@ -354,7 +354,7 @@ async def test_any_size(size: tuple[int, int]) -> None:
 
 
 def test_what_is_shown_is_as_long_as_what_was_said() -> None:
-    text = "".join(map(chr, range(0x2100))) + "\ud800 \u2028"
+    text = "".join(map(chr, range(0x2100))) + "\ud800 \u2028 "
     shown = displayable(text)
     assert len(shown) == len(text)
     assert shown.encode()

@@ -42,11 +42,8 @@ class ChatApp(App[None]):
         ("f2,ctrl+t", "toggle_drafting", "See the drafting"),
         ("ctrl+n", "new_conversation", "New conversation"),
     ]
-    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [
-        (0, "-narrow"),
-        (60, "-normal"),
-    ]
-    VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-low"), (16, "-high")]
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-normal")]  # noqa: RUF012 - declared so there
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (16, "-high")]  # noqa: RUF012
 
     drafting: reactive[bool] = reactive(False, init=False)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from akunu_py import paths
 from akunu_py.commands.progress import progress_bar
 from akunu_py.commands.sizes import human_size
-from akunu_py.errors import UnknownModel, UsageError
+from akunu_py.errors import DamagedModel, UnknownModel, UsageError
 from akunu_py.models import catalogue, store
 
 
@@ -54,8 +54,8 @@ def fetch(name: str, *, quiet_if_here: bool = False) -> None:
     try:
         here = store.get(name)
         store.check(here)
-    except UnknownModel:
-        pass
+    except (UnknownModel, DamagedModel):
+        pass  # pulling makes a damaged one whole again
     else:
         if not quiet_if_here:
             print(f"{name} is here already ({human_size(here.size)}): {here.path}")

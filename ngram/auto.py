@@ -1,0 +1,187 @@
+"""`--draft auto`: drafts as many tokens as pay on this machine, often none.
+
+Owns the pass: guesses are chained into a draft, the planner cuts it, and what the target says
+teaches every part. The parts own the rest: `index` and `copying` find evidence, `guess` weighs it
+with `acceptance`, `cost` knows what a pass costs, `planner` decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from akunu_py.ngram.acceptance import FINAL_RATE, AcceptanceModel
+from akunu_py.ngram.copying import Copying
+from akunu_py.ngram.cost import MAX_ROWS, CostCurve
+from akunu_py.ngram.guess import Guess, Guesser
+from akunu_py.ngram.index import SuffixIndex
+from akunu_py.ngram.memory import Memory
+from akunu_py.ngram.planner import choose_length
+
+MAX_DRAFT = MAX_ROWS - 1
+HORIZON = 40  # guesses looked at: more than a draft, to plan for the next pass too
+NEGLIGIBLE = 0.05  # chances of a longer draft below this are not worth the time to guess on
+
+_RATE_MEMORY = 0.97  # of the rate of tokens per cost, per pass
+_RATE_PRIOR = 6.0  # passes, at one token each
+PROBE_EVERY = 64  # plain passes without a word on what a longer pass costs
+PROBE_LENGTH = 4
+PROBE_CHANCE = 0.3
+
+
+class AutoDrafter:
+    """A `Drafter` that plans its drafts.
+
+    curve: what passes cost; it goes on learning from `feedback`. Keep it for the next session.
+    stop_tokens: a draft ends with the first of them.
+    max_draft: the longest draft, up to 32.
+    rerun_on_reject: a rejection costs a second pass (recurrent caches); the planner charges for
+        it. The seconds of such passes are not learned.
+    memory: what the model said in earlier conversations. It is only read.
+    """
+
+    def __init__(
+        self,
+        curve: CostCurve | None = None,
+        *,
+        stop_tokens: Collection[int] = (),
+        max_draft: int = MAX_DRAFT,
+        rerun_on_reject: bool = False,
+        memory: Memory | None = None,
+    ) -> None:
+        if not 0 <= max_draft <= MAX_DRAFT:
+            raise ValueError(f"expected max_draft from 0 to {MAX_DRAFT}, got {max_draft}")
+        self.curve = CostCurve() if curve is None else curve
+        self.stop_tokens = frozenset(stop_tokens)
+        self.max_draft = max_draft
+        self.rerun_on_reject = rerun_on_reject
+        self.model = AcceptanceModel()
+        self.index = SuffixIndex()
+        self.copying = Copying(self.index.tokens)
+        self.guesser = Guesser(self.index, self.model, self.copying, memory)
+        self._recent = 0
+        self._guesses: list[Guess] | None = None  # of the last proposal, drafted or not
+        self._drafted = 0
+        self._earned = self._spent = _RATE_PRIOR
+        self._since_probe = 0
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Learns `tokens`, which follow everything told before.
+
+        After a proposal they are what the target said; otherwise they are a prompt, and the
+        answer is taken to begin at the last of them.
+        """
+        guesses, self._guesses = self._guesses, None
+        if guesses is None:
+            self.index.extend(tokens)
+            self.copying.begin_answer(max(0, self.index.size - 1))
+            return
+        told = 0
+        for guess, token in zip(guesses, tokens, strict=False):
+            self._learn(guess, token)
+            told += 1
+            if guess.token != token:
+                break
+        for token in tokens[told:]:
+            sources = self.index.sources()
+            self._move(self.guesser.guess(self._recent, sources, self.copying.copies), token)
+
+    def propose(self, limit: int) -> list[int]:
+        """Drafts at most `limit` tokens to follow the timeline; none means a plain step."""
+        longest = max(0, min(limit, self.max_draft))
+        guesses = self._guess_on(min(HORIZON, max(1, limit + 1)))
+        costs = self.curve.table(self.index.size)
+        found = sum(guess.token >= 0 for guess in guesses)
+        length = choose_length(
+            [guess.probability for guess in guesses[:found]],
+            costs,
+            max(self._earned / self._spent, 1.0) / costs[0],
+            longest,
+            rerun_on_reject=self.rerun_on_reject,
+        )
+        if not length:
+            length = self._probe(guesses[:found], longest)
+        self._guesses = guesses
+        self._drafted = length
+        return [guess.token for guess in guesses[:length]]
+
+    def feedback(self, accepted: int, seconds: float) -> None:
+        """Tells how the last proposal fared, and how long the pass over it took."""
+        rows = self._drafted + 1
+        rejected = accepted < self._drafted
+        if not (rejected and self.rerun_on_reject):
+            self.curve.observe(rows, seconds, self.index.size)
+        # Planned costs, not measured ones: a slow outlier must not look like a slow text.
+        costs = self.curve.table(self.index.size)
+        spent = costs[rows - 1] / costs[0]
+        if rejected and self.rerun_on_reject:
+            spent += costs[accepted] / costs[0]
+        self._earned = self._earned * _RATE_MEMORY + accepted + 1
+        self._spent = self._spent * _RATE_MEMORY + spent
+
+    def _guess_on(self, longest: int) -> list[Guess]:
+        """Guesses chained: each is taken as said when the next one is made. Ends with the first
+        position that nothing is known about, an unlikely one, or a stop token."""
+        index, copying, guesser = self.index, self.copying, self.guesser
+        tokens = index.tokens
+        sources = index.sources()
+        copies = copying.copies
+        recent = self._recent
+        chance = 1.0
+        guesses: list[Guess] = []
+        while True:
+            guess = guesser.guess(recent, sources, copies)
+            guesses.append(guess)
+            token = guess.token
+            chance *= guess.probability
+            if (
+                token < 0
+                or chance < NEGLIGIBLE
+                or len(guesses) >= longest
+                or token in self.stop_tokens
+            ):
+                break
+            copies = copying.advance(copies, token, guess.copy_guesses, guess.leap)
+            going_on = [
+                (position + 1, min(length + 1, 32))
+                for position, length in sources
+                if tokens[position] == token
+            ]
+            tokens.append(token)
+            # Matches of 3 tokens and more go on as they are; only shorter ones can have missed
+            # a better place.
+            kept = any(length > 2 for _, length in going_on)
+            sources = going_on if kept else index.sources()
+            recent = (recent << 1 | 1) & 7
+        index.truncate()
+        return guesses
+
+    def _learn(self, guess: Guess, token: int) -> None:
+        for opinion in guess.opinions:
+            opinion.learn(token)
+        if guess.token >= 0:
+            hit = guess.token == token
+            self.model.final[guess.kind][guess.stage] += FINAL_RATE * (hit - guess.probability)
+        self._move(guess, token)
+
+    def _move(self, guess: Guess, token: int) -> None:
+        self._recent = (self._recent << 1 | (guess.token == token)) & 7
+        self.copying.learn(
+            token,
+            guess.copy_guesses,
+            guess.leap,
+            guess.pair,
+            guess.sources,
+            self.model.correction_bits,
+        )
+        self.index.append(token)
+
+    def _probe(self, guesses: Sequence[Guess], longest: int) -> int:
+        """Now and then a draft that the unmeasured curve advises against, to measure it."""
+        length = min(PROBE_LENGTH, longest, len(guesses))
+        if not length or self.curve.measured(1 + length, self.index.size):
+            return 0
+        self._since_probe += 1
+        if self._since_probe < PROBE_EVERY or guesses[0].probability < PROBE_CHANCE:
+            return 0
+        self._since_probe = 0
+        return length

@@ -1,0 +1,146 @@
+"""What a pass over M rows costs on this device with this model.
+
+Owns the curve: a prior shape, corrected by measured times, per band of context length. Refuses
+to measure (it is told) and to touch files (it becomes a plain dict and back).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from math import exp, inf, log
+from statistics import median
+from typing import Any
+
+MAX_ROWS = 33
+# A band ends before this many tokens of context; attention makes passes dearer as they grow.
+BANDS = (1024, 4096, 16384)
+KEPT = 9  # measured times per row count: their median forgets slowly and ignores outliers
+_TOLERANCE = 0.02  # a smaller change of a median is not worth a new table
+
+# The shape assumed before anything was measured: between a fast and a slow machine.
+PRIOR_SHAPE: Mapping[int, float] = {1: 1.0, 2: 1.15, 4: 1.5, 5: 1.7, 8: 2.4, 16: 3.2, 32: 3.8}
+
+
+class CostCurve:
+    """Cost of a pass by rows. Costs are in seconds once times were observed; before that they
+    are in units of the points given (1 = a plain step for the built-in shape).
+
+    points: a curve known beforehand, by rows; 1 row must be among them.
+    """
+
+    def __init__(self, points: Mapping[int, float] | None = None) -> None:
+        self._given = points is not None
+        self._points = _checked(PRIOR_SHAPE if points is None else points)
+        self._prior = [_interpolate(self._points, rows) for rows in range(1, MAX_ROWS + 1)]
+        self._times: list[dict[int, list[float]]] = [{} for _ in range(len(BANDS) + 1)]
+        self._medians: list[dict[int, float]] = [{} for _ in range(len(BANDS) + 1)]
+        self._tables: list[list[float] | None] = [None] * (len(BANDS) + 1)
+
+    def table(self, context: int) -> list[float]:
+        """The costs of 1 to MAX_ROWS rows at `context` tokens: never falling. Not to be changed."""
+        band = _band(context)
+        table = self._tables[band]
+        if table is None:
+            table = self._tables[band] = self._make_table(band)
+        return table
+
+    def observe(self, rows: int, seconds: float, context: int) -> None:
+        """A pass over `rows` rows took `seconds`. Times that cannot be are ignored."""
+        if not 0.0 < seconds < inf or not 1 <= rows <= MAX_ROWS:
+            return
+        band = _band(context)
+        times = self._times[band].setdefault(rows, [])
+        times.append(seconds)
+        del times[:-KEPT]
+        middle = sorted(times)[len(times) // 2]
+        known = self._medians[band].get(rows)
+        if known is None or abs(middle - known) > _TOLERANCE * known:
+            self._medians[band][rows] = middle
+            self._tables = [None] * len(self._tables)
+
+    def measured(self, rows: int, context: int) -> bool:
+        """Whether the cost of `rows` rows is known: given beforehand, or observed in any band."""
+        return self._given or any(rows in medians for medians in self._medians)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything learned, ready for JSON."""
+        return {
+            "points": {str(rows): cost for rows, cost in self._points.items()},
+            "given": self._given,
+            "bands": [
+                {str(rows): time for rows, time in medians.items()} for medians in self._medians
+            ],
+        }
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> CostCurve:
+        """The curve that `to_dict` described. Raises ValueError when it is not such a dict."""
+        try:
+            curve = cls({int(rows): float(cost) for rows, cost in content["points"].items()})
+            curve._given = bool(content["given"])
+            bands = [
+                {int(rows): float(time) for rows, time in band.items()} for band in content["bands"]
+            ]
+        except (KeyError, TypeError, AttributeError, ValueError) as err:
+            raise ValueError(f"expected a saved cost curve, found {content!r:.80}") from err
+        if len(bands) != len(BANDS) + 1:
+            raise ValueError(f"expected {len(BANDS) + 1} bands of a cost curve, found {len(bands)}")
+        for band, context in zip(bands, (0, *BANDS), strict=True):
+            for rows, time in band.items():
+                curve.observe(rows, time, context)
+        return curve
+
+    def _make_table(self, band: int) -> list[float]:
+        """The prior, times what the measured rows differ from it, interpolated in between."""
+        medians = self._nearest_medians(band)
+        ratios = {rows: log(time / self._prior[rows - 1]) for rows, time in sorted(medians.items())}
+        costs = [
+            cost * exp(_interpolate(ratios, rows, flat=True)) if ratios else cost
+            for rows, cost in enumerate(self._prior, start=1)
+        ]
+        for i in range(1, len(costs)):
+            costs[i] = max(costs[i], costs[i - 1])
+        return costs
+
+    def _nearest_medians(self, band: int) -> dict[int, float]:
+        """The band's own times; for rows that it never saw, another band's, put in proportion."""
+        bands = sorted(range(len(self._medians)), key=lambda other: abs(other - band))
+        result = dict(self._medians[band])
+        for other in bands[1:]:
+            theirs = self._medians[other]
+            shared = [result[rows] / theirs[rows] for rows in result.keys() & theirs.keys()]
+            if result and not shared:
+                continue
+            scale = median(shared) if shared else 1.0
+            for rows, time in theirs.items():
+                result.setdefault(rows, time * scale)
+        return result
+
+
+def _band(context: int) -> int:
+    for band, end in enumerate(BANDS):
+        if context < end:
+            return band
+    return len(BANDS)
+
+
+def _checked(points: Mapping[int, float]) -> dict[int, float]:
+    if 1 not in points or any(rows < 1 or not 0.0 < cost < inf for rows, cost in points.items()):
+        raise ValueError(f"expected positive costs by rows, 1 row among them, got {dict(points)}")
+    return dict(sorted(points.items()))
+
+
+def _interpolate(points: Mapping[int, float], rows: int, *, flat: bool = False) -> float:
+    """Linear between the points; beyond the last, its slope goes on unless `flat`."""
+    knots: Iterable[tuple[tuple[int, float], tuple[int, float]]] = pairwise(points.items())
+    left, low = next(iter(points.items()))
+    right, high = left, low
+    for (left, low), (right, high) in knots:  # noqa: B007
+        if rows <= right:
+            break
+    if rows <= left or left == right:
+        return low if rows <= left else high
+    if rows > right and flat:
+        return high
+    return low + (high - low) * (rows - left) / (right - left)

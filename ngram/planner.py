@@ -1,0 +1,63 @@
+"""How many tokens to draft, 0 included.
+
+Owns one decision. Refuses to guess tokens, to estimate probabilities and to measure costs: it is
+given all three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_NEGLIGIBLE = 0.01
+
+
+def choose_length(
+    probabilities: Sequence[float],
+    costs: Sequence[float],
+    rate: float,
+    limit: int,
+    *,
+    rerun_on_reject: bool = False,
+) -> int:
+    """The draft length from 0 to `limit` that earns most.
+
+    probabilities: for each position of the longest possible draft, that its token is accepted,
+        given that those before it were. They may reach beyond `limit`: what is not drafted now
+        can be drafted by the next pass.
+    costs: of a pass over 1, 2, ... rows; at least limit + 1 of them.
+    rate: tokens per unit of cost that the generation earns on the long run.
+    rerun_on_reject: a rejection costs a second pass, over the accepted tokens.
+
+    A pass over k drafted tokens costs `costs[k]`, and it yields the accepted ones and the bonus.
+    When all are accepted and the bonus is the next guess too, the following pass starts
+    further along the same guesses; what it earns there is counted, so that nothing is drafted
+    early that is drafted cheaper later. Source: the renewal-reward theorem, with the relative
+    values of an average-reward Markov decision process (Howard 1960) for the states "the first j
+    guesses were right"; the state off the guesses has value 0.
+    """
+    count = len(probabilities)
+    longest = min(limit, len(costs) - 1)
+    if not count or longest < 1:
+        return 0
+    charged = [rate * cost for cost in costs[: min(longest, count) + 1]]
+    values = [0.0] * (count + 2)
+    best_length = 0
+    for start in range(count - 1, -1, -1):
+        best = -float("inf")
+        reached = 1.0  # the chance that everything drafted so far is accepted
+        tokens = 1.0
+        rerun = 0.0
+        for length in range(min(longest, count - start) + 1):
+            here = start + length
+            go_on = reached * probabilities[here] if here < count else 0.0
+            value = tokens - charged[length] + go_on * values[here + 1] - rerun
+            if value > best:
+                best, best_length = value, length
+            if rerun_on_reject:
+                rerun += (reached - go_on) * charged[length]
+            tokens += go_on
+            reached = go_on
+            if reached < _NEGLIGIBLE:
+                break
+        values[start] = best
+    return best_length

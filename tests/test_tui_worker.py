@@ -1,0 +1,140 @@
+"""The session's thread on the real starter: answering, stopping, failing, closing."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from textual.message import Message as Note
+
+from akunu_py.engine import Engine, Session
+from akunu_py.errors import DamagedModel
+from akunu_py.models.store import StoredModel
+from akunu_py.tui.messages import Failed, Finished, Loaded, PieceArrived, Prefilling
+from akunu_py.tui.worker import Held, SessionThread
+from akunu_py.types import GenerateOptions, Message, Piece, Stats, TextPiece
+
+QUESTION = [Message("user", "Say the word sea three times, then tell me about the sea.")]
+OPTIONS = GenerateOptions(max_tokens=48)
+ENDLESS = GenerateOptions(max_tokens=4000)
+
+
+class Ear:
+    """A session thread and what it says."""
+
+    def __init__(self, starter: StoredModel) -> None:
+        self.notes: queue.Queue[Note] = queue.Queue()
+        self.broken = True
+        self.starter = starter
+        self.thread = SessionThread(self.load)
+
+    def load(self) -> Engine:
+        if self.broken:
+            raise DamagedModel("model 'starter' is damaged")
+        return Engine.load(self.starter.path, name="starter")
+
+    def next(self) -> Any:
+        return self.notes.get(timeout=60)
+
+    def until_end(self, turn: int) -> tuple[str, Any]:
+        """The text of an answer, and the message that ended it."""
+        text = ""
+        while True:
+            note = self.next()
+            assert note.turn == turn
+            if isinstance(note, (Finished, Failed)):
+                return text, note
+            if isinstance(note, PieceArrived):
+                assert all(0 <= a < b <= len(note.text) for a, b in note.drafted)
+                text += note.text
+            else:
+                assert isinstance(note, Prefilling)
+
+
+@pytest.fixture(scope="module")
+def ear(starter: StoredModel) -> Iterator[Ear]:
+    """Its model cannot be loaded at first; the second attempt, at the first question, succeeds."""
+    ear = Ear(starter)
+    ear.thread.start(ear.notes.put)
+    failed = ear.next()
+    assert (failed.turn, failed.error) == (None, "model 'starter' is damaged")
+    ear.broken = False
+    ear.thread.ask(0, QUESTION, GenerateOptions(max_tokens=1))
+    loaded = ear.next()
+    assert isinstance(loaded, Loaded)
+    assert (loaded.model, loaded.context_length, loaded.no_draft) == ("starter", 8192, None)
+    ear.until_end(0)
+    yield ear
+    assert ear.thread.close(timeout=30)
+
+
+def test_the_answer_is_that_of_the_engine(ear: Ear, starter_engine: Engine) -> None:
+    ear.thread.ask(1, QUESTION, OPTIONS)
+    text, end = ear.until_end(1)
+    expected = Session(starter_engine).chat(QUESTION, OPTIONS).answer()
+    assert (text, end.reason) == (expected.text, expected.finish_reason)
+    assert end.stats.generated_tokens == len(expected.tokens)
+
+
+def test_stopping_keeps_what_was_said(ear: Ear) -> None:
+    ear.thread.ask(2, QUESTION, ENDLESS)
+    while not isinstance(ear.next(), PieceArrived):
+        pass
+    ear.thread.stop(2)
+    _, end = ear.until_end(2)
+    assert end.reason == "cancelled"
+    assert 0 < end.stats.generated_tokens < 1000
+
+
+def test_stopping_before_it_begins(ear: Ear) -> None:
+    ear.thread.ask(3, QUESTION, OPTIONS)
+    ear.thread.ask(4, QUESTION, ENDLESS)
+    ear.thread.stop(4)
+    assert ear.until_end(3)[1].reason in ("stop", "length")
+    _, end = ear.until_end(4)
+    assert end.reason == "cancelled"
+    assert end.stats.generated_tokens <= 1
+
+
+def test_errors_are_told_and_the_next_question_is_answered(ear: Ear) -> None:
+    ear.thread.ask(5, [Message("user", "too long " * 9000)], OPTIONS)
+    _, end = ear.until_end(5)
+    assert isinstance(end, Failed)
+    assert "8192" in end.error
+    ear.thread.ask(6, [None], OPTIONS)  # type: ignore[list-item]
+    _, end = ear.until_end(6)
+    assert isinstance(end, Failed)
+    assert end.error.startswith("AttributeError: ")
+    ear.thread.ask(7, QUESTION, OPTIONS)
+    assert isinstance(ear.until_end(7)[1], Finished)
+
+
+def test_closing_in_the_middle_of_an_answer(starter: StoredModel) -> None:
+    ear = Ear(starter)
+    ear.broken = False
+    ear.thread.start(ear.notes.put)
+    ear.thread.ask(1, QUESTION, ENDLESS)
+    while not isinstance(ear.next(), PieceArrived):
+        pass
+    assert ear.thread.close(timeout=10)
+    assert ear.until_end(1)[1].reason == "cancelled"
+
+
+def test_closing_what_never_started(starter: StoredModel) -> None:
+    assert Ear(starter).thread.close(timeout=0)
+
+
+def test_pieces_are_held_together_with_their_spans() -> None:
+    held, stats = Held(), Stats()
+    assert not held.is_due()
+    held.add(TextPiece("ab", Piece((1, 2), accepted=1), ((0, 1),)))
+    assert held.is_due(), "the first piece goes at once"
+    held.release(1, stats)
+    held.add(TextPiece("cd", Piece((3, 4), accepted=1), ((1, 2),)))
+    held.add(TextPiece("ef", Piece((5, 6), accepted=1), ((0, 1),)))
+    assert not held.is_due()
+    note = held.release(1, stats)
+    assert (note.text, note.drafted) == ("cdef", ((1, 3),))
+    assert note.stats is not stats

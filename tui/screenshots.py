@@ -1,0 +1,75 @@
+"""Makes the pictures of the chat for the README: `python -m akunu_py.tui.screenshots [FOLDER]`.
+
+Real ones: the app runs without a terminal on the starter, keys are pressed, a model answers. The
+numbers in them are those of the machine that made them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+from textual.pilot import Pilot
+
+from akunu_py.models import store
+from akunu_py.tui.app import ChatApp
+from akunu_py.tui.prompt import PromptBox
+from akunu_py.tui.status import StatusLine
+from akunu_py.tui.worker import SessionThread
+from akunu_py.types import DEFAULT_MODEL, GenerateOptions
+
+SIZE = (96, 32)
+QUESTION = "What is a cache good for? Answer in two short paragraphs."
+REWRITE = """Repeat this program, but rename the variable total to result:
+
+def mean(values: list[float]) -> float:
+    total = 0.0
+    for value in values:
+        total += value
+    return total / len(values)"""
+_PATIENCE_S = 300.0
+
+
+async def take(folder: Path) -> list[Path]:
+    """Chats with the starter and saves chat.svg and drafting.svg; gives their paths."""
+    from akunu_py.engine import Engine
+
+    model = store.get(DEFAULT_MODEL)
+    session = SessionThread(lambda: Engine.load(model.path, name=model.name))
+    app = ChatApp(model.name, GenerateOptions(max_tokens=220), session)
+    async with app.run_test(size=SIZE) as pilot:
+        app.query_one(PromptBox).cursor_blink = False
+        await _ask(pilot, QUESTION)
+        chat = _save(app, folder, "chat.svg")
+        await pilot.press("ctrl+n", "f2")
+        await _ask(pilot, REWRITE)
+        drafting = _save(app, folder, "drafting.svg")
+    session.close(_PATIENCE_S)
+    return [chat, drafting]
+
+
+async def _ask(pilot: Pilot[None], prompt: str) -> None:
+    """Sends a prompt and waits for the end of its answer."""
+    status = pilot.app.query_one(StatusLine)
+    pilot.app.query_one(PromptBox).insert(prompt)
+    await pilot.press("enter")
+    end = time.monotonic() + _PATIENCE_S
+    await pilot.pause(0.5)
+    while status.phase != "ready":
+        if status.phase == "failed" or time.monotonic() > end:
+            raise RuntimeError(f"no answer to {prompt!r}: {status.phase}")
+        await pilot.pause(0.1)
+    await pilot.pause(0.5)
+
+
+def _save(app: ChatApp, folder: Path, name: str) -> Path:
+    return Path(app.save_screenshot(name, path=str(folder)))
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images")
+    target.mkdir(parents=True, exist_ok=True)
+    for picture in asyncio.run(take(target)):
+        print(picture)
