@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from akunu_py.commands.parser import Parser, positive
 from akunu_py.errors import AkunuError
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, DEFAULT_MAX_TOKENS, DRAFT_MODES
 from akunu_py.version import __version__
@@ -21,31 +22,12 @@ INTERRUPTED = 130
 _TOP_LEVEL = ("-h", "--help", "--version")
 
 
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see: {self.prog} --help\n")
-
-
-def positive(text: str) -> int:
-    """An option's value that must be a whole number above 0."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of 1 or more, got {text!r}")
-    return value
-
-
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="akunu",
         description="Talk to a local model. It drafts with n-gram tables and verifies the draft "
         "in one pass: the same words, in fewer passes.",
         epilog="Without a command: akunu chat.",
-        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"akunu {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
@@ -65,9 +47,7 @@ def _add_command(
     *,
     add_help: bool = True,
 ) -> argparse.ArgumentParser:
-    parser = commands.add_parser(
-        name, help=summary, description=summary, allow_abbrev=False, add_help=add_help
-    )
+    parser = commands.add_parser(name, help=summary, description=summary, add_help=add_help)
     parser.set_defaults(module=module or f"akunu_py.commands.{name}")
     return parser
 
@@ -107,7 +87,7 @@ def _add_models(commands: argparse._SubParsersAction[Parser]) -> None:
     )
 
     def add(name: str, summary: str) -> argparse.ArgumentParser:
-        return actions.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        return actions.add_parser(name, help=summary, description=summary)
 
     add("list", "models that are here, and models that can be pulled")
     pull = add("pull", "fetch a model")

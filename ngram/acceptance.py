@@ -6,7 +6,8 @@ from every token that the target says, drafted or not. Refuses to propose tokens
 
 from __future__ import annotations
 
-from math import exp, log
+from bisect import bisect
+from math import exp
 
 Bits = int
 """Whether the last up to three guesses of a kind were right, latest last, after a leading 1 that
@@ -69,16 +70,19 @@ COPY_TOKEN = (0, 0, -0.5, 0.6, -0.6, -0.2, 0.3, 1.0, -1.4, -0.3, -0.2, 0.5, -0.3
 LEAP = (0, -0.4, -1.5, 1.3, -2, -0.5, 0.3, 1.5, -3, -1, -0.5, 1.5, -0.5, 0.5, 0.5, 2.7)
 CORRECTION = (0, -2.2, -2.9, 0.2, -3, -1.5, -1.5, 2, -4, -2, -2, 0.5, -2, 0, 0, 3.5)
 
-# Memory: contexts of 2, 3, 4, 5 and more tokens; places that agree (1, 2, more) and that do not
+# Memory: contexts of 1, 2, 3, 4, 5 and more tokens; places that agree (1, 2, more) and that do not
 # (0, 1, more). Its word on a guess of the conversation's own: silent, for it, against it.
-MEMORY_MATCH = (-1.6, -1.0, -0.6, 0.0)
-MEMORY_AGREEING = (-0.1, 0.3, 0.6)
-MEMORY_OPPOSING = (0.4, -0.1, -0.4)
-MEMORY_AGREES = (0.0, 0.4, -0.2)
+MEMORY_MATCH = (-2.0, -1.6, -1.1, -0.7, -0.4)
+MEMORY_AGREEING = (-0.1, 0.4, 1.2)
+MEMORY_OPPOSING = (0.7, -0.2, -0.6)
+MEMORY_AGREES = (0.0, 0.9, -0.4)
+MEMORY_AGAINST = (0.0, -0.6)  # alone, or against a guess of the conversation's own
+
+MEMORY_TOKEN = (0, 0, -0.4, 0.6, -0.6, 0, 0.3, 1.0, -1.0, -0.1, -0.1, 0.4, -0.2, 0.4, 0.4, 1.2)
 
 # The last stage, by the kind of guess and its estimate. The best of several estimates is too high
 # more often than too low, most of all in the middle: hence the negative priors there.
-FINAL_EDGES = (0.15, 0.35, 0.6, 0.85, 0.97)
+FINAL_EDGES = (-1.73, -0.62, 0.41, 1.73, 3.48)  # of 15, 35, 60, 85, 97 per cent
 FINAL = (0.2, -0.1, -0.3, -0.2, 0.0, 0.0)
 KINDS = 7
 
@@ -93,11 +97,6 @@ def sigmoid(logit: float) -> float:
     if logit < -12.0:
         return 0.000006
     return 1.0 / (1.0 + exp(-logit))
-
-
-def logit(probability: float) -> float:
-    """The inverse of `sigmoid`."""
-    return log(probability / (1.0 - probability))
 
 
 def push(bits: Bits, hit: bool) -> Bits:
@@ -118,22 +117,23 @@ def run_class(run: int) -> int:
 class Opinion:
     """One guess at the next token, with what is needed to learn whether it was right.
 
-    weights: the (list, index) pairs whose sum was its logit.
+    logit: of the probability that it is right.
+    weights: the (list, index) pairs whose sum that is.
     outcomes: the (record, key, bits before) to update.
     """
 
-    __slots__ = ("outcomes", "probability", "rate", "token", "weights")
+    __slots__ = ("logit", "outcomes", "rate", "token", "weights")
 
     def __init__(
         self,
         token: int,
-        probability: float,
+        logit: float,
         rate: float,
         weights: list[tuple[list[float], int]],
         outcomes: list[tuple[dict[int, Bits], int, Bits]],
     ) -> None:
         self.token = token
-        self.probability = probability
+        self.logit = logit
         self.rate = rate
         self.weights = weights
         self.outcomes = outcomes
@@ -141,7 +141,7 @@ class Opinion:
     def learn(self, truth: int) -> None:
         """One step of gradient descent on the log loss, and one more recorded outcome."""
         hit = self.token == truth
-        step = self.rate * (hit - self.probability)
+        step = self.rate * (hit - sigmoid(self.logit))
         for weights, i in self.weights:
             weights[i] += step
         for record, key, bits in self.outcomes:
@@ -174,19 +174,18 @@ class AcceptanceModel:
         self.memory_agreeing = list(MEMORY_AGREEING)
         self.memory_opposing = list(MEMORY_OPPOSING)
         self.memory_agrees = list(MEMORY_AGREES)
+        self.memory_against = list(MEMORY_AGAINST)
+        self.memory_token = list(MEMORY_TOKEN)
         self.final = [list(FINAL) for _ in range(KINDS)]
         # Outcomes by what the guess was made after, or by the token guessed.
         self.pair_bits: dict[int, Bits] = {}
         self.token_bits: dict[int, Bits] = {}
         self.copy_bits: dict[int, Bits] = {}
+        self.memory_bits: dict[int, Bits] = {}
         self.leap_bits: dict[int, Bits] = {}
         self.correction_bits: dict[int, Bits] = {}
 
-    def finish(self, kind: int, probability: float) -> tuple[float, int]:
+    def finish(self, kind: int, logit: float) -> tuple[float, int]:
         """The last stage: the corrected probability, and which of `final[kind]` corrected it."""
-        stage = 0
-        for edge in FINAL_EDGES:
-            if probability < edge:
-                break
-            stage += 1
-        return sigmoid(logit(probability) + self.final[kind][stage]), stage
+        stage = bisect(FINAL_EDGES, logit)
+        return sigmoid(logit + self.final[kind][stage]), stage

@@ -19,7 +19,7 @@ from akunu_py.ngram.planner import choose_length
 
 MAX_DRAFT = MAX_ROWS - 1
 HORIZON = 40  # guesses looked at: more than a draft, to plan for the next pass too
-NEGLIGIBLE = 0.05  # chances of a longer draft below this are not worth the time to guess on
+NEGLIGIBLE = 0.1  # chances of a longer draft below this are not worth the time to guess on
 
 _RATE_MEMORY = 0.97  # of the rate of tokens per cost, per pass
 _RATE_PRIOR = 6.0  # passes, at one token each
@@ -61,19 +61,22 @@ class AutoDrafter:
         self._recent = 0
         self._guesses: list[Guess] | None = None  # of the last proposal, drafted or not
         self._drafted = 0
+        self._answering = False
         self._earned = self._spent = _RATE_PRIOR
         self._since_probe = 0
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Learns `tokens`, which follow everything told before.
 
-        After a proposal they are what the target said; otherwise they are a prompt, and the
-        answer is taken to begin at the last of them.
+        After a proposal, tokens that its pass can have yielded are what the target said; so is
+        a single token later in an answer. Anything else is a prompt, and the answer is taken to
+        begin at the last of its tokens.
         """
-        guesses, self._guesses = self._guesses, None
-        if guesses is None:
+        guesses, self._guesses = self._guesses or [], None
+        if not self._answering or len(tokens) > (self._drafted + 1 if guesses else 1):
             self.index.extend(tokens)
             self.copying.begin_answer(max(0, self.index.size - 1))
+            self._answering = False
             return
         told = 0
         for guess, token in zip(guesses, tokens, strict=False):
@@ -101,6 +104,7 @@ class AutoDrafter:
         if not length:
             length = self._probe(guesses[:found], longest)
         self._guesses = guesses
+        self._answering = True
         self._drafted = length
         return [guess.token for guess in guesses[:length]]
 

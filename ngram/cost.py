@@ -6,7 +6,7 @@ to measure (it is told) and to touch files (it becomes a plain dict and back).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
 from math import exp, inf, log
 from statistics import median
@@ -132,15 +132,13 @@ def _checked(points: Mapping[int, float]) -> dict[int, float]:
 
 
 def _interpolate(points: Mapping[int, float], rows: int, *, flat: bool = False) -> float:
-    """Linear between the points; beyond the last, its slope goes on unless `flat`."""
-    knots: Iterable[tuple[tuple[int, float], tuple[int, float]]] = pairwise(points.items())
-    left, low = next(iter(points.items()))
-    right, high = left, low
-    for (left, low), (right, high) in knots:  # noqa: B007
-        if rows <= right:
-            break
-    if rows <= left or left == right:
-        return low if rows <= left else high
-    if rows > right and flat:
-        return high
+    """Linear between the points, whose rows rise; outside of them the nearest segment goes on,
+    or when `flat` the nearest point."""
+    first, last = next(iter(points)), next(reversed(list(points)))
+    if flat:
+        rows = min(max(rows, first), last)
+    segments = list(pairwise(points.items()))
+    if not segments:
+        return points[first]
+    (left, low), (right, high) = next((s for s in segments if rows <= s[1][0]), segments[-1])
     return low + (high - low) * (rows - left) / (right - left)

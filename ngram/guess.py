@@ -8,6 +8,7 @@ guesses to draft is the planner's.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from akunu_py.ngram.acceptance import (
     NO_BITS,
@@ -15,9 +16,7 @@ from akunu_py.ngram.acceptance import (
     STREAM_RATE,
     AcceptanceModel,
     Opinion,
-    logit,
     match_class,
-    sigmoid,
 )
 from akunu_py.ngram.copying import Copies, Copy, CopyGuess, Copying
 from akunu_py.ngram.index import LONGEST_MATCH, Source, SuffixIndex
@@ -25,7 +24,9 @@ from akunu_py.ngram.memory import Memory
 
 # A match that is a token longer has six times the say.
 _VOTE = [6.0 ** min(length, LONGEST_MATCH) for length in range(LONGEST_MATCH + 1)]
-_MEMORY_BELOW = 0.7  # a surer guess of the conversation's own needs no second opinion
+_MEMORY_BELOW = (
+    0.85  # in logits, 70 %: a surer guess of the conversation's own needs no second opinion
+)
 _BY_MATCH, _BY_COPY, _BY_CORRECTION, _BY_LEAP, _IN_FIELD, _BY_MEMORY = 0, 1, 3, 4, 5, 6
 
 
@@ -36,6 +37,7 @@ class Guess:
         "copy_guesses",
         "kind",
         "leap",
+        "logit",
         "opinions",
         "pair",
         "probability",
@@ -46,6 +48,7 @@ class Guess:
 
     def __init__(self, pair: int, sources: Sequence[Source]) -> None:
         self.token = -1  # no guess
+        self.logit = -inf  # before the last stage
         self.probability = 0.0
         self.kind = _BY_MATCH
         self.stage = 0
@@ -58,9 +61,9 @@ class Guess:
     def take(self, opinion: Opinion, kind: int) -> None:
         """Considers `opinion`, and follows it if it is more likely right than those before."""
         self.opinions.append(opinion)
-        if opinion.probability > self.probability:
+        if opinion.logit > self.logit:
             self.token = opinion.token
-            self.probability = opinion.probability
+            self.logit = opinion.logit
             self.kind = kind
 
 
@@ -104,34 +107,12 @@ class Guesser:
         if own is None and self.memory is not None:
             self._by_memory(guess, self.memory, None, recent)
         if guess.token >= 0:
-            guess.probability, guess.stage = self.model.finish(guess.kind, guess.probability)
+            guess.probability, guess.stage = self.model.finish(guess.kind, guess.logit)
         return guess
 
     def _by_match(self, guess: Guess, recent: int) -> Opinion:
-        model, tokens = self.model, self.index.tokens
-        votes: dict[int, float] = {}
-        longest: dict[int, int] = {}
-        for position, length in guess.sources:
-            token = tokens[position]
-            votes[token] = votes.get(token, 0.0) + _VOTE[length]
-            if length > longest.get(token, 0):
-                longest[token] = length
-        share = 0
-        if len(votes) == 1:
-            token = tokens[guess.sources[0][0]]
-        else:
-            token = max(votes, key=votes.__getitem__)
-            part = votes[token] / sum(votes.values())
-            share = 0 if part > 0.99 else 1 if part > 0.8 else 2 if part > 0.5 else 3
-        length = longest[token]
-        least = min(length, 3)
-        agreeing = opposing = 0
-        for position, other in guess.sources:
-            if other >= least:
-                if tokens[position] == token:
-                    agreeing += 1
-                else:
-                    opposing += 1
+        model = self.model
+        token, length, share, agreeing, opposing = self._vote(guess.sources)
         after = model.pair_bits.get(guess.pair, NO_BITS)
         same = model.token_bits.get(token, NO_BITS)
         agrees = 0
@@ -141,34 +122,74 @@ class Guesser:
                     agrees = max(agrees, 1)
                 elif copy_guess.kind != 6:
                     agrees = 2
+        length_class = match_class(length)
         weights = [
-            (model.match, match_class(length)),
-            (
-                model.agreeing,
-                0 if agreeing == 1 else 1 if agreeing == 2 else 2 if agreeing < 5 else 3,
-            ),
-            (model.opposing, opposing if opposing < 3 else 3 if opposing < 6 else 4),
+            (model.match, length_class),
+            (model.agreeing, agreeing),
+            (model.opposing, opposing),
             (model.share, share),
             (model.recent, recent),
             (model.after_pair, after),
             (model.same_token, same),
+            (model.copy_agrees, agrees),
         ]
-        if agrees:
-            weights.append((model.copy_agrees, agrees))
-        total = 0.0
-        for values, i in weights:
-            total += values[i]
+        total = (
+            model.match[length_class]
+            + model.agreeing[agreeing]
+            + model.opposing[opposing]
+            + model.share[share]
+            + model.recent[recent]
+            + model.after_pair[after]
+            + model.same_token[same]
+            + model.copy_agrees[agrees]
+        )
         own = Opinion(
             token,
-            sigmoid(total),
+            total,
             RATE,
             weights,
             [(model.pair_bits, guess.pair, after), (model.token_bits, token, same)],
         )
-        if self.memory is not None and own.probability < _MEMORY_BELOW:
+        if self.memory is not None and own.logit < _MEMORY_BELOW:
             self._by_memory(guess, self.memory, own, recent)
         guess.take(own, _BY_MATCH)
         return own
+
+    def _vote(self, sources: Sequence[Source]) -> tuple[int, int, int, int, int]:
+        """The token that most and longest matches go on with, the longest of them, and the
+        classes of its share of the votes, of those that agree, of those that do not."""
+        tokens = self.index.tokens
+        if len(sources) == 1:
+            position, length = sources[0]
+            return tokens[position], length, 0, 0, 0
+        votes: dict[int, float] = {}
+        longest: dict[int, int] = {}
+        for position, length in sources:
+            token = tokens[position]
+            votes[token] = votes.get(token, 0.0) + _VOTE[length]
+            if length > longest.get(token, 0):
+                longest[token] = length
+        share = 0
+        if len(votes) > 1:
+            token = max(votes, key=votes.__getitem__)
+            part = votes[token] / sum(votes.values())
+            share = 0 if part > 0.99 else 1 if part > 0.8 else 2 if part > 0.5 else 3
+        length = longest[token]
+        least = min(length, 3)
+        agreeing = opposing = 0
+        for position, other in sources:
+            if other >= least:
+                if tokens[position] == token:
+                    agreeing += 1
+                else:
+                    opposing += 1
+        return (
+            token,
+            length,
+            share,
+            0 if agreeing == 1 else 1 if agreeing == 2 else 2 if agreeing < 5 else 3,
+            opposing if opposing < 3 else 3 if opposing < 6 else 4,
+        )
 
     def _by_copy(
         self, guess: Guess, own: Opinion | None, which: int, copy_guess: CopyGuess, recent: int
@@ -188,9 +209,7 @@ class Guesser:
         total = 0.0
         for values, i in weights:
             total += values[i]
-        guess.take(
-            Opinion(token, sigmoid(total), STREAM_RATE, weights, [outcome]), _BY_COPY + which
-        )
+        guess.take(Opinion(token, total, STREAM_RATE, weights, [outcome]), _BY_COPY + which)
 
     def _by_correction(self, guess: Guess, copy_guess: CopyGuess) -> None:
         found = self.copying.correction(copy_guess.position)
@@ -201,8 +220,9 @@ class Guesser:
         bits = model.correction_bits.get(key, NO_BITS)
         weights = [(model.correction, bits)]
         outcomes = [(model.correction_bits, key, bits)]
-        probability = sigmoid(model.correction[bits])
-        guess.take(Opinion(token, probability, STREAM_RATE, weights, outcomes), _BY_CORRECTION)
+        guess.take(
+            Opinion(token, model.correction[bits], STREAM_RATE, weights, outcomes), _BY_CORRECTION
+        )
 
     def _by_leap(self, guess: Guess, first: Copy) -> None:
         leap = guess.leap = self.copying.leap(first, guess.pair)
@@ -211,10 +231,8 @@ class Guesser:
         model = self.model
         bits = model.leap_bits.get(guess.pair, NO_BITS)
         outcomes = [(model.leap_bits, guess.pair, bits)]
-        probability = sigmoid(model.leap[bits])
-        guess.take(
-            Opinion(leap[0], probability, STREAM_RATE, [(model.leap, bits)], outcomes), _BY_LEAP
-        )
+        weights = [(model.leap, bits)]
+        guess.take(Opinion(leap[0], model.leap[bits], STREAM_RATE, weights, outcomes), _BY_LEAP)
 
     def _by_memory(self, guess: Guess, memory: Memory, own: Opinion | None, recent: int) -> None:
         """The memory backs the conversation's own guess, or has a guess of its own."""
@@ -225,16 +243,20 @@ class Guesser:
         if own is not None:
             agrees = 1 if recalled.token == own.token else 2
             own.weights.append((model.memory_agrees, agrees))
-            own.probability = sigmoid(logit(own.probability) + model.memory_agrees[agrees])
+            own.logit += model.memory_agrees[agrees]
             if agrees == 1:
                 return
+        bits = model.memory_bits.get(recalled.token, NO_BITS)
+        outcomes = [(model.memory_bits, recalled.token, bits)]
         weights = [
-            (model.memory_match, min(recalled.length, 5) - 2),
+            (model.memory_match, min(recalled.length, 5) - 1),
             (model.memory_agreeing, min(recalled.agreeing, 3) - 1),
             (model.memory_opposing, min(recalled.opposing, 2)),
+            (model.memory_against, own is not None),
+            (model.memory_token, bits),
             (model.copy_recent, recent),
         ]
         total = 0.0
         for values, i in weights:
             total += values[i]
-        guess.take(Opinion(recalled.token, sigmoid(total), RATE, weights, []), _BY_MEMORY)
+        guess.take(Opinion(recalled.token, total, RATE, weights, outcomes), _BY_MEMORY)

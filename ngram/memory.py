@@ -1,6 +1,6 @@
 """What a model said in earlier conversations: evidence for when the present one has none.
 
-Owns a ring of tokens with hash chains over contexts of 2 and 3 tokens, and their form as bytes.
+Owns a ring of tokens with hash chains over contexts of 1 to 3 tokens, and their form as bytes.
 Bounded: the oldest tokens are forgotten. Refuses files: who keeps the bytes where, and what to do
 with damaged ones, is decided elsewhere.
 """
@@ -14,16 +14,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from zlib import adler32
 
-CAPACITY_BITS = 20
+CAPACITY_BITS = 19
 MAGIC = b"akunumem"
 VERSION = 1
 # magic, version, log2 of the capacity, tokens ever learned, checksum of the rest
 _HEADER = struct.Struct("<8sIIQI")
 
 BREAK = 0xFFFFFFFF  # between two items; never proposed
-WALK = 8  # places of a chain that are looked at, latest first
+WALK = 16  # places of a chain that are looked at, latest first
 LONGEST_MATCH = 8
-_ARRAYS = ("_log", "_head2", "_head3", "_prev2", "_prev3")
+_ARRAYS = ("_log", "_head1", "_head2", "_head3", "_prev1", "_prev2", "_prev3")
 
 
 class Recalled(NamedTuple):
@@ -37,7 +37,7 @@ class Recalled(NamedTuple):
 
 
 class Memory:
-    """Up to 2**capacity_bits tokens said earlier, at 20 bytes each.
+    """Up to 2**capacity_bits tokens said earlier, at 28 bytes each.
 
     Positions count all tokens ever learned, and live at position modulo capacity. Heads and
     chains may point to what was overwritten since: every place is checked against the log.
@@ -52,8 +52,10 @@ class Memory:
         self._mask = size - 1
         zeros = bytes(4 * size)
         self._log = array("I", zeros)
+        self._head1 = array("I", zeros)
         self._head2 = array("I", zeros)
         self._head3 = array("I", zeros)
+        self._prev1 = array("I", zeros)
         self._prev2 = array("I", zeros)
         self._prev3 = array("I", zeros)
 
@@ -66,33 +68,37 @@ class Memory:
         if self.total + len(tokens) + 1 >= BREAK:  # positions are kept in 32 bits
             raise ValueError("a memory cannot learn more than 2**32 tokens; make a new one")
         mask, log = self._mask, self._log
-        second = third = BREAK
+        first = second = third = BREAK  # the context, oldest first
         for token in [*tokens, BREAK]:
-            position = self.total
-            place = position & mask
+            place = self.total & mask
             log[place] = token
+            self.total += 1  # from here on a link to the place: 0 means none
             if third != BREAK:
-                slot = _hash2(third, second) & mask
+                slot = third & mask
+                self._prev1[place] = self._head1[slot]
+                self._head1[slot] = self.total
+            if second != BREAK:
+                slot = _hash2(second, third) & mask
                 self._prev2[place] = self._head2[slot]
-                self._head2[slot] = position + 1
-                fourth = log[(position - 3) & mask]
-                slot = _hash3(fourth, third, second) & mask
+                self._head2[slot] = self.total
+            if first != BREAK:
+                slot = _hash3(first, second, third) & mask
                 self._prev3[place] = self._head3[slot]
-                self._head3[slot] = position + 1
-            self.total += 1
-            third, second = second, token
+                self._head3[slot] = self.total
+            first, second, third = second, third, token
 
     def recall(self, context: Sequence[int]) -> Recalled | None:
-        """What most likely follows `context`, whose last 2 tokens at least must match."""
-        if len(context) < 2:
-            return None
+        """What most likely follows `context`, whose last token at least must match."""
         found: list[tuple[int, int]] = []
         if len(context) > 2:
             slot = _hash3(context[-3], context[-2], context[-1]) & self._mask
             found = self._walk(self._head3[slot], self._prev3, 3, context)
-        if not found:
+        if not found and len(context) > 1:
             slot = _hash2(context[-2], context[-1]) & self._mask
             found = self._walk(self._head2[slot], self._prev2, 2, context)
+        if not found and context:
+            slot = context[-1] & self._mask
+            found = self._walk(self._head1[slot], self._prev1, 1, context)
         if not found:
             return None
         votes: dict[int, int] = {}
@@ -107,21 +113,17 @@ class Memory:
     ) -> list[tuple[int, int]]:
         """(token, matching length) of the latest places with at least `least` tokens in common."""
         mask, log = self._mask, self._log
-        oldest = max(0, self.total - mask - 1) + LONGEST_MATCH
-        newest = self.total
         reach = min(LONGEST_MATCH, len(context))
+        # Places whose context is being overwritten are past use.
+        oldest = max(0, self.total - mask - 1 + LONGEST_MATCH)
+        newest = self.total
         found = []
         for _ in range(WALK):
             position = link - 1
-            # A chain runs backwards; anything else was overwritten.
-            if not oldest <= position + LONGEST_MATCH or not 0 <= position < newest:
+            if not oldest <= position < newest:  # a chain runs backwards, or was overwritten
                 break
             length = 0
-            while (
-                length < reach
-                and length < position
-                and log[(position - 1 - length) & mask] == context[-1 - length]
-            ):
+            while length < reach and log[(position - 1 - length) & mask] == context[-1 - length]:
                 length += 1
             token = log[position & mask]
             if length >= least and token != BREAK:

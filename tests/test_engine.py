@@ -10,6 +10,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.generate import generate_step
 
+from akunu_py.bench.workloads import load_workloads
 from akunu_py.engine import Engine, Session
 from akunu_py.errors import DamagedModel, EmptyPrompt, PromptTooLong, UsageError
 from akunu_py.types import DraftMode, GenerateOptions, Message
@@ -51,7 +52,8 @@ def test_the_text_is_what_the_tokens_decode_to(starter_engine: Engine) -> None:
 
 
 def test_drafted_ranges_cover_what_was_accepted(starter_engine: Engine) -> None:
-    prompt = starter_engine.encode("one two three four five six seven\n" * 6)
+    (rewrite,) = (each for each in load_workloads() if each.name == "rewrite")
+    prompt = starter_engine.encode_chat([Message("user", rewrite.prompt)])
     generation = Session(starter_engine).generate(prompt, GenerateOptions(max_tokens=60))
     pieces = list(generation)
     assert generation.stats.accepted > 20

@@ -45,6 +45,11 @@ class Terminal:
             time.sleep(0.1)
         return screen
 
+    def shell(self) -> str:
+        """The process id of the shell."""
+        command = [*self._tmux, "list-panes", "-F", "#{pane_pid}"]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
     def close(self) -> None:
         subprocess.run([*self._tmux, "kill-server"], check=False)
 
@@ -81,6 +86,25 @@ def test_a_conversation(terminal: Terminal, starter: StoredModel) -> None:
     screen = terminal.wait_for("code=[0-9]+\n", seconds=10)
     assert "code=0\n" in screen
     assert "terminal=same" in terminal.wait_for("terminal=|[$] $")
+    assert "Traceback" not in screen
+
+
+@needs_tmux
+@pytest.mark.parametrize("signal", ["TERM", "INT"])
+def test_a_signal_while_loading_restores_the_terminal(
+    terminal: Terminal, starter: StoredModel, signal: str
+) -> None:
+    terminal.type(
+        f'A=$(stty -g); {sys.executable} -m akunu_py chat; echo "code=$?"; '
+        '[ "$A" = "$(stty -g)" ] && echo terminal=same',
+        "Enter",
+    )
+    terminal.wait_for("Ask something")
+    children = subprocess.run(
+        ["pgrep", "-P", terminal.shell()], check=True, capture_output=True, text=True
+    )
+    subprocess.run(["kill", f"-{signal}", *children.stdout.split()], check=True)
+    screen = terminal.wait_for("code=0\n(.*\n)*terminal=same", seconds=10)
     assert "Traceback" not in screen
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import queue
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -120,6 +122,31 @@ def test_closing_in_the_middle_of_an_answer(starter: StoredModel) -> None:
         pass
     assert ear.thread.close(timeout=10)
     assert ear.until_end(1)[1].reason == "cancelled"
+
+
+QUIT = """
+import queue
+from akunu_py.engine import Engine
+from akunu_py.models import store
+from akunu_py.tui.messages import PieceArrived
+from akunu_py.tui.worker import SessionThread
+from akunu_py.types import GenerateOptions, Message
+
+notes = queue.Queue()
+thread = SessionThread(lambda: Engine.load(store.get("starter").path))
+thread.start(notes.put)
+thread.ask(1, [Message("user", "Tell me a story.")], GenerateOptions(max_tokens=4000))
+while not isinstance(notes.get(timeout=60), PieceArrived):
+    pass
+assert thread.close(timeout=30)
+"""
+
+
+def test_a_program_that_closes_it_ends_cleanly(starter: StoredModel) -> None:
+    """MLX aborts two programs of three here where a thread ends without giving back its streams."""
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", QUIT], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_closing_what_never_started(starter: StoredModel) -> None:

@@ -74,7 +74,7 @@ class ChatApp(App[None]):
         if self._session is not None:
             self._session.start(self.post_message)
         # A closed window or a kill must leave the terminal as it was.
-        for number in (signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
                 asyncio.get_running_loop().add_signal_handler(number, self.exit)
 

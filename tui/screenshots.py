@@ -20,8 +20,8 @@ from akunu_py.tui.status import StatusLine
 from akunu_py.tui.worker import SessionThread
 from akunu_py.types import DEFAULT_MODEL, GenerateOptions
 
-SIZE = (96, 32)
-QUESTION = "What is a cache good for? Answer in two short paragraphs."
+SIZE = (92, 26)
+QUESTION = "Name three uses of a cache in a numbered list, then show one in Python."
 REWRITE = """Repeat this program, but rename the variable total to result:
 
 def mean(values: list[float]) -> float:

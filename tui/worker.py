@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -90,12 +91,24 @@ class SessionThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        self._try_to_load()
-        while (request := self._requests.get()) is not None and not self._closing:
-            if self._engine or self._try_to_load():
-                self._answer(request)
-            with self._lock:
-                del self._asked[request.turn]
+        try:
+            self._try_to_load()
+            while (request := self._requests.get()) is not None and not self._closing:
+                if self._engine or self._try_to_load():
+                    self._answer(request)
+                with self._lock:
+                    del self._asked[request.turn]
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Gives back what MLX keeps for this thread; without it the program may abort at its end
+        (github.com/ml-explore/mlx/pull/4373)."""
+        self._session = None
+        if "mlx.core" in sys.modules:
+            import mlx.core as mx
+
+            mx.clear_streams()
 
     def _try_to_load(self) -> bool:
         try:

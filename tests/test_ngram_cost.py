@@ -1,0 +1,119 @@
+"""The cost curve: priors, learning from noisy times, saving."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from akunu_py.ngram.cost import BANDS, MAX_ROWS, CostCurve
+
+
+def test_given_points_are_interpolated_and_extended() -> None:
+    table = CostCurve({1: 1.0, 3: 1.5, 5: 2.5}).table(0)
+    assert len(table) == MAX_ROWS
+    assert table[:6] == pytest.approx([1.0, 1.25, 1.5, 2.0, 2.5, 3.0])
+    assert CostCurve({1: 2.0}).table(0) == [2.0] * MAX_ROWS
+
+
+@pytest.mark.parametrize(
+    "points", [{}, {2: 1.0}, {1: 0.0}, {1: -1.0}, {1: float("nan")}, {0: 1.0, 1: 1.0}]
+)
+def test_impossible_points_are_refused(points: dict[int, float]) -> None:
+    with pytest.raises(ValueError, match="positive costs"):
+        CostCurve(points)
+
+
+def test_times_scale_the_prior_shape() -> None:
+    curve = CostCurve()
+    shape = curve.table(0)
+    curve.observe(1, 0.040, 10)
+    assert curve.table(0) == pytest.approx([0.040 * cost for cost in shape])
+
+
+def test_measured_rows_bend_the_curve() -> None:
+    curve = CostCurve()
+    for _ in range(3):
+        curve.observe(1, 0.010, 10)
+        curve.observe(5, 0.040, 10)
+    table = curve.table(10)
+    assert table[0] == pytest.approx(0.010)
+    assert table[4] == pytest.approx(0.040)
+    assert table[0] < table[2] < table[4]
+
+
+def test_an_outlier_changes_nothing() -> None:
+    curve = CostCurve()
+    for _ in range(5):
+        curve.observe(1, 0.010, 10)
+    before = curve.table(10)
+    curve.observe(1, 3.0, 10)
+    assert curve.table(10) == before
+
+
+def test_noise_is_averaged_out_and_change_is_followed() -> None:
+    rng = random.Random(1)
+    curve = CostCurve()
+    for _ in range(200):
+        curve.observe(1, 0.010 * rng.uniform(0.8, 1.3), 10)
+    assert curve.table(10)[0] == pytest.approx(0.010, rel=0.15)
+    for _ in range(20):
+        curve.observe(1, 0.020, 10)
+    assert curve.table(10)[0] == pytest.approx(0.020, rel=0.03)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_times_that_cannot_be_are_ignored(seconds: float) -> None:
+    curve = CostCurve()
+    before = curve.table(0)
+    curve.observe(1, seconds, 0)
+    curve.observe(MAX_ROWS + 1, 0.1, 0)
+    assert curve.table(0) == before
+    assert not curve.measured(1, 0)
+
+
+def test_each_band_of_context_has_its_own_times() -> None:
+    curve = CostCurve()
+    curve.observe(1, 0.010, 0)
+    curve.observe(4, 0.015, 0)
+    assert curve.table(BANDS[-1]) == pytest.approx(curve.table(0))
+    curve.observe(1, 0.030, BANDS[-1])
+    assert curve.table(0)[0] == pytest.approx(0.010)
+    assert curve.table(BANDS[-1])[0] == pytest.approx(0.030)
+    # Other rows follow in proportion.
+    assert curve.table(BANDS[-1])[3] == pytest.approx(0.045)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, MAX_ROWS), st.floats(1e-4, 1.0), st.integers(0, 40000)),
+        max_size=40,
+    )
+)
+def test_tables_never_fall_and_survive_saving(observed: list[tuple[int, float, int]]) -> None:
+    curve = CostCurve()
+    for rows, seconds, context in observed:
+        curve.observe(rows, seconds, context)
+    saved = CostCurve.from_dict(json.loads(json.dumps(curve.to_dict())))
+    for context in (0, *BANDS):
+        table = curve.table(context)
+        assert all(left <= right for left, right in zip(table, table[1:], strict=False))
+        assert saved.table(context) == pytest.approx(table)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {},
+        {"points": 3},
+        {"points": {"1": 1.0}, "given": True, "bands": []},
+        {"points": {"1": "x"}, "given": True, "bands": [{}, {}, {}, {}]},
+        {"points": {"2": 1.0}, "given": True, "bands": [{}, {}, {}, {}]},
+    ],
+)
+def test_foreign_dicts_are_refused(content: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        CostCurve.from_dict(content)

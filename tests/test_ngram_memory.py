@@ -1,0 +1,114 @@
+"""The memory of earlier conversations: recall, forgetting, and its form as bytes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from akunu_py.ngram.memory import LONGEST_MATCH, WALK, Memory
+
+
+def test_recalls_what_followed_the_longest_context() -> None:
+    memory = Memory(8)
+    memory.learn([1, 2, 3, 4, 5])
+    memory.learn([9, 2, 3, 6])
+    memory.learn([8, 2, 3, 6])
+    recalled = memory.recall([1, 2, 3])
+    assert recalled is not None
+    assert (recalled.token, recalled.length) == (4, 3)
+    recalled = memory.recall([7, 2, 3])
+    assert recalled is not None
+    assert (recalled.token, recalled.length, recalled.agreeing, recalled.opposing) == (6, 2, 2, 1)
+    recalled = memory.recall([7, 7, 4])
+    assert recalled is not None
+    assert (recalled.token, recalled.length) == (5, 1)
+
+
+def test_knows_nothing_across_items_or_of_new_contexts() -> None:
+    memory = Memory(8)
+    assert memory.recall([1, 2]) is None
+    memory.learn([1, 2])
+    memory.learn([3, 4])
+    assert memory.recall([1, 2]) is None
+    assert memory.recall([5]) is None
+    assert memory.recall([]) is None
+    recalled = memory.recall([0, 3])
+    assert recalled is not None
+    assert recalled.token == 4
+
+
+@given(st.lists(st.lists(st.integers(0, 3), max_size=30), max_size=20), st.integers(4, 6))
+def test_recall_is_true_to_what_is_remembered(items: list[list[int]], bits: int) -> None:
+    memory = Memory(bits)
+    log: list[int] = []
+    for item in items:
+        memory.learn(item)
+        log += [*item, -1]
+    assert memory.total == len(log)
+    assert len(memory) == min(len(log), 2**bits)
+    kept = log[-(2**bits) :]
+    for context in ([0, 1, 2], [1, 1], [3]):
+        recalled = memory.recall(context)
+        if recalled is None:
+            continue
+        size = recalled.length
+        follows = [
+            kept[i + size] for i in range(len(kept) - size) if kept[i : i + size] == context[-size:]
+        ]
+        assert recalled.token in follows
+        assert recalled.agreeing + recalled.opposing <= WALK
+
+
+def test_the_oldest_is_forgotten() -> None:
+    memory = Memory(6)
+    memory.learn([1, 2, 3])
+    assert memory.recall([1, 2]) is not None
+    memory.learn(list(range(100, 100 + 64 + LONGEST_MATCH)))
+    assert memory.recall([1, 2]) is None
+    assert memory.recall([168, 169]) is not None
+    assert len(memory) == 64
+
+
+def test_bytes_and_back() -> None:
+    rng = random.Random(1)
+    memory = Memory(8)
+    for _ in range(10):
+        memory.learn([rng.randrange(20) for _ in range(60)])
+    data = memory.dump()
+    again = Memory.load(data)
+    assert again.dump() == data
+    for _ in range(50):
+        context = [rng.randrange(20) for _ in range(4)]
+        assert again.recall(context) == memory.recall(context)
+    again.learn([1, 2, 3])
+    memory.learn([1, 2, 3])
+    assert again.dump() == memory.dump()
+
+
+@pytest.mark.parametrize("cut", [0, 5, 27, 28, 100])
+def test_cut_off_bytes_are_refused(cut: int) -> None:
+    with pytest.raises(ValueError, match="expected a"):
+        Memory.load(Memory(4).dump()[:cut])
+
+
+def test_altered_or_foreign_bytes_are_refused() -> None:
+    memory = Memory(4)
+    memory.learn([1, 2, 3, 4])
+    data = memory.dump()
+    for place in range(len(data)):
+        altered = bytearray(data)
+        altered[place] ^= 0x41
+        if 16 <= place < 24:
+            continue  # the count of tokens: any smaller one is a memory too
+        with pytest.raises(ValueError, match="expected a"):
+            Memory.load(bytes(altered))
+    with pytest.raises(ValueError, match="something else"):
+        Memory.load(b"PK\x03\x04" + bytes(100))
+
+
+def test_impossible_sizes_are_refused() -> None:
+    with pytest.raises(ValueError, match="capacity bits"):
+        Memory(30)
