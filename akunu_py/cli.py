@@ -69,9 +69,17 @@ def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
 
 
 def _add_generation(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--draft", choices=DRAFT_MODES, default="fixed")
+    parser.add_argument(
+        "--draft",
+        choices=DRAFT_MODES,
+        default="auto",
+        help="auto: as many tokens as pay; fixed: always up to --draft-tokens; off: none",
+    )
     parser.add_argument("--draft-tokens", type=positive, default=DEFAULT_DRAFT_TOKENS, metavar="N")
     parser.add_argument("--max-tokens", type=positive, default=DEFAULT_MAX_TOKENS, metavar="N")
+    parser.add_argument(
+        "--no-memory", action="store_true", help="neither use nor keep what the model said before"
+    )
     parser.add_argument(
         "--weights",
         choices=("auto", "keep", "float32"),
@@ -96,6 +104,8 @@ def _add_models(commands: argparse._SubParsersAction[Parser]) -> None:
     show = add("show", "everything known about a model")
     show.add_argument("name", metavar="NAME")
     show.add_argument("--verify", action="store_true", help="read and check every byte")
+    forget = add("forget", "delete what was remembered of a model's answers")
+    forget.add_argument("name", metavar="MODEL")
     remove = add("rm", "remove a model")
     remove.add_argument("name", metavar="NAME")
     remove.add_argument("--yes", action="store_true", help="do not ask")

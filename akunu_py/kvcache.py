@@ -5,9 +5,9 @@ Each kind goes back in the cheapest way that is correct for it:
 - attention caches that only grow (KVCache, QuantizedKVCache, ChunkedKVCache) are trimmed;
 - ConcatenateKVCache and RotatingKVCache are cut: their own `trim` moves the offset and leaves the
   stale rows where the next write would keep them;
-- recurrent state (ArraysCache) has no rows to take away. It goes back to where it was before the
-  pass, all other layers with it, and the caller reads the accepted tokens again, as the first
-  rows of its next pass.
+- recurrent state (ArraysCache) has no rows to take away, and deepseek_v41's LayerCache folds rows
+  together. They go back to where they were before the pass, all other layers with them, and the
+  caller reads the accepted tokens again, as the first rows of its next pass.
 
 A kind that is not known here is not rolled back: `why_not` says so, and the caller does without
 drafting.
@@ -29,10 +29,11 @@ from mlx_lm.models.cache import (
 )
 
 Cache = list[Any]
-Checkpoint = list[Any]
+Checkpoint = list[dict[str, Any] | None]
 
 _TRIMMED = (KVCache, QuantizedKVCache, ChunkedKVCache)
 _KNOWN = (*_TRIMMED, ConcatenateKVCache, RotatingKVCache, ArraysCache)
+_LAYER_CACHE = "mlx_lm.models.deepseek_v41.LayerCache"  # by name: not every mlx-lm has it
 
 
 def new_cache(model: Any) -> Cache:
@@ -44,14 +45,18 @@ def why_not(cache: Cache) -> str | None:
     """Why this cache cannot be rolled back, or None where it can."""
     # Exact types: a subclass may keep state that we know nothing of.
     unknown = sorted(
-        {type(entry).__name__ for entry in _leaves(cache) if type(entry) not in _KNOWN}
+        {
+            type(entry).__name__
+            for entry in _leaves(cache)
+            if type(entry) not in _KNOWN and not _is_recurrent(entry)
+        }
     )
     return f"its cache ({', '.join(unknown)}) cannot be rolled back" if unknown else None
 
 
 def is_recurrent(cache: Cache) -> bool:
     """Whether going back means reading accepted tokens again."""
-    return any(type(entry) is ArraysCache for entry in _leaves(cache))
+    return any(_is_recurrent(entry) for entry in _leaves(cache))
 
 
 def checkpoint(cache: Cache) -> Checkpoint:
@@ -95,21 +100,26 @@ def _leaves(cache: Cache) -> list[Any]:
     return leaves
 
 
-def _save(entry: Any) -> Any:
-    if type(entry) is ArraysCache:
-        return list(entry.cache)
-    if type(entry) is RotatingKVCache:
-        return entry.keys, entry.values, entry.offset, entry._idx
-    return None
+def _is_recurrent(entry: Any) -> bool:
+    kind = type(entry)
+    return kind is ArraysCache or f"{kind.__module__}.{kind.__qualname__}" == _LAYER_CACHE
 
 
-def _restore(entry: Any, saved: Any, written: int) -> None:
-    if type(entry) is ArraysCache:
-        entry.cache = saved
-    elif type(entry) is RotatingKVCache:
-        entry.keys, entry.values, entry.offset, entry._idx = saved
-    else:
+def _save(entry: Any) -> dict[str, Any] | None:
+    if not (_is_recurrent(entry) or type(entry) is RotatingKVCache):
+        return None
+    # ArraysCache keeps its arrays in a list that the model writes into.
+    return {
+        name: list(value) if isinstance(value, list) else value
+        for name, value in vars(entry).items()
+    }
+
+
+def _restore(entry: Any, saved: dict[str, Any] | None, written: int) -> None:
+    if saved is None:
         _forget(entry, written)
+    else:
+        vars(entry).update(saved)
 
 
 def _can_forget(entry: Any, positions: int) -> bool:

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol
 
-DraftMode = Literal["fixed", "off"]
+DraftMode = Literal["auto", "fixed", "off"]
 FinishReason = Literal["stop", "length", "context", "cancelled"]
 
-DRAFT_MODES: tuple[DraftMode, ...] = ("fixed", "off")
+DRAFT_MODES: tuple[DraftMode, ...] = ("auto", "fixed", "off")
 DEFAULT_MODEL = "starter"
 DEFAULT_DRAFT_TOKENS = 4
 DEFAULT_MAX_TOKENS = 1024
@@ -41,7 +41,7 @@ class GenerateOptions:
     """How to generate. `max_tokens` > 0; `draft_tokens` is the ceiling of a draft in `fixed`."""
 
     max_tokens: int = DEFAULT_MAX_TOKENS
-    draft: DraftMode = "fixed"
+    draft: DraftMode = "auto"
     draft_tokens: int = DEFAULT_DRAFT_TOKENS
 
 

@@ -17,7 +17,9 @@ import mlx.core as mx
 from mlx_lm.generate import generate_step
 
 from akunu_py.bench.workloads import Workload
-from akunu_py.engine import Engine, Session
+from akunu_py.engine import Engine
+from akunu_py.experience import Experience
+from akunu_py.session import Session
 from akunu_py.types import DraftMode, GenerateOptions, Message, Stats
 
 BASELINE = "mlx-lm"
@@ -47,6 +49,7 @@ class Series:
 
 def measure(
     engine: Engine,
+    experience: Experience,
     workloads: Sequence[Workload],
     modes: Sequence[DraftMode],
     *,
@@ -54,7 +57,10 @@ def measure(
     repeats: int,
     progress: Callable[[str], None],
 ) -> Iterator[list[Series]]:
-    """Yields, per workload, the series of mlx-lm and of each mode, in this order."""
+    """Yields, per workload, the series of mlx-lm and of each mode, in this order.
+
+    `experience`: with a memory, answers to the same prompt would be known after the first one.
+    """
     for workload in workloads:
         prompt = engine.encode_chat([Message("user", workload.prompt)])
         names = [BASELINE, *modes]
@@ -65,7 +71,7 @@ def measure(
                 tokens, stats = (
                     run_baseline(engine, prompt, max_tokens)
                     if mode is None
-                    else run_ours(engine, prompt, max_tokens, mode)
+                    else run_ours(engine, experience, prompt, max_tokens, mode)
                 )
                 row.tokens = tokens
                 row.identical = row.identical and tokens == rows[0].tokens
@@ -97,9 +103,9 @@ def run_baseline(engine: Engine, prompt: list[int], max_tokens: int) -> tuple[li
 
 
 def run_ours(
-    engine: Engine, prompt: list[int], max_tokens: int, mode: DraftMode
+    engine: Engine, experience: Experience, prompt: list[int], max_tokens: int, mode: DraftMode
 ) -> tuple[list[int], Stats]:
     """Our engine in a fresh session."""
     options = GenerateOptions(max_tokens=max_tokens, draft=mode)
-    answer = Session(engine).generate(prompt, options).answer()
+    answer = Session(engine, experience).generate(prompt, options).answer()
     return list(answer.tokens), answer.stats

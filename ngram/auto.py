@@ -18,7 +18,7 @@ from akunu_py.ngram.memory import Memory
 from akunu_py.ngram.planner import choose_length
 
 MAX_DRAFT = MAX_ROWS - 1
-HORIZON = 40  # guesses looked at: more than a draft, to plan for the next pass too
+HORIZON = MAX_DRAFT + 1  # guesses looked at: the longest draft, and its bonus
 NEGLIGIBLE = 0.1  # chances of a longer draft below this are not worth the time to guess on
 
 _RATE_MEMORY = 0.97  # of the rate of tokens per cost, per pass
@@ -91,7 +91,7 @@ class AutoDrafter:
     def propose(self, limit: int) -> list[int]:
         """Drafts at most `limit` tokens to follow the timeline; none means a plain step."""
         longest = max(0, min(limit, self.max_draft))
-        guesses = self._guess_on(min(HORIZON, max(1, limit + 1)))
+        guesses = self._guess_on(max(1, min(HORIZON, limit + 1)))
         costs = self.curve.table(self.index.size)
         found = sum(guess.token >= 0 for guess in guesses)
         length = choose_length(
@@ -99,6 +99,7 @@ class AutoDrafter:
             costs,
             max(self._earned / self._spent, 1.0) / costs[0],
             longest,
+            ongoing=found == HORIZON,
             rerun_on_reject=self.rerun_on_reject,
         )
         if not length:
@@ -182,7 +183,7 @@ class AutoDrafter:
     def _probe(self, guesses: Sequence[Guess], longest: int) -> int:
         """Now and then a draft that the unmeasured curve advises against, to measure it."""
         length = min(PROBE_LENGTH, longest, len(guesses))
-        if not length or self.curve.measured(1 + length, self.index.size):
+        if not length or self.curve.measured(1 + length):
             return 0
         self._since_probe += 1
         if self._since_probe < PROBE_EVERY or guesses[0].probability < PROBE_CHANCE:

@@ -59,7 +59,7 @@ class CostCurve:
             self._medians[band][rows] = middle
             self._tables = [None] * len(self._tables)
 
-    def measured(self, rows: int, context: int) -> bool:
+    def measured(self, rows: int) -> bool:
         """Whether the cost of `rows` rows is known: given beforehand, or observed in any band."""
         return self._given or any(rows in medians for medians in self._medians)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _NEGLIGIBLE = 0.01
+_FORESIGHT = 64.0  # tokens; a chance near 1 promises more than it can know
 
 
 def choose_length(
@@ -17,6 +18,7 @@ def choose_length(
     rate: float,
     limit: int,
     *,
+    ongoing: bool = False,
     rerun_on_reject: bool = False,
 ) -> int:
     """The draft length from 0 to `limit` that earns most.
@@ -26,6 +28,7 @@ def choose_length(
         can be drafted by the next pass.
     costs: of a pass over 1, 2, ... rows; at least limit + 1 of them.
     rate: tokens per unit of cost that the generation earns on the long run.
+    ongoing: there would have been more guesses like the last one.
     rerun_on_reject: a rejection costs a second pass, over the accepted tokens.
 
     A pass over k drafted tokens costs `costs[k]`, and it yields the accepted ones and the bonus.
@@ -39,8 +42,15 @@ def choose_length(
     longest = min(limit, len(costs) - 1)
     if not count or longest < 1:
         return 0
-    charged = [rate * cost for cost in costs[: min(longest, count) + 1]]
     values = [0.0] * (count + 2)
+    after = 0.0
+    if ongoing:
+        # Copied at the cheapest cost per token for as long as the last guess's chance promises.
+        after = probabilities[-1]
+        cheapest = min(cost / rows for rows, cost in enumerate(costs[: longest + 1], start=1))
+        values[count] = min(1.0 / (1.0 - after), _FORESIGHT) * max(0.0, 1.0 - rate * cheapest)
+        values[count + 1] = values[count]
+    charged = [rate * cost for cost in costs[: min(longest, count) + 1]]
     best_length = 0
     for start in range(count - 1, -1, -1):
         best = -float("inf")
@@ -49,7 +59,7 @@ def choose_length(
         rerun = 0.0
         for length in range(min(longest, count - start) + 1):
             here = start + length
-            go_on = reached * probabilities[here] if here < count else 0.0
+            go_on = reached * (probabilities[here] if here < count else after)
             value = tokens - charged[length] + go_on * values[here + 1] - rerun
             if value > best:
                 best, best_length = value, length

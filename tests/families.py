@@ -6,17 +6,13 @@ its modules uses, so that a test can tell which mixture of kinds nobody has buil
 
 from __future__ import annotations
 
-import ast
 import importlib
-import inspect
-import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
 import mlx.core as mx
-import mlx_lm.models
 from mlx.utils import tree_map_with_path
 from mlx_lm.models.cache import ConcatenateKVCache, QuantizedKVCache
 
@@ -103,6 +99,7 @@ class Family:
     args: dict[str, Any] = field(default_factory=dict)
     inner: str | None = None
     scale: float = 0.3
+    embedding: float = 0.3
     seed: int = 0
     caches: Callable[[], Any] | None = None
 
@@ -117,15 +114,15 @@ FAMILIES: dict[str, Family] = {
     "llama-kv8": Family("llama", {"head_dim": 32}, caches=_quantized(8)),
     "llama-kv4": Family("llama", {"head_dim": 32}, caches=_quantized(4)),
     "llama-concatenate": Family("llama", caches=ConcatenateKVCache),
-    "qwen3": Family("qwen3"),
+    "qwen3": Family("qwen3", scale=1.2, seed=4),
     "afm7": Family(
         "afm7",
         {"hidden_dim": 32, "num_layers": 3, "num_kv_reuse_layers": 1, "num_heads": 4}
         | {"num_kv_heads": 2},
+        scale=1.2,
+        seed=4,
     ),
-    "gemma3_text": Family(
-        "gemma3_text", {"sliding_window_pattern": 2, "query_pre_attn_scalar": 8}
-    ),
+    "gemma3_text": Family("gemma3_text", {"sliding_window_pattern": 2, "query_pre_attn_scalar": 8}),
     "gemma3n": Family(
         "gemma3n",
         {
@@ -144,8 +141,11 @@ FAMILIES: dict[str, Family] = {
             "laurel_rank": 8,
         },
         inner="text_config",
+        scale=0.8,
+        embedding=0.01,
+        seed=2,
     ),
-    "gpt_oss": Family("gpt_oss", {**_EXPERTS, "layer_types": _SLIDING_AND_FULL[::-1]}),
+    "gpt_oss": Family("gpt_oss", {**_EXPERTS, "layer_types": _SLIDING_AND_FULL[::-1]}, scale=0.8),
     "muse_glimmer": Family("muse_glimmer", {"layer_types": ["sliding_attention"] * 2}),
     "llama4": Family(
         "llama4",
@@ -179,6 +179,8 @@ FAMILIES: dict[str, Family] = {
             "layer_types": ["full_attention", "sparse"],
         },
         inner="text_config",
+        scale=0.5,
+        seed=1,
     ),
     "longcat_flash_ngram": Family(
         "longcat_flash_ngram",
@@ -200,13 +202,15 @@ FAMILIES: dict[str, Family] = {
         {
             **_EXPERTS,
             **_LATENT,
-            "num_hidden_layers": 4,
+            "num_hidden_layers": 3,
             "head_dim": 32,
             "o_groups": 2,
             "o_lora_rank": 16,
-            "compress_ratios": (0, 4, 4, 16),
-            "kv_source_layer_ids": (0, 1, 1, 3),
-            "index_source_layer_ids": (0, 1, 1, 3),
+            "compress_ratios": (0, 4, 4),  # a window only, one that compresses, one that shares
+            "kv_source_layer_ids": (1,),
+            "index_source_layer_ids": (1,),
+            "hc_mult": 2,
+            "hc_sinkhorn_iters": 2,
             "index_n_heads": 2,
             "index_head_dim": 32,
             "index_topk": 16,
@@ -214,12 +218,11 @@ FAMILIES: dict[str, Family] = {
     ),
     "iquestloopcoder": Family("iquestloopcoder", {"loop_window_size": WINDOW}),
     "mamba": Family("mamba", {**_MAMBA, "time_step_rank": 4}),
-    "mamba2": Family(
-        "mamba2", {**_MAMBA, "num_heads": 8, "time_step_rank": 4}
-    ),
+    "mamba2": Family("mamba2", {**_MAMBA, "num_heads": 8, "time_step_rank": 4}),
     "rwkv7": Family(
         "rwkv7",
         {"a_low_rank_dim": 8, "v_low_rank_dim": 8, "gate_low_rank_dim": 8, "decay_low_rank_dim": 8},
+        seed=1,
     ),
     "qwen3_next": Family("qwen3_next", {**_EXPERTS, **_DELTA}),
     "qwen3_5": Family("qwen3_5", {**_DELTA}, inner="text_config"),
@@ -235,6 +238,7 @@ FAMILIES: dict[str, Family] = {
             "block_auto_adjust_ff_dim": False,
             "full_attn_idxs": [1],
         },
+        scale=0.5,
     ),
     "falcon_h1": Family(
         "falcon_h1",
@@ -290,7 +294,7 @@ FAMILIES: dict[str, Family] = {
             "num_key_value_heads": 1,
         },
     ),
-    "baichuan_m1": Family("baichuan_m1", {"sliding_window_layers": [0], "conv_window": 2}),
+    "baichuan_m1": Family("baichuan_m1", {"sliding_window_layers": [0], "conv_window": 2}, seed=1),
     "bailing_hybrid": Family(
         "bailing_hybrid",
         {**_EXPERTS, **_LATENT, "layer_group_size": 2, "group_norm_size": 2},
@@ -357,13 +361,14 @@ def build(name: str) -> Any:
         args = {family.inner: args, "model_type": family.module}
     mx.random.seed(family.seed)
     model = module.Model(module.ModelArgs.from_dict(args))
-    model.update(tree_map_with_path(partial(_randomise, family.scale), model.parameters()))
+    model.update(tree_map_with_path(partial(_randomise, family), model.parameters()))
     model.eval()
     mx.eval(model.parameters())
     return Cached(model, family.caches) if family.caches else model
 
 
-def _randomise(scale: float, path: str, weight: mx.array) -> mx.array:
+def _randomise(family: Family, path: str, weight: mx.array) -> mx.array:
+    scale = family.embedding if path.endswith("embed_tokens.weight") else family.scale
     noise = mx.random.normal(weight.shape) * scale
     # Norms, decays and biases stay near what their module starts them with.
     return noise if weight.ndim > 1 else weight.astype(mx.float32) + noise

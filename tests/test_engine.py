@@ -11,8 +11,9 @@ import pytest
 from mlx_lm.generate import generate_step
 
 from akunu_py.bench.workloads import load_workloads
-from akunu_py.engine import Engine, Session
+from akunu_py.engine import Engine
 from akunu_py.errors import DamagedModel, EmptyPrompt, PromptTooLong, UsageError
+from akunu_py.session import Session
 from akunu_py.types import DraftMode, GenerateOptions, Message
 from tests.prompts import VARIED_PROMPTS
 

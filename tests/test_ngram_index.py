@@ -129,6 +129,15 @@ def test_planner_examples() -> None:
     assert choose_length([0.1], costs, 1.0, 2) == 0
 
 
+def test_an_ongoing_copy_is_not_cut_short() -> None:
+    # Two drafts of 16 cost less than one of 32: the last row is cheap only up to 16.
+    costs = [1.0 + 0.05 * min(rows, 16) + 0.5 * max(0, rows - 16) for rows in range(33)]
+    sure = [0.995] * 33
+    assert choose_length(sure, costs, 4.0, 32, ongoing=True) == 16
+    # Where every row is as cheap as the one before, the longest draft is best.
+    assert choose_length(sure, [1.0 + 0.05 * i for i in range(33)], 4.0, 32, ongoing=True) == 32
+
+
 def test_a_rerun_makes_rejections_dearer() -> None:
     costs = [1.0, 1.1, 1.2]
     assert choose_length([0.4], costs, 1.0, 2) == 1

@@ -101,8 +101,6 @@ def test_altered_or_foreign_bytes_are_refused() -> None:
     for place in range(len(data)):
         altered = bytearray(data)
         altered[place] ^= 0x41
-        if 16 <= place < 24:
-            continue  # the count of tokens: any smaller one is a memory too
         with pytest.raises(ValueError, match="expected a"):
             Memory.load(bytes(altered))
     with pytest.raises(ValueError, match="something else"):

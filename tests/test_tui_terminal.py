@@ -69,10 +69,10 @@ def test_a_conversation(terminal: Terminal, starter: StoredModel) -> None:
         "Enter",
     )
     terminal.wait_for("Ask something")
-    terminal.type("Name three colours.", "Enter")  # the model may still be loading
-    screen = terminal.wait_for(r"● ready .* [1-9][0-9.]* tokens/s")
-    said = screen.partition("Name three colours.")[2].partition("╭")[0]
-    assert len(said.split()) >= 3, screen
+    terminal.type("Say hello.", "Enter")  # the model may still be loading
+    screen = terminal.wait_for(r"● ready .* [1-9][0-9.]* tokens/s", seconds=150)
+    said = screen.partition("Say hello.")[2].partition("╭")[0]
+    assert len(said.split()) >= 1, screen
 
     terminal.type("Write a very long story about a ship.", "Enter")
     terminal.wait_for(r"▶ answering .* [1-9][0-9.]* tokens/s .*tokens/pass")

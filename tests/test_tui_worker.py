@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from textual.message import Message as Note
 
-from akunu_py.engine import Engine, Session
+from akunu_py.engine import Engine
 from akunu_py.errors import DamagedModel
 from akunu_py.models.store import StoredModel
+from akunu_py.session import Session
 from akunu_py.tui.messages import Failed, Finished, Loaded, PieceArrived, Prefilling
 from akunu_py.tui.worker import Held, SessionThread
 from akunu_py.types import GenerateOptions, Message, Piece, Stats, TextPiece

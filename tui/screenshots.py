@@ -20,20 +20,16 @@ from akunu_py.tui.status import StatusLine
 from akunu_py.tui.worker import SessionThread
 from akunu_py.types import DEFAULT_MODEL, GenerateOptions
 
-SIZE = (92, 26)
-QUESTION = "Name three uses of a cache in a numbered list, then show one in Python."
-REWRITE = """Repeat this program, but rename the variable total to result:
-
-def mean(values: list[float]) -> float:
-    total = 0.0
-    for value in values:
-        total += value
-    return total / len(values)"""
+SIZE = (92, 28)
+QUESTIONS = (
+    "Write a Python function that reverses a list, and explain it in one sentence.",
+    "Repeat the function with type hints and a docstring.",
+)
 _PATIENCE_S = 300.0
 
 
 async def take(folder: Path) -> list[Path]:
-    """Chats with the starter and saves chat.svg and drafting.svg; gives their paths."""
+    """Chats with the starter and saves the same conversation in both views; gives the paths."""
     from akunu_py.engine import Engine
 
     model = store.get(DEFAULT_MODEL)
@@ -41,10 +37,11 @@ async def take(folder: Path) -> list[Path]:
     app = ChatApp(model.name, GenerateOptions(max_tokens=220), session)
     async with app.run_test(size=SIZE) as pilot:
         app.query_one(PromptBox).cursor_blink = False
-        await _ask(pilot, QUESTION)
+        for question in QUESTIONS:
+            await _ask(pilot, question)
         chat = _save(app, folder, "chat.svg")
-        await pilot.press("ctrl+n", "f2")
-        await _ask(pilot, REWRITE)
+        await pilot.press("f2")
+        await pilot.pause(0.5)
         drafting = _save(app, folder, "drafting.svg")
     session.close(_PATIENCE_S)
     return [chat, drafting]

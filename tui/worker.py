@@ -24,7 +24,8 @@ from akunu_py.tui.messages import Failed, Finished, Loaded, PieceArrived, Prefil
 from akunu_py.types import GenerateOptions, Message, Stats, TextPiece
 
 if TYPE_CHECKING:  # importing the engine takes a second or two, which the thread spends, not we
-    from akunu_py.engine import Engine, Generation, Session
+    from akunu_py.engine import Engine
+    from akunu_py.session import Generation, Session
 
 # Pieces may come at 200 a second, and drawing takes turns with decoding in Python's interpreter.
 _INTERVAL_S = 1 / 16
@@ -120,7 +121,7 @@ class SessionThread:
         return True
 
     def _answer(self, request: Ask) -> None:
-        from akunu_py.engine import Session
+        from akunu_py.session import Session
 
         assert self._engine is not None
         try:

@@ -8,10 +8,10 @@ import sys
 
 from akunu_py import backend
 from akunu_py.commands import bench_replay, bench_tables
-from akunu_py.commands.load import load_engine
+from akunu_py.commands.load import load_engine, load_experience
 from akunu_py.commands.parser import Parser, positive
 from akunu_py.errors import UsageError
-from akunu_py.types import DEFAULT_MODEL
+from akunu_py.types import DEFAULT_MODEL, DRAFT_MODES
 
 _SPEED_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 _ACTIONS = ("speed", "replay", "curve")
@@ -40,9 +40,10 @@ def speed(options: argparse.Namespace) -> int:
     engine = load_engine(options.model, options.weights)
     costs = measure_curve(engine, _SPEED_ROWS, max(5, options.repeats))
     rows: list[Series] = []
-    modes = tuple(options.draft or ("off", "fixed"))
+    modes = tuple(options.draft or ("off", "fixed", "auto"))
     groups = measure(
         engine,
+        load_experience(engine, no_memory=True),
         workloads,
         modes,
         max_tokens=options.max_tokens,
@@ -85,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     summary = "tokens/s beside mlx-lm's own loop, in one process on the same weights"
     speed = actions.add_parser("speed", help=summary, description=summary)
     speed.add_argument("--workload", action="append", metavar="NAME", help="may be repeated")
-    speed.add_argument("--draft", action="append", choices=("off", "fixed"), metavar="MODE")
+    speed.add_argument("--draft", action="append", choices=DRAFT_MODES, metavar="MODE")
     speed.add_argument("--max-tokens", type=positive, default=128, metavar="N")
     speed.add_argument("--repeats", type=positive, default=3, metavar="N")
     _add_model(speed)

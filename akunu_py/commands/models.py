@@ -14,7 +14,7 @@ from akunu_py.models import catalogue, store
 
 
 def run(args: argparse.Namespace) -> int:
-    actions = {"list": list_models, "pull": pull, "show": show, "rm": remove}
+    actions = {"list": list_models, "pull": pull, "show": show, "rm": remove, "forget": forget}
     return actions[args.action](args)
 
 
@@ -66,6 +66,8 @@ def fetch(name: str, *, quiet_if_here: bool = False) -> None:
 
 
 def show(args: argparse.Namespace) -> int:
+    from akunu_py import experience
+
     model = store.get(args.name)
     if args.verify:
         with progress_bar() as progress:
@@ -81,6 +83,7 @@ def show(args: argparse.Namespace) -> int:
         ("licence", model.licence),
         ("source", model.source),
         ("created", model.created),
+        ("memory", f"{human_size(experience.remembered_bytes(model.path))} of earlier answers"),
         ("files", "verified" if args.verify else "sizes checked; --verify reads every byte"),
     ]
     for name, value in rows:
@@ -96,6 +99,15 @@ def remove(args: argparse.Namespace) -> int:
             print("kept")
             return 0
     print(f"removed {args.name}, {human_size(store.remove(args.name))} freed")
+    return 0
+
+
+def forget(args: argparse.Namespace) -> int:
+    from akunu_py import experience
+
+    model = store.resolve(args.name)
+    freed = experience.forget(model.path)
+    print(f"forgot what {model.name} said, {human_size(freed)} freed")
     return 0
 
 

@@ -9,9 +9,10 @@ import signal
 import sys
 from collections.abc import Iterator
 
-from akunu_py.commands.load import load_engine
-from akunu_py.engine import Engine, Generation, Session
+from akunu_py.commands.load import load_engine, load_experience, tell_warnings
+from akunu_py.engine import Engine
 from akunu_py.errors import EmptyPrompt, UsageError
+from akunu_py.session import Generation, Session
 from akunu_py.types import GenerateOptions, Message, Stats
 
 INTERRUPTED = 130
@@ -21,8 +22,9 @@ def run(args: argparse.Namespace) -> int:
     prompt = read_prompt(args.prompt)
     options = GenerateOptions(args.max_tokens, args.draft, args.draft_tokens)
     engine = load_engine(args.model, args.weights)
+    experience = load_experience(engine, no_memory=args.no_memory)
     tokens = engine.encode(prompt) if args.raw else engine.encode_chat([Message("user", prompt)])
-    generation = Session(engine).generate(tokens, options)
+    generation = Session(engine, experience).generate(tokens, options)
     if options.draft != "off" and engine.no_draft:
         print(f"akunu: {engine.name} runs without drafting: {engine.no_draft}", file=sys.stderr)
     with cancelled_by_interrupt(generation):
@@ -31,6 +33,7 @@ def run(args: argparse.Namespace) -> int:
             print(json.dumps(as_dict(engine, generation), ensure_ascii=False))
         else:
             stream(generation)
+    tell_warnings(experience)
     if not args.quiet and args.format == "text":
         print(f"[{summary(generation.stats, args.draft)}]", file=sys.stderr)
     return INTERRUPTED if generation.finish_reason == "cancelled" else 0

@@ -1,0 +1,185 @@
+"""What akunu learned about one model on this machine, kept between runs in the cache folder.
+
+Two things: the cost curve (what a pass over M rows takes here) and the memory (what the model
+said earlier, to draft from). Both may be deleted at any time. The memory is a snapshot, written
+rarely and whole, and a journal of the answers since, appended to after each: so an answer costs a
+small write, and loading stays fast. Files are for the user alone (mode 0600). What is damaged or
+foreign is set aside with one warning and never stops an answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import struct
+import tempfile
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from zlib import adler32
+
+from akunu_py import paths
+from akunu_py.errors import StoreError
+from akunu_py.ngram.cost import CostCurve
+from akunu_py.ngram.memory import Memory
+
+_MEMORY = "memory-"
+_JOURNAL_TOKENS = 20_000  # more are folded into the snapshot; reading as many takes some 30 ms
+_RECORD = struct.Struct("<II")  # tokens in the record, checksum of their bytes
+_TOKEN_BYTES = 4
+
+
+class Experience:
+    """The learned state of one model. `warnings`: what had to be set aside, one line each."""
+
+    def __init__(self, model: Path, tokenizer: str, layout: str, *, memory: bool) -> None:
+        """model: its folder. tokenizer: a digest, because a memory of other token ids is worth
+        nothing. layout: device and format of the weights, which is what costs depend on."""
+        self.folder = _folder(model)
+        self._curve_file = self.folder / f"curve-{_digest(layout)}.json"
+        self._snapshot = self.folder / f"{_MEMORY}{_digest(tokenizer)}"
+        self._journal = self.folder / f"{_MEMORY}{_digest(tokenizer)}.journal"
+        self.warnings: list[str] = []
+        self.curve = self._load_curve()
+        self.memory = self._load_memory() if memory else None
+
+    def save_curve(self) -> None:
+        """Keeps the curve for the next run. A disk that refuses is no reason to fail."""
+        with contextlib.suppress(OSError):
+            _write(self._curve_file, json.dumps(self.curve.to_dict()).encode())
+
+    def remember(self, tokens: Sequence[int]) -> None:
+        """Adds an answer to the memory, here and on disk. Does nothing where memory is off."""
+        if self.memory is None or not tokens:
+            return
+        self.memory.learn(tokens)
+        try:
+            with self._locked():
+                _append(self._journal, tokens)
+                if self._journal.stat().st_size > _JOURNAL_TOKENS * _TOKEN_BYTES:
+                    # Read anew: another process may have added answers too.
+                    _write(self._snapshot, self._load_memory().dump())
+                    self._journal.unlink()
+        except OSError as error:
+            self.warnings.append(f"the answer is not remembered: {error.strerror or error}")
+
+    def _load_curve(self) -> CostCurve:
+        try:
+            return CostCurve.from_dict(json.loads(self._curve_file.read_bytes()))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self.warnings.append(f"the learned costs cannot be read: {error}")
+        except (ValueError, RecursionError, AttributeError, TypeError) as error:
+            self._set_aside(self._curve_file, error)
+        return CostCurve()
+
+    def _load_memory(self) -> Memory:
+        memory = Memory()
+        try:
+            memory = Memory.load(self._snapshot.read_bytes())
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self.warnings.append(f"the memory cannot be read: {error}")
+        except ValueError as error:
+            self._set_aside(self._snapshot, error)
+        try:
+            for tokens in _records(self._journal.read_bytes()):
+                memory.learn(tokens)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self.warnings.append(f"the memory cannot be read: {error}")
+        except ValueError as error:
+            self._set_aside(self._journal, error)
+        return memory
+
+    def _set_aside(self, path: Path, error: Exception) -> None:
+        aside = path.with_name(path.name + ".damaged")
+        with contextlib.suppress(OSError):
+            path.replace(aside)
+        self.warnings.append(f"{path} is damaged and was set aside as {aside.name}: {error}")
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with (self.folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def forget(model: Path) -> int:
+    """Deletes what was remembered of `model`, set-aside files too; gives the bytes that freed.
+
+    The cost curve stays: it holds nothing that anybody said. Raises StoreError.
+    """
+    freed = remembered_bytes(model)
+    try:
+        for path in _folder(model).glob(f"{_MEMORY}*"):
+            path.unlink()
+    except OSError as error:
+        raise StoreError(f"cannot delete {error.filename}: {error.strerror}") from error
+    return freed
+
+
+def remembered_bytes(model: Path) -> int:
+    """Bytes on disk that the memory of `model` takes."""
+    return sum(path.stat().st_size for path in _folder(model).glob(f"{_MEMORY}*"))
+
+
+def _folder(model: Path) -> Path:
+    # A model may be named by any path: a digest is a safe file name, the last part a legible one.
+    path = model.resolve()
+    legible = "".join(c for c in path.name if c.isalnum() or c in "._-")[:40]
+    return paths.cache_dir() / "learned" / f"{legible}-{_digest(str(path))}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _append(path: Path, tokens: Sequence[int]) -> None:
+    body = array("I", tokens).tobytes()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        os.write(descriptor, _RECORD.pack(len(tokens), adler32(body)) + body)
+    finally:
+        os.close(descriptor)
+
+
+def _records(data: bytes) -> Iterator[list[int]]:
+    """The answers of a journal. A last one that was cut off is left out: its writer was killed.
+
+    Raises ValueError where a record before the last is damaged.
+    """
+    start = 0
+    while start + _RECORD.size <= len(data):
+        count, checksum = _RECORD.unpack_from(data, start)
+        start += _RECORD.size
+        body = data[start : start + count * _TOKEN_BYTES]
+        if len(body) < count * _TOKEN_BYTES:
+            return
+        if adler32(body) != checksum:
+            raise ValueError("a record of the journal was altered")
+        tokens = array("I")
+        tokens.frombytes(body)
+        yield tokens.tolist()
+        start += len(body)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Writes the file whole or not at all, readable by its owner only."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise

@@ -1,0 +1,177 @@
+"""Session: one mutable timeline of tokens. Generation: one answer while it is made.
+
+A session belongs to the thread that uses it, because MLX's streams are thread-local; only
+`Generation.cancel` may come from elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from akunu_py.backend import wired_memory
+from akunu_py.decode import Target, decode, prefill, speculate
+from akunu_py.detokenize import Detokenizer
+from akunu_py.drafting import Drafting
+from akunu_py.engine import Engine
+from akunu_py.errors import EmptyPrompt, PromptTooLong, UsageError
+from akunu_py.experience import Experience
+from akunu_py.types import (
+    Answer,
+    FinishReason,
+    GenerateOptions,
+    Message,
+    Piece,
+    Stats,
+    TextPiece,
+)
+
+
+class Session:
+    """One timeline of tokens: what was read and said, and the KV cache that holds it."""
+
+    def __init__(self, engine: Engine, experience: Experience | None = None) -> None:
+        """`experience`: what was learned about the model in earlier runs, and where what is
+        learned now is kept; without one the session starts from nothing and keeps nothing."""
+        self.engine = engine
+        self.experience = experience
+        self.target = Target(engine.model)
+        self.drafting = Drafting(engine, experience)
+
+    def chat(self, messages: Sequence[Message], options: GenerateOptions) -> Generation:
+        """The answer to a conversation, as a stream; see `generate`."""
+        return self.generate(self.engine.encode_chat(messages), options)
+
+    def generate(self, prompt: Sequence[int], options: GenerateOptions) -> Generation:
+        """What the model says after `prompt` (token ids), as a stream to iterate over.
+
+        What the cache already holds of the prompt is not read again. Raises EmptyPrompt,
+        PromptTooLong, and UsageError for options that cannot be honoured, before anything runs.
+        """
+        return Generation(self, prompt, options)
+
+
+class Generation:
+    """One answer while it is made: iterate for its pieces; `stats` and `text` grow meanwhile.
+
+    finish_reason: None until the end, then "stop" (the model ended its answer), "length"
+    (max_tokens), "context" (the context is full) or "cancelled".
+    on_prefill: called with (prompt tokens read, prompt tokens in all) while the prompt is read.
+    """
+
+    def __init__(self, session: Session, prompt: Sequence[int], options: GenerateOptions) -> None:
+        engine = session.engine
+        _check(engine, prompt, options)
+        self._session = session
+        self._engine = engine
+        self._target = session.target
+        self._prompt = list(prompt)
+        self._options = options
+        self._room = engine.context_length - len(self._prompt)
+        self._cancelled = threading.Event()
+        self._detokenizer = Detokenizer(engine.tokenizer, self._prompt[-1])
+        self.on_prefill: Callable[[int, int], None] = lambda done, total: None
+        self.stats = Stats(prompt_tokens=len(self._prompt))
+        self.tokens: list[int] = []
+        self.text = ""
+        self.finish_reason: FinishReason | None = None
+
+    def cancel(self) -> None:
+        """Ends the answer after the pass that is running. May be called from any thread."""
+        self._cancelled.set()
+
+    def answer(self) -> Answer:
+        """Runs to the end and returns the whole."""
+        for _ in self:
+            pass
+        reason = self.finish_reason or "cancelled"
+        return Answer(self.text, tuple(self.tokens), reason, replace(self.stats))
+
+    def __iter__(self) -> Iterator[TextPiece]:
+        with wired_memory():
+            for piece in self._pieces():
+                yield self._take(piece)
+        self.finish_reason = self._why_ended()
+        if self._session.experience is not None:
+            self._session.experience.remember(self.tokens)
+            self._session.experience.save_curve()
+        if rest := self._detokenizer.finish():
+            self.text += rest
+            yield TextPiece(rest, Piece(()))
+
+    def _pieces(self) -> Iterator[Piece]:
+        """The first token, which comes from the prefill; then a piece per decode pass."""
+        started = time.perf_counter()
+        target, stop = self._target, self._engine.stop_tokens
+        if not self._prefill():
+            return
+        first, _ = speculate(target, (), stop)
+        prefilled = time.perf_counter()
+        self.stats.prefill_s = prefilled - started
+        yield Piece(tuple(first), seconds=self.stats.prefill_s)
+        if first[0] in stop or self._cancelled.is_set():
+            return
+        drafting = self._session.drafting
+        drafter = drafting.drafter(self._options, [*self._prompt, *first])
+        limit = min(self._options.max_tokens, self._room) - 1
+        passes = decode(target, drafter, limit, stop, runs_ahead=drafting.runs_ahead)
+        with contextlib.closing(passes):
+            for piece in passes:
+                yield piece
+                # The reader's time counts too: this is the speed that a person sees.
+                self.stats.decode_s = time.perf_counter() - prefilled
+                if self._cancelled.is_set():
+                    return
+
+    def _prefill(self) -> bool:
+        """Brings the cache to the prompt but for its last token; False where cancelled."""
+        cached = self._target.go_to(self._prompt)
+        self.stats.cached_tokens = cached
+        total = len(self._prompt) - 1
+
+        def go_on(done: int) -> bool:
+            self.on_prefill(cached + done, total)
+            return not self._cancelled.is_set()
+
+        return prefill(self._target, go_on)
+
+    def _take(self, piece: Piece) -> TextPiece:
+        """Counts a piece and turns it into text."""
+        self.stats.add(piece, from_prefill=not self.tokens)
+        self.tokens += piece.tokens
+        text, drafted = "", []
+        for index, token in enumerate(piece.tokens):
+            if token in self._engine.stop_tokens:
+                break
+            start = len(text)
+            text += self._detokenizer.add(token)
+            if index < piece.accepted and len(text) > start:
+                drafted.append((start, len(text)))
+        self.text += text
+        return TextPiece(text, piece, tuple(drafted))
+
+    def _why_ended(self) -> FinishReason:
+        if self.tokens and self.tokens[-1] in self._engine.stop_tokens:
+            return "stop"
+        if len(self.tokens) == self._options.max_tokens:
+            return "length"
+        return "context" if len(self.tokens) == self._room else "cancelled"
+
+
+def _check(engine: Engine, prompt: Sequence[int], options: GenerateOptions) -> None:
+    if options.max_tokens < 1:
+        raise UsageError(f"max_tokens must be at least 1, got {options.max_tokens}")
+    if options.draft_tokens < 1:
+        raise UsageError(
+            f"draft_tokens must be at least 1, got {options.draft_tokens}; for none use --draft off"
+        )
+    if not prompt:
+        raise EmptyPrompt("the prompt is empty: give a text to answer")
+    if len(prompt) >= engine.context_length:
+        raise PromptTooLong(
+            f"the prompt has {len(prompt)} tokens, but the context of {engine.name} holds "
+            f"{engine.context_length} with the answer; shorten the prompt"
+        )

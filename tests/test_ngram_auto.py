@@ -1,0 +1,214 @@
+"""The auto drafter: protocol, limits, learning, copies through changes, memory."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from akunu_py.ngram.acceptance import NO_BITS, AcceptanceModel, Opinion, push, sigmoid
+from akunu_py.ngram.auto import MAX_DRAFT, AutoDrafter
+from akunu_py.ngram.cost import CostCurve
+from akunu_py.ngram.memory import Memory
+from akunu_py.types import Drafter
+
+CHEAP = {1: 1.0, 5: 1.1, 32: 1.5}
+DEAR = {1: 1.0, 2: 2.0, 32: 32.0}
+
+
+def drive(
+    drafter: Drafter, prompt: Sequence[int], output: Sequence[int], seconds: float = 1.0
+) -> tuple[int, int, int]:
+    """Plays a target that says `output`. Returns (passes, drafted, accepted)."""
+    drafter.extend(prompt)
+    drafter.extend(output[:1])
+    done, passes, drafted, accepted = 1, 0, 0, 0
+    while done < len(output):
+        limit = len(output) - done - 1
+        draft = drafter.propose(limit)
+        assert len(draft) <= min(limit, MAX_DRAFT)
+        k = 0
+        while k < len(draft) and draft[k] == output[done + k]:
+            k += 1
+        drafter.feedback(k, seconds)
+        drafter.extend(output[done : done + k + 1])
+        done += k + 1
+        passes, drafted, accepted = passes + 1, drafted + len(draft), accepted + k
+    return passes, drafted, accepted
+
+
+def cheap(**options: object) -> AutoDrafter:
+    return AutoDrafter(CostCurve(CHEAP), **options)  # type: ignore[arg-type]
+
+
+def test_outcomes_are_remembered_three_at_a_time() -> None:
+    bits = NO_BITS
+    seen = [bits := push(bits, hit) for hit in (True, False, True, True)]
+    assert seen == [0b11, 0b110, 0b1101, 0b1011]
+
+
+def test_an_opinion_learns_from_being_right_and_wrong() -> None:
+    model = AcceptanceModel()
+    before = sigmoid(model.leap[NO_BITS])
+    for _ in range(20):
+        opinion = Opinion(7, model.leap[NO_BITS], 0.1, [(model.leap, NO_BITS)], [])
+        opinion.learn(7)
+    assert sigmoid(model.leap[NO_BITS]) > before
+    for _ in range(100):
+        opinion = Opinion(7, model.leap[NO_BITS], 0.1, [(model.leap, NO_BITS)], [])
+        opinion.learn(8)
+    assert sigmoid(model.leap[NO_BITS]) < before
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.integers(0, 5), max_size=60),
+    st.lists(st.integers(0, 5), min_size=1, max_size=60),
+    st.booleans(),
+    st.booleans(),
+)
+def test_any_text_is_followed_to_its_end(
+    prompt: list[int], output: list[int], rerun: bool, remember: bool
+) -> None:
+    memory = Memory(6) if remember else None
+    if memory is not None:
+        memory.learn(prompt)
+    drafter = cheap(rerun_on_reject=rerun, memory=memory)
+    drive(drafter, prompt, output)
+    assert drafter.index.tokens == prompt + output
+
+
+def test_a_copy_is_drafted_at_full_length() -> None:
+    passage = random.Random(1).sample(range(1000), 400)
+    passes, drafted, accepted = drive(cheap(), passage, passage)
+    assert passes < 30
+    assert accepted > 0.9 * drafted
+
+
+def test_nothing_is_drafted_without_evidence_or_where_it_cannot_pay() -> None:
+    text = random.Random(1).sample(range(10000), 500)
+    assert drive(cheap(), text[:200], text[200:])[1] == 0
+    words = random.Random(2).choices(range(300), k=600)
+    _, drafted, _ = drive(AutoDrafter(CostCurve(DEAR)), words[:200], words[200:])
+    assert drafted < 10
+
+
+def test_a_copy_goes_on_after_changes() -> None:
+    rng = random.Random(3)
+    source = rng.choices(range(1000), k=600)
+    edited = list(source)
+    for place in range(40, 600, 60):
+        edited[place] = 5000 + place
+    passes, _, _ = drive(cheap(), source, edited)
+    assert passes < 100
+
+
+def test_fields_of_a_table_are_filled_in() -> None:
+    rng = random.Random(4)
+    tab, line, names = 1, 2, (10, 11, 12)
+    rows = [[[rng.randrange(100, 900) for _ in range(3)] for _ in names] for _ in range(12)]
+    prompt: list[int] = []
+    output = [3]
+    for row in rows:
+        for name, value in zip(names, row, strict=True):
+            prompt += [*value, line if name == names[-1] else tab]
+            output += [20, name, 21, 22, *value, 23, 24]
+        output += [25, 26]
+    passes, _, _ = drive(cheap(), prompt, output)
+    assert len(output) / passes > 3
+
+
+def test_max_draft_and_limit_are_kept() -> None:
+    drafter = cheap(max_draft=3)
+    drafter.extend([1, 2, 3, 4, 5, 6, 7, 8] * 10)
+    assert drafter.propose(32) == [1, 2, 3]
+    assert drafter.propose(2) == [1, 2]
+    assert drafter.propose(0) == []
+    assert cheap(max_draft=0).propose(5) == []
+    for wrong in (-1, MAX_DRAFT + 1):
+        with pytest.raises(ValueError, match="max_draft"):
+            cheap(max_draft=wrong)
+
+
+def test_a_draft_ends_with_a_stop_token() -> None:
+    drafter = cheap(stop_tokens=[4])
+    drafter.extend([1, 2, 3, 4, 5, 6, 7, 8] * 10)
+    assert drafter.propose(32) == [1, 2, 3, 4]
+
+
+def test_a_new_prompt_begins_a_new_answer() -> None:
+    drafter = cheap()
+    drive(drafter, [1, 2, 3], [4, 5, 6, 7])
+    drafter.propose(8)  # abandoned: the user cancelled
+    drafter.extend([9] * 40)
+    assert drafter.copying.split == drafter.index.size - 1
+    drafter.extend([3])
+    drafter.propose(4)
+    drafter.feedback(0, 1.0)
+    split = drafter.copying.split
+    drafter.extend([4])
+    drafter.extend([5])  # a plain step that nothing was proposed for
+    assert drafter.copying.split == split
+
+
+def test_an_unmeasured_curve_is_probed_rarely() -> None:
+    curve = CostCurve()
+    passage = random.Random(1).sample(range(1000), 200)
+    drafter = AutoDrafter(curve)
+    curve.observe(1, 0.01, 0)
+    curve.table(0)[1:] = [1.0] * (len(curve.table(0)) - 1)  # as if drafts could never pay
+    drafter.extend(passage)
+    lengths = []
+    for token in passage:
+        draft = drafter.propose(8)
+        lengths.append(len(draft))
+        if draft:
+            break
+        drafter.feedback(0, 0.01)
+        drafter.extend([token])
+    assert lengths[-1] == 4
+    assert len(lengths) > 60
+
+
+def test_seconds_teach_the_curve_but_not_after_a_rerun() -> None:
+    curve = CostCurve()
+    drafter = AutoDrafter(curve, rerun_on_reject=True)
+    drafter.extend([1, 2, 3, 4, 5, 6, 7, 8] * 10)
+    draft = drafter.propose(8)
+    assert draft
+    drafter.feedback(0, 5.0)
+    assert not curve.measured(1 + len(draft))
+    drafter.propose(8)
+    drafter.feedback(len(draft), 5.0)
+    assert curve.measured(1 + len(draft))
+
+
+def test_memory_helps_cold_text_and_is_only_read() -> None:
+    answer = random.Random(5).sample(range(1000), 200)
+    memory = Memory(10)
+    memory.learn(answer)
+    before = memory.dump()
+    with_memory, _, _ = drive(cheap(memory=memory), [7, 8, 9], answer)
+    without, _, _ = drive(cheap(), [7, 8, 9], answer)
+    assert with_memory < 0.5 * without
+    assert memory.dump() == before
+
+
+def test_same_history_same_drafts() -> None:
+    words = random.Random(6).choices(range(50), k=800)
+    assert drive(cheap(), words[:300], words[300:]) == drive(cheap(), words[:300], words[300:])
+
+
+def test_a_long_conversation_stays_small() -> None:
+    words = random.Random(7).choices(range(49152), k=32000)
+    tracemalloc.start()
+    try:
+        drafter = cheap()
+        drafter.extend(words)
+        assert tracemalloc.get_traced_memory()[0] < 64e6
+    finally:
+        tracemalloc.stop()

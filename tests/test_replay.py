@@ -1,0 +1,177 @@
+"""Replays: trace files, curves, and passes counted by hand."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from akunu_py.bench.curves import CURVES, Curve, parse_curve
+from akunu_py.bench.lookup import PromptLookupDrafter
+from akunu_py.bench.replay import TraceItem, load_trace, parse_trace, replay
+from akunu_py.errors import UsageError
+from akunu_py.ngram.auto import AutoDrafter
+from akunu_py.ngram.cost import MAX_ROWS, CostCurve
+from akunu_py.ngram.fixed import FixedDrafter
+from akunu_py.ngram.memory import Memory
+
+TRACE = {"tokenizer": "t", "workloads": {"chat": [{"prompt": [1, 2], "output": [3, 4, 5]}]}}
+
+
+class Scripted:
+    """Proposes what it is told to, and notes what it hears."""
+
+    def __init__(self, *drafts: Sequence[int]) -> None:
+        self.drafts = list(drafts)
+        self.heard: list[object] = []
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self.heard.append(tuple(tokens))
+
+    def propose(self, limit: int) -> list[int]:
+        self.heard.append(limit)
+        return list(self.drafts.pop(0))[:limit]
+
+    def feedback(self, accepted: int, seconds: float) -> None:
+        self.heard.append((accepted, seconds))
+
+
+def test_passes_counted_by_hand() -> None:
+    item = TraceItem((1,), (10, 11, 12, 13, 14, 15))
+    drafter = Scripted((11, 12, 99, 99), (), (15,))
+    counts = replay([item], lambda: drafter, Curve({1: 1.0, 5: 1.4}))
+    assert drafter.heard == [
+        (1,),
+        (10,),
+        *(4, (2, 1.4), (11, 12, 13)),
+        *(1, (0, 1.0), (14,)),
+        *(0, (0, 1.0), (15,)),
+    ]
+    assert counts.pop("draft_us_per_token") >= 0
+    assert counts == {
+        "items": 1,
+        "tokens": 5,
+        "passes": 3,
+        "drafted": 4,
+        "accepted": 2,
+        "tokens_per_pass": round(5 / 3, 4),
+        "score": round(5 / 3.4, 4),
+    }
+
+
+def test_plain_decoding_scores_one() -> None:
+    items = [TraceItem((1, 2, 3), (1, 2, 3, 1, 2, 3)), TraceItem((1,), (5,))]
+    counts = replay(items, lambda: FixedDrafter(0), parse_curve("m1"))
+    assert (counts["score"], counts["tokens_per_pass"]) == (1.0, 1.0)
+    assert replay([], lambda: FixedDrafter(0), parse_curve("m1"))["score"] == 0.0
+
+
+def test_a_drafter_that_exceeds_its_limit_is_found_out() -> None:
+    class Greedy(Scripted):
+        def propose(self, limit: int) -> list[int]:
+            return [0] * (limit + 1)
+
+    with pytest.raises(ValueError, match="at most 1"):
+        replay([TraceItem((1,), (1, 2, 3))], Greedy, parse_curve("cpu"))
+
+
+def test_memory_learns_from_item_to_item() -> None:
+    answer = tuple(range(500, 600))
+    items = [TraceItem((1, 2), answer), TraceItem((3, 4), answer)]
+    curve = parse_curve("cpu")
+    points = curve.table(MAX_ROWS)
+
+    def passes(memory: Memory | None) -> int:
+        counts = replay(
+            items,
+            lambda: AutoDrafter(CostCurve(points), memory=memory),
+            curve,
+            (lambda item: memory.learn(item.output)) if memory is not None else None,
+        )
+        return int(counts["passes"])
+
+    assert passes(None) == 198
+    assert passes(Memory(8)) < 150
+
+
+def test_prompt_lookup_copies_the_first_match() -> None:
+    drafter = PromptLookupDrafter()
+    drafter.extend([1, 2, 3, 4, 9, 1, 2, 3, 5, 8, 6, 6, 2, 3])
+    assert drafter.propose(3) == [4, 9, 1]
+    assert len(drafter.propose(32)) == 10
+    drafter.extend([77])
+    assert drafter.propose(3) == []
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_named_curves(name: str) -> None:
+    curve = parse_curve(name)
+    costs = [curve(rows) for rows in range(1, 40)]
+    assert costs[0] == 1.0
+    assert costs == sorted(costs)
+
+
+def test_curves_are_linear_between_points_and_beyond() -> None:
+    curve = parse_curve("1:1,3:1.11,5:1.42")
+    assert [curve(1), curve(3), curve(5)] == [1.0, 1.11, 1.42]
+    assert curve(2) == pytest.approx(1.055)
+    assert curve(7) == pytest.approx(1.73)
+    assert parse_curve("cpu")(20) == pytest.approx(1.67 + 0.04 * 12)
+    assert parse_curve("m4pro")(100) == pytest.approx(3.9)
+    assert parse_curve("1:2")(9) == 2.0
+
+
+@pytest.mark.parametrize(
+    "text", ["", "m9", "1:1,3", "2:1", "1:1,1:2", "1:0", "1:-1", "1:nan", "0:1,1:1", "1:x"]
+)
+def test_curves_that_are_none(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_curve(text)
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_trace_files(tmp_path: Path, compress: bool) -> None:
+    data = json.dumps(TRACE).encode()
+    path = tmp_path / "trace"
+    path.write_bytes(gzip.compress(data) if compress else data)
+    trace = load_trace(path)
+    assert trace.tokenizer == "t"
+    assert trace.workloads == {"chat": (TraceItem((1, 2), (3, 4, 5)),)}
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"\x1f\x8bnot gzip", gzip.compress(b"{}")[:-4], b"[]", b"\xff\xfe"]
+)
+def test_files_that_are_no_traces(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(data)
+    with pytest.raises(UsageError):
+        load_trace(path)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot read"):
+        load_trace(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"workloads": []},
+        {"tokenizer": 3, "workloads": {}},
+        {"workloads": {"a": {}}},
+        {"workloads": {"a": [3]}},
+        {"workloads": {"a": [{"prompt": [1]}]}},
+        {"workloads": {"a": [{"prompt": [1], "output": []}]}},
+        {"workloads": {"a": [{"prompt": [1], "output": [-1]}]}},
+        {"workloads": {"a": [{"prompt": [True], "output": [1]}]}},
+        {"workloads": {"a": [{"prompt": [1.5], "output": [1]}]}},
+        {"workloads": {"a": [{"prompt": "text", "output": [1]}]}},
+    ],
+)
+def test_malformed_traces(content: object) -> None:
+    with pytest.raises(UsageError, match="expected"):
+        parse_trace(content)
