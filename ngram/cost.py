@@ -9,14 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import pairwise
 from math import exp, inf, log
-from statistics import median
+from statistics import median_low
 from typing import Any
 
 MAX_ROWS = 33
 # A band ends before this many tokens of context; attention makes passes dearer as they grow.
 BANDS = (1024, 4096, 16384)
-KEPT = 9  # measured times per row count: their median forgets slowly and ignores outliers
+KEPT = 9  # measured times per row count: their lower median ignores outliers, which are slow
 _TOLERANCE = 0.02  # a smaller change of a median is not worth a new table
+# How far a measured row count speaks for others: to 1/e at this difference of their logarithms.
+# Small ones stand alone (kernels change between them), 30 and 33 are as good as one.
+_REACH = 0.1
+_PRIOR_WEIGHT = 1.0  # of the prior shape, against the square of the number of times measured
 
 # The shape assumed before anything was measured: between a fast and a slow machine.
 PRIOR_SHAPE: Mapping[int, float] = {1: 1.0, 2: 1.15, 4: 1.5, 5: 1.7, 8: 2.4, 16: 3.2, 32: 3.8}
@@ -53,11 +57,13 @@ class CostCurve:
         times = self._times[band].setdefault(rows, [])
         times.append(seconds)
         del times[:-KEPT]
-        middle = sorted(times)[len(times) // 2]
+        middle = median_low(times)
         known = self._medians[band].get(rows)
-        if known is None or abs(middle - known) > _TOLERANCE * known:
+        if known is None or len(times) < KEPT or abs(middle - known) > _TOLERANCE * known:
             self._medians[band][rows] = middle
-            self._tables = [None] * len(self._tables)
+            table = self._tables[band]
+            if table is None or abs(middle - table[rows - 1]) > _TOLERANCE * middle:
+                self._tables = [None] * len(self._tables)
 
     def measured(self, rows: int) -> bool:
         """Whether the cost of `rows` rows is known: given beforehand, or observed in any band."""
@@ -69,7 +75,8 @@ class CostCurve:
             "points": {str(rows): cost for rows, cost in self._points.items()},
             "given": self._given,
             "bands": [
-                {str(rows): time for rows, time in medians.items()} for medians in self._medians
+                {str(rows): [time, len(times[rows])] for rows, time in medians.items()}
+                for medians, times in zip(self._medians, self._times, strict=True)
             ],
         }
 
@@ -80,41 +87,60 @@ class CostCurve:
             curve = cls({int(rows): float(cost) for rows, cost in content["points"].items()})
             curve._given = bool(content["given"])
             bands = [
-                {int(rows): float(time) for rows, time in band.items()} for band in content["bands"]
+                {
+                    int(rows): [float(time)] * min(KEPT, int(count))
+                    for rows, (time, count) in band.items()
+                }
+                for band in content["bands"]
             ]
         except (KeyError, TypeError, AttributeError, ValueError) as err:
             raise ValueError(f"expected a saved cost curve, found {content!r:.80}") from err
         if len(bands) != len(BANDS) + 1:
             raise ValueError(f"expected {len(BANDS) + 1} bands of a cost curve, found {len(bands)}")
         for band, context in zip(bands, (0, *BANDS), strict=True):
-            for rows, time in band.items():
-                curve.observe(rows, time, context)
+            for rows, times in band.items():
+                for time in times:
+                    curve.observe(rows, time, context)
         return curve
 
     def _make_table(self, band: int) -> list[float]:
-        """The prior, times what the measured rows differ from it, interpolated in between."""
-        medians = self._nearest_medians(band)
-        ratios = {rows: log(time / self._prior[rows - 1]) for rows, time in sorted(medians.items())}
-        costs = [
-            cost * exp(_interpolate(ratios, rows, flat=True)) if ratios else cost
-            for rows, cost in enumerate(self._prior, start=1)
-        ]
-        for i in range(1, len(costs)):
-            costs[i] = max(costs[i], costs[i - 1])
+        """The prior shape, scaled to the time of 1 row, times how the measured rows differ from
+        that: an average over the rows near by, in logarithms, weighted by how often each was
+        measured. One slow outlier must not put a row count out of use."""
+        measured = self._nearest(band)
+        if not measured:
+            return list(self._prior)
+        ratios = {
+            rows: (log(time / self._prior[rows - 1]), count * count)
+            for rows, (time, count) in measured.items()
+        }
+        scale = ratios[1][0] if 1 in ratios else median_low([ratio for ratio, _ in ratios.values()])
+        costs: list[float] = []
+        for rows, cost in enumerate(self._prior, start=1):
+            total, weight = 0.0, _PRIOR_WEIGHT
+            for other, (ratio, count) in ratios.items():
+                near = count * exp(-abs(log(rows / other)) / _REACH)
+                total += near * (ratio - scale)
+                weight += near
+            difference = 0.0 if rows == 1 and 1 in ratios else total / weight
+            costs.append(max(cost * exp(scale + difference), costs[-1] if costs else 0.0))
         return costs
 
-    def _nearest_medians(self, band: int) -> dict[int, float]:
-        """The band's own times; for rows that it never saw, another band's, put in proportion."""
+    def _nearest(self, band: int) -> dict[int, tuple[float, int]]:
+        """(time, how often measured) by rows: the band's own, and for rows that it never saw
+        those of the nearest other band, in proportion."""
+        result = {
+            rows: (time, len(self._times[band][rows])) for rows, time in self._medians[band].items()
+        }
         bands = sorted(range(len(self._medians)), key=lambda other: abs(other - band))
-        result = dict(self._medians[band])
         for other in bands[1:]:
             theirs = self._medians[other]
-            shared = [result[rows] / theirs[rows] for rows in result.keys() & theirs.keys()]
+            shared = [result[rows][0] / theirs[rows] for rows in result.keys() & theirs.keys()]
             if result and not shared:
                 continue
-            scale = median(shared) if shared else 1.0
+            scale = median_low(shared) if shared else 1.0
             for rows, time in theirs.items():
-                result.setdefault(rows, time * scale)
+                result.setdefault(rows, (time * scale, len(self._times[other][rows])))
         return result
 
 
@@ -131,14 +157,10 @@ def _checked(points: Mapping[int, float]) -> dict[int, float]:
     return dict(sorted(points.items()))
 
 
-def _interpolate(points: Mapping[int, float], rows: int, *, flat: bool = False) -> float:
-    """Linear between the points, whose rows rise; outside of them the nearest segment goes on,
-    or when `flat` the nearest point."""
-    first, last = next(iter(points)), next(reversed(list(points)))
-    if flat:
-        rows = min(max(rows, first), last)
+def _interpolate(points: Mapping[int, float], rows: int) -> float:
+    """Linear between the points, whose rows rise; beyond the last its slope goes on."""
     segments = list(pairwise(points.items()))
     if not segments:
-        return points[first]
+        return points[1]
     (left, low), (right, high) = next((s for s in segments if rows <= s[1][0]), segments[-1])
     return low + (high - low) * (rows - left) / (right - left)

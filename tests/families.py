@@ -1,20 +1,20 @@
 """Tiny random-weight models of mlx-lm's families, from mlx-lm's own classes.
 
-`FAMILIES` says how to build each; `kinds_of` reads from mlx-lm's sources which cache kinds any of
-its modules uses, so that a test can tell which mixture of kinds nobody has built here yet.
+`FAMILIES` says how to build each: at least one for every mixture of cache kinds that mlx-lm makes,
+which tests/test_families.py checks against mlx-lm's sources.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_map_with_path
-from mlx_lm.models.cache import ConcatenateKVCache, QuantizedKVCache
+from mlx_lm.models.cache import CacheList, ConcatenateKVCache, QuantizedKVCache
 
 from tests.tiny import VOCABULARY
 
@@ -92,7 +92,8 @@ class Family:
     """How to build one: the module of mlx-lm and what it needs beyond `_COMMON`.
 
     inner: the name that the text model's arguments go under, where the module nests them.
-    scale: standard deviation of the random weights. caches: another cache than the model's own.
+    scale, embedding, seed: the random weights, chosen such that the output does not soon repeat
+    itself. caches: another cache than the model's own.
     """
 
     module: str
@@ -215,6 +216,7 @@ FAMILIES: dict[str, Family] = {
             "index_head_dim": 32,
             "index_topk": 16,
         },
+        scale=0.8,
     ),
     "iquestloopcoder": Family("iquestloopcoder", {"loop_window_size": WINDOW}),
     "mamba": Family("mamba", {**_MAMBA, "time_step_rank": 4}),
@@ -353,7 +355,7 @@ class Cached:
 
 @cache
 def build(name: str) -> Any:
-    """The tiny model of the family, with weights that make its output vary."""
+    """The tiny model of the family."""
     family = FAMILIES[name]
     module = importlib.import_module(f"mlx_lm.models.{family.module}")
     args = {**_COMMON, **family.args, "model_type": family.module}
@@ -372,3 +374,17 @@ def _randomise(family: Family, path: str, weight: mx.array) -> mx.array:
     noise = mx.random.normal(weight.shape) * scale
     # Norms, decays and biases stay near what their module starts them with.
     return noise if weight.ndim > 1 else weight.astype(mx.float32) + noise
+
+
+def leaves(entries: Iterable[Any]) -> list[Any]:
+    """The entries of a cache, those inside a CacheList one by one."""
+    return [
+        leaf
+        for entry in entries
+        for leaf in (leaves(entry.caches) if isinstance(entry, CacheList) else [entry])
+    ]
+
+
+def kinds(entries: Sequence[Any]) -> set[str]:
+    """The names of the classes in a cache, CacheList itself among them."""
+    return {type(entry).__name__ for entry in [*entries, *leaves(entries)]}

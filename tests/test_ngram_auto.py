@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from akunu_py.ngram.acceptance import NO_BITS, AcceptanceModel, Opinion, push, sigmoid
 from akunu_py.ngram.auto import MAX_DRAFT, AutoDrafter
-from akunu_py.ngram.cost import CostCurve
+from akunu_py.ngram.cost import MAX_ROWS, CostCurve
 from akunu_py.ngram.memory import Memory
 from akunu_py.types import Drafter
 
@@ -156,11 +156,12 @@ def test_a_new_prompt_begins_a_new_answer() -> None:
 
 
 def test_an_unmeasured_curve_is_probed_rarely() -> None:
-    curve = CostCurve()
+    class Discouraging(CostCurve):
+        def table(self, context: int) -> list[float]:
+            return [0.01] + [1.0] * (MAX_ROWS - 1)
+
     passage = random.Random(1).sample(range(1000), 200)
-    drafter = AutoDrafter(curve)
-    curve.observe(1, 0.01, 0)
-    curve.table(0)[1:] = [1.0] * (len(curve.table(0)) - 1)  # as if drafts could never pay
+    drafter = AutoDrafter(Discouraging())
     drafter.extend(passage)
     lengths = []
     for token in passage:

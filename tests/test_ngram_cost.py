@@ -36,12 +36,12 @@ def test_times_scale_the_prior_shape() -> None:
 
 def test_measured_rows_bend_the_curve() -> None:
     curve = CostCurve()
-    for _ in range(3):
+    for _ in range(9):
         curve.observe(1, 0.010, 10)
         curve.observe(5, 0.040, 10)
     table = curve.table(10)
     assert table[0] == pytest.approx(0.010)
-    assert table[4] == pytest.approx(0.040)
+    assert table[4] == pytest.approx(0.040, rel=0.05)
     assert table[0] < table[2] < table[4]
 
 
@@ -51,7 +51,18 @@ def test_an_outlier_changes_nothing() -> None:
         curve.observe(1, 0.010, 10)
     before = curve.table(10)
     curve.observe(1, 3.0, 10)
-    assert curve.table(10) == before
+    assert curve.table(10) == pytest.approx(before)
+
+
+def test_a_row_count_survives_being_slow_once() -> None:
+    curve = CostCurve()
+    for _ in range(5):
+        curve.observe(1, 0.010, 10)
+    before = curve.table(10)
+    curve.observe(4, 0.150, 10)
+    assert curve.table(10)[3] < 4 * before[3]
+    curve.observe(4, 0.015, 10)
+    assert curve.table(10)[3] == pytest.approx(before[3], rel=0.1)
 
 
 def test_noise_is_averaged_out_and_change_is_followed() -> None:
@@ -84,7 +95,7 @@ def test_each_band_of_context_has_its_own_times() -> None:
     assert curve.table(0)[0] == pytest.approx(0.010)
     assert curve.table(BANDS[-1])[0] == pytest.approx(0.030)
     # Other rows follow in proportion.
-    assert curve.table(BANDS[-1])[3] == pytest.approx(0.045)
+    assert curve.table(BANDS[-1])[3] == pytest.approx(0.045, rel=0.05)
 
 
 @given(
@@ -112,6 +123,7 @@ def test_tables_never_fall_and_survive_saving(observed: list[tuple[int, float, i
         {"points": {"1": 1.0}, "given": True, "bands": []},
         {"points": {"1": "x"}, "given": True, "bands": [{}, {}, {}, {}]},
         {"points": {"2": 1.0}, "given": True, "bands": [{}, {}, {}, {}]},
+        {"points": {"1": 1.0}, "given": True, "bands": [{"1": 0.5}, {}, {}, {}]},
     ],
 )
 def test_foreign_dicts_are_refused(content: dict[str, object]) -> None:

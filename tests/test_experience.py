@@ -1,0 +1,206 @@
+"""What was learned is kept whole, for its owner alone, bounded; damage never stops an answer."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from akunu_py import experience
+from akunu_py.engine import Engine
+from akunu_py.errors import UsageError
+from akunu_py.experience import Experience, forget, remembered_bytes
+from akunu_py.ngram.cost import CostCurve
+from akunu_py.session import Session
+from akunu_py.settings import Settings, load_settings, settings_file
+from akunu_py.types import GenerateOptions, Message
+
+MODEL = Path("/models/tiny")
+ANSWER = [11, 12, 13, 14, 15, 16, 17, 18]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("CACHE", "CONFIG"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    return tmp_path
+
+
+class SteadyCosts(CostCurve):
+    """The same on every machine and every day."""
+
+    def observe(self, rows: int, seconds: float, context: int) -> None:
+        """Learns nothing."""
+
+
+def opened(*, memory: bool = True, tokenizer: str = "t", layout: str = "float32") -> Experience:
+    return Experience(MODEL, tokenizer, layout, memory=memory)
+
+
+def recalled(learned: Experience) -> int | None:
+    assert learned.memory is not None
+    found = learned.memory.recall([11, 12, 13])
+    return found.token if found else None
+
+
+def files() -> list[Path]:
+    return sorted((opened(memory=False).folder).glob("memory-*"))
+
+
+def test_answers_are_remembered_by_the_next_run() -> None:
+    first = opened()
+    assert recalled(first) is None
+    first.remember(ANSWER)
+    assert recalled(first) == 14
+    assert recalled(opened()) == 14
+    assert recalled(opened(tokenizer="another")) is None
+
+
+def test_files_are_for_the_owner_alone() -> None:
+    learned = opened()
+    learned.remember(ANSWER)
+    learned.curve.observe(1, 0.03, 100)
+    learned.save_curve()
+    kept = [path for path in learned.folder.iterdir() if path.name != "lock"]
+    assert len(kept) == 2
+    assert {stat.S_IMODE(path.stat().st_mode) for path in kept} == {0o600}
+    assert stat.S_IMODE(learned.folder.stat().st_mode) == 0o700
+
+
+def test_off_means_nothing_is_kept() -> None:
+    learned = opened(memory=False)
+    learned.remember(ANSWER)
+    assert learned.memory is None
+    assert files() == []
+
+
+def test_forgetting_deletes_it() -> None:
+    opened().remember(ANSWER)
+    assert remembered_bytes(MODEL) > 0
+    assert forget(MODEL) > 0
+    assert remembered_bytes(MODEL) == 0
+    assert recalled(opened()) is None
+    assert forget(MODEL) == 0
+
+
+def test_the_journal_is_folded_into_a_bounded_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experience, "_JOURNAL_TOKENS", 50)
+    one, other = opened(), opened()  # two processes at once
+    one.remember(ANSWER)
+    for _ in range(12):
+        other.remember([1, 2, 3, 4, 5])
+    assert [path.suffix for path in files()] in ([""], ["", ".journal"])
+    assert recalled(opened()) == 14, "the other process's answers were lost"
+    assert remembered_bytes(MODEL) < 64e6
+
+
+def test_a_damaged_file_is_set_aside_with_one_warning() -> None:
+    opened().remember(ANSWER)
+    (journal,) = files()
+    data = bytearray(journal.read_bytes())
+    data[12] ^= 0xFF
+    journal.write_bytes(data + b"\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00")
+    learned = opened()
+    assert len(learned.warnings) == 1
+    assert "set aside" in learned.warnings[0]
+    assert recalled(learned) is None
+    assert [path.suffix for path in files()] == [".damaged"]
+    learned.remember(ANSWER)
+    again = opened()
+    assert again.warnings == []
+    assert recalled(again) == 14
+
+
+def test_foreign_files_are_set_aside() -> None:
+    learned = opened()
+    learned.folder.mkdir(parents=True)
+    learned._snapshot.write_bytes(b"PNG what is this doing here" * 100)
+    learned._curve_file.write_text('{"surprise": []}')
+    assert len(opened().warnings) == 2
+    assert opened().warnings == []
+
+
+def test_a_record_that_was_cut_off_is_left_out() -> None:
+    opened().remember(ANSWER)
+    opened().remember([21, 22, 23, 24])
+    (journal,) = files()
+    os.truncate(journal, journal.stat().st_size - 5)
+    learned = opened()
+    assert learned.warnings == []
+    assert recalled(learned) == 14
+
+
+def test_a_disk_that_refuses_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(experience, "_append", refuse)
+    learned = opened()
+    learned.remember(ANSWER)
+    assert "No space left" in learned.warnings[0]
+    assert recalled(learned) == 14
+
+
+def test_costs_are_kept_by_layout() -> None:
+    learned = opened()
+    for _ in range(3):
+        learned.curve.observe(1, 0.030, 100)
+        learned.curve.observe(5, 0.045, 100)
+    learned.save_curve()
+    table = opened().curve.table(100)
+    assert table[4] / table[0] == pytest.approx(1.5)
+    other = opened(layout="4-bit").curve.table(100)
+    assert other[4] / other[0] != pytest.approx(1.5)
+
+
+def test_a_second_run_drafts_what_the_first_one_said(starter_engine: Engine) -> None:
+    messages = [Message("user", "Name the planets of the solar system.")]
+    options = GenerateOptions(max_tokens=60)
+    passes = []
+    answers = []
+    for _ in range(2):
+        learned = Experience(
+            starter_engine.path, starter_engine.tokenizer_digest, "test", memory=True
+        )
+        learned.curve = SteadyCosts({1: 1.0, 5: 1.2, 33: 2.0})
+        answer = Session(starter_engine, learned).chat(messages, options).answer()
+        passes.append(answer.stats.target_passes)
+        answers.append(answer.tokens)
+    assert answers[0] == answers[1]
+    assert passes[1] < 0.7 * passes[0]
+
+
+def test_settings_turn_it_off(starter_engine: Engine) -> None:
+    settings_file().parent.mkdir(parents=True)
+    settings_file().write_text("memory = false\n")
+    assert load_settings() == Settings(memory=False)
+    subprocess.run(
+        [sys.executable, "-m", "akunu_py", "run", "--quiet", "--max-tokens", "3", "hi"],
+        check=True,
+        capture_output=True,
+    )
+    assert remembered_bytes(starter_engine.path) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("memory = 1", "true or false"),
+        ("model = false", "a text"),
+        ("memmory = true", "memory, model"),
+        ("memory = ", "settings.toml"),
+    ],
+)
+def test_wrong_settings_are_named(text: str, says: str) -> None:
+    settings_file().parent.mkdir(parents=True)
+    settings_file().write_text(text)
+    with pytest.raises(UsageError, match=says):
+        load_settings()
+
+
+def test_no_settings_are_the_built_in_ones() -> None:
+    assert load_settings() == Settings()
