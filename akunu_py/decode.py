@@ -88,31 +88,34 @@ def prefill(target: Target, go_on: Callable[[int], bool]) -> bool:
 
 
 def decode(
-    target: Target, drafter: Drafter, limit: int, stop: Collection[int], *, runs_ahead: bool
+    target: Target, drafter: Drafter, limit: int, stop: Collection[int], *, patience: int | None
 ) -> Generator[Piece]:
     """Yields a piece per pass: up to `limit` tokens, ending with a token of `stop` if it comes.
 
     `drafter` knows all tokens up to and with the pending ones, and is told what follows. Where it
-    drafts nothing and `runs_ahead` holds, plain steps are pipelined: each is launched before the
-    one before it is read.
+    drafted nothing `patience` times in a row (None: however often), plain steps are pipelined:
+    each is launched before the one before it is read. That hides the time between two steps, and
+    costs a pass when the drafter has something to say again.
     """
     ahead: mx.array | None = None  # what a plain step that is under way will say
     last = time.perf_counter()
-    passes = 0
+    passes = idle = 0
     try:
         while limit > 0:
             started = last if ahead is not None else time.perf_counter()
             draft = drafter.propose(limit - 1 if len(target.pending) <= _CARRY else 0)
-            if ahead is None and (draft or not runs_ahead):
+            rows = len(target.pending) + len(draft)
+            idle = 0 if draft else idle + 1
+            if ahead is None and (draft or patience is None or idle <= patience):
                 tokens, accepted = speculate(target, draft, stop)
             else:
                 says = target.forward(mx.array(target.pending))[-1:] if ahead is None else ahead
                 # A draft is waiting: read what is under way, and launch nothing behind it.
                 ahead = None if draft or limit == 1 else target.forward(says)
-                draft = drafter.propose(0)
+                draft, rows = drafter.propose(0), len(target.pending)
                 tokens, accepted = read(target, says, ahead), 0
             last = time.perf_counter()
-            drafter.feedback(accepted, last - started)
+            drafter.feedback(accepted, rows, last - started)
             drafter.extend(tokens)
             limit = 0 if tokens[-1] in stop else limit - len(tokens)
             passes += 1

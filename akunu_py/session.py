@@ -117,7 +117,7 @@ class Generation:
         drafting = self._session.drafting
         drafter = drafting.drafter(self._options, [*self._prompt, *first])
         limit = min(self._options.max_tokens, self._room) - 1
-        passes = decode(target, drafter, limit, stop, runs_ahead=drafting.runs_ahead)
+        passes = decode(target, drafter, limit, stop, patience=drafting.patience)
         with contextlib.closing(passes):
             for piece in passes:
                 yield piece

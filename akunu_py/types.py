@@ -31,9 +31,10 @@ class Drafter(Protocol):
     def propose(self, limit: int) -> list[int]:
         """Drafts at most `limit` tokens to follow the timeline; none means a plain step."""
 
-    def feedback(self, accepted: int, seconds: float) -> None:
-        """Tells how the last proposal fared: how many of its tokens the target accepted, and how
-        long the pass over them took."""
+    def feedback(self, accepted: int, rows: int, seconds: float) -> None:
+        """Tells how the last proposal fared: how many of its tokens the target accepted, and over
+        how many rows the pass ran and how long it took. There is one row more than drafted tokens,
+        or several, where tokens had to be read again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,8 @@ class AutoDrafter:
     curve: what passes cost; it goes on learning from `feedback`. Keep it for the next session.
     stop_tokens: a draft ends with the first of them.
     max_draft: the longest draft, up to 32.
-    rerun_on_reject: a rejection costs a second pass (recurrent caches); the planner charges for
-        it. The seconds of such passes are not learned.
+    rerun_on_reject: after a rejection the next pass reads the accepted tokens again (recurrent
+        caches); the planner charges for it.
     memory: what the model said in earlier conversations. It is only read.
     """
 
@@ -109,17 +109,12 @@ class AutoDrafter:
         self._drafted = length
         return [guess.token for guess in guesses[:length]]
 
-    def feedback(self, accepted: int, seconds: float) -> None:
+    def feedback(self, accepted: int, rows: int, seconds: float) -> None:
         """Tells how the last proposal fared, and how long the pass over it took."""
-        rows = self._drafted + 1
-        rejected = accepted < self._drafted
-        if not (rejected and self.rerun_on_reject):
-            self.curve.observe(rows, seconds, self.index.size)
+        self.curve.observe(rows, seconds, self.index.size)
         # Planned costs, not measured ones: a slow outlier must not look like a slow text.
         costs = self.curve.table(self.index.size)
-        spent = costs[rows - 1] / costs[0]
-        if rejected and self.rerun_on_reject:
-            spent += costs[accepted] / costs[0]
+        spent = costs[min(rows, MAX_ROWS) - 1] / costs[0]
         self._earned = self._earned * _RATE_MEMORY + accepted + 1
         self._spent = self._spent * _RATE_MEMORY + spent
 

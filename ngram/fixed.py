@@ -26,5 +26,5 @@ class FixedDrafter:
     def propose(self, limit: int) -> list[int]:
         return self.predictor.predict(min(limit, self.draft_tokens))
 
-    def feedback(self, accepted: int, seconds: float) -> None:
+    def feedback(self, accepted: int, rows: int, seconds: float) -> None:
         """Ignored: a fixed draft does not adapt."""

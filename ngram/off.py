@@ -15,5 +15,5 @@ class NoDrafter:
         """Drafts nothing."""
         return []
 
-    def feedback(self, accepted: int, seconds: float) -> None:
+    def feedback(self, accepted: int, rows: int, seconds: float) -> None:
         """Has nothing to learn from."""

@@ -29,7 +29,7 @@ def choose_length(
     costs: of a pass over 1, 2, ... rows; at least limit + 1 of them.
     rate: tokens per unit of cost that the generation earns on the long run.
     ongoing: there would have been more guesses like the last one.
-    rerun_on_reject: a rejection costs a second pass, over the accepted tokens.
+    rerun_on_reject: after a rejection the accepted tokens are rows of the next pass too.
 
     A pass over k drafted tokens costs `costs[k]`, and it yields the accepted ones and the bonus.
     When all are accepted and the bonus is the next guess too, the following pass starts
@@ -51,6 +51,7 @@ def choose_length(
         values[count] = min(1.0 / (1.0 - after), _FORESIGHT) * max(0.0, 1.0 - rate * cheapest)
         values[count + 1] = values[count]
     charged = [rate * cost for cost in costs[: min(longest, count) + 1]]
+    last = len(charged) - 1
     best_length = 0
     for start in range(count - 1, -1, -1):
         best = -float("inf")
@@ -64,7 +65,7 @@ def choose_length(
             if value > best:
                 best, best_length = value, length
             if rerun_on_reject:
-                rerun += (reached - go_on) * charged[length]
+                rerun += (reached - go_on) * (charged[min(length + 1, last)] - charged[0])
             tokens += go_on
             reached = go_on
             if reached < _NEGLIGIBLE:

@@ -116,13 +116,6 @@ FAMILIES: dict[str, Family] = {
     "llama-kv4": Family("llama", {"head_dim": 32}, caches=_quantized(4)),
     "llama-concatenate": Family("llama", caches=ConcatenateKVCache),
     "qwen3": Family("qwen3", scale=1.2, seed=4),
-    "afm7": Family(
-        "afm7",
-        {"hidden_dim": 32, "num_layers": 3, "num_kv_reuse_layers": 1, "num_heads": 4}
-        | {"num_kv_heads": 2},
-        scale=1.2,
-        seed=4,
-    ),
     "gemma3_text": Family("gemma3_text", {"sliding_window_pattern": 2, "query_pre_attn_scalar": 8}),
     "gemma3n": Family(
         "gemma3n",
@@ -147,7 +140,6 @@ FAMILIES: dict[str, Family] = {
         seed=2,
     ),
     "gpt_oss": Family("gpt_oss", {**_EXPERTS, "layer_types": _SLIDING_AND_FULL[::-1]}, scale=0.8),
-    "muse_glimmer": Family("muse_glimmer", {"layer_types": ["sliding_attention"] * 2}),
     "llama4": Family(
         "llama4",
         {
@@ -219,7 +211,6 @@ FAMILIES: dict[str, Family] = {
         scale=0.8,
     ),
     "iquestloopcoder": Family("iquestloopcoder", {"loop_window_size": WINDOW}),
-    "mamba": Family("mamba", {**_MAMBA, "time_step_rank": 4}),
     "mamba2": Family("mamba2", {**_MAMBA, "num_heads": 8, "time_step_rank": 4}),
     "rwkv7": Family(
         "rwkv7",
@@ -300,21 +291,6 @@ FAMILIES: dict[str, Family] = {
     "bailing_hybrid": Family(
         "bailing_hybrid",
         {**_EXPERTS, **_LATENT, "layer_group_size": 2, "group_norm_size": 2},
-    ),
-    "kimi_linear": Family(
-        "kimi_linear",
-        {
-            **_EXPERTS,
-            **_LATENT,
-            "model_max_length": 4096,
-            "linear_attn_config": {
-                "kda_layers": [1],
-                "full_attn_layers": [2],
-                "num_heads": 4,
-                "head_dim": 8,
-                "short_conv_kernel_size": 4,
-            },
-        },
     ),
     "kimi_k3": Family(
         "kimi_k3",

@@ -34,7 +34,7 @@ def drive(
         k = 0
         while k < len(draft) and draft[k] == output[done + k]:
             k += 1
-        drafter.feedback(k, seconds)
+        drafter.feedback(k, 1 + len(draft), seconds)
         drafter.extend(output[done : done + k + 1])
         done += k + 1
         passes, drafted, accepted = passes + 1, drafted + len(draft), accepted + k
@@ -147,8 +147,7 @@ def test_a_new_prompt_begins_a_new_answer() -> None:
     drafter.extend([9] * 40)
     assert drafter.copying.split == drafter.index.size - 1
     drafter.extend([3])
-    drafter.propose(4)
-    drafter.feedback(0, 1.0)
+    drafter.feedback(0, 1 + len(drafter.propose(4)), 1.0)
     split = drafter.copying.split
     drafter.extend([4])
     drafter.extend([5])  # a plain step that nothing was proposed for
@@ -169,23 +168,21 @@ def test_an_unmeasured_curve_is_probed_rarely() -> None:
         lengths.append(len(draft))
         if draft:
             break
-        drafter.feedback(0, 0.01)
+        drafter.feedback(0, 1, 0.01)
         drafter.extend([token])
     assert lengths[-1] == 4
     assert len(lengths) > 60
 
 
-def test_seconds_teach_the_curve_but_not_after_a_rerun() -> None:
+def test_seconds_teach_the_curve_by_the_rows_of_the_pass() -> None:
     curve = CostCurve()
     drafter = AutoDrafter(curve, rerun_on_reject=True)
     drafter.extend([1, 2, 3, 4, 5, 6, 7, 8] * 10)
     draft = drafter.propose(8)
     assert draft
-    drafter.feedback(0, 5.0)
+    drafter.feedback(0, 4 + len(draft), 5.0)  # three tokens were read again
     assert not curve.measured(1 + len(draft))
-    drafter.propose(8)
-    drafter.feedback(len(draft), 5.0)
-    assert curve.measured(1 + len(draft))
+    assert curve.measured(4 + len(draft))
 
 
 def test_memory_helps_cold_text_and_is_only_read() -> None:

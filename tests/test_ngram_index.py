@@ -140,8 +140,8 @@ def test_an_ongoing_copy_is_not_cut_short() -> None:
 
 def test_a_rerun_makes_rejections_dearer() -> None:
     costs = [1.0, 1.1, 1.2]
-    assert choose_length([0.4], costs, 1.0, 2) == 1
-    assert choose_length([0.4], costs, 1.0, 2, rerun_on_reject=True) == 0
+    assert choose_length([0.15], costs, 1.0, 2) == 1
+    assert choose_length([0.15], costs, 1.0, 2, rerun_on_reject=True) == 0
 
 
 @pytest.mark.parametrize("limit", range(33))

@@ -15,7 +15,9 @@ import pytest
 
 from akunu_py.models.store import StoredModel
 
-needs_tmux = pytest.mark.skipif(not shutil.which("tmux"), reason="tmux is not installed")
+needs_tmux = pytest.mark.skipif(
+    not all(map(shutil.which, ("tmux", "pgrep", "ps"))), reason="tmux or procps is not installed"
+)
 
 
 class Terminal:
@@ -61,6 +63,17 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
     terminal.close()
 
 
+def children(process: str) -> list[str]:
+    """The ids of the processes that a process started."""
+    found = subprocess.run(["pgrep", "-P", process], check=True, capture_output=True, text=True)
+    return found.stdout.split()
+
+
+def is_running(process: str) -> bool:
+    state = subprocess.run(["ps", "-o", "stat=", "-p", process], capture_output=True, text=True)
+    return bool(state.stdout.strip()) and not state.stdout.startswith("Z")
+
+
 @needs_tmux
 def test_a_conversation(terminal: Terminal, starter: StoredModel) -> None:
     terminal.type(
@@ -100,12 +113,23 @@ def test_a_signal_while_loading_restores_the_terminal(
         "Enter",
     )
     terminal.wait_for("Ask something")
-    children = subprocess.run(
-        ["pgrep", "-P", terminal.shell()], check=True, capture_output=True, text=True
-    )
-    subprocess.run(["kill", f"-{signal}", *children.stdout.split()], check=True)
+    subprocess.run(["kill", f"-{signal}", *children(terminal.shell())], check=True)
     screen = terminal.wait_for("code=0\n(.*\n)*terminal=same", seconds=10)
     assert "Traceback" not in screen
+
+
+@needs_tmux
+def test_a_closed_window_ends_it(terminal: Terminal, starter: StoredModel) -> None:
+    terminal.type(f"{sys.executable} -m akunu_py chat", "Enter")
+    terminal.wait_for("Ask something")
+    terminal.type("Tell me a long story.", "Enter")
+    terminal.wait_for("▶ answering")
+    (chat,) = children(terminal.shell())
+    terminal.close()
+    end = time.monotonic() + 20
+    while is_running(chat):
+        assert time.monotonic() < end, "it runs on without a terminal"
+        time.sleep(0.1)
 
 
 @needs_tmux

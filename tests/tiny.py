@@ -68,6 +68,6 @@ class Adversary:
         self.proposed += len(draft)
         return draft
 
-    def feedback(self, accepted: int, seconds: float) -> None:
+    def feedback(self, accepted: int, rows: int, seconds: float) -> None:
         assert seconds > 0
         self.accepted += accepted

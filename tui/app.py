@@ -73,8 +73,9 @@ class ChatApp(App[None]):
         self._prompt.focus()
         if self._session is not None:
             self._session.start(self.post_message)
-        # A closed window or a kill must leave the terminal as it was.
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # A kill must leave the terminal as it was. Not SIGHUP: the terminal has gone then, and to
+        # write the farewell to it would block for ever; the default ends us at once.
+        for number in (signal.SIGINT, signal.SIGTERM):
             with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
                 asyncio.get_running_loop().add_signal_handler(number, self.exit)
 
