@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from akunu_py.decode import Target, accept, cut, decode, prefill
+from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.fixed import FixedDrafter
 from akunu_py.ngram.off import NoDrafter
 from akunu_py.types import Drafter, Piece
@@ -158,3 +159,23 @@ def test_accept_and_cut() -> None:
     assert accept([1, 2], [1, 2, 3]) == 2
     assert cut([1, 2, 3], {2}) == [1, 2]
     assert cut([1, 2, 3], ()) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("length", range(33))
+def test_every_length_of_the_planner_changes_nothing(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The drafter has seen the answer, with every 23rd token changed: long drafts, some wrong."""
+
+    def forced(chances: list[float], costs: object, rate: float, limit: int, **_: object) -> int:
+        return min(length, limit, len(chances))
+
+    monkeypatch.setattr("akunu_py.ngram.auto.choose_length", forced)
+    drafter = AutoDrafter()
+    altered = [token if i % 23 else (token + 1) % VOCABULARY for i, token in enumerate(TRUTH)]
+    drafter.extend([*PROMPT, *altered])
+    target, pieces = run(drafter, patience=4)
+    assert said(pieces) == TRUTH
+    assert_in_step(target, TRUTH)
+    drafted = [piece.accepted + len(piece.rejected) for piece in pieces]
+    assert max(drafted) == length
