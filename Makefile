@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STARTER := starter
 
 .DEFAULT_GOAL := help
-.PHONY: help setup chat test test-slow lint format bench wheel clean
+.PHONY: help setup chat test test-slow lint format bench pictures wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,10 @@ format: $(VENV)/.installed-dev ## format the sources
 bench: setup ## measure this machine
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	@$(BIN)/akunu bench
+
+pictures: setup ## draw the pictures of the README anew, from a real conversation
+	@$(BIN)/akunu models pull $(STARTER) --if-missing
+	$(BIN)/python -m akunu_py.tui.screenshots docs/images
 
 wheel: $(VENV)/.installed-dev ## build the wheel into dist/
 	@rm -rf build dist

@@ -12,7 +12,6 @@ from akunu_py.ngram.fixed import FixedDrafter
 from akunu_py.ngram.off import NoDrafter
 from akunu_py.types import Drafter, DraftMode, GenerateOptions
 
-
 # Plain steps in a row before they run ahead. Off: at once. Auto: replays of chat lose 3 % to steps
 # that are under way when a draft comes up, 0.4 % with this patience. Fixed: never, as akunu does.
 _PATIENCE: dict[DraftMode, int | None] = {"off": 0, "auto": 4, "fixed": None}

@@ -25,6 +25,7 @@ from akunu_py.types import GenerateOptions, Message, Stats, TextPiece
 
 if TYPE_CHECKING:  # importing the engine takes a second or two, which the thread spends, not we
     from akunu_py.engine import Engine
+    from akunu_py.experience import Experience
     from akunu_py.session import Generation, Session
 
 # Pieces may come at 200 a second, and drawing takes turns with decoding in Python's interpreter.
@@ -44,11 +45,17 @@ class Ask:
 class SessionThread:
     """Loads the engine, then answers one request after the other.
 
-    `load` runs in the thread. A failed load is tried again with the next request.
+    `load` and `learned`, what earlier runs learned about the engine's model, are called in the
+    thread. A failed load is tried again with the next request.
     """
 
-    def __init__(self, load: Callable[[], Engine]) -> None:
+    def __init__(
+        self,
+        load: Callable[[], Engine],
+        learned: Callable[[Engine], Experience | None] = lambda engine: None,
+    ) -> None:
         self._load = load
+        self._learned = learned
         self._post: Callable[[Note], object] = lambda note: None
         self._requests: queue.SimpleQueue[Ask | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -56,6 +63,7 @@ class SessionThread:
         self._running: tuple[int, Generation] | None = None
         self._closing = False
         self._engine: Engine | None = None
+        self._experience: Experience | None = None
         self._session: Session | None = None
         # A daemon, because a model that is being loaded cannot be interrupted.
         self._thread = threading.Thread(target=self._run, name="session", daemon=True)
@@ -113,7 +121,9 @@ class SessionThread:
 
     def _try_to_load(self) -> bool:
         try:
-            self._engine = engine = self._load()
+            engine = self._load()
+            self._experience = self._learned(engine)
+            self._engine = engine
         except Exception as error:  # noqa: BLE001 - whatever it is, the person must read it
             self._tell(Failed(None, describe(error)))
             return False
@@ -125,7 +135,7 @@ class SessionThread:
 
         assert self._engine is not None
         try:
-            self._session = self._session or Session(self._engine)
+            self._session = self._session or Session(self._engine, self._experience)
             generation = self._session.chat(request.messages, request.options)
             with self._lock:
                 self._running = request.turn, generation

@@ -7,12 +7,15 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from akunu_py.commands.warn import tell_warnings
 from akunu_py.errors import UsageError
 from akunu_py.models import store
+from akunu_py.settings import load_settings
 from akunu_py.types import DEFAULT_MODEL, GenerateOptions
 
 if TYPE_CHECKING:
     from akunu_py.engine import Engine
+    from akunu_py.experience import Experience
 
 _PATIENCE_S = 2.0  # for a pass that is running; a model that is being loaded takes longer
 
@@ -25,6 +28,8 @@ def run(args: argparse.Namespace) -> int:
     from akunu_py.tui.app import ChatApp
     from akunu_py.tui.worker import SessionThread
 
+    kept: list[Experience] = []
+
     def load() -> Engine:
         # Here, in the session's thread, because the import alone takes seconds.
         from akunu_py.engine import Engine
@@ -32,7 +37,13 @@ def run(args: argparse.Namespace) -> int:
         store.check(model)
         return Engine.load(model.path, name=model.name, weights=args.weights)
 
-    session = SessionThread(load)
+    def learned(engine: Engine) -> Experience:
+        from akunu_py.commands.load import load_experience
+
+        kept.append(load_experience(engine, no_memory=args.no_memory))
+        return kept[-1]
+
+    session = SessionThread(load, learned)
     app = ChatApp(model.name, options, session)
     app.run()
     code = app.return_code or 0
@@ -42,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+    tell_warnings(warning for experience in kept for warning in experience.warnings)
     return code
 
 
@@ -53,10 +65,11 @@ def require_terminal() -> None:
 
 def find_model(name: str | None) -> store.StoredModel:
     """The model to chat with. The default one is fetched first where it is missing."""
-    if name in (None, DEFAULT_MODEL):
+    wanted = name or load_settings().model
+    if wanted == DEFAULT_MODEL:
         from akunu_py.commands.models import fetch
 
         fetch(DEFAULT_MODEL, quiet_if_here=True)
-    model = store.resolve(name or DEFAULT_MODEL)
+    model = store.resolve(wanted)
     store.check(model)
     return model

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from akunu_py import backend
 from akunu_py.backend import WeightMode
 from akunu_py.engine import Engine
@@ -24,10 +22,3 @@ def load_experience(engine: Engine, *, no_memory: bool) -> Experience:
     layout = f"{engine.weights} on {backend.device_name()}"
     memory = load_settings().memory and not no_memory
     return Experience(engine.path, engine.tokenizer_digest, layout, memory=memory)
-
-
-def tell_warnings(experience: Experience) -> None:
-    """Prints what had to be set aside, once."""
-    for warning in experience.warnings:
-        print(f"akunu: {warning}", file=sys.stderr)
-    experience.warnings.clear()

@@ -9,7 +9,8 @@ import signal
 import sys
 from collections.abc import Iterator
 
-from akunu_py.commands.load import load_engine, load_experience, tell_warnings
+from akunu_py.commands.load import load_engine, load_experience
+from akunu_py.commands.warn import tell_warnings
 from akunu_py.engine import Engine
 from akunu_py.errors import EmptyPrompt, UsageError
 from akunu_py.session import Generation, Session
@@ -26,14 +27,14 @@ def run(args: argparse.Namespace) -> int:
     tokens = engine.encode(prompt) if args.raw else engine.encode_chat([Message("user", prompt)])
     generation = Session(engine, experience).generate(tokens, options)
     if options.draft != "off" and engine.no_draft:
-        print(f"akunu: {engine.name} runs without drafting: {engine.no_draft}", file=sys.stderr)
+        tell_warnings([f"{engine.name} runs without drafting: {engine.no_draft}"])
     with cancelled_by_interrupt(generation):
         if args.format == "json":
             generation.answer()
             print(json.dumps(as_dict(engine, generation), ensure_ascii=False))
         else:
             stream(generation)
-    tell_warnings(experience)
+    tell_warnings(experience.warnings)
     if not args.quiet and args.format == "text":
         print(f"[{summary(generation.stats, args.draft)}]", file=sys.stderr)
     return INTERRUPTED if generation.finish_reason == "cancelled" else 0
