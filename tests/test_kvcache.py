@@ -87,7 +87,8 @@ def test_what_was_rejected_is_never_seen(kind: str, recurrent: bool, seed: int) 
         if keep < len(tokens):
             holds = kvcache.roll_back(cache, before, len(tokens), keep)
             assert holds == (0 if recurrent else keep)
-        pending = tokens[holds:keep]
+        # Now and then the conversation goes on otherwise, with a pass of one row perhaps.
+        pending = tokens[holds:keep] if randomly.random() < 0.7 else []
         kept += tokens[:holds]
         assert entry.offset == len(kept)
         if recurrent and kept:
