@@ -23,7 +23,7 @@ NEGLIGIBLE = 0.1  # chances of a longer draft below this are not worth the time 
 
 _RATE_MEMORY = 0.97  # of the rate of tokens per cost, per pass
 _RATE_PRIOR = 6.0  # passes, at one token each
-PROBE_EVERY = 64  # plain passes without a word on what a longer pass costs
+PROBE_EVERY, PROBE_RARELY = 64, 2048  # plain passes between two probes; doubles with each probe
 PROBE_LENGTH = 4
 PROBE_CHANCE = 0.3
 
@@ -64,6 +64,7 @@ class AutoDrafter:
         self._answering = False
         self._earned = self._spent = _RATE_PRIOR
         self._since_probe = 0
+        self._probe_every = PROBE_EVERY
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Learns `tokens`, which follow everything told before.
@@ -176,12 +177,14 @@ class AutoDrafter:
         self.index.append(token)
 
     def _probe(self, guesses: Sequence[Guess], longest: int) -> int:
-        """Now and then a draft that the unmeasured curve advises against, to measure it."""
+        """Now and then a draft that the curve advises against, because the curve may be wrong:
+        never measured, or measured on a day when the machine was busy."""
         length = min(PROBE_LENGTH, longest, len(guesses))
-        if not length or self.curve.measured(1 + length):
+        if not length or self.curve.given:
             return 0
         self._since_probe += 1
-        if self._since_probe < PROBE_EVERY or guesses[0].probability < PROBE_CHANCE:
+        if self._since_probe < self._probe_every or guesses[0].probability < PROBE_CHANCE:
             return 0
         self._since_probe = 0
+        self._probe_every = min(2 * self._probe_every, PROBE_RARELY)
         return length

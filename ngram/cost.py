@@ -15,7 +15,8 @@ from typing import Any
 MAX_ROWS = 33
 # A band ends before this many tokens of context; attention makes passes dearer as they grow.
 BANDS = (1024, 4096, 16384)
-KEPT = 9  # measured times per row count: their lower median ignores outliers, which are slow
+KEPT = 9  # measured times per row count: their lower quartile ignores outliers, which are slow
+_RECALLED = 3  # of them are taken over from an earlier run, which may have been on a busy machine
 _TOLERANCE = 0.02  # a smaller change of a median is not worth a new table
 # How far a measured row count speaks for others: to 1/e at this difference of their logarithms.
 # Small ones stand alone (kernels change between them), 30 and 33 are as good as one.
@@ -38,7 +39,7 @@ class CostCurve:
         self._points = _checked(PRIOR_SHAPE if points is None else points)
         self._prior = [_interpolate(self._points, rows) for rows in range(1, MAX_ROWS + 1)]
         self._times: list[dict[int, list[float]]] = [{} for _ in range(len(BANDS) + 1)]
-        self._medians: list[dict[int, float]] = [{} for _ in range(len(BANDS) + 1)]
+        self._typical: list[dict[int, float]] = [{} for _ in range(len(BANDS) + 1)]
         self._tables: list[list[float] | None] = [None] * (len(BANDS) + 1)
 
     def table(self, context: int) -> list[float]:
@@ -57,17 +58,22 @@ class CostCurve:
         times = self._times[band].setdefault(rows, [])
         times.append(seconds)
         del times[:-KEPT]
-        middle = median_low(times)
-        known = self._medians[band].get(rows)
-        if known is None or len(times) < KEPT or abs(middle - known) > _TOLERANCE * known:
-            self._medians[band][rows] = middle
+        typical = sorted(times)[(len(times) - 1) // 4]
+        known = self._typical[band].get(rows)
+        if known is None or len(times) < KEPT or abs(typical - known) > _TOLERANCE * known:
+            self._typical[band][rows] = typical
             table = self._tables[band]
-            if table is None or abs(middle - table[rows - 1]) > _TOLERANCE * middle:
+            if table is None or abs(typical - table[rows - 1]) > _TOLERANCE * typical:
                 self._tables = [None] * len(self._tables)
+
+    @property
+    def given(self) -> bool:
+        """Whether the curve was known beforehand, so that there is nothing to probe."""
+        return self._given
 
     def measured(self, rows: int) -> bool:
         """Whether the cost of `rows` rows is known: given beforehand, or observed in any band."""
-        return self._given or any(rows in medians for medians in self._medians)
+        return self._given or any(rows in typical for typical in self._typical)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything learned, ready for JSON."""
@@ -75,8 +81,8 @@ class CostCurve:
             "points": {str(rows): cost for rows, cost in self._points.items()},
             "given": self._given,
             "bands": [
-                {str(rows): [time, len(times[rows])] for rows, time in medians.items()}
-                for medians, times in zip(self._medians, self._times, strict=True)
+                {str(rows): [time, len(times[rows])] for rows, time in typical.items()}
+                for typical, times in zip(self._typical, self._times, strict=True)
             ],
         }
 
@@ -88,7 +94,7 @@ class CostCurve:
             curve._given = bool(content["given"])
             bands = [
                 {
-                    int(rows): [float(time)] * min(KEPT, int(count))
+                    int(rows): [float(time)] * min(_RECALLED, int(count))
                     for rows, (time, count) in band.items()
                 }
                 for band in content["bands"]
@@ -106,8 +112,13 @@ class CostCurve:
     def _make_table(self, band: int) -> list[float]:
         """The prior shape, scaled to the time of 1 row, times how the measured rows differ from
         that: an average over the rows near by, in logarithms, weighted by how often each was
-        measured. One slow outlier must not put a row count out of use."""
+        measured. One slow outlier must not put a row count out of use, and what more rows did in
+        less time a row count can do too: times err on the slow side only."""
         measured = self._nearest(band)
+        least = inf
+        for rows in sorted(measured, reverse=True):
+            least = min(least, measured[rows][0])
+            measured[rows] = least, measured[rows][1]
         if not measured:
             return list(self._prior)
         ratios = {
@@ -130,11 +141,11 @@ class CostCurve:
         """(time, how often measured) by rows: the band's own, and for rows that it never saw
         those of the nearest other band, in proportion."""
         result = {
-            rows: (time, len(self._times[band][rows])) for rows, time in self._medians[band].items()
+            rows: (time, len(self._times[band][rows])) for rows, time in self._typical[band].items()
         }
-        bands = sorted(range(len(self._medians)), key=lambda other: abs(other - band))
+        bands = sorted(range(len(self._typical)), key=lambda other: abs(other - band))
         for other in bands[1:]:
-            theirs = self._medians[other]
+            theirs = self._typical[other]
             shared = [result[rows][0] / theirs[rows] for rows in result.keys() & theirs.keys()]
             if result and not shared:
                 continue

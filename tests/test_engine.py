@@ -17,7 +17,8 @@ from akunu_py.session import Session
 from akunu_py.types import DraftMode, GenerateOptions, Message
 from tests.prompts import VARIED_PROMPTS
 
-MODES: tuple[DraftMode, ...] = ("off", "fixed")
+MODES: tuple[DraftMode, ...] = ("off", "fixed", "auto")
+_QUICK = (1, 11, 18, 23)  # verse, code, another script, repetition; the slow run takes all
 
 
 def mlx_lm_greedy(engine: Engine, prompt: list[int], count: int) -> list[int]:
@@ -31,7 +32,13 @@ def mlx_lm_greedy(engine: Engine, prompt: list[int], count: int) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize("index", range(len(VARIED_PROMPTS)))
+@pytest.mark.parametrize(
+    "index",
+    [
+        pytest.param(index, marks=() if index in _QUICK else pytest.mark.slow)
+        for index in range(len(VARIED_PROMPTS))
+    ],
+)
 def test_greedy_tokens_equal_mlx_lm(starter_engine: Engine, index: int) -> None:
     prompt = starter_engine.encode_chat([Message("user", VARIED_PROMPTS[index])])
     expected = mlx_lm_greedy(starter_engine, prompt, 128)

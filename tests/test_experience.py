@@ -152,9 +152,9 @@ def test_costs_are_kept_by_layout() -> None:
         learned.curve.observe(5, 0.045, 100)
     learned.save_curve()
     table = opened().curve.table(100)
-    assert table[4] / table[0] == pytest.approx(1.5)
+    assert table[4] / table[0] == pytest.approx(1.5, rel=0.03)
     other = opened(layout="4-bit").curve.table(100)
-    assert other[4] / other[0] != pytest.approx(1.5)
+    assert other[4] / other[0] > 1.6
 
 
 def test_a_second_run_drafts_what_the_first_one_said(starter_engine: Engine) -> None:

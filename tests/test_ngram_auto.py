@@ -154,24 +154,36 @@ def test_a_new_prompt_begins_a_new_answer() -> None:
     assert drafter.copying.split == split
 
 
-def test_an_unmeasured_curve_is_probed_rarely() -> None:
+def test_a_curve_that_forbids_drafting_is_probed_ever_more_rarely() -> None:
     class Discouraging(CostCurve):
         def table(self, context: int) -> list[float]:
             return [0.01] + [1.0] * (MAX_ROWS - 1)
 
-    passage = random.Random(1).sample(range(1000), 200)
+    passage = random.Random(1).sample(range(3000), 900)
     drafter = AutoDrafter(Discouraging())
     drafter.extend(passage)
-    lengths = []
-    for token in passage:
+    probes = []
+    for i, token in enumerate(passage):
         draft = drafter.propose(8)
-        lengths.append(len(draft))
         if draft:
-            break
+            probes.append(i)
+            assert len(draft) == 4
+        drafter.feedback(0, 1 + len(draft), 0.01)
+        drafter.extend([token])
+    assert len(probes) == 3
+    assert 60 < probes[0] < 90
+    assert 120 < probes[1] - probes[0] < 150
+    assert 250 < probes[2] - probes[1] < 290
+
+
+def test_a_curve_that_was_given_is_not_probed() -> None:
+    passage = random.Random(1).sample(range(1000), 300)
+    drafter = AutoDrafter(CostCurve({1: 0.01, 2: 1.0}))
+    drafter.extend(passage)
+    for token in passage:
+        assert drafter.propose(8) == []
         drafter.feedback(0, 1, 0.01)
         drafter.extend([token])
-    assert lengths[-1] == 4
-    assert len(lengths) > 60
 
 
 def test_seconds_teach_the_curve_by_the_rows_of_the_pass() -> None:
