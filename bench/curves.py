@@ -1,4 +1,4 @@
-"""What one pass over M rows costs: the published curves of DESIGN section 4, and given points.
+"""What one pass over M rows costs: curves that others published for their machines, and given points.
 
 Owns names, parsing and interpolation. One row costs 1; nothing is measured here.
 """

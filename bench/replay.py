@@ -1,8 +1,8 @@
 """Replays recorded outputs through a drafter, counting passes instead of running a model.
 
-Owns trace files, the passes of a replay and the score (DESIGN section 4). It drives the same
-drafter objects as the engine, with a cost curve in place of measured times. Refuses to draft:
-that is `akunu_py.ngram`, or `bench.lookup` for a peer's way of doing it.
+Owns trace files, the passes of a replay and the score: tokens per unit of cost, where plain
+decoding is 1. It drives the same drafter objects as the engine, with a cost curve in place of
+measured times. Refuses to draft: that is `akunu_py.ngram`, or `bench.lookup` for a peer's way.
 """
 
 from __future__ import annotations
