@@ -1,4 +1,4 @@
-"""What one pass over M rows costs: curves that others published for their machines, and given points.
+"""What a pass over M rows costs: curves published for some machines, and given points.
 
 Owns names, parsing and interpolation. One row costs 1; nothing is measured here.
 """
