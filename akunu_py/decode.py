@@ -1,7 +1,7 @@
 """The loop: draft, verify, accept, roll back; and plain steps that run ahead.
 
 Speculative decoding after Leviathan et al. (2023), section 2, with a drafter in the place of the
-small model; under greedy decoding it yields exactly what the target alone would say.
+small model; it yields exactly what the target alone would say (see `sampling` for temperatures).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 import mlx.core as mx
 
 from akunu_py import kvcache
-from akunu_py.sampling import greedy
-from akunu_py.types import Drafter, Piece
+from akunu_py.sampling import Sampler
+from akunu_py.types import Drafter, Piece, SamplingOptions
 
 PREFILL_CHUNK = 512  # positions; bounds memory, and is how soon a cancellation takes effect
 _CARRY = 8  # pending tokens above which a pass settles them instead of adding a draft
@@ -31,6 +31,7 @@ class Target:
 
     def __init__(self, model: Any) -> None:
         self.model = model
+        self.sampler = Sampler(SamplingOptions())
         self.reset()
 
     def reset(self) -> None:
@@ -42,9 +43,19 @@ class Target:
     def forward(self, tokens: mx.array) -> mx.array:
         """Runs `tokens` [rows] through the model, behind what the cache holds.
 
-        Returns the tokens that the target says after each of them, [rows], not yet evaluated.
+        Returns logits [rows, vocab], not yet evaluated.
         """
-        return greedy(self.model(tokens[None], cache=self.cache)[0])
+        return self.model(tokens[None], cache=self.cache)[0]
+
+    def says(self, rows: mx.array, wanted: int, known: Sequence[int]) -> mx.array:
+        """What the target says after each of the last `wanted` of `rows`, not yet evaluated.
+
+        known: the tokens before `rows`; those of a step under way need not be in `self.tokens`.
+        """
+        logits = self.forward(rows)[-wanted:]
+        window = self.sampler.window
+        before = mx.concatenate([mx.array(known[-window:], mx.int32), rows]) if window else rows
+        return self.sampler.choose(logits, before, len(known) + rows.shape[0] - wanted + 1)
 
     def settle(self, said: Sequence[int], kept: int) -> None:
         """Books that the cache now holds `kept` of the pending and the newly `said` tokens."""
@@ -109,9 +120,9 @@ def decode(
             if ahead is None and (draft or patience is None or idle <= patience):
                 tokens, accepted = speculate(target, draft, stop)
             else:
-                says = target.forward(mx.array(target.pending))[-1:] if ahead is None else ahead
+                says = launch(target) if ahead is None else ahead
                 # A draft is waiting: read what is under way, and launch nothing behind it.
-                ahead = None if draft or limit == 1 else target.forward(says)
+                ahead = None if draft or limit == 1 else launch(target, says)
                 draft, rows = drafter.propose(0), len(target.pending)
                 tokens, accepted = read(target, says, ahead), 0
             last = time.perf_counter()
@@ -127,6 +138,13 @@ def decode(
             target.settle((), 1)
 
 
+def launch(target: Target, after: mx.array | None = None) -> mx.array:
+    """A plain step over the pending tokens, or over the token that the step under way will say."""
+    if after is None:
+        return target.says(mx.array(target.pending), 1, target.tokens)
+    return target.says(after, 1, [*target.tokens, *target.pending])
+
+
 def read(target: Target, says: mx.array, ahead: mx.array | None) -> list[int]:
     """Reads a plain step that was launched, while the one behind it, if any, is under way."""
     mx.async_eval(says, *([] if ahead is None else [ahead]))
@@ -139,7 +157,7 @@ def speculate(target: Target, draft: Sequence[int], stop: Collection[int]) -> tu
     """One pass over the pending tokens and a draft -> the new tokens, and how many were drafted."""
     before = kvcache.checkpoint(target.cache)
     rows = [*target.pending, *draft]
-    says = verify(target, rows)[len(target.pending) - 1 :]
+    says = verify(target, rows, 1 + len(draft))
     accepted = accept(draft, says)
     tokens = cut(says[: accepted + 1], stop)
     kept = len(target.pending) + len(tokens) - 1
@@ -149,9 +167,9 @@ def speculate(target: Target, draft: Sequence[int], stop: Collection[int]) -> tu
     return tokens, min(accepted, len(tokens))
 
 
-def verify(target: Target, rows: Sequence[int]) -> list[int]:
-    """What the target says after each of `rows`, in one pass."""
-    return [int(token) for token in target.forward(mx.array(rows)).tolist()]
+def verify(target: Target, rows: list[int], wanted: int) -> list[int]:
+    """What the target says after each of the last `wanted` of `rows`, in one pass."""
+    return [int(token) for token in target.says(mx.array(rows), wanted, target.tokens).tolist()]
 
 
 def accept(draft: Sequence[int], says: Sequence[int]) -> int:

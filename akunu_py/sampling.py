@@ -1,10 +1,119 @@
-"""Pure functions on logits: which token the target says. Greedy for now."""
+"""Which token the target says: greedy, or sampled from the filtered distribution.
+
+Pure functions on logits. A draft is a point mass, so the speculative sampling rule (accept x with
+min(1, p(x) / q(x)), else sample from norm(max(0, p - q)); Leviathan et al. 2023, section 2.3)
+becomes: accept x with probability p(x), else sample from p without x, renormalised. Drawing y from
+p and accepting where y = x is the same thing: y = x has probability p(x), and a y that is not x is
+distributed as p without x. So every row is sampled as plain decoding would sample it, and drafts
+are compared with the result, whatever the temperature.
+
+The random numbers of a row depend on the seed and the row's position in the timeline only. With the
+same seed, sampling with drafts therefore gives the very tokens of plain sampling.
+"""
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import mlx.core as mx
+from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_logits_processors
+
+from akunu_py.errors import UsageError
+from akunu_py.types import SamplingOptions
+
+_MAX_SEED = 2**32 - 1
+
+Processor = Callable[[mx.array, mx.array], mx.array]
 
 
-def greedy(logits: mx.array) -> mx.array:
-    """The most likely token of each row: logits [rows, vocab] -> tokens [rows]."""
-    return mx.argmax(logits, axis=-1)
+class Sampler:
+    """Says a token for each row of logits. Repeatable: nothing in it changes.
+
+    Raises UsageError for options that cannot be honoured. seed: the one in use, also where the
+    options left it to chance.
+    """
+
+    def __init__(self, options: SamplingOptions) -> None:
+        _check(options)
+        self.options = options
+        self.seed = secrets.randbits(32) if options.seed is None else options.seed
+        self._processors = _processors(options)
+
+    @property
+    def window(self) -> int:
+        """How many of the tokens before a row it looks at."""
+        return self.options.penalty_window if self._processors else 0
+
+    def choose(self, logits: mx.array, before: mx.array, position: int) -> mx.array:
+        """The tokens said after each row, [rows], not yet evaluated.
+
+        logits: [rows, vocab], the last rows of a pass. before: the tokens up to the last row's,
+        or the last of them, at least `window` + rows - 1 where there are as many. position: how
+        many tokens stand before the one that the first row says.
+        """
+        rows = logits.shape[0]
+        if self._processors:
+            ends = range(before.shape[0] - rows + 1, before.shape[0] + 1)
+            processed = [
+                self._process(before[:end], logits[row : row + 1]) for row, end in enumerate(ends)
+            ]
+            logits = mx.concatenate(processed)
+        if self.options.temperature == 0:
+            return mx.argmax(logits, axis=-1)
+        logits = filtered(logits, self.options)
+        keys = [mx.random.key((self.seed << 32) + position + row) for row in range(rows)]
+        drawn = [
+            mx.random.categorical(logits[row : row + 1], key=key) for row, key in enumerate(keys)
+        ]
+        return mx.concatenate(drawn)
+
+    def _process(self, before: mx.array, logits: mx.array) -> mx.array:
+        for processor in self._processors:
+            logits = processor(before, logits)
+        return logits
+
+
+def filtered(logits: mx.array, options: SamplingOptions) -> mx.array:
+    """Log-probabilities, up to a constant, after top-p, min-p, top-k and temperature, in the order
+    of mlx-lm's sampler: [rows, vocab] -> [rows, vocab], minus infinity for what was cut away."""
+    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    if 0 < options.top_p < 1:
+        logprobs = apply_top_p(logprobs, options.top_p)
+    if options.min_p > 0:
+        logprobs = apply_min_p(logprobs, options.min_p)
+    if 0 < options.top_k < logits.shape[-1]:
+        logprobs = apply_top_k(logprobs, options.top_k)
+    return logprobs * (1 / options.temperature)
+
+
+def _processors(options: SamplingOptions) -> list[Processor]:
+    made: list[Any] = make_logits_processors(
+        logit_bias=dict(options.logit_bias) or None,
+        # mlx-lm takes 0 for "none", and 1 is the factor that changes nothing.
+        repetition_penalty=None if options.repetition_penalty == 1 else options.repetition_penalty,
+        repetition_context_size=options.penalty_window,
+        presence_penalty=options.presence_penalty or None,
+        presence_context_size=options.penalty_window,
+        frequency_penalty=options.frequency_penalty or None,
+        frequency_context_size=options.penalty_window,
+    )
+    return made
+
+
+def _check(options: SamplingOptions) -> None:
+    ranges: Sequence[tuple[str, float, float, float]] = (
+        ("temperature", options.temperature, 0, 100),
+        ("top_p", options.top_p, 0, 1),
+        ("min_p", options.min_p, 0, 1),
+        ("top_k", options.top_k, 0, float("inf")),
+        ("repetition_penalty", options.repetition_penalty, 0.01, 100),
+        ("presence_penalty", options.presence_penalty, -100, 100),
+        ("frequency_penalty", options.frequency_penalty, -100, 100),
+        ("penalty_window", options.penalty_window, 1, float("inf")),
+        ("seed", options.seed or 0, 0, _MAX_SEED),
+    )
+    for name, value, low, high in ranges:
+        if not low <= value <= high:
+            raise UsageError(f"{name} must be from {low:g} to {high:g}, got {value:g}")

@@ -19,6 +19,7 @@ from akunu_py.drafting import Drafting
 from akunu_py.engine import Engine
 from akunu_py.errors import EmptyPrompt, PromptTooLong, UsageError
 from akunu_py.experience import Experience
+from akunu_py.sampling import Sampler
 from akunu_py.types import (
     Answer,
     FinishReason,
@@ -70,6 +71,7 @@ class Generation:
         self._target = session.target
         self._prompt = list(prompt)
         self._options = options
+        self._sampler = Sampler(options.sampling)
         self._room = engine.context_length - len(self._prompt)
         self._cancelled = threading.Event()
         self._detokenizer = Detokenizer(engine.tokenizer, self._prompt[-1])
@@ -106,6 +108,7 @@ class Generation:
         """The first token, which comes from the prefill; then a piece per decode pass."""
         started = time.perf_counter()
         target, stop = self._target, self._engine.stop_tokens
+        target.sampler = self._sampler
         if not self._prefill():
             return
         first, _ = speculate(target, (), stop)

@@ -38,12 +38,38 @@ class Drafter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """How a token is chosen. Temperature 0 is greedy: the most likely one.
+
+    The filters top_p, min_p and top_k apply at temperatures above 0; 1, 0 and 0 switch them off.
+    The penalties (1, 0 and 0: none) look at the last `penalty_window` tokens, the prompt's too.
+    logit_bias: (token, what is added to its logit). seed: None draws one.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    top_k: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    penalty_window: int = 64
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateOptions:
-    """How to generate. `max_tokens` > 0; `draft_tokens` is the ceiling of a draft in `fixed`."""
+    """How to generate. `max_tokens` > 0; `draft_tokens` is the ceiling of a draft in `fixed`.
+
+    stop: texts that end an answer; they are not part of it.
+    """
 
     max_tokens: int = DEFAULT_MAX_TOKENS
     draft: DraftMode = "auto"
     draft_tokens: int = DEFAULT_DRAFT_TOKENS
+    sampling: SamplingOptions = SamplingOptions()
+    stop: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

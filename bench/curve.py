@@ -27,7 +27,7 @@ def measure_curve(
         for count in rows:
             before = kvcache.checkpoint(target.cache)
             started = time.perf_counter()
-            verify(target, list(range(count)))
+            verify(target, list(range(count)), count)
             elapsed = time.perf_counter() - started
             kvcache.roll_back(target.cache, before, count, 0)
             if round_ >= 0:
