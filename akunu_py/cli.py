@@ -13,9 +13,9 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from akunu_py.commands.parser import Parser, positive
+from akunu_py.commands import generation
+from akunu_py.commands.parser import Parser
 from akunu_py.errors import AkunuError
-from akunu_py.types import DEFAULT_DRAFT_TOKENS, DEFAULT_MAX_TOKENS, DRAFT_MODES
 from akunu_py.version import __version__
 
 INTERRUPTED = 130
@@ -55,7 +55,7 @@ def _add_command(
 def _add_chat(commands: argparse._SubParsersAction[Parser]) -> None:
     parser = _add_command(commands, "chat", "talk to a model in the terminal")
     parser.add_argument("model", nargs="?", default=None, metavar="MODEL")
-    _add_generation(parser)
+    generation.add_options(parser)
 
 
 def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -65,27 +65,7 @@ def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("--raw", action="store_true", help="continue PROMPT, without the template")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     parser.add_argument("--quiet", action="store_true", help="no statistics")
-    _add_generation(parser)
-
-
-def _add_generation(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--draft",
-        choices=DRAFT_MODES,
-        default="auto",
-        help="auto: as many tokens as pay; fixed: always up to --draft-tokens; off: none",
-    )
-    parser.add_argument("--draft-tokens", type=positive, default=DEFAULT_DRAFT_TOKENS, metavar="N")
-    parser.add_argument("--max-tokens", type=positive, default=DEFAULT_MAX_TOKENS, metavar="N")
-    parser.add_argument(
-        "--no-memory", action="store_true", help="neither use nor keep what the model said before"
-    )
-    parser.add_argument(
-        "--weights",
-        choices=("auto", "keep", "float32"),
-        default="auto",
-        help="auto: float32 on a CPU, the model's own format on a GPU",
-    )
+    generation.add_options(parser)
 
 
 def _add_models(commands: argparse._SubParsersAction[Parser]) -> None:

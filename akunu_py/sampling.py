@@ -61,13 +61,26 @@ class Sampler:
             ]
             logits = mx.concatenate(processed)
         if self.options.temperature == 0:
-            return mx.argmax(logits, axis=-1)
-        logits = filtered(logits, self.options)
-        keys = [mx.random.key((self.seed << 32) + position + row) for row in range(rows)]
-        drawn = [
-            mx.random.categorical(logits[row : row + 1], key=key) for row, key in enumerate(keys)
-        ]
-        return mx.concatenate(drawn)
+            says = mx.argmax(logits, axis=-1)
+        else:
+            logits = filtered(logits, self.options)
+            drawn = [
+                mx.random.categorical(logits[row : row + 1], key=self._key(position + row))
+                for row in range(rows)
+            ]
+            says = mx.concatenate(drawn)
+        if rows > 1 and (self.options.lenience < 1 or self.options.typical > 0):
+            lenient = accepted_leniently(
+                logits[:-1],
+                before[-(rows - 1) :],
+                self.options,
+                mx.random.split(self._key(position))[1],
+            )
+            says = mx.concatenate([mx.where(lenient, before[-(rows - 1) :], says[:-1]), says[-1:]])
+        return says
+
+    def _key(self, position: int) -> mx.array:
+        return mx.random.key((self.seed << 32) + position)
 
     def _process(self, before: mx.array, logits: mx.array) -> mx.array:
         for processor in self._processors:
@@ -86,6 +99,31 @@ def filtered(logits: mx.array, options: SamplingOptions) -> mx.array:
     if 0 < options.top_k < logits.shape[-1]:
         logprobs = apply_top_k(logprobs, options.top_k)
     return logprobs * (1 / options.temperature)
+
+
+def accepted_leniently(
+    logits: mx.array, draft: mx.array, options: SamplingOptions, key: mx.array
+) -> mx.array:
+    """Which drafted tokens to accept although the target drew another: [rows] of bool.
+
+    logits: [rows, vocab], filtered; draft: [rows]. Lenience is Leviathan et al. (2023), appendix
+    A.5: x is accepted with min(1, p(x) / lenience) in all, of which drawing x itself contributes
+    p(x). Typical acceptance is Cai et al. (2024, Medusa), section 2.3.1, equation 2.
+    """
+    p = mx.softmax(logits.astype(mx.float32), axis=-1)
+    chance = mx.take_along_axis(p, draft[:, None].astype(mx.uint32), axis=-1)[:, 0]
+    accepted = mx.zeros(chance.shape, mx.bool_)
+    if options.lenience < 1 and options.temperature == 0:
+        accepted = chance >= options.lenience * p.max(axis=-1)
+    elif options.lenience < 1:
+        wanted = mx.minimum(1, chance / options.lenience)
+        extra = (wanted - chance) / mx.maximum(1 - chance, 1e-9)
+        accepted = mx.random.uniform(shape=chance.shape, key=key) < extra
+    if options.typical > 0:
+        entropy = -(p * mx.log(mx.maximum(p, 1e-30))).sum(axis=-1)
+        bound = mx.minimum(options.typical, options.typical**0.5 * mx.exp(-entropy))
+        accepted = accepted | (chance > bound)
+    return accepted
 
 
 def _processors(options: SamplingOptions) -> list[Processor]:
@@ -112,6 +150,8 @@ def _check(options: SamplingOptions) -> None:
         ("presence_penalty", options.presence_penalty, -100, 100),
         ("frequency_penalty", options.frequency_penalty, -100, 100),
         ("penalty_window", options.penalty_window, 1, float("inf")),
+        ("lenience", options.lenience, 0.01, 1),
+        ("typical", options.typical, 0, 1),
         ("seed", options.seed or 0, 0, _MAX_SEED),
     )
     for name, value, low, high in ranges:

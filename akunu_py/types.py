@@ -44,6 +44,11 @@ class SamplingOptions:
     The filters top_p, min_p and top_k apply at temperatures above 0; 1, 0 and 0 switch them off.
     The penalties (1, 0 and 0: none) look at the last `penalty_window` tokens, the prompt's too.
     logit_bias: (token, what is added to its logit). seed: None draws one.
+
+    These two accept drafts that exact sampling would not, so they change what is said. lenience:
+    1 is exact; a drafted x is accepted with probability p(x) / lenience, greedily where p(x) is at
+    least lenience times the highest. typical: 0 is exact; a drafted x is accepted where p(x)
+    exceeds typical, or sqrt(typical) * exp(-entropy of p) if that is less.
     """
 
     temperature: float = 0.0
@@ -56,6 +61,8 @@ class SamplingOptions:
     penalty_window: int = 64
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
+    lenience: float = 1.0
+    typical: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,12 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from akunu_py.commands.generation import options_from
 from akunu_py.commands.warn import tell_warnings
 from akunu_py.errors import UsageError
 from akunu_py.models import store
 from akunu_py.settings import load_settings
-from akunu_py.types import DEFAULT_MODEL, GenerateOptions
+from akunu_py.types import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from akunu_py.engine import Engine
@@ -23,7 +24,7 @@ _PATIENCE_S = 2.0  # for a pass that is running; a model that is being loaded ta
 def run(args: argparse.Namespace) -> int:
     require_terminal()
     model = find_model(args.model)
-    options = GenerateOptions(args.max_tokens, args.draft, args.draft_tokens)
+    options = options_from(args)
 
     from akunu_py.tui.app import ChatApp
     from akunu_py.tui.worker import SessionThread

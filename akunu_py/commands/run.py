@@ -9,19 +9,20 @@ import signal
 import sys
 from collections.abc import Iterator
 
+from akunu_py.commands.generation import options_from
 from akunu_py.commands.load import load_engine, load_experience
 from akunu_py.commands.warn import tell_warnings
 from akunu_py.engine import Engine
 from akunu_py.errors import EmptyPrompt, UsageError
 from akunu_py.session import Generation, Session
-from akunu_py.types import GenerateOptions, Message, Stats
+from akunu_py.types import Message, Stats
 
 INTERRUPTED = 130
 
 
 def run(args: argparse.Namespace) -> int:
     prompt = read_prompt(args.prompt)
-    options = GenerateOptions(args.max_tokens, args.draft, args.draft_tokens)
+    options = options_from(args)
     engine = load_engine(args.model, args.weights)
     experience = load_experience(engine, no_memory=args.no_memory)
     tokens = engine.encode(prompt) if args.raw else engine.encode_chat([Message("user", prompt)])

@@ -1,0 +1,106 @@
+"""The options that say how an answer is made, shared by the commands that make one."""
+
+from __future__ import annotations
+
+import argparse
+
+from akunu_py.commands.parser import positive
+from akunu_py.types import (
+    DEFAULT_DRAFT_TOKENS,
+    DEFAULT_MAX_TOKENS,
+    DRAFT_MODES,
+    GenerateOptions,
+    SamplingOptions,
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--max-tokens", type=positive, default=DEFAULT_MAX_TOKENS, metavar="N")
+    parser.add_argument(
+        "--stop", action="append", metavar="TEXT", help="ends the answer; may be repeated"
+    )
+    _add_drafting(parser.add_argument_group("drafting"))
+    _add_sampling(parser.add_argument_group("sampling"))
+    parser.add_argument(
+        "--weights",
+        choices=("auto", "keep", "float32"),
+        default="auto",
+        help="auto: float32 on a CPU, the model's own format on a GPU",
+    )
+
+
+def options_from(args: argparse.Namespace) -> GenerateOptions:
+    """What was asked for. Ranges are checked where the options are used."""
+    defaults = SamplingOptions()
+    sampling = SamplingOptions(
+        temperature=args.temperature,
+        top_p=args.top_p,
+        min_p=args.min_p,
+        top_k=args.top_k,
+        repetition_penalty=args.repetition_penalty,
+        presence_penalty=args.presence_penalty,
+        frequency_penalty=args.frequency_penalty,
+        penalty_window=defaults.penalty_window,
+        logit_bias=tuple(args.logit_bias or ()),
+        seed=args.seed,
+        lenience=args.lenience,
+        typical=args.typical,
+    )
+    return GenerateOptions(
+        max_tokens=args.max_tokens,
+        draft=args.draft,
+        draft_tokens=args.draft_tokens,
+        sampling=sampling,
+        stop=tuple(args.stop or ()),
+    )
+
+
+def _add_drafting(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--draft",
+        choices=DRAFT_MODES,
+        default="auto",
+        help="auto: as many tokens as pay; fixed: always up to --draft-tokens; off: none",
+    )
+    group.add_argument("--draft-tokens", type=positive, default=DEFAULT_DRAFT_TOKENS, metavar="N")
+    group.add_argument(
+        "--no-memory", action="store_true", help="neither use nor keep what the model said before"
+    )
+    group.add_argument(
+        "--lenience",
+        type=float,
+        default=1.0,
+        metavar="L",
+        help="below 1 accepts more of a draft, and CHANGES what is said (1: exact)",
+    )
+    group.add_argument(
+        "--typical",
+        type=float,
+        default=0.0,
+        metavar="E",
+        help="above 0 accepts typical tokens of a draft, and CHANGES what is said (0: exact)",
+    )
+
+
+def _add_sampling(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0: greedy")
+    group.add_argument("--top-p", type=float, default=1.0, metavar="P")
+    group.add_argument("--top-k", type=int, default=0, metavar="K")
+    group.add_argument("--min-p", type=float, default=0.0, metavar="P")
+    group.add_argument("--repetition-penalty", type=float, default=1.0, metavar="F")
+    group.add_argument("--presence-penalty", type=float, default=0.0, metavar="X")
+    group.add_argument("--frequency-penalty", type=float, default=0.0, metavar="X")
+    group.add_argument(
+        "--logit-bias", type=_bias, action="append", metavar="TOKEN=X", help="may be repeated"
+    )
+    group.add_argument("--seed", type=int, default=None, metavar="N", help="makes it repeatable")
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, separator, bias = text.partition("=")
+    try:
+        if separator and int(token) >= 0:
+            return int(token), float(bias)
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"expected a token id and a number, 42=-1.5, got {text!r}")

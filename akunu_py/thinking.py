@@ -1,0 +1,92 @@
+"""Reasoning, recognised from the model's markers and told apart from the answer.
+
+Owns which markers a tokenizer has, whether a prompt already opened a block, and the splitting of a
+stream of text. Stop sequences apply to the answer only: the text passes through `ThinkingSplitter`
+first, then its answer runs, but not the thinking, through `StopText`. A block opens only before
+the answer has begun, since one who explains a marker must not have the rest of the answer folded
+away; so thinking always comes before the answer, and the order of the text is kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from akunu_py.stopping import Finder, TextRun, joined
+
+_LINE_ENDS = "\r\n"
+
+Markers = tuple[str, str]
+
+
+def thinking_markers(tokenizer: Any) -> Markers | None:
+    """What opens and what closes reasoning, from mlx-lm's TokenizerWrapper; None without any."""
+    if not getattr(tokenizer, "has_thinking", False):
+        return None
+    return str(tokenizer.think_start), str(tokenizer.think_end)
+
+
+def special_marker_tokens(tokenizer: Any) -> dict[int, str]:
+    """Tokens of the markers that decoding without special tokens drops, with their text.
+
+    Where a model has any, its detokenized text lacks the markers unless this text is put there.
+    """
+    if thinking_markers(tokenizer) is None:
+        return {}
+    tokens = {*tokenizer.think_start_tokens, *tokenizer.think_end_tokens}
+    return {
+        int(token): str(tokenizer.decode([token], skip_special_tokens=False))
+        for token in sorted(tokens)
+        if not tokenizer.decode([token], skip_special_tokens=True)
+    }
+
+
+def opens_thinking(prompt_text: str, markers: Markers | None) -> bool:
+    """Whether what follows the prompt is thinking, because it ends with the opening marker.
+
+    prompt_text: the rendered prompt, or its end, with its special tokens.
+    """
+    return markers is not None and prompt_text.rstrip().endswith(markers[0])
+
+
+class ThinkingSplitter:
+    """Tells thinking from the answer in a stream of text, as early as is certain.
+
+    Markers are left out, with the line ends directly after them and the white space before an
+    opening one. A closing marker without an open block and an opening one after the beginning of
+    the answer or inside a block are text. A block that is never closed is thinking to the end.
+    """
+
+    def __init__(self, start: str | None, end: str | None, *, inside: bool) -> None:
+        """inside: whether the prompt opened the block. Without markers everything is answer."""
+        self._start, self._end = start or "", end or ""
+        self._thinking = inside
+        self._trim = inside  # whether line ends are left out until other text comes
+        self._blank: list[TextRun] = []  # white space before the answer or an opening marker
+        self._finder: Finder | None = None  # None: only answer from here on
+        if start and end:
+            self._finder = Finder([self._end if inside else self._start])
+
+    def add(self, text: str, drafted: bool = False) -> list[TextRun]:
+        """What `text` made certain, in order, each run with its kind."""
+        runs: list[TextRun] = []
+        position = 0
+        while self._finder and position < len(text):
+            if self._trim and text[position] in _LINE_ENDS:
+                position += 1
+                continue
+            self._trim = False
+            if self._thinking:
+                position = self._think(self._finder, text, drafted, position, runs)
+            else:
+                position = self._open(self._finder, text, drafted, position, runs)
+        if position < len(text):
+            runs += self._answer([TextRun(text[position:], drafted)], runs)
+        return runs
+
+    def finish(self) -> list[TextRun]:
+        """What is still held back at the end of the text."""
+        if self._finder is None:
+            return []
+        held = self._finder.take_held()
+        self._finder = None
+        return joined(held, "thinking") if self._thinking else joined([*self._blank, *held])
