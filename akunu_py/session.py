@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 
+from akunu_py.answer_text import AnswerText
 from akunu_py.backend import wired_memory
 from akunu_py.decode import Target, decode, prefill, speculate
-from akunu_py.detokenize import Detokenizer
 from akunu_py.drafting import Drafting
 from akunu_py.engine import Engine
 from akunu_py.errors import EmptyPrompt, PromptTooLong, UsageError
@@ -58,7 +58,9 @@ class Session:
 class Generation:
     """One answer while it is made: iterate for its pieces; `stats` and `text` grow meanwhile.
 
-    finish_reason: None until the end, then "stop" (the model ended its answer), "length"
+    thinking: what a reasoning model said before its answer, without the markers.
+    finish_reason: None until the end, then "stop" (the model ended its answer,
+    or a stop sequence came), "length"
     (max_tokens), "context" (the context is full) or "cancelled".
     on_prefill: called with (prompt tokens read, prompt tokens in all) while the prompt is read.
     """
@@ -74,11 +76,12 @@ class Generation:
         self._sampler = Sampler(options.sampling)
         self._room = engine.context_length - len(self._prompt)
         self._cancelled = threading.Event()
-        self._detokenizer = Detokenizer(engine.tokenizer, self._prompt[-1])
+        self._shown = AnswerText(engine, self._prompt, options.stop)
         self.on_prefill: Callable[[int, int], None] = lambda done, total: None
         self.stats = Stats(prompt_tokens=len(self._prompt))
         self.tokens: list[int] = []
         self.text = ""
+        self.thinking = ""
         self.finish_reason: FinishReason | None = None
 
     def cancel(self) -> None:
@@ -90,21 +93,25 @@ class Generation:
         for _ in self:
             pass
         reason = self.finish_reason or "cancelled"
-        return Answer(self.text, tuple(self.tokens), reason, replace(self.stats))
+        return Answer(self.text, tuple(self.tokens), reason, replace(self.stats), self.thinking)
 
     def __iter__(self) -> Iterator[TextPiece]:
         with wired_memory():
-            for piece in self._pieces():
-                yield self._take(piece)
+            pieces = self._pieces()
+            with contextlib.closing(pieces):
+                for piece in pieces:
+                    yield self._take(piece)
+                    if self._shown.stopped:
+                        break
         self.finish_reason = self._why_ended()
         if self._session.experience is not None:
             self._session.experience.remember(self.tokens)
             self._session.experience.save_curve()
-        if rest := self._detokenizer.finish():
-            self.text += rest
-            yield TextPiece(rest, Piece(()))
+        rest = self._shown.finish()
+        if rest.text or rest.thinking:
+            yield self._tell(rest)
 
-    def _pieces(self) -> Iterator[Piece]:
+    def _pieces(self) -> Generator[Piece]:
         """The first token, which comes from the prefill; then a piece per decode pass."""
         started = time.perf_counter()
         target, stop = self._target, self._engine.stop_tokens
@@ -142,22 +149,19 @@ class Generation:
         return prefill(self._target, go_on)
 
     def _take(self, piece: Piece) -> TextPiece:
-        """Counts a piece and turns it into text."""
-        self.stats.add(piece, from_prefill=not self.tokens)
-        self.tokens += piece.tokens
-        text, drafted = "", []
-        for index, token in enumerate(piece.tokens):
-            if token in self._engine.stop_tokens:
-                break
-            start = len(text)
-            text += self._detokenizer.add(token)
-            if index < piece.accepted and len(text) > start:
-                drafted.append((start, len(text)))
-        self.text += text
-        return TextPiece(text, piece, tuple(drafted))
+        """Turns a piece into text, and counts what of it belongs to the answer."""
+        shown, used = self._shown.take(piece)
+        self.stats.add(shown.piece, from_prefill=not self.tokens)
+        self.tokens += piece.tokens[:used]
+        return self._tell(shown)
+
+    def _tell(self, shown: TextPiece) -> TextPiece:
+        self.text += shown.text
+        self.thinking += shown.thinking
+        return shown
 
     def _why_ended(self) -> FinishReason:
-        if self.tokens and self.tokens[-1] in self._engine.stop_tokens:
+        if self._shown.stopped or (self.tokens and self.tokens[-1] in self._engine.stop_tokens):
             return "stop"
         if len(self.tokens) == self._options.max_tokens:
             return "length"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
 from akunu_py.errors import UsageError
@@ -150,14 +151,7 @@ class Finder:
         return joined(taken)
 
 
-def joined(runs: Iterable[TextRun], kind: Kind = "answer") -> list[TextRun]:
-    """The same text as runs of `kind`, as few as possible, none of them empty."""
-    groups: list[tuple[list[str], bool]] = []
-    for run in runs:
-        if not run.text:
-            continue
-        if groups and groups[-1][1] == run.drafted:
-            groups[-1][0].append(run.text)
-        else:
-            groups.append(([run.text], run.drafted))
-    return [TextRun("".join(texts), drafted, kind) for texts, drafted in groups]
+def joined(runs: Iterable[TextRun]) -> list[TextRun]:
+    """The same text in as few runs as possible, none of them empty."""
+    groups = groupby((run for run in runs if run.text), lambda run: (run.drafted, run.kind))
+    return [TextRun("".join(run.text for run in group), *key) for key, group in groups]

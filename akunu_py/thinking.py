@@ -9,6 +9,7 @@ away; so thinking always comes before the answer, and the order of the text is k
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from akunu_py.stopping import Finder, TextRun, joined
@@ -75,13 +76,10 @@ class ThinkingSplitter:
                 position += 1
                 continue
             self._trim = False
-            if self._thinking:
-                position = self._think(self._finder, text, drafted, position, runs)
-            else:
-                position = self._open(self._finder, text, drafted, position, runs)
-        if position < len(text):
-            runs += self._answer([TextRun(text[position:], drafted)], runs)
-        return runs
+            found, position = self._finder.read(text, drafted, position)
+            runs += self._think(found) if self._thinking else self._open(found)
+        runs.append(TextRun(text[position:], drafted))
+        return joined(runs)
 
     def finish(self) -> list[TextRun]:
         """What is still held back at the end of the text."""
@@ -89,4 +87,31 @@ class ThinkingSplitter:
             return []
         held = self._finder.take_held()
         self._finder = None
-        return joined(held, "thinking") if self._thinking else joined([*self._blank, *held])
+        return _thinking(held) if self._thinking else joined([*self._blank, *held])
+
+    def _think(self, found: list[TextRun]) -> list[TextRun]:
+        """Inside a block: its text, up to the closing marker."""
+        assert self._finder is not None
+        if self._finder.found is not None:
+            self._turn(thinking=False)
+        return _thinking(found)
+
+    def _open(self, found: list[TextRun]) -> list[TextRun]:
+        """Before the answer: nothing, until it begins or a block opens."""
+        assert self._finder is not None
+        self._blank += found
+        if any(not run.text.isspace() for run in found):
+            return self.finish()
+        if self._finder.found is not None:
+            self._blank = []
+            self._turn(thinking=True)
+        return []
+
+    def _turn(self, *, thinking: bool) -> None:
+        self._thinking = thinking
+        self._trim = True
+        self._finder = Finder([self._end if thinking else self._start])
+
+
+def _thinking(runs: list[TextRun]) -> list[TextRun]:
+    return [replace(run, kind="thinking") for run in runs]

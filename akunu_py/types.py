@@ -99,11 +99,13 @@ class TextPiece:
     """A piece as front ends see it: its text, and which characters of it were drafted.
 
     drafted: half-open ranges into `text` that came from accepted draft tokens.
+    thinking: what a reasoning model thought, told apart from the answer.
     """
 
     text: str
     piece: Piece
     drafted: tuple[tuple[int, int], ...] = ()
+    thinking: str = ""
 
 
 @dataclass(slots=True)
@@ -172,3 +174,4 @@ class Answer:
     tokens: tuple[int, ...]
     finish_reason: FinishReason
     stats: Stats = field(default_factory=Stats)
+    thinking: str = ""

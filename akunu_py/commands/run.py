@@ -75,8 +75,11 @@ def cancelled_by_interrupt(generation: Generation) -> Iterator[None]:
 
 
 def stream(generation: Generation) -> None:
-    """Prints the answer as it comes, and ends it with a line end."""
+    """Prints the answer as it comes, and ends it with a line end. Thinking is for eyes only."""
     for piece in generation:
+        if piece.thinking and sys.stderr.isatty():
+            sys.stderr.write(f"\x1b[2m{piece.thinking}\x1b[0m")
+            sys.stderr.flush()
         sys.stdout.write(piece.text)
         sys.stdout.flush()
     if not generation.text.endswith("\n"):
@@ -87,6 +90,7 @@ def as_dict(engine: Engine, generation: Generation) -> dict[str, object]:
     """The object that `--format json` prints."""
     return {
         "text": generation.text,
+        **({"thinking": generation.thinking} if generation.thinking else {}),
         "tokens": generation.tokens,
         "finish_reason": generation.finish_reason,
         "stats": generation.stats.as_dict() | {"load_s": round(engine.load_s, 4)},

@@ -1,0 +1,79 @@
+"""From tokens to what a reader sees: the answer up to a stop sequence, and thinking apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from akunu_py.detokenize import Detokenizer
+from akunu_py.engine import Engine
+from akunu_py.stopping import StopText, TextRun
+from akunu_py.thinking import (
+    ThinkingSplitter,
+    opens_thinking,
+    special_marker_tokens,
+    thinking_markers,
+)
+from akunu_py.types import Piece, TextPiece
+
+_PROMPT_END = 16  # tokens; enough for a marker and the line ends behind it
+
+
+class AnswerText:
+    """The text of one answer while its tokens come in. Raises UsageError for an empty stop."""
+
+    def __init__(self, engine: Engine, prompt: Sequence[int], stops: Sequence[str]) -> None:
+        tokenizer = engine.tokenizer
+        markers = thinking_markers(tokenizer)
+        end = tokenizer.decode(list(prompt[-_PROMPT_END:]), skip_special_tokens=False)
+        start, close = markers or (None, None)
+        self._detokenizer = Detokenizer(tokenizer, prompt[-1])
+        self._markers = special_marker_tokens(tokenizer)
+        self._splitter = ThinkingSplitter(start, close, inside=opens_thinking(end, markers))
+        self._stop = StopText(stops)
+        self._ends = engine.stop_tokens
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop sequence was found: nothing more belongs to the answer."""
+        return self._stop.found is not None
+
+    def take(self, piece: Piece) -> tuple[TextPiece, int]:
+        """The text of a piece, and how many of its tokens belong to the answer."""
+        runs: list[TextRun] = []
+        for index, token in enumerate(piece.tokens):
+            if token in self._ends:
+                continue
+            text = self._detokenizer.add(token) + self._markers.get(token, "")
+            runs += self._split(self._splitter.add(text, index < piece.accepted))
+            if self.stopped:
+                used = index + 1
+                cut = Piece(piece.tokens[:used], min(piece.accepted, used), (), piece.seconds)
+                return _joined(runs, cut), used
+        return _joined(runs, piece), len(piece.tokens)
+
+    def finish(self) -> TextPiece:
+        """What is still held back at the end of the answer."""
+        if self.stopped:
+            return TextPiece("", Piece(()))
+        rest = self._splitter.add(self._detokenizer.finish()) + self._splitter.finish()
+        return _joined([*self._split(rest), *self._stop.finish()], Piece(()))
+
+    def _split(self, runs: Sequence[TextRun]) -> list[TextRun]:
+        """The thinking as it is, the answer up to a stop sequence."""
+        given: list[TextRun] = []
+        for run in runs:
+            given += [run] if run.kind == "thinking" else self._stop.add(run.text, run.drafted)
+        return given
+
+
+def _joined(runs: Sequence[TextRun], piece: Piece) -> TextPiece:
+    text = thinking = ""
+    drafted: list[tuple[int, int]] = []
+    for run in runs:
+        if run.kind == "thinking":
+            thinking += run.text
+            continue
+        if run.drafted and run.text:
+            drafted.append((len(text), len(text) + len(run.text)))
+        text += run.text
+    return TextPiece(text, piece, tuple(drafted), thinking)
