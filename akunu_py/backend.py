@@ -32,6 +32,11 @@ def on_metal() -> bool:
     return bool(mx.metal.is_available() and mx.default_device() == mx.gpu)
 
 
+def on_cpu() -> bool:
+    """Whether MLX computes on the processor."""
+    return bool(mx.default_device() == mx.cpu)
+
+
 def device_name() -> str:
     """The chip or processor, in words."""
     info = mx.device_info()
@@ -66,10 +71,10 @@ def lay_out_weights(model: nn.Module, mode: WeightMode) -> str:
     """Puts `model`'s weights, in place, into the format that the device is fastest with.
 
     MLX's CPU kernels for quantised and half-precision weights are several times slower than
-    float32 through OpenBLAS, so "auto" takes float32 on a CPU where memory allows. On Metal the
+    float32 through OpenBLAS, so "auto" takes float32 on a CPU where memory allows. On a GPU the
     checkpoint's own format stays. Returns the format in words.
     """
-    wide = mode == "float32" or (mode == "auto" and not on_metal() and _fits(_float32_bytes(model)))
+    wide = mode == "float32" or (mode == "auto" and on_cpu() and _fits(_float32_bytes(model)))
     if wide:
         # Scales and biases first: dequantising in half precision would round.
         model.set_dtype(mx.float32)

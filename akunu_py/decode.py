@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Generator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -17,8 +18,21 @@ from akunu_py.sampling import Sampler
 from akunu_py.types import Drafter, Piece, SamplingOptions
 
 PREFILL_CHUNK = 512  # positions; bounds memory, and is how soon a cancellation takes effect
+_MARKS = 8  # how many places one timeline can go back to where its cache cannot be rewound,
+_RECENT = 4  # how many of them are always the last ones,
+_MARK_BYTES = 512 << 20  # and what they may take together; one is kept in any case
+_MARK_EVERY = 2048  # positions of a long prompt between two of them
+_HELD_BACK = 16  # longer than what a template adds to ask for an answer, and takes back later
 _CARRY = 8  # pending tokens above which a pass settles them instead of adding a draft
 _CLEAR_EVERY = 256  # passes between giving MLX's buffer cache back, as mlx-lm does
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place to go back to: the first `length` tokens of the timeline are in the cache."""
+
+    length: int
+    state: kvcache.Snapshot
 
 
 class Target:
@@ -26,7 +40,10 @@ class Target:
 
     tokens: what the KV cache holds. pending: tokens that are known to follow but are not in the
     cache yet; they are the first rows of the next pass. There is one, the last token said, unless
-    the cache is recurrent and was set back behind what was accepted.
+    a prompt was just read or the cache is recurrent and was set back behind what was accepted.
+
+    Where the cache cannot be rewound at will, the timeline is marked at the end of each prompt and
+    answer and along long prompts, and goes back to the last mark that it shares.
     """
 
     def __init__(self, model: Any) -> None:
@@ -39,6 +56,17 @@ class Target:
         self.cache = kvcache.new_cache(self.model)
         self.tokens: list[int] = []
         self.pending: list[int] = []
+        self.marks: list[Mark] = []
+        self._needs_marks = kvcache.needs_snapshots(self.cache)
+
+    @property
+    def held_back(self) -> int:
+        """How many tokens of a prompt are left for the first pass of its answer, at most.
+
+        Where going back needs a mark, the mark must be before what asks for the answer: the next
+        turn may put it differently.
+        """
+        return 1 + (_HELD_BACK if self._needs_marks else 0)
 
     def forward(self, tokens: mx.array) -> mx.array:
         """Runs `tokens` [rows] through the model, behind what the cache holds.
@@ -63,15 +91,38 @@ class Target:
         self.tokens += known[:kept]
         self.pending = known[kept:]
 
+    def mark(self) -> None:
+        """Makes the end of `tokens` a place that `go_to` can return to, if it needs any."""
+        if not self._needs_marks or not self.tokens or len(self.tokens) == self.marked:
+            return
+        self.marks.append(Mark(len(self.tokens), kvcache.snapshot(self.cache)))
+        while len(self.marks) > _MARKS:
+            # Without it going there means reading on from the one before: where that is least.
+            ends = [0, *(mark.length for mark in self.marks)]
+            del self.marks[min(range(_MARKS - _RECENT + 1), key=lambda i: ends[i + 1] - ends[i])]
+        while len(self.marks) > 1 and sum(m.state.nbytes for m in self.marks) > _MARK_BYTES:
+            del self.marks[0]
+
+    @property
+    def marked(self) -> int:
+        """Where the last mark is, 0 where there is none."""
+        return self.marks[-1].length if self.marks else 0
+
     def go_to(self, prompt: Sequence[int]) -> int:
         """Makes `prompt` the timeline: keeps what the cache shares with it, the rest is pending.
 
         Its last token is always pending. Returns how many tokens the cache keeps.
         """
         known = min(common_prefix(self.tokens, prompt), len(prompt) - 1)
+        if known == len(self.tokens):
+            self.mark()
+        self.marks = [mark for mark in self.marks if mark.length <= known]
         if kvcache.can_rewind(self.cache, len(self.tokens) - known):
             kvcache.rewind(self.cache, len(self.tokens) - known)
             del self.tokens[known:]
+        elif self.marks:
+            kvcache.restore(self.cache, self.marks[-1].state)
+            del self.tokens[self.marked :]
         else:
             self.reset()
         self.pending = list(prompt[len(self.tokens) :])
@@ -79,14 +130,17 @@ class Target:
 
 
 def prefill(target: Target, go_on: Callable[[int], bool]) -> bool:
-    """Reads all pending tokens but the last into the cache, a chunk at a time.
+    """Reads the pending tokens into the cache, a chunk at a time, and marks the end.
 
-    `go_on` is told how many were read, before each chunk and at the end; where it says no, reading
-    stops there and the result is False.
+    The last `target.held_back` are left to be the first rows of the next pass. `go_on` is told how
+    many were read, before each chunk and at the end; where it says no, reading stops there and the
+    result is False.
     """
     done = 0
     while go_on(done):
-        chunk = target.pending[:-1][:PREFILL_CHUNK]
+        chunk = target.pending[: -target.held_back][:PREFILL_CHUNK]
+        if not chunk or len(target.tokens) >= target.marked + _MARK_EVERY:
+            target.mark()
         if not chunk:
             return True
         target.forward(mx.array(chunk))

@@ -11,12 +11,17 @@ Each kind goes back in the cheapest way that is correct for it:
 
 A kind that is not known here is not rolled back: `why_not` says so, and the caller does without
 drafting.
+
+A roll back undoes one pass. To go back over many, `snapshot` keeps what cannot be trimmed.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.cache import (
     ArraysCache,
     CacheList,
@@ -33,7 +38,19 @@ Checkpoint = list[dict[str, Any] | None]
 
 _TRIMMED = (KVCache, QuantizedKVCache, ChunkedKVCache)
 _KNOWN = (*_TRIMMED, ConcatenateKVCache, RotatingKVCache, ArraysCache)
+_KEEPS_ALL = (KVCache, QuantizedKVCache, ConcatenateKVCache)  # until told to forget it
 _LAYER_CACHE = "mlx_lm.models.deepseek_v41.LayerCache"  # by name: not every mlx-lm has it
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A cache as it was: whole, but for layers that keep every row; of those how many they had.
+
+    nbytes: what it takes beyond the cache itself.
+    """
+
+    entries: list[dict[str, Any] | int]
+    nbytes: int
 
 
 def new_cache(model: Any) -> Cache:
@@ -92,6 +109,31 @@ def rewind(cache: Cache, positions: int) -> None:
         _forget(entry, positions)
 
 
+def needs_snapshots(cache: Cache) -> bool:
+    """Whether `rewind` may fail where `restore` would not."""
+    return not (why_not(cache) or all(type(entry) in _KEEPS_ALL for entry in _leaves(cache)))
+
+
+def snapshot(cache: Cache) -> Snapshot:
+    """What `restore` needs to come back here, however much is written in between.
+
+    Rows that the cache keeps anyway are not copied: they may be forgotten only down to here.
+    """
+    entries = [_freeze(entry) for entry in _leaves(cache)]
+    arrays = [part for _, part in tree_flatten(entries) if isinstance(part, mx.array)]
+    mx.eval(arrays)  # or it would hold whatever they are computed from
+    return Snapshot(entries, sum(array.nbytes for array in arrays))
+
+
+def restore(cache: Cache, back_to: Snapshot) -> None:
+    """Makes the cache what it was at `snapshot`, any number of times."""
+    for entry, saved in zip(_leaves(cache), back_to.entries, strict=True):
+        if isinstance(saved, int):
+            _forget(entry, entry.offset - saved)
+        else:
+            vars(entry).update(_handles(saved))
+
+
 def _leaves(cache: Cache) -> list[Any]:
     """The entries of the cache, those inside a CacheList one by one."""
     leaves: list[Any] = []
@@ -122,6 +164,27 @@ def _restore(entry: Any, saved: dict[str, Any] | None, written: int) -> None:
         vars(entry).update(saved)
 
 
+def _freeze(entry: Any) -> dict[str, Any] | int:
+    """The entry without what it only keeps as room to write into."""
+    if type(entry) in _KEEPS_ALL:
+        return int(entry.offset)
+    saved = _handles(vars(entry))
+    if type(entry) is ChunkedKVCache and not entry.empty():
+        rows = entry.offset - entry.start_position
+        saved |= {name: mx.contiguous(saved[name][..., :rows, :]) for name in ("keys", "values")}
+    elif type(entry) is RotatingKVCache and not (entry.empty() or entry.keep):
+        # In order, and only what a next row can see: `keep` rows would not be the last ones.
+        for name in ("keys", "values"):
+            rows = entry._temporal_order(saved[name])[..., -entry.max_size :, :]
+            saved |= {name: mx.contiguous(rows), "_idx": rows.shape[-2]}
+    return saved
+
+
+def _handles(state: dict[str, Any]) -> dict[str, Any]:
+    """The same values behind new handles: caches write into theirs in place."""
+    return tree_map(lambda part: part[...] if isinstance(part, mx.array) else part, state)
+
+
 def _can_forget(entry: Any, positions: int) -> bool:
     if positions == 0:
         return True
@@ -131,7 +194,7 @@ def _can_forget(entry: Any, positions: int) -> bool:
         return bool(left // entry.chunk_size * entry.chunk_size >= entry.start_position)
     if type(entry) is RotatingKVCache:
         return bool(entry.offset <= entry.max_size and positions <= entry.offset)
-    return type(entry) in (KVCache, QuantizedKVCache, ConcatenateKVCache)
+    return type(entry) in _KEEPS_ALL
 
 
 def _forget(entry: Any, positions: int) -> None:
