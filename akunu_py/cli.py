@@ -55,7 +55,8 @@ def _add_command(
 def _add_chat(commands: argparse._SubParsersAction[Parser]) -> None:
     parser = _add_command(commands, "chat", "talk to a model in the terminal")
     parser.add_argument("model", nargs="?", default=None, metavar="MODEL")
-    generation.add_options(parser)
+    # Greedy answers of a small model go round in circles; a person who chats notices.
+    generation.add_options(parser, temperature=0.7, top_p=0.95)
 
 
 def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -65,7 +66,7 @@ def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("--raw", action="store_true", help="continue PROMPT, without the template")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     parser.add_argument("--quiet", action="store_true", help="no statistics")
-    generation.add_options(parser)
+    generation.add_options(parser, temperature=0.0, top_p=1.0)
 
 
 def _add_models(commands: argparse._SubParsersAction[Parser]) -> None:

@@ -14,13 +14,14 @@ from akunu_py.types import (
 )
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser, *, temperature: float, top_p: float) -> None:
+    """Adds them to `parser`, with the defaults that suit its command."""
     parser.add_argument("--max-tokens", type=positive, default=DEFAULT_MAX_TOKENS, metavar="N")
     parser.add_argument(
         "--stop", action="append", metavar="TEXT", help="ends the answer; may be repeated"
     )
     _add_drafting(parser.add_argument_group("drafting"))
-    _add_sampling(parser.add_argument_group("sampling"))
+    _add_sampling(parser.add_argument_group("sampling"), temperature, top_p)
     parser.add_argument(
         "--weights",
         choices=("auto", "keep", "float32"),
@@ -82,9 +83,17 @@ def _add_drafting(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_sampling(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0: greedy")
-    group.add_argument("--top-p", type=float, default=1.0, metavar="P")
+def _add_sampling(group: argparse._ArgumentGroup, temperature: float, top_p: float) -> None:
+    group.add_argument(
+        "--temperature",
+        type=float,
+        default=temperature,
+        metavar="T",
+        help="0: greedy (default: %(default)s)",
+    )
+    group.add_argument(
+        "--top-p", type=float, default=top_p, metavar="P", help="1: off (default: %(default)s)"
+    )
     group.add_argument("--top-k", type=int, default=0, metavar="K")
     group.add_argument("--min-p", type=float, default=0.0, metavar="P")
     group.add_argument("--repetition-penalty", type=float, default=1.0, metavar="F")
