@@ -94,6 +94,7 @@ def _add_models(commands: argparse._SubParsersAction[Parser]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
+    _replace_closed_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in _TOP_LEVEL):
         arguments = ["chat", *arguments]
@@ -112,9 +113,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Nobody reads any more. Python would complain once again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 0
+    except OSError as error:
+        _discard_output()
+        print(f"akunu: {error.strerror or error}{_at(error.filename)}", file=sys.stderr)
+        return 1
+
+
+def _replace_closed_streams() -> None:
+    """Python has None for a stream that the caller closed (`>&-`)."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for the whole run
+
+
+def _discard_output() -> None:
+    """Nothing can be written any more. Python would complain again when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _at(path: object) -> str:
+    return f": {path}" if path else ""
 
 
 def entry() -> NoReturn:

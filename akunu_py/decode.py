@@ -46,14 +46,16 @@ class Target:
     answer and along long prompts, and goes back to the last mark that it shares.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, kv_bits: int | None = None) -> None:
+        """kv_bits: see `kvcache.new_cache`, which may refuse it with UsageError."""
         self.model = model
+        self._kv_bits = kv_bits
         self.sampler = Sampler(SamplingOptions())
         self.reset()
 
     def reset(self) -> None:
         """Forgets everything."""
-        self.cache = kvcache.new_cache(self.model)
+        self.cache = kvcache.new_cache(self.model, self._kv_bits)
         self.tokens: list[int] = []
         self.pending: list[int] = []
         self.marks: list[Mark] = []

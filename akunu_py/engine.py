@@ -43,13 +43,21 @@ class Engine:
     tokenizer_digest: str
     no_draft: str | None
     recurrent: bool
+    kv_bits: int | None
 
     @classmethod
-    def load(cls, path: Path, *, name: str | None = None, weights: WeightMode = "auto") -> Engine:
-        """Loads the model in the folder `path`.
+    def load(
+        cls,
+        path: Path,
+        *,
+        name: str | None = None,
+        weights: WeightMode = "auto",
+        kv_bits: int | None = None,
+    ) -> Engine:
+        """Loads the model in the folder `path`, to run with a KV cache of `kv_bits` (None: whole).
 
         Raises DamagedModel where files are missing or unreadable, UnsupportedModel where mlx-lm
-        has no such architecture.
+        has no such architecture, UsageError where its cache cannot be quantised.
         """
         started = time.perf_counter()
         transformers_logging.set_verbosity_error()  # its advice is not for our users
@@ -65,8 +73,8 @@ class Engine:
             raise UnsupportedModel(
                 f"the model in {path} cannot be loaded: {_one_line(error)}"
             ) from error
+        cache = kvcache.new_cache(model, kv_bits)
         layout = lay_out_weights(model, weights)
-        cache = kvcache.new_cache(model)
         text_config = config.get("text_config", config)
         return cls(
             name=name or path.name,
@@ -83,6 +91,7 @@ class Engine:
             ).hexdigest(),
             no_draft=kvcache.why_not(cache),
             recurrent=kvcache.is_recurrent(cache),
+            kv_bits=kv_bits,
         )
 
     def encode(self, text: str) -> list[int]:

@@ -33,6 +33,8 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
+from akunu_py.errors import UsageError
+
 Cache = list[Any]
 Checkpoint = list[dict[str, Any] | None]
 
@@ -53,9 +55,14 @@ class Snapshot:
     nbytes: int
 
 
-def new_cache(model: Any) -> Cache:
-    """An empty cache for `model`, one entry a layer."""
-    return list(make_prompt_cache(model))
+def new_cache(model: Any, kv_bits: int | None = None) -> Cache:
+    """An empty cache for `model`, one entry a layer.
+
+    kv_bits: 4 or 8 to quantise what grows with the text; windows and recurrent state stay as they
+    are. Raises UsageError where that is impossible.
+    """
+    cache = list(make_prompt_cache(model))
+    return cache if kv_bits is None else _quantised(model, cache, kv_bits)
 
 
 def why_not(cache: Cache) -> str | None:
@@ -132,6 +139,44 @@ def restore(cache: Cache, back_to: Snapshot) -> None:
             _forget(entry, entry.offset - saved)
         else:
             vars(entry).update(_handles(saved))
+
+
+def _quantised(model: Any, cache: Cache, bits: int) -> Cache:
+    if bits not in (4, 8):
+        raise UsageError(f"--kv-bits must be 4 or 8, got {bits}")
+    # Two rows each, never evaluated: one tells the shapes, one whether the attention can read it.
+    rows = mx.zeros((1, 2), mx.int32)
+    shapes = list(make_prompt_cache(model))
+    model(rows, cache=shapes)
+    try:
+        made, trial = (
+            [_quantised_entry(entry, shape, bits) for entry, shape in zip(new, shapes, strict=True)]
+            for new in (cache, list(make_prompt_cache(model)))
+        )
+        if not any(type(entry) is QuantizedKVCache for entry in _leaves(made)):
+            raise ValueError("nothing in it grows with the text")
+        model(rows, cache=trial)
+    except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
+        kinds = ", ".join(sorted({type(entry).__name__ for entry in cache}))
+        why = " ".join(str(error).split())[:80]
+        raise UsageError(
+            f"the cache of this model ({kinds}) cannot be quantised: {why}; leave out --kv-bits"
+        ) from error
+    return made
+
+
+def _quantised_entry(entry: Any, shape: Any, bits: int) -> Any:
+    """`entry` for rows like those in `shape`, quantised if it is plain."""
+    if type(entry) is CacheList:
+        pairs = zip(entry.caches, shape.caches, strict=True)
+        return CacheList(*(_quantised_entry(each, like, bits) for each, like in pairs))
+    if type(entry) is not KVCache or shape.empty():
+        return entry
+    widths = shape.keys.shape[-1], shape.values.shape[-1]
+    for group_size in (64, 32):
+        if all(width % group_size == 0 for width in widths):
+            return QuantizedKVCache(group_size=group_size, bits=bits)
+    raise ValueError(f"its heads of {max(widths)} values are not whole groups of 32")
 
 
 def _leaves(cache: Cache) -> list[Any]:

@@ -39,7 +39,7 @@ class Session:
         learned now is kept; without one the session starts from nothing and keeps nothing."""
         self.engine = engine
         self.experience = experience
-        self.target = Target(engine.model)
+        self.target = Target(engine.model, engine.kv_bits)
         self.drafting = Drafting(engine, experience)
 
     def chat(self, messages: Sequence[Message], options: GenerateOptions) -> Generation:
@@ -140,7 +140,7 @@ class Generation:
         """Brings the cache to the prompt but for its last token; False where cancelled."""
         cached = self._target.go_to(self._prompt)
         self.stats.cached_tokens = cached
-        total = len(self._prompt) - 1
+        total = len(self._prompt) - self._target.held_back
 
         def go_on(done: int) -> bool:
             self.on_prefill(cached + done, total)
@@ -182,3 +182,7 @@ def _check(engine: Engine, prompt: Sequence[int], options: GenerateOptions) -> N
             f"the prompt has {len(prompt)} tokens, but the context of {engine.name} holds "
             f"{engine.context_length} with the answer; shorten the prompt"
         )
+    tokens = len(engine.tokenizer)
+    for token, _ in options.sampling.logit_bias:
+        if token >= tokens:
+            raise UsageError(f"logit_bias: {engine.name} has {tokens} tokens, none is {token}")

@@ -119,6 +119,37 @@ def test_wrong_usage_is_one_line_with_exit_code_2(starter: StoredModel) -> None:
     assert_one_line_error(akunu("bench", "--workload", "wibble"), 2, "wibble", "rewrite")
 
 
+def test_plausible_accidents_are_one_line(starter: StoredModel) -> None:
+    shell = " ".join(AKUNU)
+    for script, code, word in (
+        (f"{shell} run $(printf 'caf\\351')", 2, "UTF-8"),
+        (f"{shell} run <&-", 2, "empty"),
+        (f"{shell} run hi --quiet --max-tokens 3 >/dev/full", 1, "space"),
+        (f"{shell} run hi --logit-bias 999999=5", 2, "49152"),
+        (f"{shell} run hi --kv-bits 5", 2, "4 or 8"),
+        (f"{shell} run hi --temperature -1", 2, "temperature"),
+    ):
+        done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60)
+        assert done.returncode == code, (script, done.stderr)
+        assert len(done.stderr.strip().splitlines()) == 1, (script, done.stderr)
+        assert word in done.stderr, (script, done.stderr)
+    closed = subprocess.run(
+        ["sh", "-c", f"{shell} run hi --quiet --max-tokens 3 >&-"], capture_output=True, timeout=60
+    )
+    assert (closed.returncode, closed.stderr) == (0, b"")
+
+
+def test_a_quantised_cache_drafts_what_plain_decoding_says(starter: StoredModel) -> None:
+    said = {
+        json.loads(
+            akunu("run", "Count to ten.", "--kv-bits", "8", "--draft", mode, "--format", "json",
+                  "--no-memory", "--max-tokens", "40").stdout
+        )["text"]
+        for mode in ("off", "fixed")
+    }  # fmt: skip
+    assert len(said) == 1
+
+
 def test_chat_needs_a_terminal(starter: StoredModel) -> None:
     assert_one_line_error(akunu("chat"), 2, "terminal", "akunu run")
 

@@ -120,20 +120,25 @@ def test_each_layer_that_is_not_rolled_back_is_noticed(
 ) -> None:
     """Or the tests above would pass whatever the cache holds."""
     prompt, truth = prompt_of(name, False), truth_of(name, False)[:200]
-    for index in range(len(leaves(kvcache.new_cache(build(name))))):
+
+    def said_without(index: int, seed: int) -> list[int]:
         target = Target(build(name))
         skipped = partial(_skip, leaves(target.cache)[index])
-        with monkeypatch.context() as patch:
+        said: list[int] = []
+        with monkeypatch.context() as patch, contextlib.suppress(ValueError):
+            # A cache and a mask that no longer fit together are noticed too, by the ValueError.
             patch.setattr(kvcache, "_forget", skipped(kvcache._forget))
             patch.setattr(kvcache, "_restore", skipped(kvcache._restore))
-            said: list[int] = []
-            # A cache and a mask that no longer fit together are noticed too.
-            with contextlib.suppress(ValueError):
-                for token in tokens_of(target, prompt, Adversary(prompt, truth), len(truth)):
-                    said.append(token)
-                    if token != truth[len(said) - 1]:
-                        break
-        assert said != truth, f"layer {index} could hold anything"
+            for token in tokens_of(target, prompt, Adversary(prompt, truth, seed), len(truth)):
+                said.append(token)
+                if token != truth[len(said) - 1]:
+                    break
+        return said
+
+    for index in range(len(leaves(kvcache.new_cache(build(name))))):
+        # What one layer adds may be too little to change a word under every pattern of drafts.
+        noticed = any(said_without(index, seed) != truth for seed in range(4))
+        assert noticed, f"layer {index} could hold anything"
 
 
 def _skip(skipped: Any, function: Callable[..., None]) -> Callable[..., None]:

@@ -20,6 +20,8 @@ from mlx_lm.models.cache import (
 from mlx_lm.models.deepseek_v41 import LayerCache
 
 from akunu_py import kvcache
+from akunu_py.errors import UsageError
+from tests.families import build
 
 WINDOW = 7
 
@@ -163,3 +165,25 @@ def test_an_unknown_kind_is_named_and_does_not_draft() -> None:
     assert kvcache.why_not(known) is None
     reason = kvcache.why_not([*known, CacheList(MyCache()), BatchKVCache([0]), LayerCache()])
     assert reason == "its cache (BatchKVCache, LayerCache, MyCache) cannot be rolled back"
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_what_grows_is_quantised(bits: int) -> None:
+    model = build("llama-kv8").model  # heads of 32
+    cache = kvcache.new_cache(model, bits)
+    assert [(type(entry), entry.bits) for entry in cache] == [(QuantizedKVCache, bits)] * 2
+    assert all(entry.group_size == 32 and entry.empty() for entry in cache)
+
+
+@pytest.mark.parametrize(
+    ("name", "bits", "reason"),
+    [
+        ("llama", 8, "heads of 8"),
+        ("llama-kv8", 3, "must be 4 or 8, got 3"),
+        ("mamba2", 8, "nothing in it grows"),
+    ],
+)
+def test_a_cache_that_cannot_be_quantised_is_refused(name: str, bits: int, reason: str) -> None:
+    model = build(name)
+    with pytest.raises(UsageError, match=reason):
+        kvcache.new_cache(getattr(model, "model", model) if "kv8" in name else model, bits)

@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
         from akunu_py.engine import Engine
 
         store.check(model)
-        return Engine.load(model.path, name=model.name, weights=args.weights)
+        return Engine.load(model.path, name=model.name, weights=args.weights, kv_bits=args.kv_bits)
 
     def learned(engine: Engine) -> Experience:
         from akunu_py.commands.load import load_experience

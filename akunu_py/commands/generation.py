@@ -28,6 +28,9 @@ def add_options(parser: argparse.ArgumentParser, *, temperature: float, top_p: f
         default="auto",
         help="auto: float32 on a CPU, the model's own format on a GPU",
     )
+    parser.add_argument(
+        "--kv-bits", type=int, default=None, metavar="4|8", help="quantise the KV cache"
+    )
 
 
 def options_from(args: argparse.Namespace) -> GenerateOptions:

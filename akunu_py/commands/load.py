@@ -10,11 +10,11 @@ from akunu_py.models import store
 from akunu_py.settings import load_settings
 
 
-def load_engine(model: str | None, weights: WeightMode) -> Engine:
+def load_engine(model: str | None, weights: WeightMode, kv_bits: int | None = None) -> Engine:
     """Loads the model of that name or folder, the one in the settings for None."""
     found = store.resolve(model or load_settings().model)
     store.check(found)
-    return Engine.load(found.path, name=found.name, weights=weights)
+    return Engine.load(found.path, name=found.name, weights=weights, kv_bits=kv_bits)
 
 
 def load_experience(engine: Engine, *, no_memory: bool) -> Experience:

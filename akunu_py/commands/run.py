@@ -23,7 +23,7 @@ INTERRUPTED = 130
 def run(args: argparse.Namespace) -> int:
     prompt = read_prompt(args.prompt)
     options = options_from(args)
-    engine = load_engine(args.model, args.weights)
+    engine = load_engine(args.model, args.weights, args.kv_bits)
     experience = load_experience(engine, no_memory=args.no_memory)
     tokens = engine.encode(prompt) if args.raw else engine.encode_chat([Message("user", prompt)])
     generation = Session(engine, experience).generate(tokens, options)
@@ -47,6 +47,8 @@ def read_prompt(argument: str | None) -> str:
         raise UsageError('no prompt: akunu run "your question", or pipe a text in')
     if argument is not None and argument != "-":
         prompt = argument
+        if any("\ud800" <= character <= "\udfff" for character in prompt):
+            raise UsageError("the prompt is not UTF-8 text; convert it first")
     else:
         try:
             prompt = sys.stdin.buffer.read().decode()
