@@ -140,7 +140,7 @@ class Generation:
         """Brings the cache to the prompt but for its last token; False where cancelled."""
         cached = self._target.go_to(self._prompt)
         self.stats.cached_tokens = cached
-        total = len(self._prompt) - self._target.held_back
+        total = max(cached, len(self._prompt) - self._target.held_back)
 
         def go_on(done: int) -> bool:
             self.on_prefill(cached + done, total)
