@@ -59,9 +59,8 @@ class Generation:
     """One answer while it is made: iterate for its pieces; `stats` and `text` grow meanwhile.
 
     thinking: what a reasoning model said before its answer, without the markers.
-    finish_reason: None until the end, then "stop" (the model ended its answer,
-    or a stop sequence came), "length"
-    (max_tokens), "context" (the context is full) or "cancelled".
+    finish_reason: None until the end, then "stop" (the model ended its answer, or a stop sequence
+    came), "length" (max_tokens), "context" (the context is full) or "cancelled".
     on_prefill: called with (prompt tokens read, prompt tokens in all) while the prompt is read.
     """
 
