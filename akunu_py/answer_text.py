@@ -43,7 +43,10 @@ class AnswerText:
         for index, token in enumerate(piece.tokens):
             if token in self._ends:
                 continue
-            text = self._detokenizer.add(token) + self._markers.get(token, "")
+            if token in self._markers:  # decoding drops it; what is held back comes before it
+                text = self._detokenizer.finish() + self._markers[token]
+            else:
+                text = self._detokenizer.add(token)
             runs += self._split(self._splitter.add(text, index < piece.accepted))
             if self.stopped:
                 used = index + 1

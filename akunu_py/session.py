@@ -102,11 +102,11 @@ class Generation:
                     yield self._take(piece)
                     if self._shown.stopped:
                         break
+        rest = self._shown.finish()
         self.finish_reason = self._why_ended()
         if self._session.experience is not None:
             self._session.experience.remember(self.tokens)
             self._session.experience.save_curve()
-        rest = self._shown.finish()
         if rest.text or rest.thinking:
             yield self._tell(rest)
 
@@ -181,7 +181,6 @@ def _check(engine: Engine, prompt: Sequence[int], options: GenerateOptions) -> N
             f"the prompt has {len(prompt)} tokens, but the context of {engine.name} holds "
             f"{engine.context_length} with the answer; shorten the prompt"
         )
-    tokens = len(engine.tokenizer)
     for token, _ in options.sampling.logit_bias:
-        if token >= tokens:
-            raise UsageError(f"logit_bias: {engine.name} has {tokens} tokens, none is {token}")
+        if token >= (count := len(engine.tokenizer)):
+            raise UsageError(f"logit_bias: {engine.name} has {count} tokens, none is {token}")

@@ -77,7 +77,7 @@ def is_running(process: str) -> bool:
 @needs_tmux
 def test_a_conversation(terminal: Terminal, starter: StoredModel) -> None:
     terminal.type(
-        f'A=$(stty -g); {sys.executable} -m akunu_py chat; echo "code=$?"; '
+        f'A=$(stty -g); {sys.executable} -m akunu_py chat --temperature 0 --no-memory; echo "code=$?"; '
         '[ "$A" = "$(stty -g)" ] && echo terminal=same',
         "Enter",
     )
@@ -108,7 +108,7 @@ def test_a_signal_while_loading_restores_the_terminal(
     terminal: Terminal, starter: StoredModel, signal: str
 ) -> None:
     terminal.type(
-        f'A=$(stty -g); {sys.executable} -m akunu_py chat; echo "code=$?"; '
+        f'A=$(stty -g); {sys.executable} -m akunu_py chat --temperature 0 --no-memory; echo "code=$?"; '
         '[ "$A" = "$(stty -g)" ] && echo terminal=same',
         "Enter",
     )
