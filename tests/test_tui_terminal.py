@@ -19,6 +19,9 @@ needs_tmux = pytest.mark.skipif(
     not all(map(shutil.which, ("tmux", "pgrep", "ps"))), reason="tmux or procps is not installed"
 )
 
+# Greedy and without memory: the same answers every time.
+GREEDY_CHAT = f"{sys.executable} -m akunu_py chat --temperature 0 --no-memory"
+
 
 class Terminal:
     """A terminal in a tmux server of its own, with a shell in it."""
@@ -77,7 +80,7 @@ def is_running(process: str) -> bool:
 @needs_tmux
 def test_a_conversation(terminal: Terminal, starter: StoredModel) -> None:
     terminal.type(
-        f'A=$(stty -g); {sys.executable} -m akunu_py chat --temperature 0 --no-memory; echo "code=$?"; '
+        f'A=$(stty -g); {GREEDY_CHAT}; echo "code=$?"; '
         '[ "$A" = "$(stty -g)" ] && echo terminal=same',
         "Enter",
     )
@@ -108,7 +111,7 @@ def test_a_signal_while_loading_restores_the_terminal(
     terminal: Terminal, starter: StoredModel, signal: str
 ) -> None:
     terminal.type(
-        f'A=$(stty -g); {sys.executable} -m akunu_py chat --temperature 0 --no-memory; echo "code=$?"; '
+        f'A=$(stty -g); {GREEDY_CHAT}; echo "code=$?"; '
         '[ "$A" = "$(stty -g)" ] && echo terminal=same',
         "Enter",
     )
