@@ -11,7 +11,7 @@ import os
 import platform
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -124,9 +124,3 @@ def _describe_format(model: nn.Module) -> str:
         if mx.issubdtype(value.dtype, mx.floating)
     }
     return " + ".join(sorted(bits) + sorted(floats))
-
-
-def weight_bytes(model: nn.Module) -> int:
-    """Bytes that the weights take as they are now."""
-    arrays: list[tuple[str, Any]] = tree_flatten(model.parameters())
-    return sum(int(value.nbytes) for _, value in arrays)

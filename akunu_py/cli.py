@@ -15,10 +15,9 @@ from typing import NoReturn
 
 from akunu_py.commands import generation
 from akunu_py.commands.parser import Parser
-from akunu_py.errors import AkunuError
+from akunu_py.errors import INTERRUPTED, AkunuError
 from akunu_py.version import __version__
 
-INTERRUPTED = 130
 _TOP_LEVEL = ("-h", "--help", "--version")
 
 

@@ -13,7 +13,7 @@ from mlx_lm.utils import load_model, load_tokenizer
 from transformers.utils import logging as transformers_logging
 
 from akunu_py import kvcache
-from akunu_py.backend import WeightMode, lay_out_weights, weight_bytes
+from akunu_py.backend import WeightMode, lay_out_weights
 from akunu_py.errors import DamagedModel, UnsupportedModel, UsageError
 from akunu_py.types import Message
 
@@ -38,7 +38,6 @@ class Engine:
     stop_tokens: frozenset[int]
     context_length: int
     weights: str
-    weight_bytes: int
     load_s: float
     tokenizer_digest: str
     no_draft: str | None
@@ -84,7 +83,6 @@ class Engine:
             stop_tokens=_stop_tokens(tokenizer),
             context_length=int(text_config.get("max_position_embeddings") or _UNKNOWN_CONTEXT),
             weights=layout,
-            weight_bytes=weight_bytes(model),
             load_s=time.perf_counter() - started,
             tokenizer_digest=hashlib.sha256(
                 tokenizer.backend_tokenizer.to_str().encode()

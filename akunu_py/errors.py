@@ -17,6 +17,8 @@ Only the CLI turns these into exit codes.
 
 from __future__ import annotations
 
+INTERRUPTED = 130  # the exit code where a person, not an error, ended it
+
 
 class AkunuError(Exception):
     """The root. `exit_code` is what the CLI ends with."""

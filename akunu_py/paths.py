@@ -1,6 +1,6 @@
 """Where akunu keeps its files. Nothing else in the project names a folder of the user's.
 
-XDG_DATA_HOME, XDG_CACHE_HOME, XDG_CONFIG_HOME and XDG_STATE_HOME are honoured on every system;
+XDG_DATA_HOME, XDG_CACHE_HOME and XDG_CONFIG_HOME are honoured on every system;
 without them the system's own places are used (on a Mac, ~/Library/...).
 """
 
@@ -27,11 +27,6 @@ def cache_dir() -> Path:
 def config_dir() -> Path:
     """What the user wrote."""
     return _xdg("XDG_CONFIG_HOME") or platformdirs.user_config_path(_APP)
-
-
-def state_dir() -> Path:
-    """Logs and histories."""
-    return _xdg("XDG_STATE_HOME") or platformdirs.user_state_path(_APP)
 
 
 def models_dir() -> Path:

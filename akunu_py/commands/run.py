@@ -13,11 +13,9 @@ from akunu_py.commands.generation import options_from
 from akunu_py.commands.load import load_engine, load_experience
 from akunu_py.commands.warn import tell_warnings
 from akunu_py.engine import Engine
-from akunu_py.errors import EmptyPrompt, UsageError
+from akunu_py.errors import INTERRUPTED, EmptyPrompt, UsageError
 from akunu_py.session import Generation, Session
 from akunu_py.types import Message, Stats
-
-INTERRUPTED = 130
 
 
 def run(args: argparse.Namespace) -> int:
