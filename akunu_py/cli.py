@@ -11,6 +11,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from akunu_py.commands import generation
@@ -65,6 +66,12 @@ def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("--raw", action="store_true", help="continue PROMPT, without the template")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     parser.add_argument("--quiet", action="store_true", help="no statistics")
+    parser.add_argument(
+        "--prompt-cache",
+        type=Path,
+        metavar="FILE",
+        help="keep what was read and said in FILE, and do not read again what it holds",
+    )
     generation.add_options(parser, temperature=0.0, top_p=1.0)
 
 
@@ -81,6 +88,12 @@ def _add_models(commands: argparse._SubParsersAction[Parser]) -> None:
     pull = add("pull", "fetch a model")
     pull.add_argument("name", metavar="NAME")
     pull.add_argument("--if-missing", action="store_true", help="say nothing where it is here")
+    bring = add("import", "take in a folder or a GGUF file of this machine")
+    bring.add_argument("path", metavar="PATH", help="a folder with config.json, or a .gguf file")
+    bring.add_argument("--name", metavar="NAME", help="what to call it (else after the file)")
+    bring.add_argument(
+        "--quantize", type=int, choices=(4, 8), metavar="4|8", help="bits for plain weights"
+    )
     show = add("show", "everything known about a model")
     show.add_argument("name", metavar="NAME")
     show.add_argument("--verify", action="store_true", help="read and check every byte")

@@ -24,6 +24,7 @@ _MARK_BYTES = 512 << 20  # and what they may take together; one is kept in any c
 _MARK_EVERY = 2048  # positions of a long prompt between two of them
 _HELD_BACK = 16  # longer than what a template adds to ask for an answer, and takes back later
 _CARRY = 8  # pending tokens above which a pass settles them instead of adding a draft
+_BLOCK = 256  # tokens compared at once
 _CLEAR_EVERY = 256  # passes between giving MLX's buffer cache back, as mlx-lm does
 
 
@@ -60,6 +61,11 @@ class Target:
         self.pending: list[int] = []
         self.marks: list[Mark] = []
         self._needs_marks = kvcache.needs_snapshots(self.cache)
+
+    def adopt(self, cache: kvcache.Cache, tokens: Sequence[int], pending: Sequence[int]) -> None:
+        """Takes over a timeline: `cache` holds `tokens`, and `pending` follow."""
+        self.reset()
+        self.cache, self.tokens, self.pending = cache, list(tokens), list(pending)
 
     @property
     def held_back(self) -> int:
@@ -243,7 +249,10 @@ def cut(tokens: list[int], stop: Collection[int]) -> list[int]:
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     """How many tokens both start with."""
-    for index, (a, b) in enumerate(zip(left, right, strict=False)):
-        if a != b:
-            return index
-    return min(len(left), len(right))
+    length = min(len(left), len(right))
+    same = 0
+    while same < length and left[same : same + _BLOCK] == right[same : same + _BLOCK]:
+        same += _BLOCK  # lists are compared ten times as fast as token by token
+    while same < length and left[same] == right[same]:
+        same += 1
+    return min(same, length)

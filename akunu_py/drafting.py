@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from akunu_py.decode import common_prefix
 from akunu_py.engine import Engine
 from akunu_py.experience import Experience
 from akunu_py.ngram.auto import AutoDrafter
@@ -18,28 +19,60 @@ _PATIENCE: dict[DraftMode, int | None] = {"off": 0, "auto": 4, "fixed": None}
 
 
 class Drafting:
-    """A session's drafter: kept from turn to turn while the timeline only grows, so that it goes
-    on learning; made anew where the timeline was changed or other options are asked for."""
+    """A session's drafter: kept from turn to turn, so that it goes on learning. Where the timeline
+    was changed it is taken back to what is still true, if it can be (`auto`), or made anew, as it
+    is for other options.
+
+    watch: what a drafter is wrapped in when it is made, for those who count what it does.
+    """
 
     def __init__(self, engine: Engine, experience: Experience | None) -> None:
         self._engine = engine
         self._memory = experience.memory if experience else None
         self._curve = experience.curve if experience else CostCurve()
         self._made_for: tuple[DraftMode, int] | None = None
-        self._drafter = _Told(NoDrafter())
+        self._drafter = _Told(NoDrafter(), None)
         self.patience: int | None = 0
+        self.watch: Callable[[Drafter], Drafter] = lambda drafter: drafter
 
-    def drafter(self, options: GenerateOptions, timeline: Sequence[int]) -> Drafter:
-        """A drafter that knows exactly `timeline`."""
+    def drafter(
+        self,
+        options: GenerateOptions,
+        timeline: Sequence[int],
+        read: int | None = None,
+        evidence: Sequence[Sequence[int]] = (),
+    ) -> Drafter:
+        """A drafter that knows exactly `timeline`; while it is read, at least `read` of it.
+
+        evidence: what else it drafts from, and the target never reads. It comes before the
+        timeline, so what changes least should come first. Only what changed is learned again.
+        """
         # A model that cannot be rolled back answers all the same; front ends say why it is slow.
         mode: DraftMode = "off" if self._engine.no_draft else options.draft
         wanted = (mode, options.draft_tokens)
+        known = self._set_apart(evidence) if mode != "off" else []
+        unread = len(known)
+        known += timeline
         told = self._drafter.tokens
-        if wanted != self._made_for or told != timeline[: len(told)]:
-            self._drafter, self._made_for = _Told(self._new(mode, options.draft_tokens)), wanted
-        self._drafter.extend(timeline[len(self._drafter.tokens) :])
+        if wanted != self._made_for or not self._drafter.go_back(common_prefix(told, known)):
+            drafter = self._new(mode, options.draft_tokens)
+            auto = drafter if isinstance(drafter, AutoDrafter) else None
+            self._drafter, self._made_for = _Told(self.watch(drafter), auto), wanted
+        end = None if read is None else unread + read
+        self._drafter.take(known[len(self._drafter.tokens) : end], unread)
         self.patience = _PATIENCE[mode]
         return self._drafter
+
+    def plain_step_s(self, context: int) -> float | None:
+        """Seconds that a plain step takes at `context` tokens, as the planner reckons; None before
+        any was timed."""
+        known = self._curve.measured(1) and not self._curve.given
+        return self._curve.table(context)[0] if known else None
+
+    def _set_apart(self, evidence: Sequence[Sequence[int]]) -> list[int]:
+        """All of it in a row, each sequence closed by a token that ends texts."""
+        end = sorted(self._engine.stop_tokens)[:1]
+        return [token for tokens in evidence for token in (*tokens, *end)]
 
     def _new(self, mode: DraftMode, draft_tokens: int) -> Drafter:
         if mode == "off":
@@ -55,13 +88,30 @@ class Drafting:
 
 
 class _Told:
-    """A drafter, and what it was told."""
+    """A drafter, and what it was told. auto: itself, or what it wraps, where it can go back."""
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: Drafter, auto: AutoDrafter | None) -> None:
         self._drafter = drafter
+        self._auto = auto
         self.tokens: list[int] = []
         self.propose = drafter.propose
         self.feedback = drafter.feedback
+
+    def go_back(self, length: int) -> bool:
+        """Knows only the first `length` tokens then; False where it cannot forget the others."""
+        if length < len(self.tokens) and self._auto is None:
+            return False
+        if length < len(self.tokens) and self._auto is not None:
+            self._auto.rewind(length)
+            del self.tokens[length:]
+        return True
+
+    def take(self, tokens: Sequence[int], unread: int) -> None:
+        """As `extend`. unread: how many tokens of all there are, from the start, are evidence."""
+        if self._auto is not None:
+            self._auto.unread = unread
+        if tokens:
+            self.extend(tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
         self._drafter.extend(tokens)

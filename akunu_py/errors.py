@@ -7,9 +7,13 @@
     ├── ModelError
     │   ├── UnknownModel      no such model in the store or on disk
     │   ├── DamagedModel      files missing, cut off or altered
-    │   └── UnsupportedModel  intact, but of a kind that we cannot load
+    │   ├── UnsupportedModel  intact, but of a kind that we cannot load
+    │   └── DoesNotFit        more memory than this machine can give it
+    ├── DamagedCache          a saved session that is cut off, altered or something else
     ├── FetchError            a download failed: no network, or not what was expected
-    └── StoreError            the disk refused: full, read-only, no permission
+    │   └── Cancelled         whoever asked for it called it off
+    ├── StoreError            the disk refused: full, read-only, no permission
+    └── ArchiveError          conversations that cannot be kept, found or read
 
 Each message says what was expected, what was found and what to run next, in one line.
 Only the CLI turns these into exit codes.
@@ -54,9 +58,25 @@ class UnsupportedModel(ModelError):
     pass
 
 
+class DoesNotFit(ModelError):
+    pass
+
+
+class DamagedCache(AkunuError):
+    pass
+
+
 class FetchError(AkunuError):
     pass
 
 
+class Cancelled(FetchError):
+    exit_code = INTERRUPTED
+
+
 class StoreError(AkunuError):
+    pass
+
+
+class ArchiveError(AkunuError):
     pass

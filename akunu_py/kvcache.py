@@ -17,6 +17,7 @@ A roll back undoes one pass. To go back over many, `snapshot` keeps what cannot 
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,7 +127,11 @@ def snapshot(cache: Cache) -> Snapshot:
 
     Rows that the cache keeps anyway are not copied: they may be forgotten only down to here.
     """
-    entries = [_freeze(entry) for entry in _leaves(cache)]
+    # Recurrent state may be the end of an array of many rows, which it would hold in memory.
+    entries = tree_map(
+        lambda part: mx.contiguous(part) if isinstance(part, mx.array) else part,
+        [_freeze(entry) for entry in _leaves(cache)],
+    )
     arrays = [part for _, part in tree_flatten(entries) if isinstance(part, mx.array)]
     mx.eval(arrays)  # or it would hold whatever they are computed from
     return Snapshot(entries, sum(array.nbytes for array in arrays))
@@ -139,6 +144,31 @@ def restore(cache: Cache, back_to: Snapshot) -> None:
             _forget(entry, entry.offset - saved)
         else:
             vars(entry).update(_handles(saved))
+
+
+def why_not_saved(cache: Cache) -> str | None:
+    """Why mlx-lm's format cannot keep this cache, or None where it can."""
+    kinds = {type(entry) for entry in _leaves(cache)}
+    unknown = sorted(kind.__name__ for kind in kinds if kind not in _KNOWN)
+    return f"mlx-lm has no format for its cache ({', '.join(unknown)})" if unknown else None
+
+
+def packed(cache: Cache) -> Cache:
+    """A cache that holds the same, without rows that were forgotten or are room to write into."""
+    return [_packed(entry) for entry in cache]
+
+
+def _packed(entry: Any) -> Any:
+    if type(entry) is CacheList:
+        return CacheList(*packed(entry.caches))
+    same = copy.copy(entry)
+    saved = _freeze(entry)
+    if not isinstance(saved, int):
+        vars(same).update(saved)
+    elif not entry.empty():
+        rows = tree_map(lambda part: part[..., :saved, :], (entry.keys, entry.values))
+        same.keys, same.values = rows
+    return same
 
 
 def _quantised(model: Any, cache: Cache, bits: int) -> Cache:

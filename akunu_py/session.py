@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from akunu_py.answer_text import AnswerText
 from akunu_py.backend import wired_memory
@@ -20,6 +21,7 @@ from akunu_py.engine import Engine
 from akunu_py.errors import EmptyPrompt, PromptTooLong, UsageError
 from akunu_py.experience import Experience
 from akunu_py.sampling import Sampler
+from akunu_py.saved import open_timeline, save_timeline
 from akunu_py.types import (
     Answer,
     FinishReason,
@@ -42,17 +44,40 @@ class Session:
         self.target = Target(engine.model, engine.kv_bits)
         self.drafting = Drafting(engine, experience)
 
+    def save(self, path: Path) -> None:
+        """Keeps the timeline in a file, in the format of mlx-lm's prompt caches.
+
+        Raises UsageError where there is nothing to keep or this model's cache cannot be kept, and
+        StoreError where the disk refuses; an older file is intact then.
+        """
+        save_timeline(self.target, self.engine, path)
+
+    def reopen(self, path: Path) -> None:
+        """Goes on from where the session was that `save` kept in `path`.
+
+        Raises StoreError where the file cannot be read, DamagedCache where it is not whole or not
+        such a file, and UsageError where it belongs to another model; the session is as before
+        then.
+        """
+        open_timeline(self.target, self.engine, path)
+
     def chat(self, messages: Sequence[Message], options: GenerateOptions) -> Generation:
         """The answer to a conversation, as a stream; see `generate`."""
         return self.generate(self.engine.encode_chat(messages), options)
 
-    def generate(self, prompt: Sequence[int], options: GenerateOptions) -> Generation:
+    def generate(
+        self,
+        prompt: Sequence[int],
+        options: GenerateOptions,
+        evidence: Sequence[Sequence[int]] = (),
+    ) -> Generation:
         """What the model says after `prompt` (token ids), as a stream to iterate over.
 
+        evidence: token sequences to draft from, which the model does not read.
         What the cache already holds of the prompt is not read again. Raises EmptyPrompt,
         PromptTooLong, and UsageError for options that cannot be honoured, before anything runs.
         """
-        return Generation(self, prompt, options)
+        return Generation(self, prompt, options, evidence)
 
 
 class Generation:
@@ -64,7 +89,13 @@ class Generation:
     on_prefill: called with (prompt tokens read, prompt tokens in all) while the prompt is read.
     """
 
-    def __init__(self, session: Session, prompt: Sequence[int], options: GenerateOptions) -> None:
+    def __init__(
+        self,
+        session: Session,
+        prompt: Sequence[int],
+        options: GenerateOptions,
+        evidence: Sequence[Sequence[int]] = (),
+    ) -> None:
         engine = session.engine
         _check(engine, prompt, options)
         self._session = session
@@ -72,6 +103,7 @@ class Generation:
         self._target = session.target
         self._prompt = list(prompt)
         self._options = options
+        self._evidence = evidence
         self._sampler = Sampler(options.sampling)
         self._room = engine.context_length - len(self._prompt)
         self._cancelled = threading.Event()
@@ -104,7 +136,7 @@ class Generation:
                         break
         rest = self._shown.finish()
         self.finish_reason = self._why_ended()
-        if self._session.experience is not None:
+        if self._session.experience is not None and self._options.remember:
             self._session.experience.remember(self.tokens)
             self._session.experience.save_curve()
         if rest.text or rest.thinking:
@@ -124,7 +156,8 @@ class Generation:
         if first[0] in stop or self._cancelled.is_set():
             return
         drafting = self._session.drafting
-        drafter = drafting.drafter(self._options, [*self._prompt, *first])
+        timeline = [*self._prompt, *first]
+        drafter = drafting.drafter(self._options, timeline, evidence=self._evidence)
         limit = min(self._options.max_tokens, self._room) - 1
         passes = decode(target, drafter, limit, stop, patience=drafting.patience)
         with contextlib.closing(passes):
@@ -142,6 +175,9 @@ class Generation:
         total = max(cached, len(self._prompt) - self._target.held_back)
 
         def go_on(done: int) -> bool:
+            self._session.drafting.drafter(
+                self._options, self._prompt, cached + done, evidence=self._evidence
+            )
             self.on_prefill(cached + done, total)
             return not self._cancelled.is_set()
 

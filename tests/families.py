@@ -330,11 +330,11 @@ class Cached:
 
 
 @cache
-def build(name: str) -> Any:
-    """The tiny model of the family."""
+def build(name: str, **more: int) -> Any:
+    """The tiny model of the family, with `more` arguments or others."""
     family = FAMILIES[name]
     module = importlib.import_module(f"mlx_lm.models.{family.module}")
-    args = {**_COMMON, **family.args, "model_type": family.module}
+    args = {**_COMMON, **family.args, **more, "model_type": family.module}
     if family.inner:
         args = {family.inner: args, "model_type": family.module}
     mx.random.seed(family.seed)

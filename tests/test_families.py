@@ -160,7 +160,7 @@ def prompt_of(name: str, long: bool) -> list[int]:
 
 @cache
 def truth_of(name: str, long: bool) -> list[int]:
-    return plain(name, prompt_of(name, long), COUNT // 3 if long else COUNT)
+    return plain(name, prompt_of(name, long), COUNT)
 
 
 def plain(name: str, prompt: Sequence[int], count: int) -> list[int]:

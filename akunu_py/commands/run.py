@@ -24,7 +24,10 @@ def run(args: argparse.Namespace) -> int:
     engine = load_engine(args.model, args.weights, args.kv_bits)
     experience = load_experience(engine, no_memory=args.no_memory)
     tokens = engine.encode(prompt) if args.raw else engine.encode_chat([Message("user", prompt)])
-    generation = Session(engine, experience).generate(tokens, options)
+    session = Session(engine, experience)
+    if args.prompt_cache and args.prompt_cache.exists():
+        session.reopen(args.prompt_cache)
+    generation = session.generate(tokens, options)
     if options.draft != "off" and engine.no_draft:
         tell_warnings([f"{engine.name} runs without drafting: {engine.no_draft}"])
     with cancelled_by_interrupt(generation):
@@ -34,6 +37,8 @@ def run(args: argparse.Namespace) -> int:
         else:
             stream(generation)
     tell_warnings(experience.warnings)
+    if args.prompt_cache:
+        session.save(args.prompt_cache)
     if not args.quiet and args.format == "text":
         print(f"[{summary(generation.stats, args.draft)}]", file=sys.stderr)
     return INTERRUPTED if generation.finish_reason == "cancelled" else 0
@@ -103,7 +108,8 @@ def summary(stats: Stats, draft: str) -> str:
         f"{stats.generated_tokens} tokens",
         f"{stats.tokens_per_s:.1f} tokens/s",
         f"first after {stats.prefill_s:.2f} s",
-        f"{stats.prompt_tokens} prompt tokens",
+        f"{stats.prompt_tokens} prompt tokens"
+        + (f", {stats.cached_tokens} of them cached" if stats.cached_tokens else ""),
     ]
     if draft != "off":
         parts[2:2] = [
