@@ -63,6 +63,7 @@ def test_run_prints_the_answer_and_statistics_apart(starter: StoredModel) -> Non
     assert done.stdout.strip()
     assert "12 tokens" in done.stderr
     assert "tokens/pass" in done.stderr
+    assert "cut off at --max-tokens" in done.stderr
 
 
 def test_run_json_from_stdin_in_both_modes(starter_engine: Engine) -> None:
@@ -214,6 +215,7 @@ def test_interrupt_ends_cleanly_with_what_was_said(starter: StoredModel) -> None
     assert (first + out).strip()
     assert out.endswith(b"\n")
     assert b"tokens/s" in err
+    assert b"interrupted" in err
     assert b"Traceback" not in err
 
 

@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 import mlx.core as mx
 import pytest
 
+from akunu_py import decode
 from akunu_py.decode import PREFILL_CHUNK, Target, prefill
 from akunu_py.engine import Engine
 from akunu_py.session import Session
 from akunu_py.types import Drafter, GenerateOptions
 from tests.families import build
-from tests.test_prefix import answer, fresh, some
+from tests.test_prefix import Counting, answer, fresh, some
 
 LONG = 16_000
 MB = 1 << 20
@@ -63,6 +64,22 @@ def test_a_prompt_of_16000_tokens_takes_what_its_cache_needs(name: str) -> None:
     short = [*prompt[:40], *some(30, 2)]
     target.go_to(short)
     assert answer(target, short, []) == fresh(name, short)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_the_second_turn_of_4000_tokens_reads_only_what_is_new(name: str) -> None:
+    target = Target(Counting(build(name)))
+    first = some(4000, 1)
+    target.go_to(first)
+    said = answer(target, first, [])
+    second = [*first, *said, *some(30, 2)]
+    target.model.rows = 0
+    assert target.go_to(second) == len(first) + len(said) - 1
+    assert prefill(target, lambda done: True)
+    decode.speculate(target, (), ())
+    assert target.model.rows == 31  # the last token said was not read yet
+    target.go_to(second)
+    assert answer(target, second, []) == fresh(name, second)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])

@@ -10,18 +10,24 @@ import sys
 from collections.abc import Iterator
 
 from akunu_py.commands.generation import options_from
-from akunu_py.commands.load import load_engine, load_experience
+from akunu_py.commands.load import engine_from, load_experience, note_peak
 from akunu_py.commands.warn import tell_warnings
 from akunu_py.engine import Engine
 from akunu_py.errors import INTERRUPTED, EmptyPrompt, UsageError
 from akunu_py.session import Generation, Session
-from akunu_py.types import Message, Stats
+from akunu_py.types import FinishReason, Message
+
+_CUT_SHORT: dict[FinishReason | None, str] = {
+    "length": "cut off at --max-tokens",
+    "context": "cut off: the model's context is full",
+    "cancelled": "interrupted",
+}
 
 
 def run(args: argparse.Namespace) -> int:
     prompt = read_prompt(args.prompt)
     options = options_from(args)
-    engine = load_engine(args.model, args.weights, args.kv_bits)
+    engine = engine_from(args)
     experience = load_experience(engine, no_memory=args.no_memory)
     tokens = engine.encode(prompt) if args.raw else engine.encode_chat([Message("user", prompt)])
     session = Session(engine, experience)
@@ -37,10 +43,11 @@ def run(args: argparse.Namespace) -> int:
         else:
             stream(generation)
     tell_warnings(experience.warnings)
+    note_peak(engine, generation)
     if args.prompt_cache:
         session.save(args.prompt_cache)
     if not args.quiet and args.format == "text":
-        print(f"[{summary(generation.stats, args.draft)}]", file=sys.stderr)
+        print(f"[{summary(generation, args.draft)}]", file=sys.stderr)
     return INTERRUPTED if generation.finish_reason == "cancelled" else 0
 
 
@@ -102,8 +109,9 @@ def as_dict(engine: Engine, generation: Generation) -> dict[str, object]:
     }
 
 
-def summary(stats: Stats, draft: str) -> str:
-    """The statistics in one line."""
+def summary(generation: Generation, draft: str) -> str:
+    """The statistics in one line, and why the answer ended where that was not its own end."""
+    stats = generation.stats
     parts = [
         f"{stats.generated_tokens} tokens",
         f"{stats.tokens_per_s:.1f} tokens/s",
@@ -116,4 +124,6 @@ def summary(stats: Stats, draft: str) -> str:
             f"{stats.tokens_per_pass:.2f} tokens/pass",
             f"{stats.acceptance_rate:.0%} of {stats.drafted} drafted accepted",
         ]
+    if generation.finish_reason in _CUT_SHORT:
+        parts.append(_CUT_SHORT[generation.finish_reason])
     return " · ".join(parts)
