@@ -15,6 +15,7 @@ from akunu_py.commands.warn import tell_warnings
 from akunu_py.engine import Engine
 from akunu_py.errors import INTERRUPTED, EmptyPrompt, UsageError
 from akunu_py.session import Generation, Session
+from akunu_py.tui.text import displayable
 from akunu_py.types import FinishReason, Message
 
 _CUT_SHORT: dict[FinishReason | None, str] = {
@@ -87,12 +88,16 @@ def cancelled_by_interrupt(generation: Generation) -> Iterator[None]:
 
 
 def stream(generation: Generation) -> None:
-    """Prints the answer as it comes, and ends it with a line end. Thinking is for eyes only."""
+    """Prints the answer as it comes, and ends it with a line end. Thinking is for eyes only.
+
+    A terminal shows control codes and does not obey them; a file or a pipe gets what was said.
+    """
+    shown = displayable if sys.stdout.isatty() else str
     for piece in generation:
         if piece.thinking and sys.stderr.isatty():
-            sys.stderr.write(f"\x1b[2m{piece.thinking}\x1b[0m")
+            sys.stderr.write(f"\x1b[2m{displayable(piece.thinking)}\x1b[0m")
             sys.stderr.flush()
-        sys.stdout.write(piece.text)
+        sys.stdout.write(shown(piece.text))
         sys.stdout.flush()
     if not generation.text.endswith("\n"):
         print(flush=True)
