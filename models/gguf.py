@@ -1,16 +1,18 @@
 """Reads the header of a GGUF file: metadata and where each tensor lies.
 
-Owns the container format only (versions 2 and 3, little-endian; the specification is docs/gguf.md
-of the ggml project). Every count and offset is checked against the file's size before anything is
-allocated for it, so a damaged or hostile header costs neither memory nor time. Refuses what is not
-GGUF or is cut off (DamagedModel) and what is intact but of a kind we do not read
-(UnsupportedModel). What the tensors mean is the business of `gguf_import`.
+Owns the container format only (versions 2 and 3, little-endian, split files included; the
+specification is docs/gguf.md of the ggml project). Every count and offset is checked against the
+file's size and against limits of our own before anything is allocated for it, so a damaged or
+hostile header costs neither memory nor time. Refuses what is not GGUF or is cut off (DamagedModel)
+and what is intact but of a kind that we do not read (UnsupportedModel). What the tensors mean is
+the business of `gguf_import`.
 """
 
 from __future__ import annotations
 
 import math
 import mmap
+import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +25,11 @@ from akunu_py.errors import DamagedModel, UnsupportedModel
 
 MAX_KEYS = 65_536
 MAX_TENSORS = 65_536
-MAX_STRINGS = 4_000_000  # in one array; the largest vocabularies in use have about 260,000
+MAX_HEADER_BYTES = 128_000_000  # the largest vocabularies in use take about 15 MB
+MAX_TEXTS = 4_000_000  # in all arrays together; those vocabularies have about 260,000 tokens
 MAX_KEY_BYTES = 65_535  # the specification's own limit
 MAX_DIMENSIONS = 4
+MAX_PARTS = 1_000
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q",
             12: "d"}  # fmt: skip
@@ -46,51 +50,104 @@ TENSOR_TYPES = {
     1: TensorType("F16", 1, 2),
     2: TensorType("Q4_0", 32, 18),
     3: TensorType("Q4_1", 32, 20),
+    6: TensorType("Q5_0", 32, 22),
+    7: TensorType("Q5_1", 32, 24),
     8: TensorType("Q8_0", 32, 34),
+    10: TensorType("Q2_K", 256, 84),
+    11: TensorType("Q3_K", 256, 110),
+    12: TensorType("Q4_K", 256, 144),
+    13: TensorType("Q5_K", 256, 176),
+    14: TensorType("Q6_K", 256, 210),
+    30: TensorType("BF16", 1, 2),
 }
 # Types that are known by name only, so that a refusal says what was found.
 _OTHER_TYPES = {
-    6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K",
-    15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL",
+    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL",
     21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
-    29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+    29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
 }  # fmt: skip
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor: `shape` with the contiguous dimension last, `offset` in bytes into the file."""
+    """One tensor: `shape` with the contiguous dimension last, `offset` in bytes into `path`."""
 
     name: str
     type: TensorType
     shape: tuple[int, ...]
+    path: Path
     offset: int
 
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) // self.type.block * self.type.size
 
+    def raw(self) -> npt.NDArray[np.uint8]:
+        """The tensor's bytes as stored, mapped from disk: [blocks, bytes of a block]."""
+        shape = (self.nbytes // self.type.size, self.type.size)
+        return np.memmap(self.path, np.uint8, "r", self.offset, shape)
+
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """A GGUF file's header. Arrays of numbers in `metadata` are numpy arrays, of text lists."""
+    """A GGUF file's header. Arrays of numbers in `metadata` are numpy arrays, of text lists.
+
+    Of a file that was split, `path` is the first part, and `tensors` are those of all parts.
+    """
 
     path: Path
     metadata: dict[str, Any]
     tensors: dict[str, Tensor]
 
-    def raw(self, tensor: Tensor) -> npt.NDArray[np.uint8]:
-        """The tensor's bytes as stored, mapped from disk: [blocks, bytes of a block]."""
-        shape = (tensor.nbytes // tensor.type.size, tensor.type.size)
-        return np.memmap(self.path, np.uint8, "r", tensor.offset, shape)
-
 
 def read_gguf(path: Path) -> GgufFile:
-    """Reads the header of the GGUF file at `path`.
+    """Reads the header of the GGUF file at `path`, and those of its other parts if it is split.
 
-    Raises DamagedModel where the file is not GGUF, is cut off or contradicts itself, and
-    UnsupportedModel for a version or a tensor type that we do not read. OSError passes through.
+    Raises DamagedModel where the file is not GGUF, is cut off or contradicts itself, where a part
+    is missing, and UnsupportedModel for a version or a tensor type that we do not read. OSError
+    passes through.
     """
+    first = _read_one(path)
+    parts = first.metadata.get("split.count", 0)
+    if parts in (0, 1):
+        return first
+    tensors = dict(first.tensors)
+    for part in _other_parts(first, parts):
+        if not part.is_file():
+            raise DamagedModel(
+                f"{path.name} is one of {parts} parts: expected {part.name} beside it, found "
+                "nothing; fetch that part too"
+            )
+        for name, tensor in _read_one(part).tensors.items():
+            if name in tensors:
+                raise _damaged(part, f"tensor {name[:80]!r} is in another part too")
+            tensors[name] = tensor
+    expected = first.metadata.get("split.tensors.count", len(tensors))
+    if expected != len(tensors):
+        raise _damaged(path, f"its parts hold {len(tensors)} tensors instead of {expected!r:.40}")
+    return GgufFile(path, first.metadata, tensors)
+
+
+def _other_parts(first: GgufFile, parts: Any) -> list[Path]:
+    """The paths of parts 2 and up. They are made from the name of the file that the user gave."""
+    found = _PART.fullmatch(first.path.name)
+    if not isinstance(parts, int) or not 0 < parts <= MAX_PARTS:
+        raise _damaged(first.path, f"it claims {parts!r:.40} parts")
+    if found is None or int(found[3]) != parts:
+        raise DamagedModel(
+            f"{first.path.name} is one of {parts} parts: expected a name like "
+            f"model-00001-of-{parts:05}.gguf; give the files their names back"
+        )
+    if int(found[2]) != 1 or first.metadata.get("split.no", 0) != 0:
+        raise DamagedModel(
+            f"{first.path.name} is not the first part; name {found[1]}-00001-of-{found[3]}.gguf"
+        )
+    name = f"{found[1]}-{{:05}}-of-{found[3]}.gguf"
+    return [first.path.with_name(name.format(number)) for number in range(2, parts + 1)]
+
+
+def _read_one(path: Path) -> GgufFile:
     with path.open("rb") as file:
         if file.seek(0, 2) < 24:
             raise _damaged(path, "it is too short to be a GGUF file")
@@ -111,6 +168,7 @@ class _Cursor:
         self.data = data
         self.size = len(data)
         self.at = 0
+        self.texts = 0  # read from arrays so far
 
     def damaged(self, what: str) -> DamagedModel:
         return _damaged(self.path, what)
@@ -119,6 +177,8 @@ class _Cursor:
         """The next `count` bytes."""
         if count > self.size - self.at:
             raise self.damaged(f"its header asks for {count} bytes beyond the end of the file")
+        if self.at + count > MAX_HEADER_BYTES:
+            raise self.damaged(f"its header is longer than {MAX_HEADER_BYTES} bytes")
         self.at += count
         return self.data[self.at - count : self.at]
 
@@ -152,7 +212,8 @@ class _Cursor:
             return np.frombuffer(self.take(count * dtype.itemsize), dtype)
         if kind != _STRING:
             raise self.damaged(f"an array of type {kind} in the metadata")
-        if count > MAX_STRINGS or count * 8 > self.size - self.at:
+        self.texts += count
+        if self.texts > MAX_TEXTS or count * 8 > self.size - self.at:
             raise self.damaged(f"an array that claims {count} texts")
         return [self.text() for _ in range(count)]
 
@@ -204,7 +265,7 @@ def _place(
             raise UnsupportedModel(
                 f"{cursor.path.name} stores {name[:80]!r} as {found}; akunu imports {read}"
             )
-        tensor = Tensor(name, TENSOR_TYPES[kind], shape, start + offset)
+        tensor = Tensor(name, TENSOR_TYPES[kind], shape, cursor.path, start + offset)
         if min(shape) < 1 or shape[-1] % tensor.type.block:
             raise cursor.damaged(f"tensor {name[:80]!r} has the shape {list(shape)}")
         if tensor.offset + tensor.nbytes > cursor.size:

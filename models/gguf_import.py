@@ -1,11 +1,10 @@
-"""Converts a llama-family GGUF file into a folder that mlx-lm loads.
+"""Converts a GGUF file into a folder that mlx-lm loads.
 
-Owns the meaning of the metadata and of the tensor names: config.json, model.safetensors and,
-through `gguf_tokenizer`, the tokenizer. The conversion is lossless: quantised weights keep their
-bits, and float32 norms become float16 only where every value survives it (so that activations stay
-in half precision). Refuses, before anything is written, any other architecture and any tensor or
-setting that we would have to ignore (UnsupportedModel), and files that contradict themselves
-(DamagedModel).
+Owns the way from tensors to parameters: config.json, model.safetensors and, through
+`gguf_tokenizer`, the tokenizer. What the weights become is `gguf_weights`' business, what a family
+calls them that of `gguf_families`. The conversion goes tensor by tensor, so memory stays bounded.
+Refuses, before anything is written, any other architecture and any tensor or setting that we would
+have to ignore (UnsupportedModel), and files that contradict themselves (DamagedModel).
 """
 
 from __future__ import annotations
@@ -24,25 +23,17 @@ import numpy as np
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models import gguf_weights as weights
 from akunu_py.models.gguf import GgufFile, Tensor, read_gguf
+from akunu_py.models.gguf_families import (
+    SETTING_TENSORS,
+    Family,
+    Slot,
+    common_config,
+    family_of,
+    sizes,
+)
+from akunu_py.models.gguf_settings import Settings
 from akunu_py.models.gguf_tokenizer import TokenizerPlan, plan_tokenizer
 from akunu_py.models.safetensors import Entry, write_safetensors
-
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_TOP_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +43,7 @@ class Imported:
     context_length: int
     parameters: int
     quantisation: str
+    licence: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +60,20 @@ class ImportPlan:
     def nbytes(self) -> int:
         return sum(entry.nbytes for entry in self.entries)
 
+    def write(
+        self, folder: Path, progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> None:
+        """Writes the model into the existing, empty `folder`.
+
+        progress: hears the bytes written and their total. Raises UnsupportedModel where a weight
+        overflows its float type; OSError passes through.
+        """
+        total = self.nbytes
+        path = folder / "model.safetensors"
+        write_safetensors(path, self.entries, lambda done: progress(done, total))
+        self.tokenizer.write(folder)
+        (folder / "config.json").write_text(json.dumps(self.config, indent=2) + "\n", "utf-8")
+
 
 def import_gguf(
     source: Path, folder: Path, progress: Callable[[int, int], None] = lambda done, total: None
@@ -78,173 +84,115 @@ def import_gguf(
     Raises UnsupportedModel or DamagedModel before anything is written; OSError passes through.
     """
     plan = plan_import(source)
-    total = plan.nbytes
-    write_safetensors(
-        folder / "model.safetensors", plan.entries, lambda done: progress(done, total)
-    )
-    plan.tokenizer.write(folder)
-    (folder / "config.json").write_text(json.dumps(plan.config, indent=2) + "\n", "utf-8")
+    plan.write(folder, progress)
     return plan.facts
 
 
 def plan_import(source: Path) -> ImportPlan:
     """Reads and checks everything but the weights' values."""
     file = read_gguf(source)
-    settings = _Settings(file)
-    architecture = settings.text("general.architecture")
-    if architecture != "llama":
-        raise UnsupportedModel(
-            f"{source.name} has the architecture {architecture[:40]!r}; akunu imports 'llama'"
-        )
+    architecture, family = family_of(file)
     tokenizer = plan_tokenizer(file)
-    config = _llama_config(settings, tokenizer)
-    names = _check_tensors(file, config)
-    types = Counter(tensor.type.name for tensor in file.tensors.values() if len(tensor.shape) > 1)
+    settings = Settings(file, architecture)
+    settings.expect_nothing_else(set(family.reads))
+    config: dict[str, Any] = {"model_type": family.model_type, "architectures": [family.class_name]}
+    config |= common_config(settings, tokenizer.size)
+    config |= family.configure(settings, config)
+    config |= tokenizer.config_ids()
+    slots = _place_tensors(file, family, config)
+    kept = [tensor for tensor in file.tensors.values() if tensor.name in slots]
+    dtype = _float_type(kept, slots, family)
     quantised = {
-        names[tensor.name]: weights.BITS[tensor.type.name]
-        for tensor in file.tensors.values()
+        slots[tensor.name].name.removesuffix(".weight"): weights.BITS[tensor.type.name]
+        for tensor in kept
         if tensor.type.name in weights.BITS
     }
     if quantised:
         config["quantization"] = _quantisation(quantised)
-    half = any(type_ != "F32" for type_ in types)
     entries = [
-        entry
-        for tensor in file.tensors.values()
-        for entry in _entries(file, tensor, names[tensor.name], config, half)
+        entry for tensor in kept for entry in _entries(tensor, slots[tensor.name], config, dtype)
     ]
-    parameters = sum(math.prod(tensor.shape) for tensor in file.tensors.values())
-    described = ", ".join(f"{name} x {count}" for name, count in types.most_common())
-    facts = Imported(config["max_position_embeddings"], parameters, described)
+    types = Counter(tensor.type.name for tensor in kept if len(tensor.shape) > 1)
+    licence = file.metadata.get("general.license")
+    facts = Imported(
+        context_length=config["max_position_embeddings"],
+        parameters=sum(math.prod(tensor.shape) for tensor in kept),
+        quantisation=", ".join(f"{name} x {count}" for name, count in types.most_common()),
+        licence=licence if isinstance(licence, str) and len(licence) < 100 else "",
+    )
     return ImportPlan(file, config, entries, tokenizer, facts)
 
 
-class _Settings:
-    """Typed access to metadata, with errors that name the key."""
-
-    def __init__(self, file: GgufFile) -> None:
-        self.file = file
-
-    def text(self, key: str) -> str:
-        value = self.file.metadata.get(key)
-        if not isinstance(value, str):
-            raise self._wrong(key, "text", value)
-        return value
-
-    def count(self, key: str, default: int | None = None) -> int:
-        """A whole number from 1 to 2**31 - 1."""
-        value = self.file.metadata.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
-            raise self._wrong(key, "a positive number", value)
-        return value
-
-    def real(self, key: str, default: float | None = None) -> float:
-        value = self.file.metadata.get(key, default)
-        if not isinstance(value, float) or not math.isfinite(value) or value <= 0:
-            raise self._wrong(key, "a positive real number", value)
-        # GGUF keeps float32: the shortest decimal that means the same one is what was meant.
-        return float(str(np.float32(value)))
-
-    def _wrong(self, key: str, expected: str, found: object) -> DamagedModel:
-        shown = "nothing" if found is None else repr(found)[:60]
-        return DamagedModel(
-            f"{self.file.path.name}: expected {expected} for {key}, found {shown}; "
-            "fetch the file again"
-        )
-
-
-def _llama_config(settings: _Settings, tokenizer: TokenizerPlan) -> dict[str, Any]:
-    """mlx-lm's `llama` arguments, after a check that nothing in the metadata goes unheeded."""
-    name, metadata = settings.file.path.name, settings.file.metadata
-    hidden = settings.count("llama.embedding_length")
-    heads = settings.count("llama.attention.head_count")
-    head_dim = settings.count("llama.attention.key_length", hidden // heads or 1)
-    refused = {
-        "llama.expert_count": 0,
-        "llama.attention.value_length": head_dim,
-        "llama.rope.dimension_count": head_dim,
-        "llama.rope.scaling.type": "none",
-        "llama.rope.scale_linear": 1.0,
-        "llama.attention.sliding_window": 0,
-        "llama.attention.scale": 1 / math.sqrt(head_dim),
-        "llama.logit_scale": 1.0,
-        "llama.embedding_scale": 1.0,
-        "llama.residual_scale": 1.0,
-        "tokenizer.ggml.add_eos_token": False,
-    }
-    for key, expected in refused.items():
-        if (found := metadata.get(key, expected)) != expected:
-            raise UnsupportedModel(
-                f"{name} sets {key} to {found!r:.60}; akunu imports llama models with {expected!r}"
-            )
-    config: dict[str, Any] = {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": hidden,
-        "intermediate_size": settings.count("llama.feed_forward_length"),
-        "num_hidden_layers": settings.count("llama.block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": settings.count("llama.attention.head_count_kv", heads),
-        "head_dim": head_dim,
-        "rms_norm_eps": settings.real("llama.attention.layer_norm_rms_epsilon"),
-        "rope_theta": settings.real("llama.rope.freq_base", 10000.0),
-        "rope_traditional": False,
-        "max_position_embeddings": settings.count("llama.context_length"),
-        "vocab_size": tokenizer.size,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": "output.weight" not in settings.file.tensors,
-    }
-    return config | tokenizer.config_ids()
-
-
-def _check_tensors(file: GgufFile, config: dict[str, Any]) -> dict[str, str]:
-    """Holds the tensors against the settings; gives each one's module in mlx-lm's model."""
-    expected: dict[str, tuple[str, tuple[int, ...]]] = {}
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    query = config["num_attention_heads"] * config["head_dim"]
-    key = config["num_key_value_heads"] * config["head_dim"]
-    shapes: dict[str, tuple[int, ...]] = {
-        "attn_norm": (hidden,),
-        "attn_q": (query, hidden),
-        "attn_k": (key, hidden),
-        "attn_v": (key, hidden),
-        "attn_output": (hidden, query),
-        "ffn_norm": (hidden,),
-        "ffn_gate": (inner, hidden),
-        "ffn_up": (inner, hidden),
-        "ffn_down": (hidden, inner),
-        "token_embd": (config["vocab_size"], hidden),
-        "output_norm": (hidden,),
-        "output": (config["vocab_size"], hidden),
-    }
-    for short, module in _TOP_NAMES.items():
-        if short != "output" or not config["tie_word_embeddings"]:
-            expected[f"{short}.weight"] = (module, shapes[short])
+def _place_tensors(file: GgufFile, family: Family, config: dict[str, Any]) -> dict[str, Slot]:
+    """Holds the tensors against the settings; gives each one's place in mlx-lm's model."""
+    expected = family.top()
+    if config["tie_word_embeddings"]:
+        del expected["output.weight"]
     # More layers than tensors are a damaged number; do not spell out a billion names first.
     for layer in range(min(config["num_hidden_layers"], len(file.tensors))):
-        for short, module in _LAYER_NAMES.items():
-            full = f"model.layers.{layer}.{module}"
-            expected[f"blk.{layer}.{short}.weight"] = (full, shapes[short])
+        for short, slot in family.layer.items():
+            name = f"model.layers.{layer}.{slot.name}"
+            expected[f"blk.{layer}.{short}"] = Slot(name, slot.shape, slot.heads, slot.shift)
     if missing := [name for name in expected if name not in file.tensors]:
         raise DamagedModel(
             f"{file.path.name} is damaged: {len(missing)} tensors are missing, the first is "
             f"{missing[0]}; fetch the file again"
         )
+    known = sizes(config)
+    used = set(expected)
+    if config.get("rope_scaling"):
+        used |= set(SETTING_TENSORS)
     for name, tensor in file.tensors.items():
-        if name not in expected:
+        if name not in used and not _is_neutral(tensor):
             raise UnsupportedModel(
                 f"{file.path.name} has a tensor {name[:80]!r} that akunu's import would ignore"
             )
-        if tensor.shape != expected[name][1]:
+        if name not in expected:
+            continue
+        shape = tuple(known[size] for size in expected[name].shape)
+        if tensor.shape != shape:
             raise DamagedModel(
-                f"{file.path.name}: expected the shape {list(expected[name][1])} for {name}, "
+                f"{file.path.name}: expected the shape {list(shape)} for {name}, "
                 f"found {list(tensor.shape)}; fetch the file again"
             )
-    if config["head_dim"] % 2 or config["num_attention_heads"] % config["num_key_value_heads"]:
-        raise DamagedModel(f"{file.path.name}: impossible attention heads in the metadata")
-    return {name: module for name, (module, _) in expected.items()}
+        if len(shape) == 1 and tensor.type.name in weights.BITS:
+            raise DamagedModel(
+                f"{file.path.name}: expected plain numbers for {name}, found {tensor.type.name}; "
+                "fetch the file again"
+            )
+    return expected
+
+
+def _is_neutral(tensor: Tensor) -> bool:
+    """Whether `tensor` is a table of rotary frequencies that changes nothing."""
+    return (
+        tensor.name == "rope_freqs.weight"
+        and tensor.type.name == "F32"
+        and bool((tensor.raw().view("<f4") == 1).all())
+    )
+
+
+def _float_type(tensors: list[Tensor], slots: dict[str, Slot], family: Family) -> str:
+    """The one float type of all that is not codes: MLX computes in the widest that it meets, so a
+    single float32 norm would make the whole model slow."""
+    matrices = {tensor.type.name for tensor in tensors if len(tensor.shape) > 1}
+    if matrices == {"F32"}:
+        return "F32"
+    if family.bfloat or "BF16" in matrices:
+        return "BF16"
+    fits = all(
+        np.isfinite(weights.round_to(_vector(tensor, slots[tensor.name].shift), "F16")).all()
+        for tensor in tensors
+        if len(tensor.shape) == 1
+    )
+    return "F16" if fits else "BF16"
+
+
+def _vector(tensor: Tensor, shift: float) -> weights.Array:
+    """A norm's or a bias' values: float32."""
+    values = weights.load(weights.plain(tensor, tensor.type.name), tensor.type.name)
+    shifted: weights.Array = values - np.float32(shift)
+    return shifted
 
 
 def _quantisation(bits: dict[str, int]) -> dict[str, Any]:
@@ -261,27 +209,42 @@ def _quantisation(bits: dict[str, int]) -> dict[str, Any]:
     return settings
 
 
-def _entries(
-    file: GgufFile, tensor: Tensor, module: str, config: dict[str, Any], half: bool
-) -> list[Entry]:
-    """What a tensor becomes in model.safetensors. `half`: the model's matrices are not float32."""
-    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
-    field = heads.get(module.rsplit(".", 1)[-1])
+def _entries(tensor: Tensor, slot: Slot, config: dict[str, Any], dtype: str) -> list[Entry]:
+    """What a tensor becomes in model.safetensors; floats are stored as `dtype`."""
 
-    def ordered(read: Callable[[GgufFile, Tensor], weights.Array]) -> weights.Array:
-        values = read(file, tensor)
-        return weights.unpermute(values, config[field]) if field else values
+    def ordered(values: weights.Array) -> weights.Array:
+        return weights.unpermute(values, config[slot.heads]) if slot.heads else values
 
     if tensor.type.name in weights.BITS:
+        module = slot.name.removesuffix(".weight")
         *rows, columns = tensor.shape
         words = columns * weights.BITS[tensor.type.name] // 32
         groups = (*rows, columns // weights.GROUP_SIZE)
+        conversion = _Conversion(tensor, dtype)
+        shapes = {"weight": ("U32", (*rows, words)), "scales": (dtype, groups)}
+        shapes["biases"] = (dtype, groups)
         return [
-            Entry(f"{module}.weight", "U32", (*rows, words), partial(ordered, weights.packed)),
-            Entry(f"{module}.scales", "F16", groups, partial(ordered, weights.scales)),
-            Entry(f"{module}.biases", "F16", groups, partial(ordered, weights.biases)),
+            Entry(f"{module}.{part}", kind, shape, lambda part=part: ordered(conversion.take(part)))  # type: ignore[misc]
+            for part, (kind, shape) in shapes.items()
         ]
-    dtype = tensor.type.name
-    if half and len(tensor.shape) == 1 and weights.fits_half(weights.plain(file, tensor)):
-        dtype = "F16"
-    return [Entry(f"{module}.weight", dtype, tensor.shape, partial(ordered, weights.plain))]
+    if len(tensor.shape) == 1:
+        return [Entry(slot.name, dtype, tensor.shape, partial(_shifted, tensor, slot.shift, dtype))]
+    return [Entry(slot.name, dtype, tensor.shape, lambda: ordered(weights.plain(tensor, dtype)))]
+
+
+def _shifted(tensor: Tensor, shift: float, dtype: str) -> weights.Array:
+    return weights.store(weights.round_to(_vector(tensor, shift), dtype), dtype)
+
+
+class _Conversion:
+    """Converts a tensor once for the three entries it becomes, and forgets it after the last."""
+
+    def __init__(self, tensor: Tensor, dtype: str) -> None:
+        self.tensor, self.dtype = tensor, dtype
+        self.parts: dict[str, weights.Array] = {}
+
+    def take(self, part: str) -> weights.Array:
+        if not self.parts:
+            made = weights.quantised(self.tensor, self.dtype)
+            self.parts = {"weight": made.packed, "scales": made.scales, "biases": made.biases}
+        return self.parts.pop(part)

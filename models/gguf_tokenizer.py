@@ -1,15 +1,15 @@
 """Builds a tokenizer from a GGUF file's metadata, with the `tokenizers` library.
 
 Owns the kinds of tokenizer that we know: byte-level BPE ("gpt2" in GGUF) with a pre-tokenizer that
-is named in _PRE_TOKENIZERS. Any other is refused (UnsupportedModel), because a tokenizer that
-splits a little differently gives worse answers without any error. Metadata that contradicts itself
-is DamagedModel.
+`gguf_pretokenizers` names, and SentencePiece's BPE ("llama"), whose merges are found again from the
+scores of its pieces. Any other is refused (UnsupportedModel), because a tokenizer that splits a
+little differently gives worse answers without any error. Metadata that contradicts itself is
+DamagedModel. The chat template is stored as it is: transformers renders it in Jinja's sandbox.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,35 +18,101 @@ import numpy as np
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.gguf import GgufFile
+from akunu_py.models.gguf_pretokenizers import PRE_TOKENIZERS
 
-_CONTROL, _USER_DEFINED = 3, 4
-
-
-def _smollm() -> Any:
-    from tokenizers import pre_tokenizers
-
-    return pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-        ]
-    )
-
-
-_PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {"smollm": _smollm}
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 _TOKEN_KEYS = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
+_SENTENCEPIECE_ROLES = {"bos": 1, "eos": 2, "unk": 0}  # where the file names none
+# What ends a turn of a chat, looked for where the file does not name it.
+_TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
+# Phi 3's own tokenizer drops white space behind all special tokens but these.
+_PHI3_KEEPS_SPACE = ("<unk>", "<s>", "<|endoftext|>")
+_SPACE = "▁"
+
+
+@dataclass(frozen=True, slots=True)
+class BytePairs:
+    """Byte-level BPE: merges in order of rank, and the name of the pre-tokenizer."""
+
+    merges: list[tuple[str, str]]
+    pre_tokenizer: str
+
+    def build(self, vocabulary: dict[str, int]) -> Any:
+        from tokenizers import Tokenizer, decoders, models
+
+        pre = PRE_TOKENIZERS[self.pre_tokenizer]
+        tokenizer = Tokenizer(
+            models.BPE(vocab=vocabulary, merges=self.merges, ignore_merges=pre.whole_words)
+        )
+        tokenizer.pre_tokenizer = pre.build()
+        tokenizer.decoder = decoders.ByteLevel()
+        return tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class SentencePieces:
+    """SentencePiece's BPE with bytes for what it has no piece for.
+
+    scores: by piece, of the pieces that merging may yield. space_prefix: whether a text gets a
+    space in front.
+    """
+
+    scores: dict[str, float]
+    unknown: str
+    space_prefix: bool
+
+    def build(self, vocabulary: dict[str, int]) -> Any:
+        from tokenizers import Tokenizer, decoders, models, normalizers
+
+        tokenizer = Tokenizer(
+            models.BPE(
+                vocab=vocabulary,
+                merges=self.merges(),
+                unk_token=self.unknown,
+                fuse_unk=True,
+                byte_fallback=True,
+            )
+        )
+        spaces = [normalizers.Replace(" ", _SPACE)]
+        prefix = [normalizers.Prepend(_SPACE)] if self.space_prefix else []
+        tokenizer.normalizer = normalizers.Sequence([*prefix, *spaces])
+        steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+        if self.space_prefix:
+            steps.append(decoders.Strip(content=" ", left=1, right=0))
+        tokenizer.decoder = decoders.Sequence(steps)
+        return tokenizer
+
+    def merges(self) -> list[tuple[str, str]]:
+        """Every pair of pieces that joins into a piece, best score first.
+
+        SentencePiece merges the best score first and, of equals, the leftmost; ranking the longer
+        left part first comes to the same for runs of one character, where scores are equal.
+        """
+        found = []
+        for piece, score in self.scores.items():
+            for cut in range(1, len(piece)):
+                left, right = piece[:cut], piece[cut:]
+                if left in self.scores and right in self.scores:
+                    found.append((-score, -len(left), -len(right), left, right))
+        found.sort(key=lambda merge: merge[:3])
+        return [merge[3:] for merge in found]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerPlan:
-    """A checked tokenizer: token texts by id, merges in order of rank, special ids by role."""
+    """A checked tokenizer: token texts by id, how it merges, special ids by role.
+
+    control: tokens that are not text. user_defined: text that is never split. strips_right: tokens
+    that swallow the white space behind them.
+    """
 
     tokens: list[str]
-    merges: list[tuple[str, str]]
+    kind: BytePairs | SentencePieces
     control: list[int]
     user_defined: list[int]
+    strips_right: frozenset[int]
     roles: dict[str, int]
-    pre_tokenizer: str
+    add_bos: bool
     chat_template: str | None
     context_length: int
 
@@ -61,25 +127,32 @@ class TokenizerPlan:
             for role in ("bos", "eos", "pad")
             if role in self.roles
         }
-        ends = [self.roles[role] for role in ("eos", "eot") if role in self.roles]
+        ends = [self.roles[role] for role in ("eos", "eot", "eom") if role in self.roles]
         if len(set(ends)) > 1:
             ids["eos_token_id"] = sorted(set(ends))
         return ids
 
     def build(self) -> Any:
         """The tokenizer as an object of the `tokenizers` library."""
-        from tokenizers import AddedToken, Tokenizer, decoders, models
+        from tokenizers import AddedToken, processors
 
-        vocabulary = {token: index for index, token in enumerate(self.tokens)}
-        tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=self.merges))
-        tokenizer.pre_tokenizer = _PRE_TOKENIZERS[self.pre_tokenizer]()
-        tokenizer.decoder = decoders.ByteLevel()
-        tokenizer.add_special_tokens(
-            [AddedToken(self.tokens[i], special=True, normalized=False) for i in self.control]
-        )
-        tokenizer.add_tokens(
-            [AddedToken(self.tokens[i], special=False, normalized=False) for i in self.user_defined]
-        )
+        tokenizer = self.kind.build({token: index for index, token in enumerate(self.tokens)})
+        for special, ids in ((True, self.control), (False, self.user_defined)):
+            added = [
+                AddedToken(
+                    self.tokens[i],
+                    special=special,
+                    normalized=False,
+                    rstrip=i in self.strips_right,
+                )
+                for i in ids
+            ]
+            (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(added)
+        if self.add_bos:
+            bos = self.tokens[self.roles["bos"]]
+            tokenizer.post_processor = processors.TemplateProcessing(
+                single=[bos, "$A"], special_tokens=[(bos, self.roles["bos"])]
+            )
         return tokenizer
 
     def write(self, folder: Path) -> None:
@@ -87,7 +160,7 @@ class TokenizerPlan:
         (folder / "tokenizer.json").write_text(self.build().to_str(), "utf-8")
         settings: dict[str, Any] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "add_bos_token": False,
+            "add_bos_token": self.add_bos,
             "add_prefix_space": False,
             "clean_up_tokenization_spaces": False,
             "model_max_length": self.context_length,
@@ -102,64 +175,120 @@ class TokenizerPlan:
 
 
 def plan_tokenizer(file: GgufFile) -> TokenizerPlan:
-    """Reads and checks the tokenizer in `file`'s metadata."""
+    """Reads and checks the tokenizer in `file`'s metadata.
+
+    Raises UnsupportedModel for a kind that we do not know, DamagedModel for contradictions.
+    """
     name, metadata = file.path.name, file.metadata
-    model = metadata.get("tokenizer.ggml.model")
-    if model != "gpt2":
+    model, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
+    if model not in ("gpt2", "llama"):
         raise UnsupportedModel(
-            f"{name} has a tokenizer of kind {model!r:.40}; akunu imports byte-level BPE ('gpt2')"
+            f"{name} has a tokenizer of kind {model!r:.40}; akunu imports byte-level BPE ('gpt2') "
+            "and SentencePiece ('llama')"
         )
-    pre = metadata.get("tokenizer.ggml.pre")
-    if pre not in _PRE_TOKENIZERS:
-        known = ", ".join(_PRE_TOKENIZERS)
+    if model == "gpt2" and (not isinstance(pre, str) or pre not in PRE_TOKENIZERS):
+        known = ", ".join(PRE_TOKENIZERS)
         raise UnsupportedModel(f"{name} has the pre-tokenizer {pre!r:.40}; akunu knows: {known}")
-    if metadata.get("tokenizer.ggml.add_bos_token", False) is not False:
-        raise UnsupportedModel(f"{name} asks for a token before every text (add_bos_token)")
+    if metadata.get("tokenizer.ggml.add_eos_token", False) is not False:
+        raise UnsupportedModel(f"{name} asks for an end token behind every text (add_eos_token)")
     tokens = _texts(file, "tokenizer.ggml.tokens")
     if not tokens or len(set(tokens)) != len(tokens):
         raise _damaged(file, "its vocabulary is empty or names a token twice")
-    merges = _merges(file, set(tokens))
     kinds = metadata.get("tokenizer.ggml.token_type", np.ones(len(tokens), np.int32))
     if not isinstance(kinds, np.ndarray) or kinds.shape != (len(tokens),):
         raise _damaged(file, f"expected the kinds of {len(tokens)} tokens")
+    control = np.flatnonzero((kinds == _CONTROL) | (kinds == _UNKNOWN)).tolist()
+    user_defined = np.flatnonzero(kinds == _USER_DEFINED).tolist()
+    roles = _roles(file, tokens, control, _SENTENCEPIECE_ROLES if model == "llama" else {})
+    add_bos = metadata.get(
+        "tokenizer.ggml.add_bos_token", model == "llama" or PRE_TOKENIZERS[str(pre)].add_bos
+    )
     template = metadata.get("tokenizer.chat_template")
-    if template is not None and not isinstance(template, str):
-        raise _damaged(file, "its chat template is not text")
+    if not isinstance(add_bos, bool) or not isinstance(template, str | None):
+        raise _damaged(file, "add_bos_token or chat_template is of the wrong type")
+    if add_bos and "bos" not in roles:
+        raise _damaged(file, "it names no token that begins a text")
     context = metadata.get(f"{metadata.get('general.architecture')}.context_length")
-    return TokenizerPlan(
+    plan = TokenizerPlan(
         tokens=tokens,
-        merges=merges,
-        control=np.flatnonzero(kinds == _CONTROL).tolist(),
-        user_defined=np.flatnonzero(kinds == _USER_DEFINED).tolist(),
-        roles=_roles(file, len(tokens)),
-        pre_tokenizer=pre,
+        kind=_byte_pairs(file, set(tokens), str(pre))
+        if model == "gpt2"
+        else _sentence_pieces(file, tokens, kinds, roles),
+        control=control,
+        user_defined=user_defined,
+        strips_right=_strips_right(file, tokens, [*control, *user_defined]),
+        roles=roles,
+        add_bos=add_bos,
         chat_template=template,
         context_length=context if isinstance(context, int) else 0,
     )
+    try:
+        plan.build()
+    except Exception as error:  # the library has no exceptions of its own
+        raise _damaged(file, f"its tokenizer cannot be built ({error!s:.80})") from error
+    return plan
 
 
-def _roles(file: GgufFile, size: int) -> dict[str, int]:
-    roles: dict[str, int] = {}
-    for role, key in (_TOKEN_KEYS | {"eot": "eot"}).items():
-        value = file.metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < size:
-            raise _damaged(file, f"its {key} token is {value!r:.40}, of {size} tokens")
-        roles[role] = value
-    if "eos" not in roles:
-        raise _damaged(file, "it names no token that ends a text")
-    return roles
-
-
-def _merges(file: GgufFile, tokens: set[str]) -> list[tuple[str, str]]:
+def _byte_pairs(file: GgufFile, tokens: set[str], pre_tokenizer: str) -> BytePairs:
     merges: list[tuple[str, str]] = []
     for text in _texts(file, "tokenizer.ggml.merges"):
         left, _, right = text.partition(" ")
         if left not in tokens or right not in tokens or left + right not in tokens:
             raise _damaged(file, f"the merge {text[:60]!r} is not of its vocabulary")
         merges.append((left, right))
-    return merges
+    return BytePairs(merges, pre_tokenizer)
+
+
+def _sentence_pieces(
+    file: GgufFile, tokens: list[str], kinds: Any, roles: dict[str, int]
+) -> SentencePieces:
+    scores = file.metadata.get("tokenizer.ggml.scores")
+    if not isinstance(scores, np.ndarray) or scores.shape != (len(tokens),):
+        raise _damaged(file, f"expected the scores of {len(tokens)} tokens")
+    scores = scores.astype(np.float64)
+    if not np.isfinite(scores).all():
+        raise _damaged(file, "a token's score is not a number")
+    spelled = {tokens[i] for i in np.flatnonzero(kinds == _BYTE)}
+    if not {f"<0x{byte:02X}>" for byte in range(256)} <= spelled:
+        raise UnsupportedModel(
+            f"{file.path.name} has a SentencePiece tokenizer without a token for every byte; "
+            "akunu imports those that have them all"
+        )
+    prefix = file.metadata.get("tokenizer.ggml.add_space_prefix", True)
+    if not isinstance(prefix, bool):
+        raise _damaged(file, "add_space_prefix is of the wrong type")
+    mergeable = np.flatnonzero((kinds == _NORMAL) | (kinds == _USER_DEFINED))
+    return SentencePieces(
+        {tokens[i]: float(scores[i]) for i in mergeable}, tokens[roles["unk"]], prefix
+    )
+
+
+def _roles(
+    file: GgufFile, tokens: list[str], control: list[int], defaults: dict[str, int]
+) -> dict[str, int]:
+    roles: dict[str, int] = {}
+    for role, key in (_TOKEN_KEYS | {"eot": "eot", "eom": "eom"}).items():
+        value = file.metadata.get(f"tokenizer.ggml.{key}_token_id", defaults.get(role))
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(tokens):
+            raise _damaged(file, f"its {key} token is {value!r:.40}, of {len(tokens)} tokens")
+        roles[role] = value
+    if "eos" not in roles:
+        raise _damaged(file, "it names no token that ends a text")
+    by_text = {tokens[i]: i for i in control}
+    found = [by_text[text] for text in _TURN_ENDS if text in by_text]
+    if found and "eot" not in roles:
+        roles["eot"] = found[0]
+    return roles
+
+
+def _strips_right(file: GgufFile, tokens: list[str], special: list[int]) -> frozenset[int]:
+    """GGUF does not say which tokens do; llama.cpp goes by the model's name, and so do we."""
+    name = file.metadata.get("general.name")
+    if not isinstance(name, str) or not ("phi-3" in name.lower() or "phi3" in name.lower()):
+        return frozenset()
+    return frozenset(i for i in special if tokens[i] not in _PHI3_KEEPS_SPACE)
 
 
 def _texts(file: GgufFile, key: str) -> list[str]:

@@ -1,7 +1,8 @@
 """Reads headers of safetensors files and writes such files one tensor at a time.
 
 Owns the container only. Writing streams, so a model larger than memory can be converted. A header
-is checked against the file's size before it is believed (DamagedModel).
+is held against the file's size, and each tensor's place against its shape and its neighbours,
+before any of it is believed (DamagedModel): what passes can be handed to MLX's own reader.
 """
 
 from __future__ import annotations
@@ -19,8 +20,14 @@ from akunu_py.errors import DamagedModel
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-MAX_HEADER_BYTES = 100_000_000  # the limit of the format's own library
-_TYPES = {"F32": ("<f4", 4), "F16": ("<f2", 2), "U32": ("<u4", 4)}  # for numpy, and bytes
+MAX_HEADER_BYTES = 32_000_000  # shards of the largest models in use have headers of about 10 MB
+MAX_DIMENSIONS = 8
+# For numpy, and bytes. BF16 values travel as the upper halves of float32.
+_TYPES = {"F32": ("<f4", 4), "F16": ("<f2", 2), "BF16": ("<u2", 2), "U32": ("<u4", 4)}
+_SIZES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "U16": 2, "I16": 2,
+    "F16": 2, "BF16": 2, "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8, "C64": 8,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +75,10 @@ def write_safetensors(
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """The header of a safetensors file, after a check that the file holds what it promises."""
+    """The header of a safetensors file, after a check that the file holds what it promises.
+
+    Raises DamagedModel. OSError passes through.
+    """
     size = path.stat().st_size
     with path.open("rb") as file:
         prefix = file.read(8)
@@ -77,12 +87,38 @@ def read_header(path: Path) -> dict[str, Any]:
             raise DamagedModel(f"{path} is cut off or not a safetensors file")
         text = file.read(length)
     try:
-        header = json.loads(text)
-        ends = [header[name]["data_offsets"][1] for name in header if name != "__metadata__"]
-        expected = 8 + length + max(ends, default=0)
-    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+        header = json.loads(text, object_pairs_hook=_unique)
+        if not isinstance(header, dict):
+            raise TypeError("expected an object")
+        places = sorted(_place(header[name]) for name in header if name != "__metadata__")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise DamagedModel(f"{path} is not a safetensors file: its header is unreadable") from error
+    end = 0
+    for begin, after in places:
+        if begin != end:
+            raise DamagedModel(f"{path} is damaged: its tensors overlap or leave gaps")
+        end = after
+    expected = 8 + length + end
     if size != expected:
         raise DamagedModel(f"{path} is damaged: expected {expected} bytes, found {size}")
-    assert isinstance(header, dict)
     return header
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return made
+
+
+def _place(entry: Any) -> tuple[int, int]:
+    """Where a tensor lies in the data, after a check that its shape and type fill that place."""
+    shape, (begin, end) = entry["shape"], entry["data_offsets"]
+    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
+        raise TypeError("expected a short list as the shape")
+    for number in (*shape, begin, end):
+        if type(number) is not int or not 0 <= number < 2**63:
+            raise TypeError("expected a whole number")
+    if math.prod(shape) * _SIZES[entry["dtype"]] != end - begin:
+        raise ValueError("the shape does not fill its place")
+    return begin, end

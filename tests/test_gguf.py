@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import random
 import struct
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.utils import load_model
 
-from akunu_py.errors import AkunuError, DamagedModel, UnsupportedModel
+from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models import gguf_import
 from akunu_py.models.gguf import read_gguf
 from akunu_py.models.gguf_import import import_gguf
@@ -33,7 +31,7 @@ from tests.tiny_gguf import (
     write_tiny,
 )
 
-KINDS = ["F32", "F16", "Q4_0", "Q4_1", "Q8_0"]
+KINDS = ["F32", "F16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
 
 
 def convert(folder: Path, tiny: Tiny) -> tuple[Path, Path]:
@@ -78,6 +76,8 @@ def load_float32(folder: Path) -> Any:
             group_size=module.group_size,
             bits=module.bits,
         )
+        if "bias" in module:
+            new.bias = module.bias
         return new
 
     leaves = tree_flatten(model.leaf_modules(), is_leaf=nn.Module.is_module)
@@ -86,8 +86,9 @@ def load_float32(folder: Path) -> Any:
     return model
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "BF16"])
 def test_dequantised_weights_equal_the_gguf_packages(tmp_path: Path, kind: str) -> None:
+    norms_too = kind != "BF16"  # there they are rounded to it
     source, folder = convert(tmp_path, Tiny(kind=kind, embedding=kind, tied=False))
     weights = load_arrays(folder / "model.safetensors")
     expected = {
@@ -107,7 +108,9 @@ def test_dequantised_weights_equal_the_gguf_packages(tmp_path: Path, kind: str) 
         "blk.1.ffn_norm": "model.layers.1.post_attention_layernorm",
     }
     for name, module in modules.items():
-        np.testing.assert_allclose(numpy_weight(weights, module), expected[name], rtol=0, atol=1e-6)
+        if norms_too or "norm" not in name:
+            actual = numpy_weight(weights, module)
+            np.testing.assert_allclose(actual, expected[name], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
@@ -137,7 +140,7 @@ def test_q_and_k_rows_are_put_back(tmp_path: Path, kind: str) -> None:
             pairs = values.reshape(heads, 2, HIDDEN // HEADS // 2, HIDDEN).swapaxes(1, 2)
             tensors[f"blk.0.{name}.weight"] = np.ascontiguousarray(pairs.reshape(values.shape))
 
-    _, folder = convert(tmp_path, Tiny(kind=kind, edit=permute))
+    _, folder = convert(tmp_path, Tiny(kind=kind, embedding=kind, edit=permute))
     weights = load_arrays(folder / "model.safetensors")
     for name, values in original.items():
         module = f"model.layers.0.self_attn.{name[-1]}_proj"
@@ -149,7 +152,7 @@ def test_q_and_k_rows_are_put_back(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tied", [True, False])
 def test_logits_equal_a_forward_pass_on_the_gguf(tmp_path: Path, kind: str, tied: bool) -> None:
-    source, folder = convert(tmp_path, Tiny(kind=kind, tied=tied))
+    source, folder = convert(tmp_path, Tiny(kind=kind, embedding=kind, tied=tied))
     ids = np.random.default_rng(1).integers(0, 250, 24).tolist()
     logits = np.array(load_float32(folder)(mx.array([ids]))[0])
     np.testing.assert_allclose(logits, reference_logits(source, ids), rtol=0, atol=2e-4)
@@ -176,30 +179,47 @@ def test_plain_weights_get_no_quantisation_settings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "exact", "expected"),
-    [("Q4_1", True, "F16"), ("F16", True, "F16"), ("Q4_1", False, "F32"), ("F32", True, "F32")],
+    ("kind", "embedding", "expected"),
+    [
+        ("Q4_1", "Q8_0", "F16"),
+        ("F16", "F16", "F16"),
+        ("Q5_0", "F32", "F16"),
+        ("F32", "F32", "F32"),
+        ("BF16", "BF16", "BF16"),
+        ("Q4_0", "BF16", "BF16"),
+    ],
 )
-def test_norms_become_half_only_where_that_is_exact(
-    tmp_path: Path, kind: str, exact: bool, expected: str
-) -> None:
-    _, folder = convert(tmp_path, Tiny(kind=kind, embedding=kind, exact_norms=exact))
+def test_all_floats_have_one_type(tmp_path: Path, kind: str, embedding: str, expected: str) -> None:
+    """A single float32 norm would make MLX compute everything in float32."""
+    _, folder = convert(tmp_path, Tiny(kind=kind, embedding=embedding, exact_norms=False))
     header = read_header(folder / "model.safetensors")
-    assert header["model.norm.weight"]["dtype"] == expected
+    header.pop("__metadata__")
+    assert {entry["dtype"] for entry in header.values()} - {"U32"} == {expected}
+
+
+def test_norms_beyond_half_precision_choose_bfloat(tmp_path: Path) -> None:
+    def enlarge(tensors: dict[str, Array]) -> None:
+        tensors["output_norm.weight"] *= np.float32(100_000)
+
+    _, folder = convert(tmp_path, Tiny(edit=enlarge))
+    assert read_header(folder / "model.safetensors")["model.norm.weight"]["dtype"] == "BF16"
+    largest = float(mx.max(load_arrays(folder / "model.safetensors")["model.norm.weight"]).item())
+    assert 65504 < largest < 200_000
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"metadata": {"llama.expert_count": 8}}, "expert_count"),
-        ({"metadata": {"llama.rope.scaling.type": "yarn"}}, "scaling"),
+        ({"metadata": {"llama.rope.scaling.type": "spiral"}}, "scaling"),
         ({"metadata": {"llama.rope.dimension_count": 8}}, "dimension_count"),
-        ({"metadata": {"tokenizer.ggml.model": "llama"}}, "tokenizer"),
-        ({"metadata": {"tokenizer.ggml.pre": "qwen2"}}, "qwen2"),
+        ({"metadata": {"llama.attention.sliding_window": 64}}, "sliding_window"),
+        ({"metadata": {"llama.attention.scale": 0.5}}, "attention.scale"),
+        ({"metadata": {"llama.final_logit_softcapping": 30.0}}, "softcapping"),
+        ({"metadata": {"tokenizer.ggml.model": "bert"}}, "tokenizer"),
+        ({"metadata": {"tokenizer.ggml.pre": "default"}}, "pre-tokenizer"),
         ({"metadata": {"tokenizer.ggml.pre": None}}, "pre-tokenizer"),
-        ({"metadata": {"tokenizer.ggml.add_bos_token": True}}, "add_bos_token"),
-        ({"kind": "Q5_0"}, "Q5_0"),
-        ({"kind": "BF16"}, "BF16"),
-        ({"extra": {"rope_freqs.weight": np.ones(8, np.float32)}}, "rope_freqs"),
+        ({"metadata": {"tokenizer.ggml.add_eos_token": True}}, "add_eos_token"),
         ({"extra": {"blk.0.attn_q.bias": np.ones(64, np.float32)}}, "attn_q.bias"),
     ],
 )
@@ -241,6 +261,12 @@ def test_another_architecture_is_refused(tmp_path: Path) -> None:
         {"metadata": {"tokenizer.ggml.tokens": ["a", "a"]}},
         {"metadata": {"tokenizer.ggml.token_type": [1, 1]}},
         {"metadata": {"general.alignment": 48}},
+        {"metadata": {"llama.rope.scaling.type": "linear"}},
+        {"metadata": {"tokenizer.ggml.model": "llama"}},
+        {"metadata": {"tokenizer.ggml.add_bos_token": "yes"}},
+        {"metadata": {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": None}},
+        {"extra": {"rope_freqs.weight": np.ones(3, np.float32)}},
+        {"extra": {"rope_freqs.weight": np.zeros(8, np.float32)}},
     ],
 )
 def test_contradictions_are_damage(tmp_path: Path, change: dict[str, Any]) -> None:
@@ -276,10 +302,8 @@ def test_absurd_counts_cost_nothing(tmp_path: Path) -> None:
         struct.pack("<IQQ", 3, 1, 0) + key + struct.pack("<IQIQ", 1, 32, 0, huge),
     ):
         path.write_bytes(b"GGUF" + body + b"\0" * 64)
-        started = time.perf_counter()
         with pytest.raises(DamagedModel):
             read_gguf(path)
-        assert time.perf_counter() - started < 0.5
 
 
 def test_other_versions_are_named(tmp_path: Path) -> None:
@@ -292,24 +316,10 @@ def test_other_versions_are_named(tmp_path: Path) -> None:
         read_gguf(path)
 
 
-def test_mutated_headers_give_a_clear_error_or_a_model(tmp_path: Path) -> None:
-    whole = bytearray(write_tiny(tmp_path / "tiny.gguf").read_bytes())
-    end = min(tensor.offset for tensor in read_gguf(tmp_path / "tiny.gguf").tensors.values())
-    draw = random.Random(7)
-    path = tmp_path / "mutated.gguf"
-    messages: list[str] = []
-    for _ in range(300):
-        mutated = bytearray(whole)
-        for _ in range(draw.randint(1, 4)):
-            at = draw.randrange(end)
-            mutated[at : at + draw.randint(1, 8)] = draw.randbytes(draw.randint(0, 8))
-        path.write_bytes(mutated)
-        try:
-            gguf_import.plan_import(path)
-        except AkunuError as error:
-            messages.append(str(error))
-    assert len(messages) > 200
-    assert not [message for message in messages if "\n" in message or len(message) > 400]
+def test_a_type_that_mlx_has_nothing_for_is_named(tmp_path: Path) -> None:
+    source = write_tiny(tmp_path / "tiny.gguf", Tiny(extra={"x": np.ones(32, np.int32)}))
+    with pytest.raises(UnsupportedModel, match="I32"):
+        read_gguf(source)
 
 
 def test_random_tensors_are_repeatable() -> None:

@@ -30,6 +30,26 @@ def vocabulary() -> list[str]:
     return tokens + [f"[unused{i}]" for i in range(-len(tokens) % 32)]
 
 
+def _token_type(token: str) -> int:
+    if token in CONTROL:
+        return 3
+    return 4 if token == USER_DEFINED else 5 if token.startswith("[unused") else 1
+
+
+TOKENIZER: dict[str, Any] = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "smollm",
+    "tokenizer.ggml.tokens": vocabulary(),
+    "tokenizer.ggml.token_type": [_token_type(token) for token in vocabulary()],
+    "tokenizer.ggml.merges": MERGES,
+    "tokenizer.ggml.bos_token_id": 1,
+    "tokenizer.ggml.eos_token_id": 2,
+    "tokenizer.ggml.padding_token_id": 2,
+    "tokenizer.ggml.unknown_token_id": 0,
+    "tokenizer.chat_template": TEMPLATE,
+}
+
+
 @dataclass
 class Tiny:
     """What to write. `types` says how each tensor is stored, by its name's last part but one."""
@@ -82,26 +102,20 @@ def write_tiny(path: Path, tiny: Tiny | None = None) -> Path:
     """Writes a tiny llama with the gguf package's own writer."""
     tiny = tiny or Tiny()
     writer = gguf.GGUFWriter(str(path), "llama")
-    values: dict[str, Any] = {
-        "llama.block_count": LAYERS,
-        "llama.context_length": CONTEXT,
-        "llama.embedding_length": HIDDEN,
-        "llama.feed_forward_length": INNER,
-        "llama.attention.head_count": HEADS,
-        "llama.attention.head_count_kv": KV_HEADS,
-        "llama.rope.freq_base": 10000.0,
-        "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "smollm",
-        "tokenizer.ggml.tokens": vocabulary(),
-        "tokenizer.ggml.token_type": [_token_type(token) for token in vocabulary()],
-        "tokenizer.ggml.merges": MERGES,
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2,
-        "tokenizer.ggml.padding_token_id": 2,
-        "tokenizer.ggml.unknown_token_id": 0,
-        "tokenizer.chat_template": TEMPLATE,
-    } | tiny.metadata
+    values: dict[str, Any] = (
+        {
+            "llama.block_count": LAYERS,
+            "llama.context_length": CONTEXT,
+            "llama.embedding_length": HIDDEN,
+            "llama.feed_forward_length": INNER,
+            "llama.attention.head_count": HEADS,
+            "llama.attention.head_count_kv": KV_HEADS,
+            "llama.rope.freq_base": 10000.0,
+            "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        }
+        | TOKENIZER
+        | tiny.metadata
+    )
     for key, value in values.items():
         if value is not None:
             _add(writer, key, value)
@@ -110,13 +124,21 @@ def write_tiny(path: Path, tiny: Tiny | None = None) -> Path:
             continue
         wanted = tiny.embedding if name in ("token_embd.weight", "output.weight") else tiny.kind
         kind = gguf.GGMLQuantizationType["F32" if tensor.ndim == 1 else wanted]
-        stored = gguf.quantize(tensor, kind)
-        writer.add_tensor(name, stored, raw_dtype=kind)
+        if tensor.dtype != np.float32:
+            writer.add_tensor(name, tensor)
+            continue
+        writer.add_tensor(name, gguf.quantize(tensor, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def add_tokenizer(writer: Any) -> None:
+    """Gives a file the tiny tokenizer."""
+    for key, value in TOKENIZER.items():
+        _add(writer, key, value)
 
 
 def _add(writer: Any, key: str, value: Any) -> None:
@@ -130,12 +152,6 @@ def _add(writer: Any, key: str, value: Any) -> None:
         writer.add_string(key, value)
     else:
         writer.add_array(key, value)
-
-
-def _token_type(token: str) -> int:
-    if token in CONTROL:
-        return 3
-    return 4 if token == USER_DEFINED else 5 if token.startswith("[unused") else 1
 
 
 def reference_logits(path: Path, ids: list[int]) -> Array:
