@@ -1,23 +1,60 @@
-"""What the user set once for all: settings.toml in the settings folder. Read, never written."""
+"""What the user set once for all: settings.toml in the settings folder.
+
+Owns the settings' names, their check, and writing them so that a person's own comments and order
+stay. Refuses unknown names and wrong types, on reading and on writing alike. Knows no themes: what
+a name of one means is the front end's business.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import tempfile
 import tomllib
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from akunu_py import paths
-from akunu_py.errors import UsageError
+from akunu_py.errors import StoreError, UsageError
 from akunu_py.types import DEFAULT_MODEL
+
+if TYPE_CHECKING:  # only who changes settings pays for its import
+    from tomlkit import TOMLDocument
+
+HOTTEST = 5.0  # above, every model talks nonsense
+_EXPECTED = {
+    bool: "true or false",
+    str: "a text in quotes",
+    float: "a number",
+    dict: "a table of names and texts",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """memory: whether answers are remembered, on this machine, to draft from. model: the one that
-    is used when none is named."""
+    is used when none is named.
+
+    Of the chat: temperature, of sampling. system_prompt: what the model is told before all else.
+    personas: further system prompts by name. persona: the one in use, empty for `system_prompt`.
+    theme: a name, or "auto". reduced_motion: nothing glides or blinks.
+    """
 
     memory: bool = True
     model: str = DEFAULT_MODEL
+    temperature: float = 0.7
+    system_prompt: str = ""
+    persona: str = ""
+    personas: dict[str, str] = field(default_factory=dict)
+    theme: str = "auto"
+    reduced_motion: bool = False
+
+    @property
+    def system(self) -> str:
+        """The system prompt in use; empty for none."""
+        return self.personas[self.persona] if self.persona else self.system_prompt
 
 
 def settings_file() -> Path:
@@ -37,11 +74,112 @@ def load_settings() -> Settings:
         return Settings()
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}: {error}; correct or remove it") from error
-    known = {field.name: type(field.default) for field in fields(Settings)}
+    return _checked(content, str(path))
+
+
+def save_settings(changes: Mapping[str, Any]) -> Settings:
+    """Sets what `changes` names, leaves the rest of the file as it is, and gives all settings.
+
+    What goes back to its built-in value leaves the file. Raises UsageError for an unknown name, a
+    wrong value or a file that cannot be read, StoreError where the disk refuses; the file is then
+    as it was.
+    """
+    import tomlkit
+
+    before = load_settings()
+    after = _checked(asdict(before) | dict(changes), "settings")
+    path = settings_file()
+    # A link, to a folder of dot files for one, stays a link.
+    target = Path(os.path.realpath(path))
+    try:
+        text = target.read_text(encoding="utf-8") if target.exists() else ""
+        document = tomlkit.parse(text)
+        for name in changes:
+            _set(document, name, getattr(after, name))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _replace(target, tomlkit.dumps(document))
+    except OSError as error:
+        raise StoreError(
+            f"cannot write {path}: {error.strerror}; free space or correct its permissions"
+        ) from error
+    return after
+
+
+def _set(document: TOMLDocument, name: str, value: Any) -> None:
+    """Sets one name, as short as it can be said; a table of names keeps its comments."""
+    import tomlkit
+    from tomlkit.items import Table
+
+    if value == getattr(Settings(), name):
+        document.pop(name, None)
+    elif isinstance(value, dict) and isinstance(table := document.get(name), Table):
+        for key in [key for key in table if key not in value]:
+            del table[key]
+        for key, text in value.items():
+            if table.get(key) != text:
+                table[key] = _text(text)
+    elif isinstance(value, dict):
+        table = tomlkit.table()
+        for key, text in value.items():
+            table.add(key, _text(text))
+        document[name] = table
+    elif document.get(name) != value:
+        document[name] = _text(value) if isinstance(value, str) else value
+
+
+def _text(value: str) -> Any:
+    import tomlkit
+
+    # A newline right after the quotes of a text of many lines would not count.
+    return tomlkit.string(value, multiline="\n" in value and not value.startswith("\n"))
+
+
+def _replace(target: Path, text: str) -> None:
+    """Writes beside the file, then renames, so that a crash leaves the old one or the new one."""
+    descriptor, name = tempfile.mkstemp(prefix=".settings-", dir=target.parent)
+    try:
+        with open(descriptor, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileNotFoundError):
+            os.chmod(name, target.stat().st_mode & 0o777)
+        os.replace(name, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def _checked(content: Mapping[str, Any], where: str) -> Settings:
+    """The settings that `content` says. Raises UsageError, which begins with `where`."""
+    known = {field.name: type(value) for field, value in _defaults()}
     for name, value in content.items():
         if name not in known:
-            raise UsageError(f"{path}: unknown setting {name!r}; there are: {', '.join(known)}")
-        if type(value) is not known[name]:
-            expected = {bool: "true or false", str: "a text in quotes"}[known[name]]
-            raise UsageError(f"{path}: expected {expected} for {name}, found {value!r}")
-    return Settings(**content)
+            raise UsageError(f"{where}: unknown setting {name!r}; there are: {', '.join(known)}")
+        if not _fits(value, known[name]):
+            expected = _EXPECTED[known[name]]
+            raise UsageError(f"{where}: expected {expected} for {name}, found {value!r}")
+    settings = replace(Settings(), **content)
+    if not 0 <= settings.temperature <= HOTTEST:
+        raise UsageError(
+            f"{where}: expected 0 to {HOTTEST:g} for temperature, found {settings.temperature:g}"
+        )
+    if settings.persona and settings.persona not in settings.personas:
+        there = ", ".join(settings.personas) or "none"
+        raise UsageError(f"{where}: no persona called {settings.persona!r}; there are: {there}")
+    return replace(settings, temperature=float(settings.temperature))
+
+
+def _defaults() -> list[tuple[Any, Any]]:
+    return [(field, getattr(Settings(), field.name)) for field in fields(Settings)]
+
+
+def _fits(value: Any, kind: type) -> bool:
+    if kind is float:
+        return type(value) in (int, float)
+    if kind is dict:
+        return isinstance(value, dict) and all(
+            type(key) is str and type(text) is str for key, text in value.items()
+        )
+    return type(value) is kind

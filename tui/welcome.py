@@ -1,6 +1,13 @@
-"""What an empty conversation shows: what this is, and the keys."""
+"""What an empty conversation shows: what this is, a better model if there is one, and the keys.
+
+Owns the words of the first run. Whether a model fits takes a moment to find out, so the offer comes
+when it is known; nothing waits for it.
+"""
 
 from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
@@ -8,25 +15,33 @@ from textual.content import Content
 from textual.widgets import Static
 
 from akunu_py.models import catalogue
+from akunu_py.sizes import human_size
+from akunu_py.tui.keys import keys_of_actions
+from akunu_py.tui.model_rows import ModelRow
 from akunu_py.tui.text import displayable
 
-KEYS = (
-    ("Enter", "send"),
-    ("Ctrl+J", "new line"),
-    ("Up", "the prompt before"),
-    ("Esc", "stop the answer, keep what was said"),
-    ("F2, Ctrl+T", "see the drafting"),
-    ("Ctrl+N", "new conversation"),
-    ("Ctrl+Q", "quit"),
+_WRITING = (("Enter", "send"), ("Ctrl+J", "new line"), ("@", "attach a file"), ("/", "commands"))
+_ACTIONS = (
+    ("stop", "stop the answer, keep what was said"),
+    ("show_drafting", "see the drafting"),
+    ("conversations", "earlier chats"),
+    ("models", "models"),
+    ("command_palette", "everything else"),
+    ("help", "all keys"),
+    ("quit", "quit"),
 )
 
 
 class Welcome(Vertical):
-    """The name of the model, what is known of it, and the keys."""
+    """The name of the model, what is known of it, and the keys.
 
-    def __init__(self, model: str) -> None:
+    better: finds a better model, None where there is none; called in another thread.
+    """
+
+    def __init__(self, model: str, better: Callable[[], ModelRow | None] | None = None) -> None:
         super().__init__()
         self._model = model
+        self._better = better
 
     def compose(self) -> ComposeResult:
         entry = catalogue.load_catalogue().get(self._model)
@@ -35,6 +50,36 @@ class Welcome(Vertical):
         if entry:
             yield Static(Content(displayable(entry.description)), classes="about")
         yield Static("Everything stays on this machine.", classes="about")
-        width = max(len(key) for key, _ in KEYS) + 3
-        lines = [Content.assemble((f"{key:<{width}}", "bold"), (what, "")) for key, what in KEYS]
-        yield Static(Content("\n").join(lines), classes="keys")
+        yield Static(classes="offer")
+        yield Static(self._keys(), classes="keys")
+
+    def on_mount(self) -> None:
+        self.query_one(".offer").display = False
+        if self._better is not None:
+            self.run_worker(self._offer(self._better), exit_on_error=False)
+
+    async def _offer(self, better: Callable[[], ModelRow | None]) -> None:
+        row = await asyncio.to_thread(better)
+        if row is not None:
+            offer = self.query_one(".offer", Static)
+            offer.update(Content(offer_words(row)))
+            offer.display = True
+
+    def _keys(self) -> Content:
+        """Those that matter first, as the app binds them."""
+        bound = keys_of_actions(self.app)
+        rows = [
+            *_WRITING,
+            *((bound[action], words) for action, words in _ACTIONS if action in bound),
+        ]
+        width = max(len(key) for key, _ in rows) + 3
+        lines = [Content.assemble((f"{key:<{width}}", "bold"), (what, "")) for key, what in rows]
+        return Content("\n").join(lines)
+
+
+def offer_words(row: ModelRow) -> str:
+    """What is said of a better model."""
+    if row.here:
+        return f"{row.name} is here too, and knows more: /model {row.name}"
+    size = f"{human_size(row.size)} to fetch, needs {human_size(row.memory)} of memory"
+    return f"{row.name} fits this machine and knows more: {size}. See /models"

@@ -1,0 +1,130 @@
+"""settings.toml: what is read from it, and what writing it leaves alone."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from akunu_py.cli import main
+from akunu_py.errors import StoreError, UsageError
+from akunu_py.settings import Settings, load_settings, save_settings, settings_file
+
+PERSONAS = {"coder": "You write Python.", "poet": "You rhyme."}
+texts = st.text(st.characters(codec="utf-8"), max_size=40)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    settings_file().parent.mkdir()
+    return settings_file().parent
+
+
+def test_what_is_saved_is_loaded() -> None:
+    changes = {"temperature": 0.2, "personas": PERSONAS, "persona": "poet", "theme": "light"}
+    saved = save_settings(changes)
+    assert saved == load_settings() == Settings(**changes)  # type: ignore[arg-type]
+    assert saved.system == "You rhyme."
+
+
+@given(
+    changes=st.fixed_dictionaries(
+        {"system_prompt": texts, "personas": st.dictionaries(texts, texts, max_size=3)},
+        optional={"memory": st.booleans(), "model": texts, "temperature": st.floats(0, 5)},
+    )
+)
+@hypothesis_settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_text_survives(changes: dict[str, Any]) -> None:
+    before = asdict(load_settings())
+    assert asdict(save_settings(changes)) == asdict(load_settings()) == before | changes
+
+
+def test_comments_order_and_other_settings_stay() -> None:
+    settings_file().write_text(
+        '# by hand\nmemory = false\nmodel = "starter"  # small\n\n[personas]\n# codes\na = "A"\n'
+    )
+    save_settings({"temperature": 0.1, "personas": {"a": "A", "b": "B"}})
+    lines = settings_file().read_text().splitlines()
+    for line in ("# by hand", "memory = false", 'model = "starter"  # small', "# codes", 'b = "B"'):
+        assert line in lines
+    assert not load_settings().memory
+
+
+def test_what_goes_back_to_the_built_in_value_leaves_the_file() -> None:
+    save_settings({"theme": "light", "reduced_motion": True})
+    save_settings({"theme": "auto"})
+    assert settings_file().read_text() == "reduced_motion = true\n"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"temperature": -1}, "0 to 5"),
+        ({"temperature": float("nan")}, "0 to 5"),
+        ({"temperature": "hot"}, "a number"),
+        ({"persona": "nobody"}, "no persona called 'nobody'"),
+        ({"personas": {"a": 1}}, "names and texts"),
+        ({"colour": "red"}, "unknown setting 'colour'"),
+    ],
+)
+def test_wrong_values_are_refused_and_nothing_is_written(changes: Any, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        save_settings(changes)
+    assert not settings_file().exists()
+
+
+def test_a_whole_number_is_a_temperature() -> None:
+    settings_file().write_text("temperature = 1\n")
+    assert load_settings().temperature == 1.0
+
+
+def test_a_file_that_is_no_toml_is_not_overwritten() -> None:
+    settings_file().write_text("theme = ")
+    with pytest.raises(UsageError, match=r"settings\.toml"):
+        save_settings({"memory": False})
+    assert settings_file().read_text() == "theme = "
+
+
+def test_a_link_stays_a_link(folder: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "dotfiles.toml"
+    elsewhere.write_text("memory = false\n")
+    elsewhere.chmod(0o600)
+    settings_file().symlink_to(elsewhere)
+    save_settings({"model": "other"})
+    assert settings_file().is_symlink()
+    assert 'model = "other"' in elsewhere.read_text()
+    assert elsewhere.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_disk_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings_file().write_text("memory = false\n")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StoreError, match="No space left"):
+        save_settings({"memory": True})
+    assert settings_file().read_text() == "memory = false\n"
+    assert [path.name for path in settings_file().parent.iterdir()] == ["settings.toml"]
+
+
+def test_info_names_the_file_and_what_it_sets_but_no_texts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def said() -> str:
+        assert main(["info"]) == 0
+        return next(line for line in capsys.readouterr().out.splitlines() if "settings" in line)
+
+    assert said().endswith("settings.toml (none yet)")
+    save_settings({"system_prompt": "my secret", "theme": "light"})
+    assert said().endswith("settings.toml (sets system_prompt, theme)")
+    settings_file().write_text("theme = ")
+    assert "correct or remove it" in said()

@@ -1,0 +1,60 @@
+"""An app that shows one screen of the chat by itself, for tests that need no conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from textual.app import App
+from textual.pilot import Pilot
+from textual.screen import Screen
+from textual.widgets import Input, TextArea
+
+from akunu_py.tui import themes
+from akunu_py.tui.downloads import DownloadEnded, DownloadMoved
+from akunu_py.tui.models_screen import ModelsScreen
+
+
+class Compare(Protocol):
+    """The fixture `snap_compare`."""
+
+    def __call__(
+        self,
+        app: App[None],
+        *,
+        terminal_size: tuple[int, int],
+        run_before: Callable[[Pilot[None]], Awaitable[None]],
+    ) -> bool: ...
+
+
+class Host(App[None]):
+    """Shows `shown` and keeps what it was left with in `results`."""
+
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-normal")]  # noqa: RUF012 - the chat's
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (16, "-high")]  # noqa: RUF012
+
+    def __init__(self, shown: Screen[Any], theme: str = "dark") -> None:
+        super().__init__()
+        self.shown = shown
+        self.results: list[object] = []
+        self.themes: list[str] = []
+        themes.install(self)
+        self.theme = theme
+
+    async def on_mount(self) -> None:
+        await self.push_screen(self.shown, self.results.append)
+        for field in self.shown.query(Input):
+            field.cursor_blink = False
+        for box in self.shown.query(TextArea):
+            box.cursor_blink = False
+
+    def show_theme(self, name: str) -> None:
+        self.themes.append(name)
+
+    def on_download_moved(self, message: DownloadMoved) -> None:
+        if isinstance(self.screen, ModelsScreen):
+            self.screen.download_moved(message)
+
+    def on_download_ended(self, message: DownloadEnded) -> None:
+        if isinstance(self.screen, ModelsScreen):
+            self.screen.download_ended(message)

@@ -1,0 +1,124 @@
+"""Models that are being fetched while the chat goes on.
+
+Owns a thread for each and what is known of its progress. Everybody else reads `Downloads.all` and
+hears of changes by messages. Refuses to fetch the same model twice at once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from textual.message import Message
+
+from akunu_py.errors import AkunuError, Cancelled
+from akunu_py.models.progress import Progress
+from akunu_py.models.store import StoredModel
+
+_INTERVAL_S = 0.1
+Pull = Callable[[str, Callable[[Progress], None], Callable[[], bool]], StoredModel]
+
+
+@dataclass
+class DownloadMoved(Message):
+    """There is news of the download of `name`."""
+
+    name: str
+
+
+@dataclass
+class DownloadEnded(Message):
+    """`name` is here, as the model `model`; or it is not, and `error` says why, empty where the
+    person wanted it to stop."""
+
+    name: str
+    model: str = ""
+    error: str = ""
+
+
+@dataclass(slots=True)
+class Download:
+    """One that runs."""
+
+    name: str
+    progress: Progress = field(default_factory=lambda: Progress("starting"))
+    stopped: threading.Event = field(default_factory=threading.Event)
+    thread: threading.Thread | None = None
+
+
+class Downloads:
+    """All that run. `post` is called from their threads; `pull` brings a model into the store."""
+
+    def __init__(self, post: Callable[[Message], object], pull: Pull | None = None) -> None:
+        self._post = post
+        self._pull = pull or _pull
+        self.all: dict[str, Download] = {}
+
+    def start(self, name: str) -> bool:
+        """Begins to fetch `name`; False where that is being done."""
+        if name in self.all:
+            return False
+        download = self.all[name] = Download(name)
+        # A daemon: a read from the network cannot be interrupted, and what came is resumed.
+        download.thread = threading.Thread(
+            target=self._run, args=(download,), name=f"pull {name}", daemon=True
+        )
+        download.thread.start()
+        return True
+
+    def stop(self, name: str) -> None:
+        """Ends a download soon; what came is kept for the next time where that can be."""
+        if name in self.all:
+            self.all[name].stopped.set()
+
+    def close(self, timeout: float) -> bool:
+        """Ends all; False where some thread still runs after `timeout` seconds."""
+        running = list(self.all.values())
+        for download in running:
+            download.stopped.set()
+        end = time.monotonic() + timeout
+        for download in running:
+            if download.thread is not None:
+                download.thread.join(max(0.0, end - time.monotonic()))
+        return not any(each.thread and each.thread.is_alive() for each in running)
+
+    def _run(self, download: Download) -> None:
+        told = 0.0
+
+        def tell(progress: Progress) -> None:
+            nonlocal told
+            new_phase = progress.phase != download.progress.phase
+            download.progress = progress
+            if new_phase or time.monotonic() - told >= _INTERVAL_S:
+                told = time.monotonic()
+                self._tell(DownloadMoved(download.name))
+
+        ended = DownloadEnded(download.name)
+        try:
+            ended.model = self._pull(download.name, tell, download.stopped.is_set).name
+        except Cancelled:
+            pass
+        except AkunuError as error:
+            ended.error = str(error)
+        except Exception as error:  # noqa: BLE001 - a bug must not look like a download that hangs
+            ended.error = f"cannot fetch {download.name}: {type(error).__name__}: {error}"
+        finally:
+            self.all.pop(download.name, None)
+            self._tell(ended)
+
+    def _tell(self, message: Message) -> None:
+        # The app may have gone, and its event loop with it.
+        with suppress(RuntimeError):
+            self._post(message)
+
+
+def _pull(
+    name: str, on_progress: Callable[[Progress], None], cancelled: Callable[[], bool]
+) -> StoredModel:
+    # The import pulls in the network's libraries.
+    from akunu_py.models.pull import pull
+
+    return pull(name, on_progress, cancelled)

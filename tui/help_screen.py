@@ -1,0 +1,80 @@
+"""The key help: every key that works in the chat, and every command.
+
+Made from the bindings and from the table of commands, so it cannot say what is not so. Only the
+keys that the prompt box takes while one types, which are no bindings, are written here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Grid, Vertical, VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from akunu_py.tui.keys import Section, bindings_of, keys_of_actions, rows_of
+from akunu_py.tui.slash import COMMANDS
+
+_WRITING = (
+    ("Enter", "Send; while an answer comes, the prompt waits its turn"),
+    ("Ctrl+J", "New line; Shift+Enter too, where the terminal can tell"),
+    ("Up, Down", "Earlier prompts, in an empty box"),
+    ("@path", "Attach a text file; Tab completes"),
+    ("/name", "A command; Tab completes"),
+)
+
+
+def sections(app: App[Any]) -> list[Section]:
+    """What the help of the screen on top says. Call it before the help is on top."""
+    ours, editing = bindings_of(app.screen)
+    keys = keys_of_actions(app)
+    commands = tuple(
+        (
+            command.usage,
+            f"{command.title} ({keys[command.action]})"
+            if command.action in keys
+            else command.title,
+        )
+        for command in COMMANDS
+    )
+    return [
+        Section("Writing", _WRITING),
+        Section("Keys", rows_of(ours)),
+        Section("Commands", commands),
+        Section("Editing", rows_of(editing, most=2)),
+    ]
+
+
+class HelpScreen(ModalScreen[None]):
+    """Keys and commands, in a dialog that scrolls."""
+
+    CSS_PATH = "help_screen.tcss"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q,f1,question_mark", "close", "Close"),
+    ]
+
+    def __init__(self, told: list[Section]) -> None:
+        super().__init__()
+        self._told = told
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="dialog") as dialog:
+            dialog.border_title = "Keys and commands"
+            dialog.border_subtitle = "Up Down scroll · Esc close"
+            with VerticalScroll():
+                for section in self._told:
+                    if section.rows:
+                        yield Static(section.heading, classes="heading")
+                        with Grid(classes="rows"):
+                            for key, words in section.rows:
+                                yield Static(Content(key), classes="key")
+                                yield Static(Content(words))
+
+    def on_mount(self) -> None:
+        self.query_one(VerticalScroll).focus()
+
+    def action_close(self) -> None:
+        self.dismiss(None)

@@ -1,0 +1,257 @@
+"""The models: choose one to go on with, or fetch one while the chat goes on.
+
+Owns the list and its keys. The result is the name of the model to use, None for no change.
+Downloads belong to `Downloads`: they go on when this screen is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.style import Style
+from textual.widgets import Input, OptionList, Static
+from textual.widgets.option_list import Option
+
+from akunu_py.models.progress import Progress
+from akunu_py.sizes import human_size
+from akunu_py.tui.downloads import DownloadEnded, DownloadMoved, Downloads
+from akunu_py.tui.model_rows import ModelRow, available_memory, matching, model_rows
+from akunu_py.tui.text import displayable
+
+# What the hub calls a repository; a revision may follow.
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
+_HEADINGS = {True: "On this machine", False: "To fetch"}
+_NAME, _SIZE, _MEMORY, _STATE = 22, 8, 13, 13  # columns, with two between them
+_BAR = 8
+
+
+class ModelsScreen(ModalScreen[str | None]):
+    """The list of models. current: the one in use."""
+
+    CSS_PATH = "models_screen.tcss"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "close", "Close"),
+        Binding("down,ctrl+j", "move(1)", "Next model", show=False),
+        Binding("up,ctrl+k", "move(-1)", "Model before", show=False),
+        Binding("pagedown", "move(8)", "Further down", show=False),
+        Binding("pageup", "move(-8)", "Further up", show=False),
+        Binding("ctrl+x", "stop", "Stop the download", priority=True),
+    ]
+    COMPONENT_CLASSES: ClassVar[set[str]] = {
+        "models--mark",
+        "models--muted",
+        "models--good",
+        "models--bad",
+        "models--heading",
+    }
+
+    def __init__(self, current: str, downloads: Downloads, memory: int | None = None) -> None:
+        super().__init__()
+        self._current = current
+        self._downloads = downloads
+        self._memory = memory
+        self._rows: list[ModelRow] = []
+        self._shown: dict[str, ModelRow] = {}
+        self._said: dict[str, str] = {}  # what there is to say of a model, in place of its words
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="dialog") as dialog:
+            dialog.border_title = "Models"
+            dialog.border_subtitle = "Enter use or fetch · Ctrl+X stop a download · Esc close"
+            yield Input(placeholder="Find a model, or owner/repository on the hub", compact=True)
+            yield OptionList(compact=True)
+            with Vertical(id="about"):
+                yield Static(id="title")
+                yield Static(id="facts")
+                yield Static(id="description")
+
+    def on_mount(self) -> None:
+        self.query_one(OptionList).can_focus = False
+        self._rows = model_rows(self._memory)
+        if self._memory is None:
+            self.run_worker(self._measure())
+
+    def on_resize(self) -> None:
+        # Once sizes and styles are known: the columns depend on both.
+        self.call_after_refresh(self._show)
+
+    async def _measure(self) -> None:
+        """Whether models fit is known a moment later than which there are."""
+        self._memory = await asyncio.to_thread(available_memory)
+        self._reload()
+
+    # Keys
+
+    def action_close(self) -> None:
+        self.dismiss(None)
+
+    def action_move(self, steps: int) -> None:
+        models = self.query_one(OptionList)
+        places = [index for index, option in enumerate(models.options) if not option.disabled]
+        if not places:
+            return
+        now = places.index(models.highlighted) if models.highlighted in places else 0
+        models.highlighted = places[min(max(0, now + steps), len(places) - 1)]
+
+    def action_stop(self) -> None:
+        if row := self._chosen():
+            self._downloads.stop(row.name)
+
+    @on(Input.Changed)
+    def _filter(self) -> None:
+        self._show()
+
+    @on(Input.Submitted)
+    @on(OptionList.OptionSelected)
+    def _take(self, event: Input.Submitted | OptionList.OptionSelected) -> None:
+        event.stop()
+        row = self._chosen()
+        if row is None or row.name in self._downloads.all:
+            return
+        if row.here and not row.damaged:
+            self.dismiss(row.name)
+        elif row.fits == "too large" and row.name not in self._said:
+            self._said[row.name] = "Too large for this machine. Enter again fetches it anyway."
+            self._describe()
+        else:
+            self._said.pop(row.name, None)
+            self._downloads.start(row.name)
+            self._show()
+
+    # What the downloads tell; the app passes it on
+
+    def download_moved(self, message: DownloadMoved) -> None:
+        """Draws how far it is."""
+        models = self.query_one(OptionList)
+        if message.name in self._shown:
+            row = self._shown[message.name]
+            models.replace_option_prompt(row.name, self._line(row))
+            self._describe()
+
+    def download_ended(self, message: DownloadEnded) -> None:
+        """Shows the model that came, or why it did not."""
+        if message.error:
+            self._said[message.name] = message.error
+        chosen = self._chosen()
+        self._reload()
+        if message.model and chosen and chosen.name == message.name:
+            self._choose(message.model)
+
+    # Drawing
+
+    def _reload(self) -> None:
+        self._rows = model_rows(self._memory)
+        self._show()
+
+    def _show(self) -> None:
+        """The rows that fit the words, under their headings; the chosen one stays chosen."""
+        chosen = self._chosen()
+        words = self.query_one(Input).value.strip()
+        rows = matching(self._rows, words)
+        if _REPOSITORY.fullmatch(words):
+            rows.append(ModelRow(words, words, "From the Hugging Face hub.", 0, 0, 0, "", False))
+        self._shown = {row.name: row for row in rows}
+        models = self.query_one(OptionList)
+        models.clear_options()
+        heading = self.get_visual_style("models--heading", partial=True)
+        for here in (True, False):
+            part = [row for row in rows if row.here is here]
+            if part:
+                models.add_option(Option(Content.styled(_HEADINGS[here], heading), disabled=True))
+                models.add_options(Option(self._line(row), id=row.name) for row in part)
+        if not rows:
+            models.add_option(Option("No model of that name.", disabled=True))
+        self._choose(chosen.name if chosen else self._current)
+
+    def _line(self, row: ModelRow) -> Content:
+        """Mark, name, size, memory and state, each in a column of its own."""
+        muted = self.get_visual_style("models--muted", partial=True)
+        mark = self.get_visual_style("models--mark", partial=True)
+        room = self.query_one(OptionList).scrollable_content_region.width - _STATE - 2
+        width = min(_NAME, room - 2)
+        name = Content(displayable(row.name)).truncate(width, ellipsis=True)
+        columns: list[tuple[str, Style]] = []
+        if room >= width + _SIZE + 4:
+            columns.append((f"  {human_size(row.size) if row.size else '':>{_SIZE}}", muted))
+        if room >= width + _SIZE + _MEMORY + 6:
+            needs = f"needs {human_size(row.memory)}" if row.memory else ""
+            columns.append((f"  {needs:<{_MEMORY}}", muted))
+        return Content.assemble(
+            ("● " if row.name == self._current else "  ", mark),
+            name.pad_right(max(0, width - name.cell_length)),
+            *columns,
+            "  ",
+            self._state(row),
+        )
+
+    def _state(self, row: ModelRow) -> Content:
+        good = self.get_visual_style("models--good", partial=True)
+        bad = self.get_visual_style("models--bad", partial=True)
+        if download := self._downloads.all.get(row.name):
+            text = Content.styled(displayable(_progress(download.progress)), good)
+            return text.truncate(_STATE, ellipsis=True)
+        if row.damaged:
+            return Content.styled("damaged", bad)
+        if row.name == self._current:
+            return Content.styled("in use", good)
+        if row.fits == "too large":
+            return Content.styled("✗ too large", bad)
+        return Content.styled("✓ fits", good) if row.fits == "fits" else Content("")
+
+    @on(OptionList.OptionHighlighted)
+    def _describe(self) -> None:
+        row = self._chosen()
+        if row is None:
+            for name in ("#title", "#facts", "#description"):
+                self.query_one(name, Static).update("")
+            return
+        about = self._said.get(row.name, row.description)
+        if download := self._downloads.all.get(row.name):
+            about = _in_words(download.progress)
+        elif row.damaged:
+            about = f"Damaged: {row.damaged}. Enter fetches it again."
+        self.query_one("#title", Static).update(Content(displayable(row.title)))
+        self.query_one("#facts", Static).update(Content(displayable(row.facts)))
+        self.query_one("#description", Static).update(Content(displayable(about)))
+
+    def _chosen(self) -> ModelRow | None:
+        option = self.query_one(OptionList).highlighted_option
+        return self._shown.get(option.id) if option and option.id else None
+
+    def _choose(self, name: str) -> None:
+        models = self.query_one(OptionList)
+        names = [option.id for option in models.options]
+        places = [index for index, option in enumerate(models.options) if not option.disabled]
+        if name in names:
+            models.highlighted = names.index(name)
+        elif places:
+            models.highlighted = places[0]
+        self._describe()
+
+
+def _progress(progress: Progress) -> str:
+    if not progress.total:
+        return f"{progress.phase} …"
+    done = round(progress.share * _BAR)
+    return f"{'━' * done}{'╌' * (_BAR - done)} {progress.share:4.0%}"
+
+
+def _in_words(progress: Progress) -> str:
+    """ "download: 120 MB of 2.3 GB · 12.4 MB/s · 3:05 left"."""
+    parts = [progress.phase]
+    if progress.total:
+        parts[0] += f": {human_size(progress.done)} of {human_size(progress.total)}"
+    if progress.rate:
+        parts.append(f"{human_size(progress.rate)}/s")
+    if progress.seconds_left is not None:
+        minutes, seconds = divmod(round(progress.seconds_left), 60)
+        parts.append(f"{minutes}:{seconds:02} left")
+    return " · ".join(parts)

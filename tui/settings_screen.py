@@ -1,0 +1,232 @@
+"""The settings that people change: model, persona, temperature, theme, memory, motion.
+
+Owns the form. Nothing is kept until Ctrl+S; then settings.toml is written and the result is what
+it says now, None where the form was left. What was chosen and not saved is undone: the theme is
+shown at once, so that one sees it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Checkbox, Input, Label, Select, Static, TextArea
+
+from akunu_py.errors import AkunuError
+from akunu_py.models import store
+from akunu_py.settings import HOTTEST, Settings, save_settings, settings_file
+from akunu_py.tui import themes
+from akunu_py.tui.text import displayable, typeable
+
+_NOBODY = ""  # the persona that is the plain system prompt
+
+
+class SettingsScreen(ModalScreen[Settings | None]):
+    """The form. settings: as they are. show_theme: puts a theme on the screen at once."""
+
+    CSS_PATH = "settings_screen.tcss"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "close", "Close without saving"),
+        Binding("ctrl+s", "save", "Save", priority=True),
+        Binding("ctrl+n", "new_persona", "New persona", priority=True),
+        Binding("ctrl+d", "delete_persona", "Delete the persona", priority=True),
+    ]
+
+    def __init__(self, settings: Settings, show_theme: Callable[[str], None]) -> None:
+        super().__init__()
+        self._settings = settings
+        self._show_theme = show_theme
+        self._personas = {_NOBODY: settings.system_prompt} | settings.personas
+        self._persona = settings.persona
+
+    def compose(self) -> ComposeResult:
+        now = self._settings
+        with Vertical(id="dialog") as dialog:
+            dialog.border_title = "Settings"
+            dialog.border_subtitle = "Ctrl+S save · Esc close"
+            with VerticalScroll(id="form", can_focus=False):
+                yield from _row("Model", _select(_models(now.model), now.model, "model"))
+                yield from _row(
+                    "Temperature", _temperature(now.temperature), f"0 to {HOTTEST:g}; 0: greedy"
+                )
+                yield from _row("Persona", _select(self._names(), self._persona, "persona"))
+                yield Input(
+                    id="name", placeholder="Name of the new persona, then Enter", compact=True
+                )
+                yield Label("What the model is told first", classes="above")
+                prompt = TextArea(self._personas[self._persona], id="system", compact=True)
+                prompt.placeholder = "Nothing: the model is as it was made"
+                yield prompt
+                yield from _row("Theme", _select(_themes(now.theme), now.theme, "theme"))
+                yield Tick(
+                    "Remember answers, to draft from (from the next start on)",
+                    now.memory,
+                    id="memory",
+                    compact=True,
+                )
+                yield Tick(
+                    "Nothing glides or blinks", now.reduced_motion, id="motion", compact=True
+                )
+            yield Static(id="say")
+
+    def on_mount(self) -> None:
+        self.query_one("#name", Input).display = False
+        self.query_one("#system", TextArea).cursor_blink = self.app.animation_level == "full"
+        self._say(f"Ctrl+N new persona · Ctrl+D delete it · {settings_file()}")
+
+    # Keys
+
+    def action_close(self) -> None:
+        name = self.query_one("#name", Input)
+        if name.display:
+            name.display = False
+            self.query_one("#persona").focus()
+            return
+        self._show_theme(self._settings.theme)
+        self.dismiss(None)
+
+    async def action_save(self) -> None:
+        self._keep_prompt()
+        personas = {name: text for name, text in self._personas.items() if name != _NOBODY}
+        changes = {
+            "model": self._value("#model"),
+            "temperature": self._temperature(),
+            "system_prompt": self._personas[_NOBODY],
+            "personas": personas,
+            "persona": self._persona,
+            "theme": self._value("#theme"),
+            "memory": self.query_one("#memory", Checkbox).value,
+            "reduced_motion": self.query_one("#motion", Checkbox).value,
+        }
+        try:
+            # A disk may take its time, and the answer that comes in must not wait for it.
+            saved = await asyncio.to_thread(save_settings, _changed(self._settings, changes))
+        except AkunuError as error:
+            self._say(str(error), wrong=True)
+            return
+        self.dismiss(saved)
+
+    def action_new_persona(self) -> None:
+        name = self.query_one("#name", Input)
+        name.value = ""
+        name.display = True
+        name.focus()
+
+    def action_delete_persona(self) -> None:
+        if self._persona == _NOBODY:
+            self._say("The plain system prompt stays; empty it instead.", wrong=True)
+            return
+        del self._personas[self._persona]
+        self._persona = _NOBODY
+        self._offer_personas()
+
+    # Changes
+
+    @on(Input.Submitted, "#name")
+    def _add_persona(self, event: Input.Submitted) -> None:
+        name = typeable(event.value).strip()
+        if not name or name in self._personas:
+            self._say(f"There is a persona {name!r}." if name else "A name, please.", wrong=True)
+            return
+        self._keep_prompt()
+        self._personas[name] = ""
+        self._persona = name
+        event.input.display = False
+        self._offer_personas()
+        self.query_one("#system").focus()
+
+    @on(Select.Changed, "#persona")
+    def _use_persona(self, event: Select.Changed) -> None:
+        if event.value != self._persona and event.value in self._personas:
+            self._keep_prompt()
+            self._persona = str(event.value)
+            self.query_one("#system", TextArea).text = self._personas[self._persona]
+
+    @on(Select.Changed, "#theme")
+    def _preview(self, event: Select.Changed) -> None:
+        self._show_theme(str(event.value))
+
+    @on(Input.Submitted, "#temperature")
+    async def _enter(self) -> None:
+        await self.action_save()
+
+    def _offer_personas(self) -> None:
+        select = self.query_one("#persona", Select)
+        with self.prevent(Select.Changed):
+            select.set_options(self._names())
+            select.value = self._persona
+        self.query_one("#system", TextArea).text = self._personas[self._persona]
+
+    def _keep_prompt(self) -> None:
+        """The text belongs to the persona that was chosen while it was written."""
+        self._personas[self._persona] = typeable(self.query_one("#system", TextArea).text)
+
+    def _names(self) -> list[tuple[str, str]]:
+        return [(name or "none", name) for name in self._personas]
+
+    def _value(self, selector: str) -> str:
+        return str(self.query_one(selector, Select).value)
+
+    def _temperature(self) -> Any:
+        """A number, or what stands there, which is then refused in words."""
+        text = self.query_one("#temperature", Input).value
+        try:
+            return float(text.replace(",", "."))
+        except ValueError:
+            return text
+
+    def _say(self, text: str, *, wrong: bool = False) -> None:
+        line = self.query_one("#say", Static)
+        line.set_class(wrong, "wrong")
+        line.update(Content(displayable(text)))
+
+
+class Tick(Checkbox):
+    """A box that is empty when it is off: Textual's own differs by its colour alone."""
+
+    def render(self) -> Content:
+        style = self.get_visual_style("toggle--button", partial=True)
+        words = self.get_visual_style("toggle--label", partial=True)
+        mark = "[x]" if self.value else "[ ]"
+        return Content.assemble((mark, style), " ", self.label.stylize_before(words))
+
+
+def _row(label: str, widget: Any, note: str = "") -> Iterable[Any]:
+    row = Horizontal(Label(label), widget, classes="row")
+    if note:
+        row.compose_add_child(Label(note, classes="note"))
+    yield row
+
+
+def _select(options: Iterable[tuple[str, str]], value: str, name: str) -> Select[str]:
+    return Select(options, value=value, allow_blank=False, compact=True, id=name)
+
+
+def _temperature(value: float) -> Input:
+    return Input(f"{value:g}", id="temperature", compact=True, restrict=r"[0-9.,]*", max_length=6)
+
+
+def _models(current: str) -> list[tuple[str, str]]:
+    """The models that are here, and the one that is set, wherever it is."""
+    try:
+        names = [model.name for model in store.list_models() if not model.damaged]
+    except AkunuError:
+        names = []
+    return [(name, name) for name in dict.fromkeys([current, *names])]
+
+
+def _themes(current: str) -> list[tuple[str, str]]:
+    words = {themes.AUTO: "auto: as the terminal", themes.TERMINAL: "terminal: its own colours"}
+    return [(words.get(name, name), name) for name in dict.fromkeys([*themes.choices(), current])]
+
+
+def _changed(settings: Settings, changes: dict[str, Any]) -> dict[str, Any]:
+    """What differs, so that the file says only what a person set."""
+    return {name: value for name, value in changes.items() if value != getattr(settings, name)}

@@ -1,0 +1,127 @@
+"""Colours and motion: our dark and light themes, the terminal's own colours, and which to take.
+
+Owns the choice. `auto` follows the terminal: light on a light background, the terminal's own
+sixteen colours where it has no more. Refuses nothing: a theme that does not exist is `auto`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from textual.app import App
+from textual.theme import BUILTIN_THEMES, Theme
+
+Background = Literal["dark", "light"]
+
+AUTO = "auto"
+TERMINAL = "terminal"
+
+DARK = Theme(
+    name="dark",
+    primary="#6cb6ff",
+    secondary="#4f93d2",
+    accent="#e3b341",
+    success="#6bc46d",
+    warning="#e3b341",
+    error="#f47067",
+    foreground="#d7dce5",
+    background="#15181e",
+    surface="#1b1f27",
+    panel="#262b36",
+    dark=True,
+    variables={
+        "block-cursor-background": "#24405f",
+        "block-cursor-foreground": "#ffffff",
+        "block-cursor-text-style": "none",
+        "block-cursor-blurred-background": "#262b36",
+        "border": "#6cb6ff",
+        "border-blurred": "#414a5b",
+        "input-selection-background": "#6cb6ff 30%",
+        "footer-key-foreground": "#6cb6ff",
+        "button-focus-text-style": "bold",
+    },
+)
+LIGHT = Theme(
+    name="light",
+    primary="#0b5cad",
+    secondary="#3a7bc8",
+    accent="#7d5200",
+    success="#1a7034",
+    warning="#7d5200",
+    error="#b3232b",
+    foreground="#1f2328",
+    background="#fbfbfa",
+    surface="#f2f2f0",
+    panel="#e5e5e1",
+    dark=False,
+    variables={
+        "block-cursor-background": "#cfe3f8",
+        "block-cursor-foreground": "#0b2545",
+        "block-cursor-text-style": "none",
+        "block-cursor-blurred-background": "#e5e5e1",
+        "border": "#0b5cad",
+        "border-blurred": "#b9bec6",
+        "input-selection-background": "#0b5cad 20%",
+        "footer-key-foreground": "#0b5cad",
+        "button-focus-text-style": "bold",
+    },
+)
+
+
+def _own_colours(name: Background, cursor: str, ink: str) -> Theme:
+    """The terminal's own colours; under the cursor one on which the others can be read."""
+    theme = BUILTIN_THEMES[f"ansi-{name}"]
+    marked = {
+        "block-cursor-background": cursor,
+        "block-cursor-foreground": ink,
+        "block-cursor-blurred-background": cursor,
+        "block-cursor-blurred-foreground": ink,
+        "block-cursor-text-style": "none",
+    }
+    return replace(theme, name=f"{TERMINAL}-{name}", variables=theme.variables | marked)
+
+
+OWN_DARK = _own_colours("dark", "ansi_blue", "ansi_bright_white")
+OWN_LIGHT = _own_colours("light", "ansi_white", "ansi_black")
+_LEFT_OUT = ("textual-dark", "textual-light", "textual-ansi", "ansi-dark", "ansi-light")
+_ENOUGH = ("256", "truecolor")
+
+
+def choices() -> list[str]:
+    """What the setting `theme` may be: `auto` and ours first."""
+    others = sorted(name for name in BUILTIN_THEMES if name not in _LEFT_OUT)
+    return [AUTO, DARK.name, LIGHT.name, TERMINAL, *others]
+
+
+def install(app: App[Any]) -> None:
+    """Makes our themes known to `app`."""
+    for theme in (DARK, LIGHT, OWN_DARK, OWN_LIGHT):
+        app.register_theme(theme)
+
+
+def theme_name(setting: str, background: Background | None, colours: str | None) -> str:
+    """The theme of Textual's that `setting` means on this terminal.
+
+    background: of the terminal, None where it did not say. colours: what Rich found out about it:
+    None, "standard" (sixteen), "256" or "truecolor".
+    """
+    if setting not in choices():
+        setting = AUTO
+    if setting == TERMINAL or (setting == AUTO and colours not in _ENOUGH):
+        return OWN_LIGHT.name if background == "light" else OWN_DARK.name
+    if setting == AUTO:
+        return LIGHT.name if background == "light" else DARK.name
+    return setting
+
+
+def apply(app: App[Any], setting: str, background: Background | None) -> None:
+    """Gives `app`, where `install` was called, the colours that `setting` means."""
+    app.theme = theme_name(setting, background, app.console.color_system)
+
+
+def set_motion(app: App[Any], *, reduced: bool) -> None:
+    """Lets things glide and cursors blink, or not."""
+    app.animation_level = "none" if reduced else "full"
+    for widget in app.screen.query("Input, TextArea").results():
+        widget.cursor_blink = not reduced  # type: ignore[attr-defined]
