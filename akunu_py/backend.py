@@ -56,15 +56,48 @@ def total_memory() -> int:
 
 
 def available_memory() -> int:
-    """Bytes that a model may take now: the GPU's recommended working set, or free memory."""
+    """Bytes that a model may take now.
+
+    On Metal what can be wired (the recommended working set); elsewhere what is free, within what
+    the control group of this process allows.
+    """
     limit = mx.device_info().get("max_recommended_working_set_size")
     if limit:
         return int(limit)
+    return min(_free_memory(), *_control_group_limits(Path("/proc/self/cgroup")))
+
+
+def _free_memory() -> int:
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     return total_memory()
+
+
+def _control_group_limits(membership: Path, root: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
+    """What is left in this process's control group and those around it (versions 1 and 2).
+
+    membership: the file that says which group that is, root: where the groups are mounted.
+    """
+    yield total_memory()
+    try:
+        lines = [line.split(":", 2) for line in membership.read_text().splitlines()]
+    except OSError:
+        return
+    files = {"": ("memory.max", "memory.current"),
+             "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes")}  # fmt: skip
+    for _, controllers, name in (line for line in lines if len(line) == 3):
+        if controllers not in files:
+            continue
+        group = root / controllers / name.strip("/")
+        while True:
+            with contextlib.suppress(OSError, ValueError):  # "max" is no number, and no limit
+                most, used = (int((group / file).read_text()) for file in files[controllers])
+                yield max(0, most - used)
+            if group == root / controllers:
+                break
+            group = group.parent
 
 
 def lay_out_weights(model: nn.Module, mode: WeightMode) -> str:
@@ -74,13 +107,27 @@ def lay_out_weights(model: nn.Module, mode: WeightMode) -> str:
     float32 through OpenBLAS, so "auto" takes float32 on a CPU where memory allows. On a GPU the
     checkpoint's own format stays. Returns the format in words.
     """
-    wide = mode == "float32" or (mode == "auto" and on_cpu() and _fits(_float32_bytes(model)))
+    wide = will_widen(model, mode)
     if wide:
         # Scales and biases first: dequantising in half precision would round.
         model.set_dtype(mx.float32)
         dequantize_model(model)
     mx.eval(model.parameters())
     return "float32" if wide else _describe_format(model)
+
+
+def will_widen(model: nn.Module, mode: WeightMode) -> bool:
+    """Whether `lay_out_weights` makes float32 of this model's weights."""
+    return mode == "float32" or (
+        mode == "auto" and on_cpu() and _fits(weight_bytes(model, wide=True))
+    )
+
+
+def weight_bytes(model: nn.Module, *, wide: bool) -> int:
+    """Bytes of the weights: as the checkpoint has them, or `wide`, as float32."""
+    if wide:
+        return _float32_bytes(model)
+    return sum(value.nbytes for _, value in tree_flatten(model.parameters()))
 
 
 @contextlib.contextmanager
@@ -103,16 +150,17 @@ def _fits(size: int) -> bool:
 
 
 def _float32_bytes(model: nn.Module) -> int:
-    """Bytes of the weights as float32; packed words count for the weights inside them."""
+    """Bytes of the weights as float32: packed words count for the weights inside them, and the
+    scales of a quantised matrix are gone by then."""
     total = 0
     for _, module in model.named_modules():
-        bits = module.get("bits") or getattr(module, "bits", None)
+        bits = getattr(module, "bits", None)
+        packed = bits and "scales" in module
         for name, value in module.items():
-            if isinstance(value, mx.array):
-                per_word = (
-                    32 // bits if name == "weight" and value.dtype == mx.uint32 and bits else 1
-                )
-                total += value.size * per_word * _FLOAT32_BYTES
+            if not isinstance(value, mx.array) or (packed and name in ("scales", "biases")):
+                continue
+            values = value.size * 32 // bits if packed and name == "weight" else value.size
+            total += values * _FLOAT32_BYTES
     return total
 
 

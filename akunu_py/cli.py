@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from akunu_py.commands import generation
+from akunu_py.commands import chats_options, complete_options, generation
 from akunu_py.commands.parser import Parser
 from akunu_py.errors import INTERRUPTED, AkunuError
 from akunu_py.version import __version__
@@ -33,7 +33,9 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     _add_chat(commands)
     _add_run(commands)
+    _add_complete(commands)
     _add_models(commands)
+    _add_chats(commands)
     _add_command(commands, "info", "this machine, versions, store: for a bug report")
     _add_command(commands, "bench", "measure the speed of decoding", add_help=False)
     return parser
@@ -55,8 +57,8 @@ def _add_command(
 def _add_chat(commands: argparse._SubParsersAction[Parser]) -> None:
     parser = _add_command(commands, "chat", "talk to a model in the terminal")
     parser.add_argument("model", nargs="?", default=None, metavar="MODEL")
-    # Greedy answers of a small model go round in circles; a person who chats notices.
-    generation.add_options(parser, temperature=0.7, top_p=0.95)
+    # Not greedy, as the settings say: a small model goes round in circles, and a person notices.
+    generation.add_options(parser, temperature=None, top_p=0.95)
 
 
 def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -75,6 +77,16 @@ def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
     generation.add_options(parser, temperature=0.0, top_p=1.0)
 
 
+def _add_complete(commands: argparse._SubParsersAction[Parser]) -> None:
+    parser = _add_command(commands, "complete", "complete code, for an editor that feeds it")
+    complete_options.add_options(parser)
+
+
+def _add_chats(commands: argparse._SubParsersAction[Parser]) -> None:
+    parser = _add_command(commands, "chats", "the conversations that were kept")
+    chats_options.add_options(parser)
+
+
 def _add_models(commands: argparse._SubParsersAction[Parser]) -> None:
     parser = _add_command(commands, "models", "the models on this machine")
     actions = parser.add_subparsers(
@@ -86,8 +98,16 @@ def _add_models(commands: argparse._SubParsersAction[Parser]) -> None:
 
     add("list", "models that are here, and models that can be pulled")
     pull = add("pull", "fetch a model")
-    pull.add_argument("name", metavar="NAME")
+    pull.add_argument(
+        "name",
+        metavar="NAME",
+        help="of the catalogue, or owner/repository of the hub; either with @revision",
+    )
+    pull.add_argument("--name", dest="as_name", metavar="NAME", help="what to call it here")
     pull.add_argument("--if-missing", action="store_true", help="say nothing where it is here")
+    suited = add("recommend", "the best models for this machine's memory, and why")
+    suited.add_argument("--memory", metavar="16G", help="for a Mac with so much memory")
+    suited.add_argument("--format", choices=("text", "json"), default="text")
     bring = add("import", "take in a folder or a GGUF file of this machine")
     bring.add_argument("path", metavar="PATH", help="a folder with config.json, or a .gguf file")
     bring.add_argument("--name", metavar="NAME", help="what to call it (else after the file)")
@@ -97,11 +117,18 @@ def _add_models(commands: argparse._SubParsersAction[Parser]) -> None:
     show = add("show", "everything known about a model")
     show.add_argument("name", metavar="NAME")
     show.add_argument("--verify", action="store_true", help="read and check every byte")
+    verify = add("verify", "read every byte of a model, or of all, and compare")
+    verify.add_argument("name", nargs="?", metavar="NAME")
+    clean = add("gc", "remove what interrupted pulls and removed models left behind")
+    clean.add_argument("--dry-run", action="store_true", help="only say what would be removed")
     forget = add("forget", "delete what was remembered of a model's answers")
     forget.add_argument("name", metavar="MODEL")
     remove = add("rm", "remove a model")
     remove.add_argument("name", metavar="NAME")
     remove.add_argument("--yes", action="store_true", help="do not ask")
+    remove.add_argument(
+        "--hub-files", action="store_true", help="delete its files from the hub's cache too"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

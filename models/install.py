@@ -10,41 +10,40 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 from akunu_py import paths
-from akunu_py.errors import DamagedModel, StoreError, UnknownModel
+from akunu_py.errors import Cancelled, DamagedModel, StoreError, UnknownModel
 from akunu_py.models import store
 from akunu_py.models.locking import lock_model, store_errors
-from akunu_py.models.manifest import Manifest, record_files, write_manifest
-
-Progress = Callable[[str, int, int], None]
-"""Hears a phase's name, the bytes done and the bytes in all (0 where that is not known)."""
+from akunu_py.models.manifest import FileRecord, Manifest, record_files, write_manifest
+from akunu_py.models.progress import Report, no_report
 
 _PARTIAL = ".partial-"
+_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a builder found out about the model, for its manifest."""
+    """What a builder found out about the model, for its manifest. files: those it has read."""
 
     source: str
     context_length: int
     parameters: int
     quantisation: str
     licence: str
+    repository: str = ""
+    commit: str = ""
+    files: dict[str, FileRecord] = field(default_factory=dict)
 
 
 Builder = Callable[[Path, Path], Facts]
 """Fills the second folder with the model's files, using the first for anything temporary."""
-
-
-def no_progress(phase: str, done_bytes: int, total_bytes: int) -> None:
-    """A Progress that shows nothing."""
 
 
 def installed(name: str) -> store.StoredModel | None:
@@ -58,20 +57,27 @@ def installed(name: str) -> store.StoredModel | None:
 
 
 def install(
-    name: str, build: Builder, need_bytes: int, progress: Progress = no_progress
+    name: str,
+    build: Builder,
+    need_bytes: int,
+    progress: Report = no_report,
+    keep: Callable[[store.StoredModel], bool] = lambda model: True,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> store.StoredModel:
     """Builds the model `name` and makes it visible, replacing a damaged one of that name.
 
-    need_bytes: free space that the work takes at its peak. A model that is there and healthy is
-    returned as it is. Raises StoreError, and whatever `build` raises.
+    need_bytes: free space that the work takes at its peak. keep: whether a model of that name
+    which is there and healthy is returned as it is; otherwise it is replaced too. cancelled: asked
+    while another process is at work on the model.
+    Raises StoreError, Cancelled, and whatever `build` raises.
     """
     if not store.is_name(name):
         raise UnknownModel(f"{name[:80]!r} cannot name a model")
     root = paths.models_dir()
     with store_errors(f"cannot install model {name!r} in {root}"):
         root.mkdir(parents=True, exist_ok=True)
-        with _Turn(name, progress):
-            if model := installed(name):
+        with _turn(name, progress, cancelled):
+            if (model := installed(name)) and keep(model):
                 return model
             _sweep(name)
             _check_space(root, need_bytes)
@@ -84,26 +90,23 @@ def install(
     return store.get(name)
 
 
-class _Turn:
-    """Holds the model's lock; says so when it has to wait for another process."""
-
-    def __init__(self, name: str, progress: Progress) -> None:
-        self.name, self.progress = name, progress
-
-    def __enter__(self) -> None:
-        try:
-            self.lock = lock_model(self.name, wait=False)
-            self.lock.__enter__()
-        except StoreError:
-            self.progress("waiting for another akunu", 0, 0)
-            self.lock = lock_model(self.name)
-            self.lock.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        self.lock.__exit__(None, None, None)
+@contextmanager
+def _turn(name: str, progress: Report, cancelled: Callable[[], bool]) -> Iterator[None]:
+    """Holds the model's lock; says so while it has to wait for another process."""
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(lock_model(name, wait=False))
+                break
+            except StoreError:
+                progress("waiting for another akunu", 0, 0)
+                if cancelled():
+                    raise Cancelled(f"cancelled; another akunu goes on with {name!r}") from None
+                time.sleep(_POLL_S)
+        yield
 
 
-def _build(name: str, build: Builder, partial: Path, progress: Progress) -> None:
+def _build(name: str, build: Builder, partial: Path, progress: Report) -> None:
     work, model = partial / "work", partial / "model"
     work.mkdir(parents=True)
     model.mkdir()
@@ -118,7 +121,9 @@ def _build(name: str, build: Builder, partial: Path, progress: Progress) -> None
         parameters=facts.parameters,
         quantisation=facts.quantisation,
         licence=facts.licence,
-        files=record_files(model, lambda done: progress("record", done, size)),
+        files=record_files(model, lambda done: progress("record", done, size), facts.files),
+        repository=facts.repository,
+        commit=facts.commit,
     )
     write_manifest(model, manifest)
 

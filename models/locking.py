@@ -47,21 +47,24 @@ def lock_path(name: str) -> Path:
 
 
 @contextmanager
-def store_errors(doing: str) -> Iterator[None]:
-    """Turns OSError into a StoreError of one line that begins with `doing`."""
+def store_errors(doing: str, moved_by: str = "XDG_DATA_HOME") -> Iterator[None]:
+    """Turns OSError into a StoreError of one line that begins with `doing`.
+
+    moved_by: the variable that puts what is written somewhere else.
+    """
     try:
         yield
     except OSError as error:
-        raise store_error(doing, error) from error
+        raise store_error(doing, error, moved_by) from error
 
 
-def store_error(doing: str, error: OSError) -> StoreError:
+def store_error(doing: str, error: OSError, moved_by: str = "XDG_DATA_HOME") -> StoreError:
     """The StoreError for what the disk said."""
     where = f" ({error.filename})" if error.filename else ""
     if error.errno in _FULL:
-        hint = "free some space, or set XDG_DATA_HOME to a folder on another disk"
+        hint = f"free some space, or set {moved_by} to a folder on another disk"
     elif error.errno in _FORBIDDEN:
-        hint = "give yourself write access, or set XDG_DATA_HOME to a folder of your own"
+        hint = f"give yourself write access, or set {moved_by} to a folder of your own"
     else:
-        hint = "see `akunu info` for where the store is; XDG_DATA_HOME moves it"
+        hint = f"see `akunu info` for where the store is; {moved_by} moves it"
     return StoreError(f"{doing}: {error.strerror or error}{where}; {hint}")

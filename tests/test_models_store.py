@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from akunu_py import paths
+from akunu_py.cli import main
 from akunu_py.errors import DamagedModel, StoreError, UnknownModel
-from akunu_py.models import catalogue, store
+from akunu_py.models import store
 from akunu_py.models.install import Facts, install
 from akunu_py.models.locking import lock_model
+from akunu_py.models.usage import note_usage
 
 
 @pytest.fixture(autouse=True)
@@ -222,6 +224,48 @@ def test_remove_does_not_disturb_another_process() -> None:
     assert store.get("m")
 
 
+def test_verify_of_all_goes_on_after_a_damaged_one(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add("a")
+    add("b")
+    (root / "a" / "model.safetensors").write_bytes(b"y" * 1000)
+    (root / "c").mkdir()
+    assert main(["models", "verify"]) == 1
+    captured = capsys.readouterr()
+    assert "a: model 'a' is damaged: model.safetensors was altered" in captured.out
+    assert "b: 1.0 kB verified" in captured.out
+    assert "2 of 3 models are damaged" in captured.err
+    assert main(["models", "verify", "b"]) == 0
+    assert main(["models", "verify", "a"]) == 1
+    assert main(["models", "list"]) == 0
+    assert "akunu.json is missing" in capsys.readouterr().out
+
+
+def test_gc_removes_what_the_dead_left_and_nothing_else(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add("living")
+    note_usage("living")
+    note_usage("gone")
+    for name in ("dead", "busy"):
+        (root / f".partial-{name}-1" / "work").mkdir(parents=True)
+        (root / f".partial-{name}-1" / "work" / "x").write_bytes(b"x" * 3000)
+    with lock_model("busy"):
+        assert main(["models", "gc", "--dry-run"]) == 0
+        assert "left over from an interrupted pull of dead" in capsys.readouterr().out
+        assert (root / ".partial-dead-1").exists()
+        assert main(["models", "gc"]) == 0
+    assert not (root / ".partial-dead-1").exists()
+    assert (root / ".partial-busy-1").exists()
+    assert [path.name for path in (root / ".usage").iterdir()] == ["living.json"]
+    store.remove("living")
+    assert list((root / ".usage").iterdir()) == []
+    assert main(["models", "gc"]) == 0
+    assert main(["models", "gc"]) == 0
+    assert capsys.readouterr().out.endswith("nothing to remove\n")
+
+
 def test_a_store_that_is_no_folder_is_said_in_one_line(root: Path) -> None:
     root.parent.mkdir(parents=True)
     root.write_text("")
@@ -230,14 +274,3 @@ def test_a_store_that_is_no_folder_is_said_in_one_line(root: Path) -> None:
     assert str(root) in str(caught.value)
     with pytest.raises(StoreError, match="XDG_DATA_HOME"):
         add("m")
-
-
-def test_the_catalogue_is_complete() -> None:
-    entries = catalogue.load_catalogue()
-    assert "starter" in entries
-    for entry in entries.values():
-        assert store.is_name(entry.name)
-        assert entry.download_bytes > 0
-        assert len(entry.sha256) == 64
-    with pytest.raises(UnknownModel, match="did you mean 'starter'"):
-        catalogue.find("start")

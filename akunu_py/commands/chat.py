@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from akunu_py import paths
 from akunu_py.commands.generation import options_from
 from akunu_py.commands.warn import tell_warnings
 from akunu_py.errors import UsageError
@@ -23,38 +25,60 @@ _PATIENCE_S = 2.0  # for a pass that is running; a model that is being loaded ta
 
 def run(args: argparse.Namespace) -> int:
     require_terminal()
-    model = find_model(args.model)
+    settings = load_settings()
+    model = find_model(args.model or settings.model)
+    if args.temperature is None:
+        args.temperature = settings.temperature
     options = options_from(args)
 
+    from akunu_py.tui import terminal
     from akunu_py.tui.app import ChatApp
+    from akunu_py.tui.base import Setup
+    from akunu_py.tui.keeper import Keeper
     from akunu_py.tui.worker import SessionThread
 
-    kept: list[Experience] = []
+    learned_from: list[Experience] = []
 
-    def load() -> Engine:
+    def load(name: str) -> Engine:
         # Here, in the session's thread, because the import alone takes seconds.
-        from akunu_py.engine import Engine
+        from akunu_py.commands.load import load_found
 
-        store.check(model)
-        return Engine.load(model.path, name=model.name, weights=args.weights, kv_bits=args.kv_bits)
+        found = model if name == model.name else store.resolve(name)
+        return load_found(found, args.weights, args.kv_bits, context=args.context, force=args.force)
 
     def learned(engine: Engine) -> Experience:
         from akunu_py.commands.load import load_experience
 
-        kept.append(load_experience(engine, no_memory=args.no_memory))
-        return kept[-1]
+        learned_from.append(load_experience(engine, no_memory=args.no_memory))
+        return learned_from[-1]
 
-    session = SessionThread(load, learned)
-    app = ChatApp(model.name, options, session)
+    session = SessionThread(model.name, load, learned)
+    keeper = Keeper(paths.conversations_file())
+    background = terminal.background()
+    app = ChatApp(
+        Setup(
+            model.name,
+            options,
+            replace(settings, temperature=args.temperature),
+            session,
+            keeper,
+            background=background,
+        )
+    )
     app.run()
     code = app.return_code or 0
-    if not session.close(_PATIENCE_S):
+    all_kept = keeper.close(_PATIENCE_S)
+    if not all_kept:
+        code = code or 1
+        why = keeper.error or "the disk does not answer"
+        print(f"akunu: not all that was said could be saved: {why}", file=sys.stderr)
+    if not (app.close_downloads(_PATIENCE_S) and session.close(_PATIENCE_S) and all_kept):
         # Python would tear itself down under a thread that is deep in MLX, which may crash. The
         # screen is restored and nothing is left to be written.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-    tell_warnings(warning for experience in kept for warning in experience.warnings)
+    tell_warnings(warning for experience in learned_from for warning in experience.warnings)
     return code
 
 
@@ -64,11 +88,10 @@ def require_terminal() -> None:
         raise UsageError("chat needs a terminal; for scripts use: akunu run")
 
 
-def find_model(name: str | None) -> store.StoredModel:
+def find_model(wanted: str) -> store.StoredModel:
     """The model to chat with. The default one is fetched first where it is missing."""
-    wanted = name or load_settings().model
     if wanted == DEFAULT_MODEL:
-        from akunu_py.commands.models import fetch
+        from akunu_py.commands.models_pull import fetch
 
         fetch(DEFAULT_MODEL, quiet_if_here=True)
     model = store.resolve(wanted)

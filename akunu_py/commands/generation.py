@@ -14,14 +14,24 @@ from akunu_py.types import (
 )
 
 
-def add_options(parser: argparse.ArgumentParser, *, temperature: float, top_p: float) -> None:
-    """Adds them to `parser`, with the defaults that suit its command."""
+def add_options(
+    parser: argparse.ArgumentParser, *, temperature: float | None, top_p: float
+) -> None:
+    """Adds them to `parser`, with the defaults that suit its command. temperature: None where the
+    settings say it."""
     parser.add_argument("--max-tokens", type=positive, default=DEFAULT_MAX_TOKENS, metavar="N")
     parser.add_argument(
         "--stop", action="append", metavar="TEXT", help="ends the answer; may be repeated"
     )
-    _add_drafting(parser.add_argument_group("drafting"))
+    drafting = parser.add_argument_group("drafting")
+    add_drafting(drafting)
+    _add_leniency(drafting)
     _add_sampling(parser.add_argument_group("sampling"), temperature, top_p)
+    add_loading(parser)
+
+
+def add_loading(parser: argparse.ArgumentParser) -> None:
+    """Adds how a model is loaded."""
     parser.add_argument(
         "--weights",
         choices=("auto", "keep", "float32"),
@@ -31,6 +41,14 @@ def add_options(parser: argparse.ArgumentParser, *, temperature: float, top_p: f
     parser.add_argument(
         "--kv-bits", type=int, default=None, metavar="4|8", help="quantise the KV cache"
     )
+    parser.add_argument(
+        "--context",
+        type=positive,
+        default=None,
+        metavar="N",
+        help="tokens to hold at most (default: the model's own, or what fits into memory)",
+    )
+    parser.add_argument("--force", action="store_true", help="load a model that will not fit")
 
 
 def options_from(args: argparse.Namespace) -> GenerateOptions:
@@ -59,7 +77,8 @@ def options_from(args: argparse.Namespace) -> GenerateOptions:
     )
 
 
-def _add_drafting(group: argparse._ArgumentGroup) -> None:
+def add_drafting(group: argparse._ArgumentGroup) -> None:
+    """Adds how drafts are made."""
     group.add_argument(
         "--draft",
         choices=DRAFT_MODES,
@@ -70,6 +89,9 @@ def _add_drafting(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--no-memory", action="store_true", help="neither use nor keep what the model said before"
     )
+
+
+def _add_leniency(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--lenience",
         type=float,
@@ -86,13 +108,13 @@ def _add_drafting(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_sampling(group: argparse._ArgumentGroup, temperature: float, top_p: float) -> None:
+def _add_sampling(group: argparse._ArgumentGroup, temperature: float | None, top_p: float) -> None:
     group.add_argument(
         "--temperature",
         type=float,
         default=temperature,
         metavar="T",
-        help="0: greedy (default: %(default)s)",
+        help=f"0: greedy (default: {'as in the settings' if temperature is None else temperature})",
     )
     group.add_argument(
         "--top-p", type=float, default=top_p, metavar="P", help="1: off (default: %(default)s)"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import platform
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 
 from akunu_py import paths
-from akunu_py.commands.sizes import human_size
+from akunu_py.errors import UsageError
 from akunu_py.models import store
+from akunu_py.settings import Settings, load_settings, settings_file
+from akunu_py.sizes import human_size
 from akunu_py.version import __version__
 
 _PACKAGES = ("mlx", "mlx-lm", "numpy", "textual", "tokenizers", "transformers", "huggingface-hub")
@@ -32,13 +35,29 @@ def run(args: argparse.Namespace) -> int:
         ("blas", backend.blas_name()),
         *((package, _version(package)) for package in _PACKAGES),
         ("store", f"{paths.models_dir()} ({len(models)} models, {size})"),
+        ("chats", str(paths.conversations_file())),
         ("cache", str(paths.cache_dir())),
-        ("settings", str(paths.config_dir())),
+        ("settings", _settings()),
     ]
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         print(f"{name:<{width}}  {value}")
     return 0
+
+
+def _settings() -> str:
+    """The file, and the names of what it sets: the texts in it are nobody else's business."""
+    path = settings_file()
+    try:
+        settings = load_settings()
+    except UsageError as error:
+        return str(error)
+    if not path.exists():
+        return f"{path} (none yet)"
+    changed = [
+        name for name, value in asdict(settings).items() if value != getattr(Settings(), name)
+    ]
+    return f"{path} (sets {', '.join(changed) or 'nothing'})"
 
 
 def _version(package: str) -> str:

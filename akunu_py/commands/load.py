@@ -2,19 +2,89 @@
 
 from __future__ import annotations
 
-from akunu_py import backend
+import argparse
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from akunu_py import backend, paths
 from akunu_py.backend import WeightMode
+from akunu_py.commands.warn import tell_warnings
 from akunu_py.engine import Engine
 from akunu_py.experience import Experience
 from akunu_py.models import store
+from akunu_py.models.usage import note_usage
 from akunu_py.settings import load_settings
 
+if TYPE_CHECKING:
+    from akunu_py.session import Generation
 
-def load_engine(model: str | None, weights: WeightMode, kv_bits: int | None = None) -> Engine:
-    """Loads the model of that name or folder, the one in the settings for None."""
+
+def load_engine(
+    model: str | None,
+    weights: WeightMode,
+    kv_bits: int | None = None,
+    *,
+    context: int | None = None,
+    force: bool = False,
+) -> Engine:
+    """Loads the model of that name or folder, the one in the settings for None.
+
+    Says on stderr what the user should know of its fit; see `Engine.load` for the rest.
+    """
     found = store.resolve(model or load_settings().model)
+    engine = load_found(found, weights, kv_bits, context=context, force=force)
+    tell_warnings([engine.fit.note] if engine.fit.note else [])
+    return engine
+
+
+def engine_from(args: argparse.Namespace) -> Engine:
+    """The engine that the common options ask for."""
+    return load_engine(
+        args.model, args.weights, args.kv_bits, context=args.context, force=args.force
+    )
+
+
+def load_found(
+    found: store.StoredModel,
+    weights: WeightMode,
+    kv_bits: int | None = None,
+    *,
+    context: int | None = None,
+    force: bool = False,
+) -> Engine:
+    """Loads a model that was found, and notes that it was used and what its weights took."""
     store.check(found)
-    return Engine.load(found.path, name=found.name, weights=weights, kv_bits=kv_bits)
+    before = mx.get_active_memory()
+    engine = Engine.load(
+        found.path,
+        name=found.name,
+        weights=weights,
+        kv_bits=kv_bits,
+        context=context,
+        force=force,
+    )
+    mx.reset_peak_memory()  # of laying out the weights, which is not what a session takes
+    if found.manifest is not None:
+        note_usage(
+            found.name,
+            weights=engine.weights,
+            estimated_weights=engine.fit.estimate.weights,
+            measured_weights=mx.get_active_memory() - before,
+        )
+    return engine
+
+
+def note_peak(engine: Engine, generation: Generation) -> None:
+    """Notes what an answer took at most, beside what was expected for as many tokens."""
+    tokens = generation.stats.prompt_tokens + generation.stats.generated_tokens
+    if engine.path.parent == paths.models_dir() and tokens:
+        note_usage(
+            engine.name,
+            tokens=tokens,
+            estimated_peak=engine.fit.needs.at(tokens).total,
+            measured_peak=mx.get_peak_memory(),
+        )
 
 
 def load_experience(engine: Engine, *, no_memory: bool) -> Experience:

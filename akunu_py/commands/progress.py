@@ -1,39 +1,96 @@
-"""A progress bar on stderr: one a phase."""
+"""Progress on stderr: a bar a phase on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator
 
 from tqdm import tqdm
 
+from akunu_py.models.progress import Meter, Progress
+from akunu_py.sizes import human_size
+
+_LINE_EVERY_S = 10.0
+
 
 @contextlib.contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Gives a function that is told (phase, bytes done, bytes in all) and draws it.
+    """Gives a function that is told (phase, bytes done, bytes in all) and shows it."""
+    with watched() as on_progress:
+        yield Meter(on_progress)
 
-    Where stderr is not a terminal, each phase is one plain line.
-    """
-    bar: tqdm[None] | None = None
-    current = ""
 
-    def show(phase: str, done: int, total: int) -> None:
-        nonlocal bar, current
-        if phase != current:
-            current = phase
-            if bar is not None:
-                bar.close()
-            bar = None
-            if sys.stderr.isatty():
-                bar = tqdm(total=total, desc=phase, unit="B", unit_scale=True, dynamic_ncols=True)
-            else:
-                print(f"{phase} ...", file=sys.stderr)
-        if bar is not None:
-            bar.update(min(done, total) - bar.n)
-
+@contextlib.contextmanager
+def watched() -> Iterator[Callable[[Progress], None]]:
+    """Gives a function that is told a Progress and shows it."""
+    shown = _Bars() if sys.stderr.isatty() else _Lines()
     try:
-        yield show
+        yield shown
     finally:
-        if bar is not None:
-            bar.close()
+        shown.close()
+
+
+class _Bars:
+    """One bar a phase. A phase of unknown size is a line."""
+
+    def __init__(self) -> None:
+        self._bar: tqdm[None] | None = None
+        self._phase = ""
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.phase != self._phase:
+            self.close()
+            self._phase = progress.phase
+            if not progress.total:
+                print(f"{progress.phase} ...", file=sys.stderr)
+        if self._bar is None and progress.total:
+            self._bar = tqdm(
+                total=progress.total,
+                initial=progress.done,
+                desc=progress.phase,
+                unit="B",
+                unit_scale=True,
+                dynamic_ncols=True,
+            )
+        if self._bar is not None:
+            self._bar.update(min(progress.done, progress.total) - self._bar.n)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+class _Lines:
+    """A line when a phase begins, and every ten seconds while it lasts."""
+
+    def __init__(self) -> None:
+        self._phase = ""
+        self._told_at = 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if progress.phase != self._phase:
+            self._phase = progress.phase
+            print(f"{progress.phase} ...", file=sys.stderr)
+        elif not progress.total or now - self._told_at < _LINE_EVERY_S:
+            return
+        else:
+            print(f"{progress.phase}: {in_words(progress)}", file=sys.stderr)
+        self._told_at = now
+
+    def close(self) -> None:
+        pass
+
+
+def in_words(progress: Progress) -> str:
+    """Bytes, rate and time left."""
+    parts = [f"{human_size(progress.done)} of {human_size(progress.total)}"]
+    if progress.rate is not None:
+        parts.append(f"{human_size(progress.rate)}/s")
+    if progress.seconds_left is not None:
+        minutes, seconds = divmod(round(progress.seconds_left), 60)
+        parts.append(f"{minutes}:{seconds:02} left")
+    return ", ".join(parts)

@@ -1,0 +1,122 @@
+"""What a model takes in memory, read off the model itself before its weights are.
+
+Owns the measure of weights and of every kind of KV cache: one pass of two rows is built and never
+evaluated, and the shapes of what it would write say what each further token costs. So any
+architecture that mlx-lm has is covered, without a formula for each. Judging is
+`akunu_py.models.fit`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    ChunkedKVCache,
+    ConcatenateKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+)
+
+from akunu_py import backend, kvcache
+from akunu_py.errors import UnsupportedModel, UsageError
+from akunu_py.models.fit import Growth, Needs, activations_from
+
+_GROWING = (KVCache, QuantizedKVCache, ConcatenateKVCache)
+_TRIALS = (256, 512)  # rows, to see how a kind of cache grows that is not known here
+
+
+def needs(
+    model: Any, config: dict[str, Any], context: int, mode: backend.WeightMode, kv_bits: int | None
+) -> Needs:
+    """What `model`, lazily loaded, will take once its weights are laid out as `mode` says.
+
+    context: tokens it was made for. Raises UsageError where `kv_bits` is impossible.
+    """
+    wide = backend.will_widen(model, mode)
+    activations = activations_from(
+        config,
+        on_metal=backend.on_metal() and kv_bits is None,  # no kernel reads a quantised cache
+        itemsize=4 if wide else 2,
+    )
+    return Needs(
+        weights=backend.weight_bytes(model, wide=wide),
+        cache=growth(model, kv_bits, wide=wide),
+        activations=activations,
+        context=context,
+    )
+
+
+def needs_with_8_bits(
+    model: Any, config: dict[str, Any], context: int, mode: backend.WeightMode
+) -> Needs | None:
+    """The same with an 8-bit cache, None where the model can have none."""
+    try:
+        return needs(model, config, context, mode, 8)
+    except UsageError:
+        return None
+
+
+def growth(model: Any, kv_bits: int | None = None, *, wide: bool = False) -> Growth:
+    """What the KV cache of `model` takes. wide: its floats will be float32 by the time it runs.
+
+    Raises UsageError where `kv_bits` is impossible, UnsupportedModel where the model cannot run.
+    """
+    per_token = fixed = 0
+    windows: dict[int, int] = {}
+    unknown = []
+    for index, entry in enumerate(_written(model, kv_bits, rows=2)):
+        if type(entry) in _GROWING:
+            per_token += _bytes_per_row(entry, wide)
+        elif type(entry) is RotatingKVCache or type(entry) is ChunkedKVCache:
+            rotating = type(entry) is RotatingKVCache
+            size = entry.max_size if rotating else entry.chunk_size + entry.step
+            windows[size] = windows.get(size, 0) + _bytes_per_row(entry, wide)
+        elif type(entry) is ArraysCache:
+            fixed += _nbytes(entry.cache, wide)
+        else:
+            unknown.append(index)
+    if unknown:
+        few, many = (
+            sum(_nbytes(vars(entry), wide) for at, entry in enumerate(entries) if at in unknown)
+            for entries in (_written(model, kv_bits, rows) for rows in _TRIALS)
+        )
+        slope = (many - few) // (_TRIALS[1] - _TRIALS[0])
+        per_token, fixed = per_token + slope, fixed + max(0, few - slope * _TRIALS[0])
+    return Growth(per_token, tuple(sorted(windows.items())), fixed)
+
+
+def _written(model: Any, kv_bits: int | None, rows: int) -> list[Any]:
+    """The entries of a new cache as a pass over `rows` tokens would leave them. Nothing runs."""
+    cache = kvcache.new_cache(model, kv_bits)
+    try:
+        model(mx.zeros((1, rows), mx.int32), cache=cache)
+    except Exception as error:  # model classes raise whatever Python raises
+        said = " ".join(str(error).split())[:120] or type(error).__name__
+        raise UnsupportedModel(f"mlx-lm cannot run this model on text: {said}") from error
+    return list(_leaves(cache))
+
+
+def _leaves(cache: list[Any]) -> Iterator[Any]:
+    for entry in cache:
+        if type(entry) is CacheList:
+            yield from _leaves(list(entry.caches))
+        else:
+            yield entry
+
+
+def _bytes_per_row(entry: Any, wide: bool) -> int:
+    """Bytes of keys and values of one position; none where a layer uses another's."""
+    parts = [part for _, part in tree_flatten([entry.keys, entry.values]) if part is not None]
+    return sum(_nbytes(part, wide) // part.shape[-2] for part in parts)
+
+
+def _nbytes(tree: Any, wide: bool) -> int:
+    arrays = [part for _, part in tree_flatten(tree) if isinstance(part, mx.array)]
+    halves = (mx.float16, mx.bfloat16)
+    return sum(a.nbytes * 2 if wide and a.dtype in halves else a.nbytes for a in arrays)

@@ -1,0 +1,150 @@
+"""What lies in the store, or in the hub's cache because of us, and is of no use any more.
+
+Owns finding it and removing it. Refuses to touch what another process is at work on, models that
+are whole, and files of the hub's cache that we did not leave unfinished ourselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from akunu_py import paths
+from akunu_py.errors import StoreError
+from akunu_py.models import hub, store
+from akunu_py.models.locking import lock_model, store_errors
+from akunu_py.models.usage import FOLDER as USAGE
+
+PULLING = ".pulling"
+_PARTIAL = ".partial-"
+
+
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    """Something to remove: what it is, in words; where, and how many bytes that frees. name: the
+    model whose lock protects it."""
+
+    what: str
+    name: str
+    paths: tuple[Path, ...]
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A pull that was interrupted: of the `total` bytes, `done` are here."""
+
+    name: str
+    reference: str
+    done: int
+    total: int
+    partials: tuple[Path, ...]
+
+
+def begin_pull(name: str, model: hub.HubModel) -> None:
+    """Notes that `model` is being fetched, so that its unfinished files can be found again."""
+    path = _note(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files = [[file.name, file.size, file.digest, file.large] for file in model.files]
+    path.write_text(
+        json.dumps({"repository": model.repository, "commit": model.commit, "files": files})
+    )
+
+
+def end_pull(name: str) -> None:
+    """The model is here."""
+    _note(name).unlink(missing_ok=True)
+
+
+def unfinished_pulls() -> list[Unfinished]:
+    """Pulls that were interrupted, by name. Notes that cannot be read are left out."""
+    from akunu_py.models.hub_cache import HubFolder
+
+    found = []
+    for path in sorted((paths.models_dir() / PULLING).glob("*.json")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            note = json.loads(path.read_text("utf-8"))
+            if hub.parse(note["repository"]) is None:
+                continue
+            files = tuple(hub.HubFile(*file) for file in note["files"])
+            if not all(hub.well_formed(file) for file in files):
+                continue
+            model = hub.HubModel(note["repository"], "main", note["commit"], files, "")
+            folder = HubFolder(model.repository)
+            partials = tuple(p for p in map(folder.partial, files) if p.exists())
+            done = sum(folder.fetched(model, file) for file in files)
+            found.append(Unfinished(path.stem, model.repository, done, model.size, partials))
+    return found
+
+
+def find_garbage() -> list[Garbage]:
+    """All there is to remove. Raises StoreError where the store cannot be read."""
+    root = paths.models_dir()
+    with store_errors(f"cannot read {root}"):
+        return [*_staging(root), *_dangling(), *_unfinished(), *_old_usage(root)]
+
+
+def remove_garbage(garbage: Garbage) -> int:
+    """Removes it and gives the bytes that this freed: none where a process is at work on it."""
+    with contextlib.suppress(StoreError), lock_model(garbage.name, wait=False):
+        with store_errors("cannot remove what is left over"):
+            for path in garbage.paths:
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
+        return garbage.size
+    return 0
+
+
+def _staging(root: Path) -> Iterator[Garbage]:
+    for path in sorted(root.glob(f"{_PARTIAL}*")):
+        name = path.name.removeprefix(_PARTIAL).rpartition("-")[0]
+        if store.is_name(name) and _free(name):
+            yield Garbage(
+                f"left over from an interrupted pull of {name}", name, (path,), _size(path)
+            )
+
+
+def _dangling() -> Iterator[Garbage]:
+    for model in store.list_models():
+        if model.manifest is None or not model.repository:
+            continue
+        if not any((model.path / name).exists() for name in model.manifest.files):
+            what = f"{model.name}: all its files are gone from the hub's cache"
+            yield Garbage(what, model.name, (model.path,), _size(model.path))
+
+
+def _unfinished() -> Iterator[Garbage]:
+    for pull in unfinished_pulls():
+        if _free(pull.name):
+            size = sum(_size(path) for path in pull.partials)
+            what = f"an unfinished pull of {pull.reference}"
+            yield Garbage(what, pull.name, (*pull.partials, _note(pull.name)), size)
+
+
+def _old_usage(root: Path) -> Iterator[Garbage]:
+    for path in sorted((root / USAGE).glob("*.json")):
+        if store.is_name(path.stem) and not (root / path.stem).exists():
+            yield Garbage(f"notes on {path.stem}, which is gone", path.stem, (path,), _size(path))
+
+
+def _free(name: str) -> bool:
+    """Whether no process is at work on the model."""
+    with contextlib.suppress(StoreError), lock_model(name, wait=False):
+        return True
+    return False
+
+
+def _size(path: Path) -> int:
+    if path.is_dir() and not path.is_symlink():
+        return sum(_size(inside) for inside in path.iterdir())
+    return path.lstat().st_size
+
+
+def _note(name: str) -> Path:
+    return paths.models_dir() / PULLING / f"{name}.json"

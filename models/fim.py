@@ -1,0 +1,157 @@
+"""How families of models are asked to fill in the middle, read from fim.toml.
+
+Owns the templates' fields, recognising a family, and turning a template into pieces that a
+tokenizer can be given one by one. Refuses to tokenise and to choose what goes in.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from akunu_py.errors import UsageError
+
+_FILE = Path(__file__).with_name("fim.toml")
+_SLOT = re.compile(r"\{(prefix|suffix|path|text|repository)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class FimFamily:
+    """The format of one family, as its maker published it (`source`).
+
+    tokens: what a vocabulary must have for it. absent: what it must not have. named: parts of
+    model names; a model called so is of this family, and needs the `tokens` only. recognised:
+    whether it is chosen without being asked for by name.
+    prompt: the buffer around the cursor. repository, file, prompt_with_files: where other files
+    are read too, what comes first, each of them, and the buffer; empty where no such format was
+    published. before, after: around all of it.
+    bare_suffix: SentencePiece puts no space of its own before the suffix.
+    stop: tokens that end the middle, those of them that the vocabulary has.
+    """
+
+    name: str
+    source: str
+    tokens: tuple[str, ...]
+    prompt: str
+    stop: tuple[str, ...]
+    absent: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()
+    recognised: bool = True
+    repository: str = ""
+    file: str = ""
+    prompt_with_files: str = ""
+    before: str = ""
+    after: str = ""
+    bare_suffix: bool = False
+
+    @property
+    def reads_files(self) -> bool:
+        return bool(self.file)
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Every token that a template or a stop may name, the longest first."""
+        return tuple(sorted({*self.tokens, *self.stop}, key=lambda token: (-len(token), token)))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of a filled template. kind: "token" (exactly one of the vocabulary), "text", or
+    "suffix": the text of the suffix, which some families encode apart."""
+
+    kind: str
+    text: str
+
+
+@cache
+def load_families() -> dict[str, FimFamily]:
+    """All families by name, in the file's order."""
+    with _FILE.open("rb") as file:
+        rows = tomllib.load(file)["family"]
+    known = {field.name for field in fields(FimFamily)}
+    families = {}
+    for row in rows:
+        if unknown := set(row) - known:
+            raise ValueError(f"fim.toml: {row.get('name')}: unknown {', '.join(sorted(unknown))}")
+        values: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in row.items()
+        }
+        families[row["name"]] = FimFamily(**values)
+    return families
+
+
+def find_family(name: str, vocabulary: Container[str], model: str) -> FimFamily | None:
+    """The family called `name`; for "auto" the one that `vocabulary` and the model's name tell;
+    for "none", and where nothing is recognised, None.
+
+    Raises UsageError for an unknown name, and for a family whose tokens the vocabulary lacks.
+    """
+    families = load_families()
+    if name == "none":
+        return None
+    if name == "auto":
+        return recognise(families.values(), vocabulary, model)
+    if name not in families:
+        known = ", ".join(["auto", "none", *families])
+        raise UsageError(f"no fill-in-the-middle format called {name!r}; there are: {known}")
+    family = families[name]
+    if missing := [token for token in family.tokens if token not in vocabulary]:
+        raise UsageError(
+            f"{model} has no token {missing[0]}, so it cannot be asked in the format of {name}; "
+            "leave out --fim"
+        )
+    return family
+
+
+def recognise(
+    families: Iterable[FimFamily], vocabulary: Container[str], model: str
+) -> FimFamily | None:
+    """The family that a vocabulary speaks of. Some families share their tokens: the model's name
+    decides between them where it tells, otherwise tokens that one of them lacks."""
+    possible = [
+        family
+        for family in families
+        if family.recognised and all(token in vocabulary for token in family.tokens)
+    ]
+    name = model.lower()
+    for family in possible:
+        if any(part in name for part in family.named):
+            return family
+    for family in possible:
+        if not any(token in vocabulary for token in family.absent):
+            return family
+    return None
+
+
+def fill(family: FimFamily, template: str, values: Mapping[str, str]) -> list[Part]:
+    """The pieces of `template` with its slots filled; neighbouring texts are one piece."""
+    marker = re.compile("|".join(re.escape(token) for token in family.markers))
+    parts: list[Part] = []
+
+    def add(kind: str, text: str) -> None:
+        if kind == "text" and parts and parts[-1].kind == "text":
+            parts[-1] = Part("text", parts[-1].text + text)
+        elif text or kind == "suffix":
+            parts.append(Part(kind, text))
+
+    def add_literal(text: str) -> None:
+        at = 0
+        for found in marker.finditer(text):
+            add("text", text[at : found.start()])
+            add("token", found.group())
+            at = found.end()
+        add("text", text[at:])
+
+    at = 0
+    for slot in _SLOT.finditer(template):
+        add_literal(template[at : slot.start()])
+        kind = "suffix" if slot.group(1) == "suffix" and family.bare_suffix else "text"
+        add(kind, values[slot.group(1)])
+        at = slot.end()
+    add_literal(template[at:])
+    return parts

@@ -1,0 +1,191 @@
+"""A hub on this machine that speaks the few endpoints we use, and misbehaves when told to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+REPOSITORY = "someone/tiny-model"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What a request gets instead of what it asked for. cut: only so many bytes, then the
+    connection ends. status: an error, with `headers`. flip: one byte is another. pause: seconds
+    before every 1,000 bytes. no_range: the whole file, whatever part was asked for. short: says
+    that the file is so many bytes shorter, and sends that. longer: sends so many bytes more."""
+
+    cut: int | None = None
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    flip: bool = False
+    pause: float = 0.0
+    no_range: bool = False
+    short: int = 0
+    longer: int = 0
+
+
+class Hub:
+    """One repository at one commit. `faults` by file name, or "api": one a request, in order."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self.files = files
+        self.commit = hashlib.sha1(repr(sorted(files)).encode()).hexdigest()
+        self.faults: dict[str, deque[Fault]] = defaultdict(deque)
+        self.requests: list[tuple[str, str, str]] = []  # file, range, authorisation
+        self.listed: list[str] = []  # further names that the listing has
+        self.changes: dict[str, Any] = {}  # of the listing
+        self.url = ""
+        self.repository = REPOSITORY
+        self.elsewhere = ""  # where large files lie, another name of this server
+
+    def asked(self, name: str) -> list[str]:
+        """The ranges that were asked for of a file, "" for all of it."""
+        return [wanted for file, wanted, _ in self.requests if file == name]
+
+    def listing(self) -> dict[str, Any]:
+        siblings = [_described(name, content) for name, content in self.files.items()]
+        siblings += [{"rfilename": name, "size": 1, "blobId": "0" * 40} for name in self.listed]
+        return {
+            "id": self.repository,
+            "sha": self.commit,
+            "siblings": siblings,
+            "tags": [],
+            "downloads": 0,
+            "cardData": {"license": "mit"},
+        } | self.changes
+
+
+def _described(name: str, content: bytes) -> dict[str, Any]:
+    blob = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+    described: dict[str, Any] = {"rfilename": name, "size": len(content), "blobId": blob}
+    if name.endswith(".safetensors"):
+        digest = hashlib.sha256(content).hexdigest()
+        described["lfs"] = {"sha256": digest, "size": len(content), "pointerSize": 134}
+    return described
+
+
+def _in_tree(described: dict[str, Any]) -> dict[str, Any]:
+    """The same file as another endpoint tells of it."""
+    tree = {"type": "file", "path": described["rfilename"], "oid": described["blobId"]}
+    if lfs := described.get("lfs"):
+        tree["lfs"] = {"oid": lfs["sha256"], "size": lfs["size"], "pointerSize": 134}
+    return tree | {"size": described["size"]}
+
+
+@contextmanager
+def running(files: dict[str, bytes]) -> Iterator[Hub]:
+    """The hub, until the end of the block."""
+    hub = Hub(files)
+
+    class Handler(_Handler):
+        served = hub
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    hub.url = f"http://127.0.0.1:{server.server_port}"
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    served: Hub
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        hub = self.served
+        parts = unquote(urlsplit(self.path).path).strip("/").split("/")
+        if redirected := parts[0] == "cdn":
+            parts = parts[1:]
+        name = "/".join(parts[:2]) if parts[0] == "api" else "/".join(parts[4:])
+        name = "api" if name == "api/models" else name
+        wanted = self.headers.get("Range", "")
+        hub.requests.append((name, wanted, self.headers.get("Authorization", "")))
+        faults = hub.faults[name]
+        fault = faults.popleft() if faults else Fault()
+        if fault.status:
+            self._answer(fault.status, b"{}", fault.headers)
+        elif name == "api":
+            self._api(parts)
+        elif "/".join(parts[:2]) != hub.repository or name not in hub.files:
+            self._answer(404, b"", {"X-Error-Code": "EntryNotFound"})
+        elif hub.elsewhere and name.endswith(".safetensors") and not redirected:
+            self._answer(302, b"", {"Location": f"{hub.elsewhere}/cdn{self.path}"})
+        else:
+            self._file(hub.files[name], wanted, fault)
+
+    def do_HEAD(self) -> None:
+        """What huggingface-hub asks of a file before it fetches it."""
+        hub = self.served
+        described = _described(name := self.path.rpartition("/")[2], hub.files[name])
+        digest = described.get("lfs", {}).get("sha256") or described["blobId"]
+        self.send_response(200)
+        for key, value in {
+            "X-Repo-Commit": hub.commit,
+            "ETag": f'"{digest}"',
+            "Content-Length": str(described["size"]),
+        }.items():
+            self.send_header(key, value)
+        self.end_headers()
+
+    def _api(self, parts: list[str]) -> None:
+        hub = self.served
+        if "/".join(parts[2:4]) != hub.repository:
+            self._answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+        elif len(parts) > 4 and parts[4] == "tree":
+            tree = [_in_tree(sibling) for sibling in hub.listing()["siblings"]]
+            self._answer(200, json.dumps(tree).encode(), {})
+        elif len(parts) > 4 and parts[5] not in ("main", hub.commit):
+            self._answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+        else:
+            self._answer(200, json.dumps(hub.listing()).encode(), {})
+
+    def _file(self, content: bytes, wanted: str, fault: Fault) -> None:
+        if fault.flip:
+            content = content[:-1] + bytes([content[-1] ^ 1])
+        content = content[: len(content) - fault.short] + b"x" * fault.longer
+        start = 0
+        headers = {}
+        if wanted and not fault.no_range:
+            start = int(wanted.removeprefix("bytes=").rstrip("-"))
+            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+        body = content[start:]
+        self.send_response(206 if headers else 200)
+        for key, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        sent = body if fault.cut is None else body[: fault.cut]
+        step = 1000 if fault.pause else max(1, len(sent))
+        for at in range(0, len(sent), step):
+            time.sleep(fault.pause)
+            self.wfile.write(sent[at : at + step])
+            self.wfile.flush()
+        if fault.cut is not None:
+            self.close_connection = True
+
+    def _answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for key, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def handle(self) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # the client went away, as it may
+            super().handle()
+
+    def log_message(self, *_: Any) -> None:
+        pass

@@ -1,0 +1,368 @@
+"""Pulling from a hub that cuts, lies, refuses and trickles: whole, or clear and resumable."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from akunu_py import paths
+from akunu_py.errors import (
+    AkunuError,
+    Cancelled,
+    DamagedModel,
+    FetchError,
+    StoreError,
+    UnknownModel,
+    UnsupportedModel,
+    UsageError,
+)
+from akunu_py.models import cleanup, hub, hub_cache, hub_files, store
+from akunu_py.models.gguf_import import import_gguf
+from akunu_py.models.progress import Progress
+from akunu_py.models.pull import is_here, pull
+from tests.hub_server import REPOSITORY, Fault, Hub, running
+from tests.tiny_gguf import write_tiny
+
+WEIGHTS = "model.safetensors"
+NAME = "tiny-model"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """A whole model with random weights, and what nobody needs."""
+    work = tmp_path_factory.mktemp("made")
+    folder = work / "model"
+    folder.mkdir()
+    import_gguf(write_tiny(work / "tiny.gguf"), folder)
+    content = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    return content | {"README.md": b"# tiny", "modeling_tiny.py": b"raise SystemExit", "a/b": b"x"}
+
+
+@pytest.fixture
+def server(files: dict[str, bytes]) -> Iterator[Hub]:
+    with running(dict(files)) as running_hub:
+        yield running_hub
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, server: Hub, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Empty places, and the server for the hub."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setattr(constants, "ENDPOINT", server.url)
+    template = f"{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(hub, "_FIRST_WAIT_S", 0.01)
+    return tmp_path
+
+
+def everything(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+def partials(home: Path) -> list[Path]:
+    return sorted((home / "hub").rglob("*.incomplete"))
+
+
+def test_a_pull_makes_a_model_that_runs(server: Hub, home: Path) -> None:
+    from akunu_py.engine import Engine
+    from akunu_py.session import Session
+    from akunu_py.types import GenerateOptions
+
+    seen: list[Progress] = []
+    model = pull(REPOSITORY, seen.append)
+    assert (model.name, model.repository, model.commit) == (NAME, REPOSITORY, server.commit)
+    assert model.licence == "mit"
+    store.verify(model)
+    engine = Engine.load(model.path)
+    answer = Session(engine).generate([1, 2, 3], GenerateOptions(max_tokens=4)).answer()
+    assert len(answer.tokens) == 4
+    fetched = {name for name, _, _ in server.requests if name in server.files}
+    assert fetched == {"config.json", WEIGHTS, "tokenizer.json", "tokenizer_config.json"}
+    last = [progress for progress in seen if progress.phase == "download"][-1]
+    assert last.done == last.total == sum(len(server.files[name]) for name in fetched)
+    assert {key for name, _, key in server.requests if name in server.files} == {"Bearer hf_secret"}
+    assert cleanup.unfinished_pulls() == []
+
+
+def test_it_lies_in_the_hubs_cache_as_the_library_has_it(server: Hub, home: Path) -> None:
+    from huggingface_hub import scan_cache_dir, snapshot_download, try_to_load_from_cache
+
+    model = pull(REPOSITORY)
+    assert (model.path / WEIGHTS).is_symlink()
+    info = scan_cache_dir(home / "hub")
+    assert not info.warnings
+    assert [repository.repo_id for repository in info.repos] == [REPOSITORY]
+    found = try_to_load_from_cache(REPOSITORY, WEIGHTS, cache_dir=home / "hub")
+    assert Path(str(found)).read_bytes() == server.files[WEIGHTS]
+    folder = snapshot_download(REPOSITORY, cache_dir=home / "hub", local_files_only=True)
+    assert Path(folder).name == server.commit
+
+
+def test_what_the_library_fetched_is_used_as_it_is(server: Hub, home: Path) -> None:
+    from huggingface_hub import snapshot_download
+
+    del server.files["a/b"]
+    snapshot_download(REPOSITORY, cache_dir=home / "hub")
+    server.requests.clear()
+    blobs = everything(home / "hub")
+    model = pull(REPOSITORY)
+    assert {name for name, _, _ in server.requests if name in server.files} == set()
+    assert everything(home / "hub") == blobs
+    assert (model.path / WEIGHTS).resolve().is_relative_to(home / "hub")
+    store.verify(model)
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [Fault(cut=1000), Fault(cut=50_000)],
+        [Fault(status=500), Fault(status=503)],
+        [Fault(status=429, headers={"Retry-After": "0"})],
+        [Fault(cut=20_000), Fault(no_range=True)],
+        [Fault(pause=0.001)],
+        [Fault(short=10)],
+    ],
+    ids=["cut", "500", "429", "no range", "trickle", "short"],
+)
+def test_what_passes_is_survived(server: Hub, faults: list[Fault]) -> None:
+    server.faults[WEIGHTS].extend(faults)
+    store.verify(pull(REPOSITORY))
+    assert not server.faults[WEIGHTS]
+
+
+def test_a_busy_listing_is_asked_again(server: Hub) -> None:
+    server.faults["api"].extend([Fault(status=500), Fault(status=429)])
+    assert pull(REPOSITORY)
+    assert len(server.asked("api")) == 3
+
+
+@pytest.mark.parametrize(
+    ("where", "fault", "kind", "words"),
+    [
+        (WEIGHTS, Fault(cut=0), FetchError, "does not answer"),
+        (WEIGHTS, Fault(short=10), FetchError, "ended after"),
+        (WEIGHTS, Fault(longer=10), FetchError, "longer than the .* bytes that the hub lists"),
+        (WEIGHTS, Fault(flip=True), FetchError, "arrived altered: expected hash"),
+        ("tokenizer.json", Fault(flip=True), FetchError, "arrived altered: expected hash"),
+        (WEIGHTS, Fault(status=401), FetchError, "refuses .*HF_TOKEN"),
+        (WEIGHTS, Fault(status=404), FetchError, "no longer what it listed"),
+        (WEIGHTS, Fault(status=429), FetchError, "too many requests .*429"),
+        (WEIGHTS, Fault(status=500), FetchError, "fails .*500"),
+        (WEIGHTS, Fault(status=403, headers={"X-Error-Code": "GatedRepo"}), FetchError, "accept"),
+        ("api", Fault(status=401), FetchError, "refuses"),
+        ("api", Fault(status=500), FetchError, "fails"),
+        ("api", Fault(status=404, headers={"X-Error-Code": "RepoNotFound"}), UnknownModel, "spell"),
+    ],
+)
+def test_what_stays_is_said_and_can_be_resumed(
+    server: Hub, home: Path, where: str, fault: Fault, kind: type[AkunuError], words: str
+) -> None:
+    server.faults[where].extend([Fault(cut=30_000)] * (where == WEIGHTS) + [fault] * 6)
+    with pytest.raises(kind, match=words) as caught:
+        pull(REPOSITORY)
+    assert "\n" not in str(caught.value)
+    assert "hf_secret" not in str(caught.value)
+    assert store.list_models() == []
+    server.faults.clear()
+    store.verify(pull(REPOSITORY))
+    assert partials(home) == []
+
+
+def test_a_cut_pull_goes_on_where_it_ended(server: Hub, home: Path) -> None:
+    server.faults[WEIGHTS].extend([Fault(cut=30_000), *[Fault(status=500)] * 5])
+    with pytest.raises(FetchError):
+        pull(REPOSITORY)
+    (partial,) = partials(home)
+    assert partial.stat().st_size == 30_000
+    (unfinished,) = cleanup.unfinished_pulls()
+    assert unfinished.name == NAME
+    assert 30_000 < unfinished.done < unfinished.total
+    server.requests.clear()
+    server.faults.clear()
+    assert pull(REPOSITORY)
+    assert server.asked(WEIGHTS) == ["bytes=30000-"]
+    assert server.asked("config.json") == []
+
+
+def test_large_files_may_lie_elsewhere_and_the_token_stays_here(server: Hub) -> None:
+    server.elsewhere = server.url.replace("127.0.0.1", "localhost")
+    server.faults[WEIGHTS].extend([Fault(), Fault(cut=30_000)])
+    store.verify(pull(REPOSITORY))
+    asked = [(wanted, key) for name, wanted, key in server.requests if name == WEIGHTS]
+    assert asked == [
+        ("", "Bearer hf_secret"),
+        ("", ""),
+        ("bytes=30000-", "Bearer hf_secret"),
+        ("bytes=30000-", ""),
+    ]
+
+
+def test_a_damaged_rest_is_found_and_thrown_away(server: Hub, home: Path) -> None:
+    server.faults[WEIGHTS].extend([Fault(cut=30_000), *[Fault(status=500)] * 5])
+    with pytest.raises(FetchError):
+        pull(REPOSITORY)
+    (partial,) = partials(home)
+    partial.write_bytes(b"y" * 30_000)
+    server.faults.clear()
+    with pytest.raises(FetchError, match="altered"):
+        pull(REPOSITORY)
+    store.verify(pull(REPOSITORY))
+
+
+def test_cancelling_keeps_what_came(server: Hub, home: Path) -> None:
+    server.faults[WEIGHTS].append(Fault(pause=0.002))
+    seen: list[Progress] = []
+
+    def cancelled() -> bool:
+        return any(p.phase == "download" and p.share > 0.5 for p in seen)
+
+    thread_error: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            pull(REPOSITORY, seen.append, cancelled)
+        except Cancelled as error:
+            thread_error.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(60)
+    assert [error.exit_code for error in thread_error if isinstance(error, Cancelled)] == [130]
+    assert len(partials(home)) == 1
+    assert store.list_models() == []
+    assert pull(REPOSITORY)
+
+
+def test_no_pickle_no_code_no_names_that_leave(server: Hub, home: Path) -> None:
+    original = dict(server.files)
+    del server.files[WEIGHTS]
+    server.files["pytorch_model.bin"] = b"pickle"
+    with pytest.raises(UnsupportedModel, match="pickle only"):
+        pull(REPOSITORY)
+    server.files = dict(original)
+    for name in ("../../evil.json", "/etc/x.json", "a/../../b", "..\\x"):
+        server.listed = [name]
+        with pytest.raises(FetchError, match="outside its folder"):
+            pull(REPOSITORY)
+    server.listed = []
+    config = json.loads(original["config.json"]) | {"model_file": "evil.py"}
+    server.files["config.json"] = json.dumps(config).encode()
+    with pytest.raises(UnsupportedModel, match="code of its own"):
+        pull(REPOSITORY)
+    assert server.asked(WEIGHTS) == []  # it was refused before the weights were fetched
+    config = json.loads(original["config.json"]) | {"model_type": "no_such"}
+    server.files["config.json"] = json.dumps(config).encode()
+    server.commit = "1" * 40
+    with pytest.raises(UnsupportedModel, match="no_such"):
+        pull(REPOSITORY)
+    assert server.asked(WEIGHTS) == []
+
+
+def test_pointers_to_code_are_left_out_of_our_copy(server: Hub) -> None:
+    config = json.loads(server.files["config.json"]) | {"auto_map": {"AutoModel": "x.Evil"}}
+    server.files["config.json"] = json.dumps(config).encode()
+    model = pull(REPOSITORY)
+    assert "auto_map" not in json.loads((model.path / "config.json").read_text())
+    assert not (model.path / "modeling_tiny.py").exists()
+    store.verify(model)
+
+
+@pytest.mark.parametrize("harm", ["sha", "digest", "size"])
+def test_a_listing_that_is_malformed_is_refused(server: Hub, harm: str) -> None:
+    listing = server.listing()
+    if harm == "sha":
+        server.changes = {"sha": "../../x"}
+    else:
+        weights = next(s for s in listing["siblings"] if s["rfilename"] == WEIGHTS)
+        weights["lfs"] |= {"sha256": "../../../x"} if harm == "digest" else {"size": -5}
+        server.changes = {"siblings": listing["siblings"]}
+    with pytest.raises(FetchError, match="HF_ENDPOINT"):
+        pull(REPOSITORY)
+
+
+def test_names_of_repositories() -> None:
+    assert hub.parse("a/b") == ("a/b", None)
+    assert hub.parse("a-b.c/d_e@refs/pr/1") == ("a-b.c/d_e", "refs/pr/1")
+    for bad in ("a", "/a/b", "a/b/c", "../b", "a/..", "a/b@../x", "a/b@", "a//b", "a/b\n", "a/--"):
+        assert hub.parse(bad) is None, bad
+
+
+def test_revisions(server: Hub) -> None:
+    with pytest.raises(UnknownModel, match="no revision 'v9'"):
+        pull(f"{REPOSITORY}@v9")
+    first = pull(f"{REPOSITORY}@{server.commit}")
+    server.requests.clear()
+    assert pull(REPOSITORY) == first
+    assert pull(f"{REPOSITORY}@{server.commit}") == first
+    assert server.requests == []
+    server.commit = "2" * 40
+    assert pull(f"{REPOSITORY}@main").commit == "2" * 40
+    assert is_here(REPOSITORY)
+    assert not is_here(f"{REPOSITORY}@{first.commit}")
+
+
+def test_a_name_of_ones_own_and_one_that_is_taken(server: Hub, home: Path) -> None:
+    model = pull(REPOSITORY, name="mine")
+    assert store.resolve("mine") == store.resolve(REPOSITORY) == model
+    with pytest.raises(UnknownModel, match="akunu models pull some/other"):
+        store.resolve("some/other")
+    other = json.loads((model.path / "akunu.json").read_text()) | {"repository": "x/y"}
+    (model.path / "akunu.json").write_text(json.dumps(other))
+    with pytest.raises(UsageError, match="another model called 'mine'"):
+        pull(REPOSITORY, name="mine")
+
+
+def test_offline_uses_the_cache_alone(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    pull(REPOSITORY)
+    store.remove(NAME)
+    server.requests.clear()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    store.verify(pull(REPOSITORY))
+    with pytest.raises(FetchError, match="HF_HUB_OFFLINE forbids"):
+        pull("someone/else")
+    assert server.requests == []
+
+
+def test_nobody_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(FetchError, match=r"127\.0\.0\.1:9 does not answer.*network") as caught:
+        pull(REPOSITORY)
+    assert "\n" not in str(caught.value)
+
+
+def test_too_little_space(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage("/")._replace(free=70_000_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(hub_files, "_RESERVE", 70_000_000)
+    with pytest.raises(StoreError, match="HF_HOME"):
+        pull(REPOSITORY)
+
+
+def test_files_that_vanish_from_the_cache(server: Hub, home: Path) -> None:
+    model = pull(REPOSITORY)
+    shutil.rmtree(home / "hub")
+    with pytest.raises(DamagedModel, match=f"missing.*akunu models pull {REPOSITORY}"):
+        store.check(store.get(NAME))
+    assert [garbage.name for garbage in cleanup.find_garbage()] == [NAME]
+    store.verify(pull(REPOSITORY))
+    assert store.get(NAME).path == model.path
+
+
+def test_rm_leaves_the_hubs_files_unless_told(server: Hub, home: Path) -> None:
+    model = pull(REPOSITORY)
+    size = hub_cache.linked_bytes(model.path)
+    assert size > len(server.files[WEIGHTS])
+    store.remove(NAME)
+    assert WEIGHTS in everything(home / "hub")
+    pull(REPOSITORY)
+    assert hub_cache.delete(REPOSITORY, model.commit) >= size
+    assert WEIGHTS not in everything(home / "hub")
+    assert paths.models_dir().exists()
