@@ -1,0 +1,140 @@
+"""`akunu chats`: what was said, listed, searched, exported, imported and erased."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+
+from akunu_py import paths
+from akunu_py.commands.warn import tell_warnings
+from akunu_py.errors import ArchiveError, UsageError
+from akunu_py.tui.archive import Archive, Found
+from akunu_py.tui.archive_search import Hit
+from akunu_py.tui.exchange import as_json, read_json
+from akunu_py.tui.export import FORMATS, SUFFIXES, ExportFormat, render, write_new
+from akunu_py.tui.text import displayable
+from akunu_py.tui.tree import ConversationInfo
+
+_ID_DIGITS = 8  # enough to tell conversations apart
+
+
+def run(args: argparse.Namespace) -> int:
+    actions = {
+        "list": list_chats,
+        "search": search,
+        "export": export,
+        "import": import_chats,
+        "rm": remove,
+    }
+    archive = Archive.open(paths.conversations_file())
+    try:
+        tell_warnings(archive.warnings)
+        actions[args.action](archive, args)
+    finally:
+        archive.close()
+    return 0
+
+
+def list_chats(archive: Archive, args: argparse.Namespace) -> None:
+    _print([Found(info, Hit()) for info in archive.list()], args.format)
+
+
+def search(archive: Archive, args: argparse.Namespace) -> None:
+    words = " ".join(f'"{word}"' if " " in word else word for word in args.words)
+    _print(archive.search(words), args.format)
+
+
+def export(archive: Archive, args: argparse.Namespace) -> None:
+    if bool(args.id) == args.all:
+        raise UsageError("expected an ID or --all; `akunu chats list` shows the ids")
+    form = _format(args.format, args.output, "json" if args.all else "markdown")
+    if not args.all:
+        text = render(archive.load(archive.resolve(args.id).id), form)
+    elif form == "json":
+        text = as_json(archive.load(info.id) for info in archive.list())
+    else:
+        raise UsageError(f"--all exports JSON, found {form}; name one ID for that format")
+    if args.output is None:
+        print(text, end="")
+    else:
+        print(f"exported to {write_new(args.output, text)}", file=sys.stderr)
+
+
+def import_chats(archive: Archive, args: argparse.Namespace) -> None:
+    trees = read_json(_read(args.file), args.file)
+    for tree in trees:
+        new = archive.save_tree(tree)
+        title = _line(tree.title)
+        print(f"{tree.conversation[:_ID_DIGITS]}  {new} of {len(tree)} messages are new  {title}")
+    print(f"{len(trees)} conversations imported", file=sys.stderr)
+
+
+def remove(archive: Archive, args: argparse.Namespace) -> None:
+    infos = [archive.resolve(name) for name in dict.fromkeys(args.id)]
+    for info in infos:
+        title = _line(info.title)
+        if not args.yes:
+            if not sys.stdin.isatty():
+                raise UsageError("erasing needs a yes: akunu chats rm ID --yes")
+            if input(f"Erase {title!r} for good? [y/N] ").strip().lower() not in ("y", "yes"):
+                print("kept")
+                continue
+        archive.erase(info.id)
+        print(f"erased {info.id[:_ID_DIGITS]}  {title}")
+
+
+def _format(
+    wanted: ExportFormat | None, output: Path | None, default: ExportFormat
+) -> ExportFormat:
+    """What was asked for, what the name of the file says, or the default."""
+    if wanted is not None or output is None:
+        return wanted or default
+    suffix = output.suffix.lower()
+    return next((form for form in FORMATS if SUFFIXES[form] == suffix), default)
+
+
+def _read(file: str) -> str:
+    """Raises ArchiveError where the file cannot be read, or is no text."""
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        return data.decode("utf-8")
+    except OSError as error:
+        raise ArchiveError(f"cannot read {file}: {error.strerror}; name another file") from error
+    except UnicodeDecodeError as error:
+        raise ArchiveError(
+            f"cannot import {file}: expected UTF-8; `akunu chats export --all` makes such files"
+        ) from error
+
+
+def _print(found: Sequence[Found], form: str) -> None:
+    if form == "json":
+        content = [_values(each) for each in found]
+        print(json.dumps(content, indent=2, ensure_ascii=False))
+        return
+    if not found:
+        print(f"nothing found in {paths.conversations_file()}", file=sys.stderr)
+        return
+    models = [_line(each.info.model) for each in found]
+    width = max(len("MODEL"), *map(len, models))
+    print(f"{'ID':<{_ID_DIGITS}}  {'LAST USED':<16}  MESSAGES  {'MODEL':<{width}}  TITLE")
+    for each, model in zip(found, models, strict=True):
+        info = each.info
+        used = datetime.fromtimestamp(info.updated).strftime("%Y-%m-%d %H:%M")
+        head = f"{info.id[:_ID_DIGITS]:<{_ID_DIGITS}}  {used}  {info.messages:>8}"
+        print(f"{head}  {model:<{width}}  {_line(info.title)}")
+        if each.hit.snippet:
+            print(f"{'':<{_ID_DIGITS}}  {_line(each.hit.snippet)}")
+
+
+def _values(found: Found) -> dict[str, object]:
+    info: ConversationInfo = found.info
+    return asdict(info) | {"found": found.hit.snippet} if found.hit.snippet else asdict(info)
+
+
+def _line(text: str) -> str:
+    return " ".join(displayable(text).split())

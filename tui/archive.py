@@ -1,0 +1,295 @@
+"""The archive: every message of every conversation, in one SQLite database.
+
+The only module that changes or reads the tables. Calls are short but may wait for the disk or for
+another program: the chat makes them in a thread of their own (`keeper`), commands make them
+directly. An archive belongs to the thread that opened it. Whatever is wrong with the database is
+an ArchiveError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from akunu_py.errors import ArchiveError
+from akunu_py.tui.archive_file import ArchiveFile
+from akunu_py.tui.archive_rows import (
+    INFO_COLUMNS,
+    MESSAGE_COLUMNS,
+    info_of,
+    messages_of,
+    storable,
+    values_of,
+)
+from akunu_py.tui.archive_schema import searchable
+from akunu_py.tui.archive_search import Hit, find, terms_of
+from akunu_py.tui.tree import ChatMessage, ConversationInfo, Tree, title_of, tree_of
+
+UNDO_S = 24 * 3600.0  # how long a deleted conversation can be brought back
+_TITLE_LENGTH = 200
+
+_SAVE_CONVERSATION = """
+INSERT INTO conversations (id, title, created, updated, model)
+VALUES (:id, :title, :now, :now, :model)
+ON CONFLICT (id) DO UPDATE SET
+    updated = max(updated, :now),
+    title = CASE title WHEN '' THEN :title ELSE title END,
+    model = CASE :model WHEN '' THEN model ELSE :model END,
+    deleted = CASE :role WHEN 'user' THEN NULL ELSE deleted END
+"""
+_SAVE_MESSAGE = f"""
+INSERT INTO messages ({MESSAGE_COLUMNS}, conversation, chosen)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10,
+    (SELECT coalesce(max(chosen), 0) + 1 FROM messages WHERE conversation = ?10))
+ON CONFLICT (conversation, id) DO UPDATE SET text = ?4, thinking = ?5, model = ?7, stats = ?8,
+    finish_reason = ?9
+"""
+_CHOOSE = """
+UPDATE messages SET chosen = (SELECT max(chosen) + 1 FROM messages WHERE conversation = ?1)
+WHERE conversation = ?1 AND id = ?2
+"""
+# The ids of a message and of all that it follows, or of all that follow it.
+_BRANCH = """
+WITH RECURSIVE branch (id) AS (
+    SELECT id FROM messages WHERE conversation = ?1 AND id = ?2
+    UNION
+    SELECT m.{next} FROM messages m JOIN branch ON m.{previous} = branch.id
+    WHERE m.conversation = ?1 AND m.{next} NOTNULL
+)
+SELECT id FROM branch
+"""
+_UP = _BRANCH.format(next="parent", previous="id")
+_DOWN = _BRANCH.format(next="id", previous="parent")
+_PROMPTS = """
+SELECT text FROM messages m JOIN conversations c ON c.number = m.conversation
+WHERE role = 'user' AND deleted IS NULL GROUP BY text ORDER BY max(m.created) DESC LIMIT ?
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A conversation that was searched for, and where the words are."""
+
+    info: ConversationInfo
+    hit: Hit
+
+
+class Archive:
+    """All conversations. `warnings`: what had to be set aside when it was opened."""
+
+    def __init__(self, file: ArchiveFile) -> None:
+        self._file = file
+        self._database = file.database
+        self.warnings = file.warnings
+
+    @classmethod
+    def open(cls, path: Path) -> Archive:
+        """Opens the database at `path`, which is made where it is missing, brought up to date where
+        it is older and set aside where it is damaged. Raises ArchiveError.
+
+        Erases what was deleted more than UNDO_S ago.
+        """
+        archive = cls(ArchiveFile(path))
+        with contextlib.suppress(ArchiveError):  # a full disk, another writer: some other time
+            archive.erase_deleted(time.time() - UNDO_S)
+        return archive
+
+    def close(self) -> None:
+        self._file.close()
+
+    # What is said
+
+    def save(self, conversation: str, message: ChatMessage, title: str = "") -> None:
+        """Keeps a message, or its new state: whom it follows and who said it stay as they are.
+
+        A conversation begins with its first message; its title is `title`, or its first prompt.
+        Who goes on in one that was deleted meanwhile brings it back with the next prompt.
+        """
+        with self._file.transaction():
+            self._save(conversation, message, title, time.time())
+
+    def save_tree(self, tree: Tree) -> int:
+        """Keeps a whole conversation, its branches and which of them are active; gives how many of
+        its messages are new here. Messages that are here already stay as they are."""
+        with self._file.transaction() as database:
+            here = {message.id for message in self._messages(tree.conversation)}
+            new = [message for message in tree.messages if message.id not in here]
+            for message in new:
+                self._save(tree.conversation, message, tree.title, message.created)
+            back = "UPDATE conversations SET deleted = NULL WHERE id = ?"
+            database.execute(back, (tree.conversation,))
+            if new:
+                self._choose(tree.conversation, tree.chosen())
+        return len(new)
+
+    def choose(self, conversation: str, message: str) -> None:
+        """Remembers the branch that leads to `message` as the active one, if it is here."""
+        with self._file.transaction() as database:
+            branch = database.execute(_UP, (self._find(conversation), message))
+            self._choose(conversation, [row[0] for row in branch.fetchall()])
+
+    def remove(self, conversation: str, message: str) -> None:
+        """Erases a message, if it is here, and all that follow it."""
+        with self._file.transaction() as database:
+            branch = self._find(conversation), message
+            number = f"SELECT number FROM messages WHERE conversation = ?1 AND id IN ({_DOWN})"
+            numbers = database.execute(number, branch).fetchall()
+            database.executemany("DELETE FROM message_index WHERE rowid = ?", numbers)
+            database.executemany("DELETE FROM messages WHERE number = ?", numbers)
+
+    # What is kept
+
+    def list(self) -> Sequence[ConversationInfo]:
+        """All conversations, the latest first."""
+        with self._file.errors():
+            return [*self._infos().values()]
+
+    def search(self, words: str) -> Sequence[Found]:
+        """The conversations in which all of `words` are, the latest first; all for no words."""
+        with self._file.errors():
+            infos = self._infos()
+            if not words.strip():
+                return [Found(info, Hit()) for info in infos.values()]
+            hits = find(self._database, terms_of(words))
+            return [Found(infos[number], hits[number]) for number in infos if number in hits]
+
+    def load(self, conversation: str) -> Tree:
+        """A whole conversation. Raises ArchiveError where it is not here."""
+        with self._file.errors():
+            query = "SELECT title FROM conversations WHERE id = ? AND deleted IS NULL"
+            row = self._database.execute(query, (conversation,)).fetchone()
+            if row is None:
+                raise _unknown(conversation)
+            in_order = "SELECT id FROM messages WHERE conversation = ? ORDER BY chosen"
+            chosen = self._database.execute(in_order, (self._number(conversation),))
+            messages = self._messages(conversation)
+            return tree_of(conversation, row[0], messages, (row[0] for row in chosen))
+
+    def resolve(self, name: str) -> ConversationInfo:
+        """The conversation whose id begins with `name`. Raises ArchiveError unless it is one."""
+        found = [info for info in self.list() if info.id.startswith(name)] if name else []
+        if len(found) > 1:
+            raise ArchiveError(
+                f"{len(found)} conversations have an id that begins with {name!r}; give more of it"
+            )
+        if not found:
+            raise _unknown(name)
+        return found[0]
+
+    def recent_prompts(self, limit: int) -> Sequence[str]:
+        """What the person said last, over all conversations, oldest first, no text twice."""
+        with self._file.errors():
+            return [row[0] for row in self._database.execute(_PROMPTS, (limit,))][::-1]
+
+    # What is done with conversations
+
+    def rename(self, conversation: str, title: str) -> None:
+        """Gives a conversation another title; an empty one changes nothing."""
+        if not (title := title_of(storable(title), _TITLE_LENGTH)):
+            return
+        with self._file.transaction() as database:
+            number = self._number(conversation)
+            database.execute("UPDATE conversations SET title = ? WHERE number = ?", (title, number))
+            self._index("title_index", number, title)
+
+    def delete(self, conversation: str) -> None:
+        """Deletes a conversation; `undo_delete` brings it back, for UNDO_S."""
+        with self._file.transaction() as database:
+            gone = (time.time(), self._number(conversation))
+            database.execute("UPDATE conversations SET deleted = ? WHERE number = ?", gone)
+
+    def undo_delete(self) -> ConversationInfo | None:
+        """Brings back the conversation that was deleted last; None where there is nothing."""
+        with self._file.transaction() as database:
+            query = """SELECT number FROM conversations WHERE deleted NOTNULL
+                ORDER BY deleted DESC LIMIT 1"""
+            row = database.execute(query).fetchone()
+            if row is None:
+                return None
+            database.execute("UPDATE conversations SET deleted = NULL WHERE number = ?", row)
+            return self._infos()[row[0]]
+
+    def erase(self, conversation: str) -> None:
+        """Erases a conversation for good."""
+        with self._file.errors():
+            self._erase([self._number(conversation)])
+
+    def erase_deleted(self, before: float) -> int:
+        """Erases the conversations that were deleted before that time, for good; gives how many."""
+        query = "SELECT number FROM conversations WHERE deleted <= ?"
+        with self._file.errors():
+            numbers = [row[0] for row in self._database.execute(query, (before,))]
+        if numbers:
+            self._erase(numbers)
+        return len(numbers)
+
+    # In between
+
+    def _erase(self, conversations: Sequence[int]) -> None:
+        doomed = [(number,) for number in conversations]
+        messages = "SELECT number FROM messages WHERE conversation = ?"
+        with self._file.transaction() as database:
+            database.executemany(f"DELETE FROM message_index WHERE rowid IN ({messages})", doomed)
+            database.executemany("DELETE FROM title_index WHERE rowid = ?", doomed)
+            database.executemany("DELETE FROM conversations WHERE number = ?", doomed)
+            # An index keeps the words of rows that are gone until its parts are merged.
+            for index in ("message_index", "title_index"):
+                database.execute(f"INSERT INTO {index} ({index}) VALUES ('optimize')")
+        with self._file.errors():
+            database.execute("PRAGMA wal_checkpoint (TRUNCATE)")
+
+    def _save(self, conversation: str, message: ChatMessage, title: str, now: float) -> None:
+        if title:
+            title = title_of(storable(title), _TITLE_LENGTH)
+        elif message.role == "user":
+            title = title_of(storable(message.text))
+        named = {"id": conversation, "title": title, "now": now, "model": message.model}
+        self._database.execute(_SAVE_CONVERSATION, named | {"role": message.role})
+        number = self._number(conversation)
+        self._database.execute(_SAVE_MESSAGE, (*values_of(message), number))
+        query = "SELECT number, text FROM messages WHERE conversation = ? AND id = ?"
+        row = self._database.execute(query, (number, message.id)).fetchone()
+        self._index("message_index", *row)
+        if title:
+            query = "SELECT number, title FROM conversations WHERE number = ?"
+            self._index("title_index", *self._database.execute(query, (number,)).fetchone())
+
+    def _index(self, index: str, number: int, text: str) -> None:
+        """Puts the words of `text` in the place of those that were there."""
+        self._database.execute(f"DELETE FROM {index} WHERE rowid = ?", (number,))
+        insert = f"INSERT INTO {index} (rowid, words) VALUES (?, ?)"
+        self._database.execute(insert, (number, searchable(text)))
+
+    def _choose(self, conversation: str, messages: Iterable[str]) -> None:
+        number = self._find(conversation)
+        self._database.executemany(_CHOOSE, [(number, message) for message in messages])
+
+    def _infos(self) -> dict[int, ConversationInfo]:
+        query = f"""SELECT {INFO_COLUMNS} FROM conversations c WHERE deleted IS NULL
+            ORDER BY updated DESC, number DESC"""
+        return dict(info_of(row) for row in self._database.execute(query))
+
+    def _messages(self, conversation: str) -> Sequence[ChatMessage]:
+        query = f"""SELECT {MESSAGE_COLUMNS} FROM messages WHERE conversation =
+            (SELECT number FROM conversations WHERE id = ?) ORDER BY number"""
+        return [*messages_of(self._database.execute(query, (conversation,)))]
+
+    def _find(self, conversation: str) -> int | None:
+        query = "SELECT number FROM conversations WHERE id = ?"
+        row: tuple[int] | None = self._database.execute(query, (conversation,)).fetchone()
+        return row[0] if row else None
+
+    def _number(self, conversation: str) -> int:
+        number = self._find(conversation)
+        if number is None:
+            raise _unknown(conversation)
+        return number
+
+
+def _unknown(name: str) -> ArchiveError:
+    return ArchiveError(
+        f"no conversation has an id that begins with {name!r}; `akunu chats list` shows them"
+    )

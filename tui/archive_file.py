@@ -1,0 +1,205 @@
+"""The file of the conversations' database: opening it, and what is wrong with it in one line.
+
+Owns the lock file beside the database: everybody who has it open shares the lock, and only who has
+it alone sets a damaged database aside. Refuses databases of newer programs and of other ones, and
+never overwrites a file that it cannot read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from akunu_py.errors import ArchiveError
+from akunu_py.tui.archive_schema import VERSION, is_foreign, migrate, version_of
+
+_PATIENCE_S = 5.0  # for another program that is writing
+_PARTS = ("", "-wal", "-shm")  # SQLite's files, as endings of the name
+
+_HINTS = {
+    sqlite3.SQLITE_BUSY: "another program is writing to it; close that one, then try again",
+    sqlite3.SQLITE_LOCKED: "another program is writing to it; close that one, then try again",
+    sqlite3.SQLITE_FULL: "free some space, or set XDG_DATA_HOME to a folder on another disk",
+    sqlite3.SQLITE_READONLY: "give yourself write access, or set XDG_DATA_HOME to your own folder",
+    sqlite3.SQLITE_CANTOPEN: "give yourself access, or set XDG_DATA_HOME to your own folder",
+    sqlite3.SQLITE_PERM: "give yourself write access, or set XDG_DATA_HOME to your own folder",
+    sqlite3.SQLITE_CORRUPT: "it is damaged; start akunu again, which sets it aside",
+    sqlite3.SQLITE_NOTADB: "it is damaged; start akunu again, which sets it aside",
+}
+_OTHER_HINT = "see `akunu info` for where it is; XDG_DATA_HOME moves it"
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+class ArchiveFile:
+    """An open database of conversations. `warnings`: what had to be set aside, one line each."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens the database at `path`, a new one where there is none; readable by its owner only.
+
+        Raises ArchiveError where it cannot be opened, or must not be.
+        """
+        self.path = path
+        self.warnings: list[str] = []
+        try:
+            self._lock = _lock_beside(path)
+        except OSError as error:
+            raise ArchiveError(
+                f"conversations cannot be kept in {path}: {error.strerror}; "
+                f"{_HINTS[sqlite3.SQLITE_CANTOPEN]}"
+            ) from error
+        try:
+            self.database = self._open()
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def close(self) -> None:
+        """Closes it; the last one who does leaves a single file."""
+        try:
+            with self.errors():
+                self.database.close()
+        finally:
+            os.close(self._lock)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Changes that are kept all together or not at all. Raises ArchiveError."""
+        with self.errors(), _transaction(self.database):
+            yield self.database
+
+    @contextlib.contextmanager
+    def errors(self) -> Iterator[None]:
+        """Turns what SQLite says into an ArchiveError of one line."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise ArchiveError(
+                f"conversations in {self.path}: {error}; {_HINTS.get(_code(error), _OTHER_HINT)}"
+            ) from error
+
+    def _open(self) -> sqlite3.Connection:
+        with self.errors():
+            try:
+                return self._connect()
+            except sqlite3.DatabaseError as error:
+                if _code(error) not in _DAMAGED:
+                    raise
+                self._set_aside(error)
+                return self._connect()
+
+    def _connect(self) -> sqlite3.Connection:
+        database = sqlite3.connect(self.path, timeout=_PATIENCE_S, isolation_level=None)
+        try:
+            self._prepare(database)
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    def _prepare(self, database: sqlite3.Connection) -> None:
+        """Checks the database, brings it up to date and sets how it is written."""
+        version = version_of(database)
+        if is_foreign(database):
+            raise ArchiveError(
+                f"expected akunu's conversations in {self.path}, found a database of another "
+                "program; move it away, then try again"
+            )
+        if version > VERSION:
+            raise ArchiveError(
+                f"{self.path} was written by a newer akunu (its version is {version}, this one "
+                f"knows {VERSION}) and stays as it is; update akunu, or set XDG_DATA_HOME to your "
+                "own folder"
+            )
+        if version:
+            _check(database)
+        # With a log beside the database readers do not wait for a writer, and a message is safe
+        # from a killed program as soon as the system has it: no waiting for the disk.
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = NORMAL")
+        database.execute("PRAGMA foreign_keys = ON")
+        database.execute("PRAGMA secure_delete = ON")
+        if version < VERSION:
+            with _transaction(database):
+                migrate(database)  # looks at the version again: another program may have done it
+
+    def _set_aside(self, error: sqlite3.DatabaseError) -> None:
+        """Renames a damaged database and its log, unless another program has it open."""
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ArchiveError(
+                f"{self.path} is damaged ({error}) and another akunu has it open; close all of "
+                "them, then try again"
+            ) from error
+        aside = _unused(self.path)
+        try:
+            for part in _PARTS:
+                with contextlib.suppress(FileNotFoundError):
+                    Path(f"{self.path}{part}").rename(f"{aside}{part}")
+            _create(self.path)
+        except OSError as refusal:
+            raise ArchiveError(
+                f"{self.path} is damaged ({error}) and cannot be set aside: {refusal.strerror}; "
+                "move it away, then try again"
+            ) from refusal
+        fcntl.flock(self._lock, fcntl.LOCK_SH)
+        self.warnings.append(f"{self.path} is damaged ({error}) and was set aside as {aside.name}")
+
+
+def _lock_beside(path: Path) -> int:
+    """Makes what is missing of the folder and the file; returns the shared lock."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        _create(path)
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _create(path: Path) -> None:
+    # SQLite would make it with the mode that the user's mask leaves; its log takes over this one.
+    # One that exists is not opened: to close it would drop the locks that SQLite has on it.
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+
+
+def _check(database: sqlite3.Connection) -> None:
+    """Raises sqlite3.DatabaseError where a page of the file is damaged."""
+    (found,) = database.execute("PRAGMA quick_check (1)").fetchone()
+    if found != "ok":
+        error = sqlite3.DatabaseError(" ".join(str(found).split()))
+        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        raise error
+
+
+@contextlib.contextmanager
+def _transaction(database: sqlite3.Connection) -> Iterator[None]:
+    # IMMEDIATE: waits for other writers now, and never finds out half-way that it cannot write.
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        database.execute("COMMIT")
+    except BaseException:
+        if database.in_transaction:
+            database.execute("ROLLBACK")
+        raise
+
+
+def _code(error: sqlite3.Error) -> int:
+    """SQLite's primary result code; the higher bits say more than we tell apart."""
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+
+
+def _unused(path: Path) -> Path:
+    """A name for a damaged file that nothing has yet."""
+    number = 1
+    while any(Path(f"{path}.damaged-{number}{part}").exists() for part in _PARTS):
+        number += 1
+    return Path(f"{path}.damaged-{number}")

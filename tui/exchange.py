@@ -1,0 +1,147 @@
+"""Conversations as JSON, to be kept elsewhere and read again: everything, all branches.
+
+    {"format": "akunu-conversations", "version": 1, "conversations": [
+        {"id", "title", "chosen": [ids], "messages": [
+            {"id", "parent", "role", "text", "thinking", "created", "model", "stats",
+             "finish_reason"}, ...]}, ...]}
+
+`parent` is the id of an earlier message, or null; times are seconds since 1970; `chosen` are the
+messages that are active where there are several. Refuses files that are not of this form, with the
+place where they are not.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any, get_args
+
+from akunu_py.errors import ArchiveError
+from akunu_py.tui.archive_rows import stats_of
+from akunu_py.tui.tree import ChatMessage, Role, Tree, tree_of
+from akunu_py.types import FinishReason
+
+FORMAT = "akunu-conversations"
+VERSION = 1
+
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_LAST_TIME = 253402300799.0  # the end of the year 9999
+_FOLLOWS: dict[str, tuple[str | None, ...]] = {
+    "system": (None,),
+    "user": (None, "system", "assistant"),
+    "assistant": ("user",),
+}
+
+
+class _Wrong(Exception):
+    """What was expected, and what was found."""
+
+
+def as_json(trees: Iterable[Tree]) -> str:
+    """Whole conversations as a text that `read_json` reads."""
+    conversations = [
+        {
+            "id": tree.conversation,
+            "title": tree.title,
+            "chosen": tree.chosen(),
+            "messages": [_message_values(message) for message in tree.messages],
+        }
+        for tree in trees
+    ]
+    content = {"format": FORMAT, "version": VERSION, "conversations": conversations}
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def read_json(text: str, name: str) -> list[Tree]:
+    """The conversations of a text that `as_json` made; `name` is where it comes from.
+
+    Raises ArchiveError where it is something else.
+    """
+    try:
+        content = json.loads(text)
+        _expect(isinstance(content, dict) and content.get("format") == FORMAT, f'"{FORMAT}"', "")
+        version = content.get("version")
+        _expect(version == VERSION, f"version {VERSION}", version)
+        _expect(isinstance(content.get("conversations"), list), "a list of conversations", "")
+        return [_read_conversation(each) for each in content["conversations"]]
+    except (ValueError, RecursionError) as error:
+        raise _not_ours(name, f"expected JSON: {error}") from error
+    except _Wrong as error:
+        raise _not_ours(name, str(error)) from error
+
+
+def _message_values(message: ChatMessage) -> dict[str, Any]:
+    return {
+        "id": message.id,
+        "parent": message.parent,
+        "role": message.role,
+        "text": message.text,
+        "thinking": message.thinking,
+        "created": message.created,
+        "model": message.model,
+        "stats": asdict(message.stats) if message.stats else None,
+        "finish_reason": message.finish_reason,
+    }
+
+
+def _read_conversation(values: Any) -> Tree:
+    _expect(isinstance(values, dict), "a conversation", values)
+    conversation = _read_id(values.get("id"))
+    title, chosen, kept = (values.get(key) for key in ("title", "chosen", "messages"))
+    _expect(isinstance(title, str), "a title", title)
+    _expect(isinstance(kept, list), "a list of messages", kept)
+    _expect(isinstance(chosen, list), "a list of ids", chosen)
+    roles: dict[str | None, str | None] = {None: None}
+    messages = []
+    for each in kept:
+        message = _read_message(each)
+        _expect(message.id not in roles, "an id of its own", message.id)
+        _expect(message.parent in roles, "an earlier message as parent", message.parent)
+        before = roles[message.parent]
+        follows = before in _FOLLOWS[message.role]
+        _expect(follows, f"a message that may follow {before or 'nothing'}", message.role)
+        roles[message.id] = message.role
+        messages.append(message)
+    return tree_of(conversation, title, messages, [_read_id(each) for each in chosen])
+
+
+def _read_message(values: Any) -> ChatMessage:
+    _expect(isinstance(values, dict), "a message", values)
+    role, created, finish = (values.get(key) for key in ("role", "created", "finish_reason"))
+    _expect(role in get_args(Role), "a role", role)
+    is_time = isinstance(created, int | float) and not isinstance(created, bool)
+    _expect(is_time and 0 <= created <= _LAST_TIME, "a time", created)
+    _expect(finish is None or finish in get_args(FinishReason), "a reason", finish)
+    texts = {name: values.get(name) for name in ("text", "thinking", "model")}
+    for name, text in texts.items():
+        _expect(isinstance(text, str), f"a text for {name}", text)
+    parent, stats = values.get("parent"), values.get("stats")
+    _expect(stats is None or isinstance(stats, dict), "statistics", stats)
+    return ChatMessage(
+        role=role,
+        parent=None if parent is None else _read_id(parent),
+        created=float(created),
+        finish_reason=finish,
+        stats=None if stats is None else stats_of(stats),
+        id=_read_id(values.get("id")),
+        **texts,
+    )
+
+
+def _read_id(value: Any) -> str:
+    _expect(isinstance(value, str) and _ID.fullmatch(value), "an id of letters and digits", value)
+    return str(value)
+
+
+def _expect(holds: object, expected: str, found: object) -> None:
+    if not holds:
+        shown = repr(found) if len(repr(found)) <= 60 else f"{repr(found)[:57]}..."
+        raise _Wrong(f"expected {expected}" + (f", found {shown}" if found != "" else ""))
+
+
+def _not_ours(name: str, problem: str) -> ArchiveError:
+    return ArchiveError(
+        f"cannot import {name}: {problem}; `akunu chats export --format json` makes such files"
+    )

@@ -1,0 +1,219 @@
+"""The keeper: the archive in a thread of its own, so that the chat never waits for the disk.
+
+What is said is handed over with `save`, which returns at once: a new message and the end of an
+answer are written now, an answer that grows once a second. What could not be written is kept and
+tried again until it can, and the chat is told so (`NotKept`, `Kept`). Everything else is asked for
+and awaited, and finds what was handed over before. Refuses to know the app: it is given a function
+to post messages with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from textual.message import Message as Note
+
+from akunu_py.errors import ArchiveError
+from akunu_py.tui.archive import Archive
+from akunu_py.tui.tree import ChatMessage
+from akunu_py.tui.worker import describe
+
+Result = TypeVar("Result")
+
+_INTERVAL_S = 1.0  # between two states of an answer that grows
+_RETRY_S = 5.0
+
+
+@dataclass
+class NotKept(Note):
+    """Conversations are not saved for now, for the reason `error`."""
+
+    error: str
+
+
+@dataclass
+class Kept(Note):
+    """Everything that was said is saved again."""
+
+
+@dataclass
+class ArchiveWarning(Note):
+    """Something was wrong with the database, and was dealt with."""
+
+    text: str
+
+
+class Keeper:
+    """Keeps conversations in the database at `path`. Call it from the app's thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._post: Callable[[Note], object] = lambda note: None
+        self._wake = threading.Condition()
+        # What is to be written, in this order: a message may be the parent of a later one.
+        self._unwritten: dict[tuple[str, ...], Callable[[Archive], object]] = {}
+        self._known: set[tuple[str, ...]] = set()  # was handed over before
+        self._due: float | None = None  # when to write; None where there is nothing to write
+        self._retry = 0.0  # nothing is written before that time, unless it is asked for
+        self._asked: deque[tuple[Future[Any], Callable[[Archive], Any]]] = deque()
+        self._closing = False
+        self._archive: Archive | None = None
+        self.error: str | None = None
+        # A daemon, because a disk may never answer.
+        self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
+
+    def start(self, post: Callable[[Note], object]) -> None:
+        """Begins; `post` is called from the thread."""
+        self._post = post
+        self._thread.start()
+
+    def save(self, conversation: str, message: ChatMessage, title: str = "") -> None:
+        """Keeps a message or its new state, soon. See `Archive.save`."""
+        key = "save", conversation, message.id
+        grows = key in self._known and message.finish_reason is None
+        self._known.add(key)
+        self._write_later(
+            key,
+            lambda archive: archive.save(conversation, message, title),
+            _INTERVAL_S if grows else 0.0,
+        )
+
+    def choose(self, conversation: str, message: str) -> None:
+        """Remembers the active branch, soon. See `Archive.choose`."""
+        key = "choose", conversation, message
+        self._write_later(key, lambda archive: archive.choose(conversation, message), last=True)
+
+    def remove(self, conversation: str, message: str) -> None:
+        """Erases a message and all that follow it, soon. See `Archive.remove`."""
+        key = "remove", conversation, message
+        self._write_later(key, lambda archive: archive.remove(conversation, message), last=True)
+
+    async def ask(self, function: Callable[[Archive], Result]) -> Result:
+        """What `function` gives, called in the thread after all that was handed over before:
+        `await keeper.ask(lambda archive: archive.search(words))`.
+
+        Raises ArchiveError. A question that is cancelled before its turn is never asked.
+        """
+        future: Future[Result] = Future()
+        with self._wake:
+            if self._closing:
+                raise ArchiveError("conversations are closed; start akunu again")
+            self._asked.append((future, function))
+            self._wake.notify()
+        return await asyncio.wrap_future(future)
+
+    def close(self, timeout: float) -> bool:
+        """Writes what is left. False where something is left that cannot be written (`error` says
+        why), or the thread is still busy after `timeout` seconds."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        return not self._thread.is_alive() and not self._unwritten
+
+    def _write_later(
+        self,
+        key: tuple[str, ...],
+        function: Callable[[Archive], object],
+        delay: float = 0.0,
+        *,
+        last: bool = False,
+    ) -> None:
+        """Puts a change in its place: that of an earlier one with the same key, unless `last`."""
+        with self._wake:
+            if last:
+                self._unwritten.pop(key, None)
+            self._unwritten[key] = function
+            due = time.monotonic() + delay
+            self._due = due if self._due is None else min(self._due, due)
+            self._wake.notify()
+
+    # In the thread
+
+    def _run(self) -> None:
+        self._write()  # opens the database, and tells at once where that is not possible
+        while self._wait():
+            # Taken before writing: what was handed over before it was asked is written then.
+            question = self._asked.popleft() if self._asked else None
+            self._write()
+            if question is not None:
+                self._answer(*question)
+        self._write()
+        self._close()
+
+    def _wait(self) -> bool:
+        """Until something is asked for or due; False where it is time to go."""
+        with self._wake:
+            while not (self._asked or self._closing):
+                patience = None
+                if self._due is not None:
+                    patience = max(self._due, self._retry) - time.monotonic()
+                    if patience <= 0:
+                        break
+                self._wake.wait(patience)
+            return bool(self._asked or not self._closing)
+
+    def _write(self) -> None:
+        """Writes what was handed over, in order, until something cannot be written."""
+        with self._wake:
+            self._due = None
+            changes = list(self._unwritten.items())
+        try:
+            if self._archive is None:
+                self._archive = Archive.open(self._path)
+                for warning in self._archive.warnings:
+                    self._tell(ArchiveWarning(warning))
+            for key, change in changes:
+                change(self._archive)
+                with self._wake:
+                    if self._unwritten[key] is change:
+                        del self._unwritten[key]
+        except Exception as error:  # noqa: BLE001 - a bug must not end the keeping in silence
+            self._refuse(describe(error))
+        else:
+            if self.error is not None:
+                self.error = None
+                self._tell(Kept())
+
+    def _refuse(self, error: str) -> None:
+        """Tells why nothing can be written, and tries again later with the database opened anew,
+        which finds out what is wrong with it."""
+        self._close()
+        self._retry = time.monotonic() + _RETRY_S
+        with self._wake:
+            if self._unwritten:
+                self._due = self._retry
+        if error != self.error:
+            self.error = error
+            self._tell(NotKept(error))
+
+    def _answer(self, future: Future[Any], function: Callable[[Archive], Any]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            if self._archive is None:
+                raise ArchiveError(self.error or "conversations are closed")
+            future.set_result(function(self._archive))
+        except Exception as error:  # noqa: BLE001 - whoever asked is told
+            future.set_exception(error)
+
+    def _close(self) -> None:
+        if self._archive is not None:
+            with contextlib.suppress(ArchiveError):
+                self._archive.close()
+            self._archive = None
+
+    def _tell(self, note: Note) -> None:
+        # The app may have gone, and its event loop with it.
+        with contextlib.suppress(RuntimeError):
+            self._post(note)

@@ -1,0 +1,151 @@
+"""A conversation as a picture: SVG with the whole active branch, in the colours of the chat.
+
+Drawn as on a wide terminal; the text in it can be selected. Holds no font and loads nothing from
+anywhere. Refuses what would be too long to look at.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import ClassVar
+
+from markdown_it import MarkdownIt
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markdown import CodeBlock, Heading, Markdown, MarkdownElement
+from rich.padding import Padding
+from rich.style import Style
+from rich.syntax import Syntax
+from rich.terminal_theme import SVG_EXPORT_THEME, TerminalTheme
+from rich.text import Text
+from rich.theme import Theme
+from textual.color import Color
+
+from akunu_py.errors import ArchiveError
+from akunu_py.tui.telling import ending_of, spoken, who
+from akunu_py.tui.text import displayable
+from akunu_py.tui.themes import DARK
+from akunu_py.tui.tree import ChatMessage, Tree, title_of
+
+WIDTH = 98  # columns
+MAX_LINES = 3000
+
+_INK, _PAPER = Color.parse(DARK.foreground or ""), Color.parse(DARK.background or "")
+_SURFACE, _PANEL = DARK.surface or "", DARK.panel or ""
+_MUTED = _PAPER.blend(_INK, 0.6).hex
+_ACCENT = DARK.primary
+_CODE_STYLE = "github-dark"
+_STYLES = Theme(
+    {
+        **{f"markdown.h{level}": Style(bold=True, color=_ACCENT) for level in range(1, 7)},
+        "markdown.code": Style(color=DARK.accent, bgcolor=_SURFACE),
+        "markdown.block_quote": Style(color=_MUTED),
+        "markdown.item.bullet": Style(color=_ACCENT),
+        "markdown.item.number": Style(color=_ACCENT),
+        "markdown.hr": Style(color=_MUTED),
+        "markdown.link": Style(color=_ACCENT),
+        "markdown.link_url": Style(color=_MUTED),
+        "markdown.table.border": Style(color=_MUTED),
+        "markdown.table.header": Style(bold=True),
+    }
+)
+# Rich's frame names a font on a server, which every viewer of the picture would ask for it.
+_FONT_FACE = re.compile(r"@font-face \{\{.*?\}\}", re.DOTALL)
+# Characters that XML has no place for, and that `displayable` leaves.
+_NOT_IN_XML = dict.fromkeys((0xFFFE, 0xFFFF), "\ufffd")
+
+
+class _Title(Heading):
+    """A heading of any level, at the left."""
+
+    LEVEL_ALIGN: ClassVar = dict.fromkeys((f"h{level}" for level in range(1, 7)), "left")
+
+
+class _Code(CodeBlock):
+    """A block of code on the background that it has in the chat."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Syntax(
+            str(self.text).rstrip(),
+            self.lexer_name,
+            theme=_CODE_STYLE,
+            background_color=_SURFACE,
+            word_wrap=True,
+            padding=(0, 1),
+        )
+
+
+class _Answer(Markdown):
+    """Markdown as the chat shows it: HTML is text."""
+
+    elements: ClassVar[dict[str, type[MarkdownElement]]] = {
+        **Markdown.elements,
+        "heading_open": _Title,
+        "fence": _Code,
+        "code_block": _Code,
+    }
+
+    def __init__(self, markup: str) -> None:
+        super().__init__("", hyperlinks=False)
+        self.parsed = MarkdownIt("gfm-like", {"html": False}).parse(markup)
+
+
+def as_svg(tree: Tree) -> str:
+    """The active branch as an SVG. Raises ArchiveError where it is longer than MAX_LINES."""
+    console = Console(
+        record=True,
+        width=WIDTH,
+        file=io.StringIO(),
+        force_terminal=True,
+        color_system="truecolor",
+        theme=_STYLES,
+        legacy_windows=False,
+        _environ={},
+    )
+    for message in spoken(tree):
+        console.print()
+        _print(console, message)
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().count("\n")
+    if lines > MAX_LINES:
+        raise ArchiveError(
+            f"expected a conversation of at most {MAX_LINES} lines for a picture, found {lines}; "
+            "export it as Markdown"
+        )
+    console.print()
+    title = title_of(_shown(tree.title))
+    return console.export_svg(title=title, theme=_colours(), code_format=_frame())
+
+
+def _print(console: Console, message: ChatMessage) -> None:
+    """One message: a prompt on a panel, an answer under the name of its model."""
+    if message.role != "assistant":
+        said = Text(_shown(message.text), style=Style(bgcolor=_PANEL))
+        console.print(Padding(said, (0, 1), style=f"on {_PANEL}", expand=True))
+        return
+    console.print(Padding(Text(_shown(who(message)), style=Style(color=_MUTED)), (0, 1)))
+    if message.thinking.strip():
+        thought = Text(_shown(message.thinking).strip(), style=Style(color=_MUTED, italic=True))
+        console.print(Padding(thought, (0, 1, 1, 3)))
+    if message.text.strip():
+        console.print(Padding(_Answer(_shown(message.text)), (0, 1)))
+    if ending := ending_of(message):
+        console.print(Padding(Text(ending, style=Style(color=_MUTED, italic=True)), (1, 1, 0, 1)))
+
+
+def _shown(text: str) -> str:
+    return displayable(text).translate(_NOT_IN_XML)
+
+
+def _colours() -> TerminalTheme:
+    """Our background and foreground, Rich's other colours."""
+    ansi = [SVG_EXPORT_THEME.ansi_colors[number] for number in range(16)]
+    colours = [(each[0], each[1], each[2]) for each in ansi]
+    return TerminalTheme(_PAPER.rgb, _INK.rgb, colours[:8], colours[8:])
+
+
+def _frame() -> str:
+    frame: str = (Console.export_svg.__kwdefaults__ or {})["code_format"]
+    return _FONT_FACE.sub("", frame).replace(
+        "Fira Code, monospace", "ui-monospace, Menlo, Consolas, DejaVu Sans Mono, monospace"
+    )

@@ -1,0 +1,30 @@
+"""Who said what in a conversation, and how it ended, in words for those who read it elsewhere."""
+
+from __future__ import annotations
+
+from akunu_py.tui.tree import ChatMessage, Tree
+from akunu_py.types import FinishReason
+
+# Why an answer is not whole, as a reader is told.
+_ENDINGS: dict[FinishReason | None, str] = {
+    "cancelled": "stopped",
+    "length": "cut off at the limit of tokens",
+    "context": "cut off: the context was full",
+    None: "not finished",
+}
+
+
+def spoken(tree: Tree) -> list[ChatMessage]:
+    """The messages of the active branch in which something was said or thought."""
+    return [each for each in tree.path() if each.text.strip() or each.thinking.strip()]
+
+
+def who(message: ChatMessage) -> str:
+    """Who said it."""
+    names = {"user": "You", "system": "System", "assistant": message.model or "Assistant"}
+    return names[message.role]
+
+
+def ending_of(message: ChatMessage) -> str:
+    """Why an answer is not whole; "" where it is, and for prompts."""
+    return _ENDINGS.get(message.finish_reason, "") if message.role == "assistant" else ""
