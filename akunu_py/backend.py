@@ -11,7 +11,6 @@ import os
 import platform
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -19,11 +18,8 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model
 
 from akunu_py.blas import load_openblas
+from akunu_py.types import WeightMode
 
-WeightMode = Literal["auto", "keep", "float32"]
-WEIGHT_MODES: tuple[WeightMode, ...] = ("auto", "keep", "float32")
-
-_FLOAT32_BYTES = 4
 _SHARE_OF_FREE_MEMORY = 0.7  # the rest is for the KV cache, activations and everybody else
 
 
@@ -107,26 +103,27 @@ def lay_out_weights(model: nn.Module, mode: WeightMode) -> str:
     float32 through OpenBLAS, so "auto" takes float32 on a CPU where memory allows. On a GPU the
     checkpoint's own format stays. Returns the format in words.
     """
-    wide = will_widen(model, mode)
-    if wide:
+    plain = plain_format(model, mode)
+    if plain is not None:
         # Scales and biases first: dequantising in half precision would round.
         model.set_dtype(mx.float32)
         dequantize_model(model)
+        model.set_dtype(plain)
     mx.eval(model.parameters())
-    return "float32" if wide else _describe_format(model)
+    return _describe_format(model)
 
 
-def will_widen(model: nn.Module, mode: WeightMode) -> bool:
-    """Whether `lay_out_weights` makes float32 of this model's weights."""
-    return mode == "float32" or (
-        mode == "auto" and on_cpu() and _fits(weight_bytes(model, wide=True))
-    )
+def plain_format(model: nn.Module, mode: WeightMode) -> mx.Dtype | None:
+    """What `lay_out_weights` makes of this model's weights, None where they stay as they are."""
+    if mode == "auto" and on_cpu() and _fits(weight_bytes(model, mx.float32)):
+        return mx.float32
+    return {"float32": mx.float32, "bfloat16": mx.bfloat16}.get(mode)
 
 
-def weight_bytes(model: nn.Module, *, wide: bool) -> int:
-    """Bytes of the weights: as the checkpoint has them, or `wide`, as float32."""
-    if wide:
-        return _float32_bytes(model)
+def weight_bytes(model: nn.Module, plain: mx.Dtype | None) -> int:
+    """Bytes of the weights: as the checkpoint has them, or laid out in the format `plain`."""
+    if plain is not None:
+        return plain.size * _weights(model)
     return sum(value.nbytes for _, value in tree_flatten(model.parameters()))
 
 
@@ -149,9 +146,9 @@ def _fits(size: int) -> bool:
     return size < _SHARE_OF_FREE_MEMORY * available_memory()
 
 
-def _float32_bytes(model: nn.Module) -> int:
-    """Bytes of the weights as float32: packed words count for the weights inside them, and the
-    scales of a quantised matrix are gone by then."""
+def _weights(model: nn.Module) -> int:
+    """How many weights there are: packed words count for those inside them, and the scales of a
+    quantised matrix are gone by the time it is dequantised."""
     total = 0
     for _, module in model.named_modules():
         bits = getattr(module, "bits", None)
@@ -159,8 +156,7 @@ def _float32_bytes(model: nn.Module) -> int:
         for name, value in module.items():
             if not isinstance(value, mx.array) or (packed and name in ("scales", "biases")):
                 continue
-            values = value.size * 32 // bits if packed and name == "weight" else value.size
-            total += values * _FLOAT32_BYTES
+            total += value.size * 32 // bits if packed and name == "weight" else value.size
     return total
 
 

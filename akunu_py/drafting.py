@@ -29,7 +29,7 @@ class Drafting:
     def __init__(self, engine: Engine, experience: Experience | None) -> None:
         self._engine = engine
         self._memory = experience.memory if experience else None
-        self._curve = experience.curve if experience else CostCurve()
+        self.curve = experience.curve if experience else CostCurve()
         self._made_for: tuple[DraftMode, int] | None = None
         self._drafter = _Told(NoDrafter(), None)
         self.patience: int | None = 0
@@ -63,14 +63,14 @@ class Drafting:
         self.patience = _PATIENCE[mode]
         return self._drafter
 
-    def plain_step_s(self, context: int) -> float | None:
-        """Seconds that a plain step takes at `context` tokens, as the planner reckons; None before
-        any was timed."""
-        known = self._curve.measured(1) and not self._curve.given
-        return self._curve.table(context)[0] if known else None
+    def costs(self, context: int) -> Sequence[float] | None:
+        """What passes over 1, 2, ... rows cost at `context` tokens, as the planner reckons; None
+        before a plain step was timed."""
+        return self.curve.table(context) if self.curve.measured(1) else None
 
     def _set_apart(self, evidence: Sequence[Sequence[int]]) -> list[int]:
-        """All of it in a row, each sequence closed by a token that ends texts."""
+        """All evidence, each piece closed by a stop token, so that no draft runs on from one into
+        the next or into the timeline."""
         end = sorted(self._engine.stop_tokens)[:1]
         return [token for tokens in evidence for token in (*tokens, *end)]
 
@@ -80,7 +80,7 @@ class Drafting:
         if mode == "fixed":
             return FixedDrafter(draft_tokens)
         return AutoDrafter(
-            self._curve,
+            self.curve,
             stop_tokens=self._engine.stop_tokens,
             rerun_on_reject=self._engine.recurrent,
             memory=self._memory,

@@ -6,20 +6,22 @@ import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
 
 from mlx_lm.utils import load_model, load_tokenizer
 from transformers.utils import logging as transformers_logging
 
-from akunu_py import backend, footprint, kvcache
-from akunu_py.backend import WeightMode, lay_out_weights
+from akunu_py import backend, chat_template, footprint, kvcache
+from akunu_py.backend import lay_out_weights
 from akunu_py.errors import DamagedModel, UnsupportedModel, UsageError
 from akunu_py.models.fit import Fit, judge
 from akunu_py.thinking import opens_thinking, thinking_markers
-from akunu_py.types import Message
+from akunu_py.types import Message, WeightMode
 
 _UNKNOWN_CONTEXT = 4096
+_UNREADABLE = (JSONDecodeError, UnicodeDecodeError)  # settings that were altered or cut off
 _PROMPT_END = 16  # tokens; enough for a marker and the line ends behind it
 # Checkpoints name one end token, often that of a chat turn; a text that ends says another.
 _END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<end_of_turn>")
@@ -73,8 +75,8 @@ class Engine:
         transformers_logging.set_verbosity_error()  # its advice is not for our users
         try:
             model, config = load_model(path, lazy=True)
-            tokenizer = load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
-        except (OSError, KeyError, RuntimeError, TypeError) as error:
+            tokenizer = _load_tokenizer(path, config)
+        except (*_UNREADABLE, OSError, KeyError, RuntimeError, TypeError) as error:
             raise DamagedModel(
                 f"the model in {path} cannot be read ({_one_line(error)}); "
                 "remove it and fetch it again with: akunu models rm, akunu models pull"
@@ -124,7 +126,10 @@ class Engine:
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Tokens of a conversation in the model's chat template, up to where its answer starts; or
-        goes on, where the last message is the beginning of an answer."""
+        goes on, where the last message is the beginning of an answer.
+
+        Raises UsageError where there is no template, UnsupportedModel where it fails.
+        """
         if not self.tokenizer.has_chat_template:
             raise UsageError(
                 f"{self.name} has no chat template, so it cannot chat; "
@@ -135,7 +140,8 @@ class Engine:
             {"role": message.role, "content": message.content}
             for message in (messages[:-1] if begun else messages)
         ]
-        tokens = self.tokenizer.apply_chat_template(turns, add_generation_prompt=True)
+        text = chat_template.render(self.tokenizer, turns, self.name)
+        tokens = self.tokenizer.encode(text, add_special_tokens=False)
         return [int(token) for token in [*tokens, *self._encode_begun(tokens, begun)]]
 
     def _encode_begun(self, prompt: Sequence[int], begun: str) -> list[int]:
@@ -148,6 +154,17 @@ class Engine:
         if markers is not None and opens_thinking(end, markers):
             begun = f"\n{markers[1]}\n\n{begun}"
         return list(self.tokenizer.encode(begun, add_special_tokens=False))
+
+
+def _load_tokenizer(path: Path, config: dict[str, Any]) -> Any:
+    # Unless told not to, transformers asks on the terminal whether to run a model's code.
+    options = {"trust_remote_code": False, "local_files_only": True}
+    try:
+        return load_tokenizer(path, options, eos_token_ids=config.get("eos_token_id"))
+    except Exception as error:
+        if type(error) is Exception:  # what the tokenizers library raises for a damaged file
+            raise ValueError(str(error)) from error
+        raise
 
 
 def _stop_tokens(tokenizer: Any) -> frozenset[int]:

@@ -26,26 +26,28 @@ from mlx_lm.models.cache import (
 from akunu_py import backend, kvcache
 from akunu_py.errors import UnsupportedModel, UsageError
 from akunu_py.models.fit import Growth, Needs, activations_from
+from akunu_py.types import WeightMode
 
 _GROWING = (KVCache, QuantizedKVCache, ConcatenateKVCache)
 _TRIALS = (256, 512)  # rows, to see how a kind of cache grows that is not known here
 
 
 def needs(
-    model: Any, config: dict[str, Any], context: int, mode: backend.WeightMode, kv_bits: int | None
+    model: Any, config: dict[str, Any], context: int, mode: WeightMode, kv_bits: int | None
 ) -> Needs:
     """What `model`, lazily loaded, will take once its weights are laid out as `mode` says.
 
     context: tokens it was made for. Raises UsageError where `kv_bits` is impossible.
     """
-    wide = backend.will_widen(model, mode)
+    plain = backend.plain_format(model, mode)
+    wide = plain is not None and plain == mx.float32
     activations = activations_from(
         config,
         on_metal=backend.on_metal() and kv_bits is None,  # no kernel reads a quantised cache
         itemsize=4 if wide else 2,
     )
     return Needs(
-        weights=backend.weight_bytes(model, wide=wide),
+        weights=backend.weight_bytes(model, plain),
         cache=growth(model, kv_bits, wide=wide),
         activations=activations,
         context=context,
@@ -53,7 +55,7 @@ def needs(
 
 
 def needs_with_8_bits(
-    model: Any, config: dict[str, Any], context: int, mode: backend.WeightMode
+    model: Any, config: dict[str, Any], context: int, mode: WeightMode
 ) -> Needs | None:
     """The same with an 8-bit cache, None where the model can have none."""
     try:

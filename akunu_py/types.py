@@ -11,8 +11,10 @@ from typing import Any, Literal, Protocol
 
 DraftMode = Literal["auto", "fixed", "off"]
 FinishReason = Literal["stop", "length", "context", "cancelled"]
+WeightMode = Literal["auto", "keep", "float32", "bfloat16"]
 
 DRAFT_MODES: tuple[DraftMode, ...] = ("auto", "fixed", "off")
+WEIGHT_MODES: tuple[WeightMode, ...] = ("auto", "keep", "float32", "bfloat16")
 DEFAULT_MODEL = "starter"
 DEFAULT_DRAFT_TOKENS = 4
 DEFAULT_MAX_TOKENS = 1024
@@ -43,7 +45,8 @@ class SamplingOptions:
 
     The filters top_p, min_p and top_k apply at temperatures above 0; 1, 0 and 0 switch them off.
     The penalties (1, 0 and 0: none) look at the last `penalty_window` tokens, the prompt's too.
-    logit_bias: (token, what is added to its logit). seed: None draws one.
+    logit_bias: (token, what is added to its logit). among: the tokens that may be said at all,
+    empty for any. seed: None draws one.
 
     These two accept drafts that exact sampling would not, so they change what is said. lenience:
     1 is exact; a drafted x is accepted with probability p(x) / lenience, greedily where p(x) is at
@@ -60,6 +63,7 @@ class SamplingOptions:
     frequency_penalty: float = 0.0
     penalty_window: int = 64
     logit_bias: tuple[tuple[int, float], ...] = ()
+    among: tuple[int, ...] = ()
     seed: int | None = None
     lenience: float = 1.0
     typical: float = 0.0
@@ -70,6 +74,7 @@ class GenerateOptions:
     """How to generate. `max_tokens` > 0; `draft_tokens` is the ceiling of a draft in `fixed`.
 
     stop: texts that end an answer; they are not part of it.
+    remember: whether the answer joins what the model said before, to draft later answers from.
     """
 
     max_tokens: int = DEFAULT_MAX_TOKENS
@@ -77,6 +82,7 @@ class GenerateOptions:
     draft_tokens: int = DEFAULT_DRAFT_TOKENS
     sampling: SamplingOptions = SamplingOptions()
     stop: tuple[str, ...] = ()
+    remember: bool = True
 
 
 @dataclass(frozen=True, slots=True)

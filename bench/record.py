@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from akunu_py.bench.workloads import Workload
+from akunu_py.bench.workloads import Turn, Workload
 from akunu_py.engine import Engine
 from akunu_py.errors import StoreError, UsageError
 from akunu_py.session import Session
@@ -33,11 +33,11 @@ def read_prompts(path: Path) -> list[Workload]:
 
 def _parse_line(line: str, where: str) -> Workload:
     if not line.lstrip().startswith("{"):
-        return Workload("prompts", line)
+        return Workload("prompts", (Turn(line),))
     try:
         entry = json.loads(line)
-        return Workload(str(entry.get("workload", "prompts")), str(entry["prompt"]))
-    except (ValueError, KeyError) as error:
+        return Workload(str(entry.get("workload", "prompts")), (Turn(str(entry["prompt"])),))
+    except (ValueError, KeyError, RecursionError) as error:
         raise UsageError(f'{where}: expected {{"workload": ..., "prompt": ...}}') from error
 
 
@@ -53,15 +53,19 @@ def record(
     Raises StoreError where the file cannot be written.
     """
     workloads: dict[str, list[dict[str, list[int]]]] = {}
-    count = 0
     session = Session(engine)
     for number, workload in enumerate(prompts, 1):
         progress(f"{workload.name}: prompt {number}")
-        prompt = engine.encode_chat([Message("user", workload.prompt)])
-        answer = session.generate(prompt, GenerateOptions(max_tokens=max_tokens)).answer()
-        item = {"prompt": prompt, "output": list(answer.tokens)}
-        workloads.setdefault(workload.name, []).append(item)
-        count += len(answer.tokens)
+        items = workloads.setdefault(workload.name, [])
+
+        def answer(messages: list[Message], items: list[dict[str, list[int]]] = items) -> str:
+            prompt = engine.encode_chat(messages)
+            done = session.generate(prompt, GenerateOptions(max_tokens=max_tokens)).answer()
+            items.append({"prompt": prompt, "output": list(done.tokens)})
+            return done.text
+
+        workload.talk(answer)
+    count = sum(len(item["output"]) for items in workloads.values() for item in items)
     text = json.dumps({"tokenizer": engine.name, "workloads": workloads})
     data = text.encode()
     try:

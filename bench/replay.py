@@ -20,6 +20,7 @@ from akunu_py.errors import UsageError
 from akunu_py.types import Drafter
 
 GZIP_MAGIC = b"\x1f\x8b"
+_MAX_BYTES = 512 << 20  # unpacked; a hundred thousand answers take less
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +79,14 @@ def load_trace(path: str | Path) -> Trace:
     try:
         data = Path(path).read_bytes()
         if data.startswith(GZIP_MAGIC):
-            data = gzip.decompress(data)
+            with gzip.open(path) as file:
+                data = file.read(_MAX_BYTES + 1)
+        if len(data) > _MAX_BYTES:
+            raise ValueError(f"it unpacks to more than {_MAX_BYTES >> 20} MB")
         content = json.loads(data)
     except OSError as err:
         raise UsageError(f"cannot read the trace file {path}: {err.strerror or err}") from err
-    except (ValueError, EOFError, zlib.error) as err:
+    except (ValueError, RecursionError, EOFError, zlib.error) as err:
         raise UsageError(
             f"expected a trace file (JSON, or gzipped JSON), found {path}: {err}"
         ) from err

@@ -1,111 +1,135 @@
-"""Tokens per second, side by side in one process on the same weights.
+"""Tokens per second, side by side in one process.
 
-The contestants take turns on each prompt, repetition by repetition, so that a machine that slows
-down slows all of them. The yardstick is mlx-lm's own `generate_step`. Times are wall times from
-the first token to the last, detokenising included for ours; the prompt is not counted.
+The contestants take turns on each workload, repetition by repetition and each time in another
+order, so that a machine that slows down slows all of them. Times are wall times; the prompt is not
+counted in tokens per second. Every repetition is kept.
 """
 
 from __future__ import annotations
 
-import contextlib
-import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean
 
 import mlx.core as mx
-from mlx_lm.generate import generate_step
+from mlx_lm.generate import generation_stream
 
+from akunu_py.bench.contestants import PLAIN, Conditions, Contestant, Run
+from akunu_py.bench.identity import first_difference, loop_start
+from akunu_py.bench.result import Repeat, Series
 from akunu_py.bench.workloads import Workload
 from akunu_py.engine import Engine
-from akunu_py.experience import Experience
-from akunu_py.session import Session
-from akunu_py.types import DraftMode, GenerateOptions, Message, Stats
 
-BASELINE = "mlx-lm"
+_WARM_UP_TOKENS = 16
 
 
-@dataclass(slots=True)
-class Series:
-    """All repetitions of one contestant on one workload. Times in seconds."""
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to measure. max_tokens: of an answer, where the workload's own limit is not lower."""
 
-    workload: str
-    contestant: str
-    prompt_tokens: int
-    tokens: list[int] = field(default_factory=list)
-    prefill_s: list[float] = field(default_factory=list)
-    decode_s: list[float] = field(default_factory=list)
-    tokens_per_pass: float = 1.0
-    acceptance_rate: float = 0.0
-    identical: bool = True
-
-    @property
-    def tokens_per_s(self) -> float:
-        """The median over the repetitions; the first token belongs to the prefill."""
-        if len(self.tokens) < 2:
-            return 0.0
-        return (len(self.tokens) - 1) / statistics.median(self.decode_s)
+    workloads: Sequence[Workload]
+    temperatures: Sequence[float]
+    max_tokens: int
+    repeats: int
 
 
 def measure(
     engine: Engine,
-    experience: Experience,
-    workloads: Sequence[Workload],
-    modes: Sequence[DraftMode],
-    *,
-    max_tokens: int,
-    repeats: int,
+    contestants: Sequence[Contestant],
+    plan: Plan,
+    runs: list[Series],
     progress: Callable[[str], None],
-) -> Iterator[list[Series]]:
-    """Yields, per workload, the series of mlx-lm and of each mode, in this order.
+) -> None:
+    """Appends to `runs` a series for each workload, temperature and contestant, in this order.
 
-    `experience`: with a memory, answers to the same prompt would be known after the first one.
+    They grow while it measures: what is in them is valid whenever it is interrupted. A foreign
+    contestant that fails is left out from then on; its series say why.
     """
-    for workload in workloads:
-        prompt = engine.encode_chat([Message("user", workload.prompt)])
-        names = [BASELINE, *modes]
-        rows = [Series(workload.name, name, len(prompt)) for name in names]
-        for repeat in range(-1, repeats):  # the first round warms up
-            for row, mode in zip(rows, [None, *modes], strict=True):
-                progress(f"{workload.name}: {row.contestant}, {max(repeat, 0) + 1}/{repeats}")
-                tokens, stats = (
-                    run_baseline(engine, prompt, max_tokens)
-                    if mode is None
-                    else run_ours(engine, experience, prompt, max_tokens, mode)
+    fit = list(contestants)
+    for workload in plan.workloads:
+        for temperature in plan.temperatures:
+            group = [
+                Series(
+                    workload.name,
+                    temperature,
+                    contestant.name,
+                    contestant.baseline,
+                    _present(contestant.reference(temperature), contestants),
                 )
-                row.tokens = tokens
-                row.identical = row.identical and tokens == rows[0].tokens
+                for contestant in fit
+            ]
+            runs += group
+            limit = min(plan.max_tokens, workload.max_tokens)
+            # The round before the first warms up, and its seed is nobody's.
+            for repeat in range(-1, plan.repeats):
+                progress(_line(workload, temperature, repeat, plan.repeats))
+                conditions = Conditions(limit, temperature, repeat + 1)
+                if repeat < 0:
+                    conditions = replace(conditions, max_tokens=min(limit, _WARM_UP_TOKENS))
+                said = _round(list(zip(fit, group, strict=True)), workload, conditions, repeat)
                 if repeat >= 0:
-                    row.prefill_s.append(stats.prefill_s)
-                    row.decode_s.append(stats.decode_s)
-                if mode is not None:
-                    row.tokens_per_pass = stats.tokens_per_pass
-                    row.acceptance_rate = stats.acceptance_rate
-        yield rows
+                    _compare(engine, group, said)
+                    _note(engine, group, said)
+                alive = [c for c, s in zip(fit, group, strict=True) if s.failed is None]
+                group = [series for series in group if series.failed is None]
+                fit = alive
 
 
-def run_baseline(engine: Engine, prompt: list[int], max_tokens: int) -> tuple[list[int], Stats]:
-    """mlx-lm's plain greedy loop."""
-    stats = Stats(prompt_tokens=len(prompt))
-    tokens: list[int] = []
-    started = first = time.perf_counter()
-    steps = generate_step(mx.array(prompt), engine.model, max_tokens=max_tokens)
-    with contextlib.closing(steps):
-        for token, _ in steps:
-            tokens.append(int(token))
-            if len(tokens) == 1:
-                first = time.perf_counter()
-            if token in engine.stop_tokens:
-                break
-    stats.prefill_s, stats.decode_s = first - started, time.perf_counter() - first
-    stats.generated_tokens = len(tokens)
-    return tokens, stats
+def _round(
+    field: list[tuple[Contestant, Series]], workload: Workload, conditions: Conditions, repeat: int
+) -> dict[str, Run]:
+    """One answer of each, by name; those that fail have none."""
+    first = max(repeat, 0) % len(field) if field else 0
+    said: dict[str, Run] = {}
+    for contestant, series in [*field[first:], *field[:first]]:
+        try:
+            run = contestant.run(workload, conditions)
+        except Exception as error:
+            if not contestant.foreign:
+                raise
+            series.failed = f"{type(error).__name__}: {error}"
+            continue
+        said[contestant.name] = run
+        # A step that runs ahead must not run into the time of whoever comes next.
+        mx.synchronize(generation_stream)
+        mx.clear_cache()
+        if repeat >= 0:
+            series.repeats.append(
+                Repeat(run.decoded, run.decode_s, fmean(run.ttft_s), run.peak_bytes)
+            )
+    return said
 
 
-def run_ours(
-    engine: Engine, experience: Experience, prompt: list[int], max_tokens: int, mode: DraftMode
-) -> tuple[list[int], Stats]:
-    """Our engine in a fresh session."""
-    options = GenerateOptions(max_tokens=max_tokens, draft=mode)
-    answer = Session(engine, experience).generate(prompt, options).answer()
-    return list(answer.tokens), answer.stats
+def _compare(engine: Engine, group: Sequence[Series], said: dict[str, Run]) -> None:
+    """Notes who said the same tokens as its reference in this round."""
+    for series in group:
+        run, reference = said.get(series.contestant), said.get(series.reference or "")
+        if run is None or reference is None:
+            continue
+        same_weights = series.baseline == PLAIN
+        difference = first_difference(engine if same_weights else None, reference.turns, run.turns)
+        series.identical = series.identical is not False and difference is None
+        if difference is not None and series.difference is None:
+            series.difference = asdict(difference)
+
+
+def _note(engine: Engine, group: Sequence[Series], said: dict[str, Run]) -> None:
+    """Keeps what the last repetition said, and how."""
+    for series in group:
+        run = said.get(series.contestant)
+        if run is None:
+            continue
+        series.prompt_tokens = sum(len(prompt) for prompt, _ in run.turns)
+        series.drafted, series.accepted = run.passes.drafted, run.passes.accepted
+        series.evidence, series.draft_s = run.passes.evidence, run.passes.draft_s
+        series.loop = loop_start(run.turns[-1][1])
+        series.answer = run.text
+
+
+def _present(name: str | None, contestants: Sequence[Contestant]) -> str | None:
+    return name if any(contestant.name == name for contestant in contestants) else None
+
+
+def _line(workload: Workload, temperature: float, repeat: int, repeats: int) -> str:
+    what = "warming up" if repeat < 0 else f"repetition {repeat + 1} of {repeats}"
+    return f"{workload.name}, temperature {temperature:g}: {what}"

@@ -54,6 +54,7 @@ class AutoDrafter:
         self.stop_tokens = frozenset(stop_tokens)
         self.max_draft = max_draft
         self.rerun_on_reject = rerun_on_reject
+        self.unread = 0  # tokens at the start of the timeline that the target never sees
         self.model = AcceptanceModel()
         self.index = SuffixIndex()
         self.copying = Copying(self.index.tokens)
@@ -89,11 +90,22 @@ class AutoDrafter:
             sources = self.index.sources()
             self._move(self.guesser.guess(self._recent, sources, self.copying.copies), token)
 
+    def rewind(self, length: int) -> None:
+        """Goes back to the first `length` tokens of the timeline: another prompt goes on there.
+
+        What was learned about drafting stays; what was said after them is no evidence any more.
+        """
+        self.index.rewind(length)
+        self.copying.begin_answer(max(0, length - 1))
+        self._guesses = None
+        self._drafted = 0
+        self._answering = False
+
     def propose(self, limit: int) -> list[int]:
         """Drafts at most `limit` tokens to follow the timeline; none means a plain step."""
         longest = max(0, min(limit, self.max_draft))
         guesses = self._guess_on(max(1, min(HORIZON, limit + 1)))
-        costs = self.curve.table(self.index.size)
+        costs = self.curve.table(self._context)
         found = sum(guess.token >= 0 for guess in guesses)
         length = choose_length(
             [guess.probability for guess in guesses[:found]],
@@ -112,12 +124,22 @@ class AutoDrafter:
 
     def feedback(self, accepted: int, rows: int, seconds: float) -> None:
         """Tells how the last proposal fared, and how long the pass over it took."""
-        self.curve.observe(rows, seconds, self.index.size)
+        self.curve.observe(rows, seconds, self._context)
         # Planned costs, not measured ones: a slow outlier must not look like a slow text.
-        costs = self.curve.table(self.index.size)
+        costs = self.curve.table(self._context)
         spent = costs[min(rows, MAX_ROWS) - 1] / costs[0]
         self._earned = self._earned * _RATE_MEMORY + accepted + 1
         self._spent = self._spent * _RATE_MEMORY + spent
+
+    @property
+    def evidence(self) -> list[tuple[str, int]]:
+        """What each token of the last proposal rests on; see `Guess.evidence`. To be asked before
+        the next `extend`."""
+        return [guess.evidence for guess in (self._guesses or [])[: self._drafted]]
+
+    @property
+    def _context(self) -> int:
+        return self.index.size - self.unread
 
     def _guess_on(self, longest: int) -> list[Guess]:
         """Guesses chained: each is taken as said when the next one is made. Ends with the first

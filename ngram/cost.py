@@ -38,6 +38,10 @@ class CostCurve:
         self._given = points is not None
         self._points = _checked(PRIOR_SHAPE if points is None else points)
         self._prior = [_interpolate(self._points, rows) for rows in range(1, MAX_ROWS + 1)]
+        if not all(0.0 < cost < inf for cost in self._prior):
+            raise ValueError(
+                f"expected costs that stay finite and positive, got {dict(points or {})}"
+            )
         self._times: list[dict[int, list[float]]] = [{} for _ in range(len(BANDS) + 1)]
         self._typical: list[dict[int, float]] = [{} for _ in range(len(BANDS) + 1)]
         self._tables: list[list[float] | None] = [None] * (len(BANDS) + 1)
@@ -99,7 +103,7 @@ class CostCurve:
                 }
                 for band in content["bands"]
             ]
-        except (KeyError, TypeError, AttributeError, ValueError) as err:
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as err:
             raise ValueError(f"expected a saved cost curve, found {content!r:.80}") from err
         if len(bands) != len(BANDS) + 1:
             raise ValueError(f"expected {len(BANDS) + 1} bands of a cost curve, found {len(bands)}")

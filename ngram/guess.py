@@ -28,6 +28,7 @@ _MEMORY_BELOW = (
     0.85  # in logits, 70 %: a surer guess of the conversation's own needs no second opinion
 )
 _BY_MATCH, _BY_COPY, _BY_CORRECTION, _BY_LEAP, _IN_FIELD, _BY_MEMORY = 0, 1, 3, 4, 5, 6
+_EVIDENCE = ("match", "copy", "copy", "correction", "leap", "match", "memory")  # by kind
 
 
 class Guess:
@@ -39,6 +40,7 @@ class Guess:
         "leap",
         "logit",
         "opinions",
+        "order",
         "pair",
         "probability",
         "sources",
@@ -52,11 +54,18 @@ class Guess:
         self.probability = 0.0
         self.kind = _BY_MATCH
         self.stage = 0
+        self.order = 0  # tokens of context that the longest match shares
         self.pair = pair
         self.sources = sources
         self.opinions: list[Opinion] = []
         self.copy_guesses: list[CopyGuess | None] = [None, None]
         self.leap: tuple[int, int] | None = None
+
+    @property
+    def evidence(self) -> tuple[str, int]:
+        """What the guess rests on, in a word, and the order of the match where it is one."""
+        word = _EVIDENCE[self.kind]
+        return word, self.order if word == "match" else 0
 
     def take(self, opinion: Opinion, kind: int) -> None:
         """Considers `opinion`, and follows it if it is more likely right than those before."""
@@ -113,6 +122,7 @@ class Guesser:
     def _by_match(self, guess: Guess, recent: int) -> Opinion:
         model = self.model
         token, length, share, agreeing, opposing = self._vote(guess.sources)
+        guess.order = length
         after = model.pair_bits.get(guess.pair, NO_BITS)
         same = model.token_bits.get(token, NO_BITS)
         agrees = 0

@@ -40,7 +40,7 @@ class SuffixIndex:
         self._prev4: list[int] = []
         self._pairs: list[int] = []
         self._quads: list[int] = []
-        self._before8 = 0
+        self._prev8: list[int] = []
 
     def extend(self, new: Sequence[int]) -> None:
         """Appends `new` and indexes it: about a microsecond a token."""
@@ -63,7 +63,10 @@ class SuffixIndex:
         ]
         self._link(self._last4, self._prev4, quads)
         self._quads += quads
-        self._link_eights(start)
+        self._prev8 += [0] * (min(7, self.size) - start)
+        first = max(start, 7)
+        eights = [hash((self._quads[i - 4], self._quads[i])) for i in range(first, self.size)]
+        self._link(self._last8, self._prev8, eights)
 
     def append(self, token: int) -> None:
         """The same as `extend` for one token, and faster."""
@@ -85,15 +88,34 @@ class SuffixIndex:
         quads.append(quad)
         self._prev4.append(last.get(quad, 0))
         last[quad] = end
+        before = 0
         if position > 6:
             last = self._last8
             key = hash((quads[position - 4], quad))
-            self._before8 = last.get(key, 0)
+            before = last.get(key, 0)
             last[key] = end
+        self._prev8.append(before)
 
     def truncate(self) -> None:
         """Takes tentative tokens away."""
         del self.tokens[self.size :]
+
+    def rewind(self, size: int) -> None:
+        """Forgets all but the first `size` tokens, as if the others had never been said: about as
+        fast as learning them was."""
+        self.truncate()
+        eights = {
+            i: hash((self._quads[i - 4], self._quads[i])) for i in range(max(size, 7), self.size)
+        }
+        for position in range(self.size - 1, size - 1, -1):
+            _unlink(self._last1, self.tokens[position], self._prev1.pop())
+            _unlink(self._last2, self._pairs.pop(), self._prev2.pop())
+            _unlink(self._last4, self._quads.pop(), self._prev4.pop())
+            before = self._prev8.pop()
+            if position in eights:
+                _unlink(self._last8, eights[position], before)
+        del self.tokens[size:]
+        self.size = size
 
     def sources(self) -> list[Source]:
         """Where the last tokens, tentative ones included, occurred before: latest first within
@@ -105,8 +127,8 @@ class SuffixIndex:
         if end == self.size:
             if not end:
                 return []
-            if self._before8:
-                self._add(found, self._before8)
+            if self._prev8[-1]:
+                self._add(found, self._prev8[-1])
             starts = (self._prev4[-1], self._prev2[-1], self._prev1[-1])
         else:
             pair = tokens[-2] << _SHIFT | tokens[-1] if end > 1 else -1
@@ -157,11 +179,9 @@ class SuffixIndex:
             prev.append(last.get(key, 0))
             last[key] = position
 
-    def _link_eights(self, start: int) -> None:
-        quads, last = self._quads, self._last8
-        before = 0
-        for i in range(max(start, 7), self.size):
-            key = hash((quads[i - 4], quads[i]))
-            before = last.get(key, 0)
-            last[key] = i + 1
-        self._before8 = before
+
+def _unlink(last: dict[int, int], key: int, before: int) -> None:
+    if before:
+        last[key] = before
+    else:
+        del last[key]

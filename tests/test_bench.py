@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from akunu_py.models.store import StoredModel
+from tests.bench_fakes import write_quick_model
 from tests.test_cli import akunu, assert_one_line_error
-
-WORKLOADS = ("chat", "rewrite", "json", "summary", "story")
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +25,11 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("traces") / "trace.json.gz"
     path.write_bytes(gzip.compress(json.dumps(content).encode()))
     return path
+
+
+@pytest.fixture(scope="module")
+def quick(starter: StoredModel, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_quick_model(tmp_path_factory.mktemp("model") / "quick", starter.path)
 
 
 def bench(*args: str) -> Any:
@@ -92,11 +96,20 @@ def test_replay_refuses_what_it_cannot_read(trace: Path, tmp_path: Path) -> None
         assert_one_line_error(akunu("bench", "replay", *args), 2, word)
 
 
-def test_recording_ones_own_prompts(starter: StoredModel, tmp_path: Path) -> None:
+def test_recording_ones_own_prompts(quick: str, tmp_path: Path) -> None:
     prompts, out = tmp_path / "prompts.txt", tmp_path / "own.json.gz"
     prompts.write_text('Name a colour.\n{"workload": "sums", "prompt": "What is 2 + 2?"}\n')
     done = akunu(
-        "bench", "replay", "--record", str(out), "--prompts", str(prompts), "--max-tokens", "12"
+        "bench",
+        "replay",
+        "--record",
+        str(out),
+        "--prompts",
+        str(prompts),
+        "--max-tokens",
+        "12",
+        "--model",
+        quick,
     )
     assert done.returncode == 0, done.stderr
     result = bench("replay", str(out))["workloads"]
@@ -104,33 +117,94 @@ def test_recording_ones_own_prompts(starter: StoredModel, tmp_path: Path) -> Non
     assert all(0 < row["tokens"] < 12 for row in result.values())
 
 
-def test_speed_compares_with_mlx_lm(starter: StoredModel) -> None:
-    result = bench("--workload", "summary", "--max-tokens", "8", "--repeats", "1")
-    rows = {row["contestant"]: row for row in result["runs"]}
-    assert list(rows) == ["mlx-lm", "off", "fixed", "auto"]
-    assert all(row["identical"] for row in rows.values())
-    assert all(row["generated_tokens"] == 8 for row in rows.values())
-    assert all(len(row["decode_s"]) == 1 for row in rows.values())
-    assert rows["off"]["tokens_per_pass"] == 1
+def test_speed_compares_with_mlx_lm(quick: str) -> None:
+    """One short run of everything that a run can have, one peer that is not there among it."""
+    result = bench(
+        "-p", "16", "-n", "4", "-d", "0,32", "--workload", "summary", "--workload", "multi-turn",
+        "--max-tokens", "8", "--repeats", "1", "--draft-model", quick, "--model", quick,
+        "--draft", "off",
+        "--draft", "fixed", "--draft", "auto", "--draft", "memory", "--llama-cpp", "none.gguf",
+    )  # fmt: skip
+    assert result["complete"] is True
+    assert [(row["test"], row["contestant"]) for row in result["throughput"]] == [
+        (test, loop)
+        for test in ("pp16", "pp16 @ d32", "tg4", "tg4 @ d32")
+        for loop in ("mlx-lm", "akunu")
+    ]
+    assert all(row["rates"][0] > 0 for row in result["throughput"])
+    summary = {r["contestant"]: r for r in result["runs"] if r["workload"] == "summary"}
+    ours = ["off", "fixed 4", "auto", "auto + memory"]
+    assert list(summary) == ["mlx-lm", "mlx-lm + draft model", *ours, "llama.cpp"]
+    assert "llama" in summary.pop("llama.cpp")["failed"]
+    assert all(row["repeats"][0]["tokens"] == 7 for row in summary.values())
+    assert all(row["repeats"][0]["peak_bytes"] > 0 for row in summary.values())
+    assert all(row["identical"] for name, row in summary.items() if name != "mlx-lm")
+    assert summary["off"]["tokens_per_pass"] == 1
+    talk = {r["contestant"]: r for r in result["runs"] if r["workload"] == "multi-turn"}
+    assert list(talk) == ["mlx-lm", "mlx-lm + draft model", *ours]  # who failed is not asked again
+    assert all(row["repeats"][0]["tokens"] == 21 for row in talk.values())
+    assert talk["auto"]["identical"] is True
+    assert result["machine"]["versions"]["mlx"]
+    assert result["command"].startswith("akunu bench -p 16")
     assert "1" in result["curve_s"]
 
 
-def test_a_run_names_its_machine_and_knows_its_workloads(starter: StoredModel) -> None:
+def test_above_temperature_0_ours_draw_the_same_with_the_same_seed(quick: str) -> None:
+    result = bench(
+        "--workload", "summary", "--temperature", "0.7", "--max-tokens", "8", "--repeats", "2",
+        "--draft", "off", "--draft", "auto", "--model", quick,
+    )  # fmt: skip
+    plain, off, auto = result["runs"]
+    assert (plain["identical"], off["identical"], auto["identical"]) == (None, None, True)
+    assert auto["reference"] == "off"
+
+
+def test_speed_refuses_what_it_cannot_measure(quick: str) -> None:
+    for args, word in (
+        (("--workload", "wibble"), "multi-turn"),
+        (("--workload", "none"), "nothing to measure"),
+        (("-p", "many"), "512"),
+        (("-n", "8000", "-d", "8000"), "context"),
+        (("--temperature", "-1"), "temperature"),
+        (("--memory-from", "none.json", "--workload", "chat"), "none.json"),
+    ):
+        assert_one_line_error(akunu("bench", *args, "--model", quick), 2, word)
+
+
+def test_the_module_prints_tables_and_keeps_the_figures(quick: str, tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
     done = subprocess.run(
         [sys.executable, "-m", "akunu_py.bench", "--max-tokens", "2", "--repeats", "1",
-         "--workload", "story", "--draft", "off"],
+         "--workload", "story", "--draft", "off", "--format", "md", "-o", str(out),
+         "--model", quick],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert "blas" in done.stdout
-    assert "story" in done.stdout
-    unknown = akunu("bench", "--workload", "wibble")
-    assert_one_line_error(unknown, 2, *WORKLOADS)
+    assert "| story |" in done.stdout
+    assert "story, temperature 0: repetition 1 of 1" in done.stderr
+    assert "MiB" in done.stdout
+    assert json.loads(out.read_text())["runs"][0]["workload"] == "story"
 
 
-def test_curve_measures_every_row_count(starter: StoredModel) -> None:
-    result = bench("curve", "--repeats", "1", "--context", "32")
+def test_profile_says_where_the_time_goes(quick: str) -> None:
+    result = bench("profile", "--workload", "summary", "--max-tokens", "12", "--repeats", "1",
+                   "--model", quick)  # fmt: skip
+    (one,) = result["profiles"]
+    assert one["tokens"] == 11
+    stages = one["stages_s"]
+    assert list(stages) == [
+        "drafting", "building the graph", "device", "sampling", "detokenising", "the rest",
+    ]  # fmt: skip
+    assert sum(stages.values()) == pytest.approx(one["staged_s"])
+    assert stages["device"] > stages["drafting"] > 0
+    assert one["drawing_s"] > 0
+
+
+def test_curve_measures_every_row_count(quick: str) -> None:
+    result = bench("curve", "--repeats", "1", "--context", "32", "--model", quick)
     assert list(result["curve_s"]) == [str(rows) for rows in range(1, 33)]
     chosen = list(result["draft_tokens_at_acceptance"].values())
     assert len(chosen) == 8
     assert all(0 <= length <= 31 for length in chosen)
-    assert "%" in akunu("bench", "curve", "--repeats", "1", "--context", "32").stdout
+    assert (
+        "%" in akunu("bench", "curve", "--repeats", "1", "--context", "32", "--model", quick).stdout
+    )

@@ -1,20 +1,76 @@
-"""`akunu bench` = `python -m akunu_py.bench`: prints what `akunu_py.bench` measures."""
+"""`akunu bench` = `python -m akunu_py.bench`: prints what `akunu_py.bench` measures.
+
+Owns the list of actions; each has a module of its own.
+"""
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
+import shlex
+from collections.abc import Callable
+from typing import NamedTuple
 
-from akunu_py import backend
-from akunu_py.commands import bench_replay, bench_tables
-from akunu_py.commands.load import load_engine, load_experience
-from akunu_py.commands.parser import Parser, positive
-from akunu_py.errors import UsageError
-from akunu_py.types import DEFAULT_MODEL, DRAFT_MODES
+from akunu_py.commands import (
+    bench_compare,
+    bench_curve,
+    bench_fidelity,
+    bench_profile,
+    bench_replay,
+    bench_report,
+    bench_speed,
+    bench_theory,
+)
+from akunu_py.commands.parser import Parser
 
-_SPEED_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
-_ACTIONS = ("speed", "replay", "curve")
+
+class _Action(NamedTuple):
+    summary: str
+    add_options: Callable[[argparse.ArgumentParser], None]
+    act: Callable[[argparse.Namespace], int]
+
+
+_ACTIONS = {
+    "speed": _Action(
+        "tokens/s beside other loops, in one process on the same weights",
+        bench_speed.add_options,
+        bench_speed.speed,
+    ),
+    "replay": _Action(
+        "count the passes over recorded answers, without a model: the noise-free measure",
+        bench_replay.add_options,
+        bench_replay.replay,
+    ),
+    "curve": _Action(
+        "what a pass over 1 to 32 positions costs here, and what the planner makes of it",
+        bench_curve.add_options,
+        bench_curve.curve,
+    ),
+    "theory": _Action(
+        "what Leviathan et al. predict for this machine, beside what it does",
+        bench_theory.add_options,
+        bench_theory.theory,
+    ),
+    "fidelity": _Action(
+        "whether drafting changes answers, and how near a tie it was where it does",
+        bench_fidelity.add_options,
+        bench_fidelity.fidelity,
+    ),
+    "profile": _Action(
+        "where the time of a pass goes",
+        bench_profile.add_options,
+        bench_profile.profile,
+    ),
+    "report": _Action(
+        "charts and tables from results, as a page, as Markdown or for a terminal",
+        bench_report.add_options,
+        bench_report.report,
+    ),
+    "compare": _Action(
+        "whether the second of two results is slower; exit code 1 where it is",
+        bench_compare.add_options,
+        bench_compare.compare,
+    ),
+}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -22,58 +78,8 @@ def run(args: argparse.Namespace) -> int:
     if not rest or rest[0] not in (*_ACTIONS, "-h", "--help"):
         rest = ["speed", *rest]
     options = _parser().parse_args(rest)
-    actions = {"speed": speed, "replay": bench_replay.replay, "curve": curve}
-    return actions[options.action](options)
-
-
-def speed(options: argparse.Namespace) -> int:
-    from akunu_py.bench.curve import measure_curve
-    from akunu_py.bench.speed import Series, measure
-    from akunu_py.bench.workloads import load_workloads
-
-    workloads = load_workloads()
-    if options.workload:
-        known = [workload.name for workload in workloads]
-        if unknown := sorted(set(options.workload) - set(known)):
-            raise UsageError(f"no workload {', '.join(unknown)}; there are: {', '.join(known)}")
-        workloads = [workload for workload in workloads if workload.name in options.workload]
-    engine = load_engine(options.model, options.weights)
-    costs = measure_curve(engine, _SPEED_ROWS, max(5, options.repeats))
-    rows: list[Series] = []
-    modes = tuple(options.draft or ("off", "fixed", "auto"))
-    groups = measure(
-        engine,
-        load_experience(engine, no_memory=True),
-        workloads,
-        modes,
-        max_tokens=options.max_tokens,
-        repeats=options.repeats,
-        progress=_progress,
-    )
-    try:
-        for group in groups:
-            rows += group
-    except KeyboardInterrupt:
-        _progress("")
-        print("interrupted: what was measured so far follows", file=sys.stderr)
-    _progress("")
-    if options.format == "json":
-        print(json.dumps(bench_tables.speed_as_dict(engine, costs, rows), indent=1))
-    else:
-        bench_tables.print_speed(engine, costs, rows)
-    return 0
-
-
-def curve(options: argparse.Namespace) -> int:
-    from akunu_py.bench.curve import measure_curve
-
-    engine = load_engine(options.model, options.weights)
-    costs = measure_curve(engine, range(1, 33), options.repeats, options.context)
-    if options.format == "json":
-        print(json.dumps(bench_tables.curve_as_dict(engine, costs, options.context), indent=1))
-    else:
-        bench_tables.print_curve(engine, costs, options.context)
-    return 0
+    options.command_line = shlex.join(["akunu", "bench", *args.rest])
+    return _ACTIONS[options.action].act(options)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -83,33 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     actions = parser.add_subparsers(
         dest="action", metavar="ACTION", required=True, parser_class=Parser
     )
-    summary = "tokens/s beside mlx-lm's own loop, in one process on the same weights"
-    speed = actions.add_parser("speed", help=summary, description=summary)
-    speed.add_argument("--workload", action="append", metavar="NAME", help="may be repeated")
-    speed.add_argument("--draft", action="append", choices=DRAFT_MODES, metavar="MODE")
-    speed.add_argument("--max-tokens", type=positive, default=128, metavar="N")
-    speed.add_argument("--repeats", type=positive, default=3, metavar="N")
-    _add_model(speed)
-
-    summary = "count the passes over recorded answers, without a model: the noise-free measure"
-    replay = actions.add_parser("replay", help=summary, description=summary)
-    bench_replay.add_options(replay)
-    _add_model(replay)
-
-    summary = "what a pass over 1 to 32 positions costs here, and what the planner makes of it"
-    curve = actions.add_parser("curve", help=summary, description=summary)
-    curve.add_argument("--repeats", type=positive, default=7, metavar="N")
-    curve.add_argument("--context", type=positive, default=256, metavar="TOKENS")
-    _add_model(curve)
+    for name, action in _ACTIONS.items():
+        added = actions.add_parser(name, help=action.summary, description=action.summary)
+        action.add_options(added)
     return parser
-
-
-def _add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default=DEFAULT_MODEL, metavar="NAME_OR_PATH")
-    parser.add_argument("--weights", choices=backend.WEIGHT_MODES, default="auto")
-    parser.add_argument("--format", choices=("text", "json"), default="text")
-
-
-def _progress(line: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)

@@ -8,11 +8,10 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from akunu_py import backend
 from akunu_py.commands.bench_common import add_format, progress
 from akunu_py.commands.parser import positive
 from akunu_py.errors import INTERRUPTED
-from akunu_py.types import DEFAULT_MODEL
+from akunu_py.types import DEFAULT_MODEL, WEIGHT_MODES
 
 if TYPE_CHECKING:
     from akunu_py.bench.fidelity import Fidelity
@@ -30,7 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights",
         action="append",
-        choices=[mode for mode in backend.WEIGHT_MODES if mode != "auto"],
+        choices=[mode for mode in WEIGHT_MODES if mode != "auto"],
         help="the precision; may be repeated (default: all)",
     )
     parser.add_argument("--answers", type=positive, default=100, metavar="N", help="300 at most")
@@ -43,7 +42,7 @@ def fidelity(options: argparse.Namespace) -> int:
     from akunu_py.bench.fidelity import compare, load_prompts
     from akunu_py.commands.load import load_engine
 
-    modes = options.weights or [mode for mode in backend.WEIGHT_MODES if mode != "auto"]
+    modes = options.weights or [mode for mode in WEIGHT_MODES if mode != "auto"]
     prompts = load_prompts(options.answers)
     found: list[Fidelity] = []
     interrupted = False

@@ -13,6 +13,7 @@ from akunu_py.bench.curves import CURVES, Curve, parse_curve
 from akunu_py.bench.lookup import PromptLookupDrafter
 from akunu_py.bench.replay import Trace, TraceItem, load_trace
 from akunu_py.bench.replay import replay as replay_items
+from akunu_py.commands.bench_common import add_format, add_model
 from akunu_py.commands.parser import positive
 from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
@@ -43,6 +44,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--prompts", metavar="FILE", help="for --record: a prompt a line, or JSON lines"
     )
     parser.add_argument("--max-tokens", type=positive, default=256, metavar="N")
+    add_model(parser)
+    add_format(parser)
 
 
 def replay(options: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ from akunu_py.types import (
     DEFAULT_DRAFT_TOKENS,
     DEFAULT_MAX_TOKENS,
     DRAFT_MODES,
+    WEIGHT_MODES,
     GenerateOptions,
     SamplingOptions,
 )
@@ -34,7 +35,7 @@ def add_loading(parser: argparse.ArgumentParser) -> None:
     """Adds how a model is loaded."""
     parser.add_argument(
         "--weights",
-        choices=("auto", "keep", "float32"),
+        choices=WEIGHT_MODES,
         default="auto",
         help="auto: float32 on a CPU, the model's own format on a GPU",
     )

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from akunu_py import backend, paths
-from akunu_py.backend import WeightMode
 from akunu_py.commands.warn import tell_warnings
 from akunu_py.engine import Engine
 from akunu_py.experience import Experience
 from akunu_py.models import store
 from akunu_py.models.usage import note_usage
 from akunu_py.settings import load_settings
+from akunu_py.types import WeightMode
 
 if TYPE_CHECKING:
     from akunu_py.session import Generation

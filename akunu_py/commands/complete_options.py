@@ -1,0 +1,104 @@
+"""The options of `akunu complete`, apart from the command so that `akunu --help` stays fast."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from akunu_py.commands import generation
+from akunu_py.commands.editor_config import EDITORS
+from akunu_py.commands.parser import Parser, positive
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `akunu complete`."""
+    parser.add_argument("--model", default=None, metavar="NAME_OR_PATH")
+    parser.add_argument(
+        "--fim",
+        default="auto",
+        metavar="NAME",
+        help="the fill-in-the-middle format; none continues the text before the cursor",
+    )
+    _add_editors(parser.add_argument_group("editors"))
+    _add_filter(parser.add_argument_group("filter: one buffer in, its completion out"))
+    _add_limits(parser.add_argument_group("limits, for requests that set none"))
+    _add_budgets(parser.add_argument_group("what the model reads at most, in tokens"))
+    generation.add_drafting(parser.add_argument_group("drafting"))
+    generation.add_loading(parser)
+
+
+def passed_on(args: argparse.Namespace) -> list[str]:
+    """The options that differ from their defaults, to give to another `akunu complete`."""
+    parser = Parser()
+    add_options(parser)
+    found = []
+    for name, default in vars(parser.parse_args([])).items():
+        value = getattr(args, name)
+        if value == default or name in ("print_config", "lsp"):
+            continue
+        if name == "model" and Path(value).exists():
+            value = Path(value).resolve()  # an editor starts it in any folder
+        option = f"--{name.replace('_', '-')}"
+        found += [option] if value is True else [option, str(value)]
+    return found
+
+
+def _add_editors(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--lsp",
+        action="store_true",
+        help="speak the Language Server Protocol (textDocument/inlineCompletion), not JSON lines",
+    )
+    group.add_argument(
+        "--print-config",
+        choices=EDITORS,
+        help="print what to paste into an editor's configuration; other options go along",
+    )
+
+
+def _add_filter(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--filter", action="store_true", help="complete the buffer on stdin")
+    group.add_argument(
+        "--cursor", metavar="LINE:COL", help="where, both from 1; COL counts characters"
+    )
+    group.add_argument("--offset", metavar="N", help="where, in characters from the start, from 0")
+    group.add_argument(
+        "--whole", action="store_true", help="print the completed buffer, not the completion"
+    )
+    group.add_argument("--path", default="", metavar="PATH", help="what the buffer is called")
+    group.add_argument(
+        "--file",
+        action="append",
+        type=Path,
+        metavar="PATH",
+        help="another file of the project, to draft from; may be repeated",
+    )
+
+
+def _add_limits(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--max-tokens", type=positive, default=None, metavar="N")
+    group.add_argument(
+        "--max-lines", type=positive, default=0, metavar="N", help="else what the cursor tells"
+    )
+    group.add_argument(
+        "--time-ms", type=positive, default=None, metavar="MS", help="then the best text so far"
+    )
+    group.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="0: greedy (the default)"
+    )
+
+
+def _add_budgets(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--prefix-tokens", type=positive, default=1536, metavar="N")
+    group.add_argument("--suffix-tokens", type=_count, default=512, metavar="N")
+    group.add_argument(
+        "--file-tokens",
+        type=_count,
+        default=512,
+        metavar="N",
+        help="of all other files; what is not read is drafted from all the same",
+    )
+
+
+def _count(text: str) -> int:
+    return 0 if text == "0" else positive(text)

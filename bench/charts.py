@@ -1,0 +1,153 @@
+"""Charts as SVG text: bars, columns and lines. Colours and fonts come from the page's style sheet.
+
+Owns geometry. Refuses scripts and anything from elsewhere: a chart is a piece of text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from math import ceil, floor, log10
+
+from akunu_py.bench.figures import Bar, Points
+
+_WIDTH, _LINE = 720, 22
+_LABELS = 170  # pixels to the left of horizontal bars
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 12, 40  # margins of charts with axes
+
+STYLE = """
+svg{max-width:100%;height:auto;font:12px system-ui,sans-serif;display:block}
+svg text{fill:var(--ink)} svg .quiet{fill:var(--quiet)} svg .grid{stroke:var(--grid)}
+svg .whisker{stroke:var(--ink);stroke-width:1.5}
+.c0{--c:#8a8f98}.c1{--c:#4c78a8}.c2{--c:#d98c3f}.c3{--c:#2f9e6e}.c4{--c:#8e6bbf}
+.c5{--c:#c9506b}.c6{--c:#3aa3b5}.c7{--c:#a38a3c}
+svg .fill{fill:var(--c)} svg .line{stroke:var(--c);stroke-width:2;fill:none}
+"""
+_COLOURS = 8
+_ONE = 3  # the colour of what stands alone
+
+
+def bars(groups: Sequence[tuple[str, Sequence[Bar]]], unit: str) -> str:
+    """Horizontal bars in groups, each bar with its spread; a bar's colour goes with its label."""
+    if not groups:
+        return ""
+    labels = list(dict.fromkeys(bar.label for _, group in groups for bar in group))
+    most = max((bar.high for _, group in groups for bar in group), default=1.0) or 1.0
+    scale = (_WIDTH - _LABELS - 150) / most
+    parts: list[str] = []
+    y = 0.0
+    for title, group in groups:
+        if title:
+            parts.append(_text(0, y + 15, title, "quiet"))
+            y += _LINE
+        for bar in group:
+            # Contestants keep their colour from group to group; without groups there are none.
+            colour = labels.index(bar.label) % _COLOURS if title else _ONE
+            middle = y + _LINE / 2
+            parts.append(_text(_LABELS - 8, middle + 4, bar.label, anchor="end"))
+            parts.append(
+                f'<rect class="fill c{colour}" x="{_LABELS}" y="{y + 3:.1f}" '
+                f'width="{max(1.0, bar.value * scale):.1f}" height="{_LINE - 6}" rx="2"/>'
+            )
+            low, high = (_LABELS + end * scale for end in (bar.low, bar.high))
+            if high - low >= 1:
+                parts.append(_line(low, middle, high, middle, "whisker"))
+            words = f"{bar.value:.3g}{unit} {bar.note}" if unit else bar.note
+            parts.append(_text(max(high, _LABELS + bar.value * scale) + 6, middle + 4, words))
+            y += _LINE
+        y += 8
+    return _svg(_WIDTH, y, parts)
+
+
+def columns(points: Points, x_label: str) -> str:
+    """Vertical columns of shares, in per cent."""
+    if not points:
+        return ""
+    width, height = _WIDTH, 220.0
+    most = max(share for _, share in points)
+    ticks = _ticks(0, most * 100)
+    top = ticks[-1] / 100
+    step = (width - _LEFT - _RIGHT) / len(points)
+    parts = _grid(width, height, ticks, "{:g} %")
+    every = ceil(len(points) / 17)
+    bottom = height - _BOTTOM
+    for index, (x, share) in enumerate(points):
+        tall = share / top * (bottom - _TOP)
+        left = _LEFT + index * step
+        parts.append(
+            f'<rect class="fill c{_ONE}" x="{left + step * 0.12:.1f}" y="{bottom - tall:.1f}" '
+            f'width="{step * 0.76:.1f}" height="{tall:.1f}"/>'
+        )
+        if index % every == 0:
+            middle = left + step / 2
+            parts.append(_text(middle, height - _BOTTOM + 16, f"{x:g}", anchor="middle"))
+    parts.append(_text((_LEFT + width) / 2, height - 6, x_label, "quiet", "middle"))
+    return _svg(width, height, parts)
+
+
+def lines(curves: Mapping[str, Points], x_label: str, *, percent: bool = False) -> str:
+    """Lines through points, with a legend where there are several."""
+    curves = {name: points for name, points in curves.items() if points}
+    if not curves:
+        return ""
+    width, height = _WIDTH, 260.0
+    everything = [point for points in curves.values() for point in points]
+    factor = 100 if percent else 1
+    xs = _ticks(min(x for x, _ in everything), max(x for x, _ in everything))
+    ys = _ticks(0, max(y for _, y in everything) * factor)
+    across = (width - _LEFT - _RIGHT) / (xs[-1] - xs[0])
+    up = (height - _TOP - _BOTTOM) / ys[-1]
+    parts = _grid(width, height, ys, "{:g} %" if percent else "{:g}")
+    for x in xs:
+        at = _LEFT + (x - xs[0]) * across
+        parts.append(_text(at, height - _BOTTOM + 16, f"{x:g}", anchor="middle"))
+    for index, (name, points) in enumerate(curves.items()):
+        colour = index % _COLOURS if len(curves) > 1 else _ONE
+        path = " ".join(
+            f"{_LEFT + (x - xs[0]) * across:.1f},{height - _BOTTOM - y * factor * up:.1f}"
+            for x, y in points
+        )
+        parts.append(f'<polyline class="line c{colour}" points="{path}"/>')
+        if len(curves) > 1:
+            left = _LEFT + 12 + 168 * (index % 4)
+            y = height + 8 + 18 * (index // 4)
+            parts.append(
+                f'<rect class="fill c{colour}" x="{left}" y="{y - 9:g}" width="10" height="10"/>'
+            )
+            parts.append(_text(left + 15, y, name))
+    parts.append(_text((_LEFT + width) / 2, height - 6, x_label, "quiet", "middle"))
+    legend = 18 * ceil(len(curves) / 4) if len(curves) > 1 else 0
+    return _svg(width, height + legend, parts)
+
+
+def _grid(width: float, height: float, ticks: Sequence[float], form: str) -> list[str]:
+    parts = []
+    for tick in ticks:
+        y = height - _BOTTOM - tick / ticks[-1] * (height - _TOP - _BOTTOM)
+        parts.append(_line(_LEFT, y, width - _RIGHT, y, "grid"))
+        parts.append(_text(_LEFT - 6, y + 4, form.format(tick), anchor="end"))
+    return parts
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Round numbers from at or below `low` to at or above `high`."""
+    span = max(high - low, 1e-9)
+    rough = span / 5
+    power = 10.0 ** floor(log10(rough))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough)
+    first, last = floor(low / step), ceil(high / step)
+    return [round(step * k, 10) for k in range(first, max(last, first + 1) + 1)]
+
+
+def _svg(width: float, height: float, parts: Sequence[str]) -> str:
+    inside = "\n".join(parts)
+    return f'<svg viewBox="0 0 {width:g} {height:g}" role="img">\n{inside}\n</svg>'
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+    return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+
+
+def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> str:
+    of_kind = f' class="{kind}"' if kind else ""
+    return f'<text{of_kind} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'

@@ -1,0 +1,127 @@
+"""Is B slower than A, by how much, and is that more than the noise?
+
+Owns the verdicts. Two results are compared series by series, and each contestant over all its
+series. A verdict needs both: a rank test that chance alone rarely passes, and a difference that is
+worth a word; without the second, two runs on one machine would differ for its temperature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, log
+from typing import Literal
+
+from akunu_py.bench.result import Result, Series
+from akunu_py.bench.samples import least_p, median, rank_test
+
+Verdict = Literal["slower", "faster", "no difference", "too few repetitions"]
+ALL = "all of them"
+
+Pair = tuple[list[float], list[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """ratio: speed of B over that of A. p: how often chance alone would set them this far apart.
+    plain: a baseline, which tells of the machine rather than of us."""
+
+    contestant: str
+    test: str
+    before: float
+    after: float
+    ratio: float
+    p: float
+    verdict: Verdict
+    plain: bool
+
+
+def compare(
+    a: Sequence[Result],
+    b: Sequence[Result],
+    *,
+    threshold: float,
+    alpha: float,
+    against_baseline: bool,
+) -> list[Comparison]:
+    """What both sides measured, compared; contestants over all their tests come last.
+
+    threshold: the smallest difference that counts, 0.05 for 5 %. alpha: the largest p that does,
+    shared among all comparisons (Holm 1979). against_baseline: each repetition is measured as a
+    multiple of its baseline's in the same round, which cancels a machine that is slower today.
+    """
+    left, right = (_samples(side, against_baseline) for side in (a, b))
+    shared = {key: (left[key], right[key]) for key in left if right.get(key) and left[key]}
+    groups: dict[tuple[str, str], list[Pair]] = {key: [pair] for key, pair in shared.items()}
+    for (contestant, _), pair in shared.items():
+        groups.setdefault((contestant, ALL), []).append(pair)
+    groups = {  # last of all, and only where it says more than its single test
+        key: groups[key]
+        for last in (False, True)
+        for key in groups
+        if (key[1] == ALL) == last and (not last or len(groups[key]) > 1)
+    }
+    chances = {key: rank_test(pairs) for key, pairs in groups.items()}
+    passed = _holm(chances, alpha)
+    baselines = {series.baseline for result in (*a, *b) for series in result.runs}
+    found = []
+    for (contestant, test), pairs in groups.items():
+        before, after, ratio = _typical(pairs)
+        verdict: Verdict = "no difference"
+        if abs(log(ratio)) > log(1 + threshold):
+            if (contestant, test) in passed:
+                verdict = "slower" if ratio < 1 else "faster"
+            elif least_p(pairs) > alpha / len(groups):
+                verdict = "too few repetitions"
+        p = chances[contestant, test]
+        plain = contestant in baselines
+        found.append(Comparison(contestant, test, before, after, ratio, p, verdict, plain))
+    return found
+
+
+def any_slower(comparisons: Sequence[Comparison]) -> bool:
+    """Whether any of ours is. A baseline that is slower tells of the machine."""
+    return any(c.verdict == "slower" and not c.plain for c in comparisons)
+
+
+def _typical(pairs: Sequence[Pair]) -> tuple[float, float, float]:
+    """Medians of either side, over several tests their geometric means, and the ratio."""
+    before, after = (
+        exp(sum(log(median(pair[side])) for pair in pairs) / len(pairs)) for side in (0, 1)
+    )
+    return before, after, after / before
+
+
+def _samples(
+    results: Sequence[Result], against_baseline: bool
+) -> dict[tuple[str, str], list[float]]:
+    """Tokens per second by contestant and test."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for result in results:
+        for series in result.runs:
+            test = f"{series.workload}, temperature {series.temperature:g}"
+            rates = _multiples(result, series) if against_baseline else series.rates
+            found.setdefault((series.contestant, test), []).extend(rates)
+        if not against_baseline:
+            for row in result.throughput:
+                found.setdefault((row.contestant, row.test), []).extend(row.rates)
+    return {key: [rate for rate in rates if rate > 0] for key, rates in found.items()}
+
+
+def _multiples(result: Result, series: Series) -> list[float]:
+    """Each repetition as a multiple of the baseline's in the same round."""
+    baseline = result.baseline(series)
+    if baseline is None or baseline is series:
+        return []
+    return [
+        rate / other for rate, other in zip(series.rates, baseline.rates, strict=False) if other
+    ]
+
+
+def _holm(chances: dict[tuple[str, str], float], alpha: float) -> set[tuple[str, str]]:
+    passed = set()
+    for rank, (key, p) in enumerate(sorted(chances.items(), key=lambda item: item[1])):
+        if p > alpha / (len(chances) - rank):
+            break
+        passed.add(key)
+    return passed

@@ -1,0 +1,150 @@
+"""Where the time of a pass goes: drafting, building the graph, the device, sampling, detokenising.
+
+MLX builds a graph first and computes it when somebody wants a value, so the stages are told apart
+by asking for values between them. Nothing runs ahead then: a plain step takes longer than in use,
+and how much longer is in the profile too. Drawing is measured by whoever draws.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from akunu_py.answer_text import AnswerText
+from akunu_py.bench.contestants import Lent
+from akunu_py.bench.passes import Passes
+from akunu_py.bench.samples import median
+from akunu_py.bench.workloads import Workload
+from akunu_py.decode import Target
+from akunu_py.engine import Engine
+from akunu_py.ngram.cost import CostCurve
+from akunu_py.session import Session
+from akunu_py.types import DraftMode, GenerateOptions, Message, TextPiece
+
+STAGES = ("drafting", "building the graph", "device", "sampling", "detokenising", "the rest")
+"""The rest: the loop itself, checkpoints and roll-backs, statistics."""
+
+
+@dataclass(slots=True)
+class Profile:
+    """Medians over the repetitions, in seconds over all passes of the workload's answers.
+
+    stages: by `STAGES`; their sum is `staged_s`. unstaged_s: the same answers without the stages
+    told apart. texts: what each pass added to the answer.
+    """
+
+    workload: str
+    passes: int
+    tokens: int
+    stages: dict[str, float]
+    staged_s: float
+    unstaged_s: float
+    texts: list[str]
+
+
+class _StagedTarget(Target):
+    """A target that takes the time of each stage. Only passes count, not reading a prompt."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine.model, engine.kv_bits)
+        self.graph_s = self.device_s = self.sampling_s = 0.0
+        self._in_pass = False
+
+    def forward(self, tokens: mx.array) -> mx.array:
+        started = time.perf_counter()
+        logits = super().forward(tokens)
+        if self._in_pass:
+            built = time.perf_counter()
+            mx.eval(logits)
+            self.graph_s += built - started
+            self.device_s += time.perf_counter() - built
+        return logits
+
+    def says(self, rows: mx.array, wanted: int, known: Sequence[int]) -> mx.array:
+        before = self.graph_s + self.device_s
+        started = time.perf_counter()
+        self._in_pass = True
+        says = super().says(rows, wanted, known)
+        self._in_pass = False
+        mx.eval(says)
+        elapsed = time.perf_counter() - started
+        self.sampling_s += elapsed - (self.graph_s + self.device_s - before)
+        return says
+
+    def forget_times(self) -> None:
+        """What came before is not counted."""
+        self.graph_s = self.device_s = self.sampling_s = 0.0
+
+
+def profile(
+    engine: Engine,
+    workload: Workload,
+    mode: DraftMode,
+    max_tokens: int,
+    repeats: int,
+    progress: Callable[[str], None],
+) -> Profile:
+    """Answers the first turn of `workload` to be answered, `repeats` times of either kind."""
+    messages = first_question(workload)
+    prompt = engine.encode_chat(messages)
+    limit = min(max_tokens, workload.max_tokens)
+    options = GenerateOptions(max_tokens=limit, draft=mode)
+    curve = CostCurve()
+    staged: list[dict[str, float]] = []
+    plain: list[float] = []
+    passes, pieces = Passes(), list[TextPiece]()
+    for repeat in range(-1, repeats):  # the first round warms up
+        progress(f"{workload.name}: {'warming up' if repeat < 0 else f'{repeat + 1}/{repeats}'}")
+        unstaged = Session(engine, Lent(curve)).generate(prompt, options).answer().stats.decode_s
+        stages, passes, pieces = _staged(engine, curve, prompt, options)
+        if repeat >= 0:
+            plain.append(unstaged)
+            staged.append(stages)
+    medians = {stage: median([stages[stage] for stages in staged]) for stage in STAGES}
+    return Profile(
+        workload.name,
+        len(passes.drafted),
+        sum(len(piece.piece.tokens) for piece in pieces[1:]),
+        medians,
+        sum(medians.values()),
+        median(plain),
+        [piece.text for piece in pieces],
+    )
+
+
+def first_question(workload: Workload) -> list[Message]:
+    """The conversation up to the first answer that is not given."""
+    messages: list[Message] = []
+    for turn in workload.turns:
+        messages.append(Message("user", turn.user))
+        if turn.assistant is None:
+            return messages
+        messages.append(Message("assistant", turn.assistant))
+    return messages
+
+
+def _staged(
+    engine: Engine, curve: CostCurve, prompt: list[int], options: GenerateOptions
+) -> tuple[dict[str, float], Passes, list[TextPiece]]:
+    passes = Passes()
+    session = Session(engine, Lent(curve))
+    session.drafting.watch = passes.watch
+    target = session.target = _StagedTarget(engine)
+    generation = session.generate(prompt, options)
+    pieces: list[TextPiece] = []
+    for piece in generation:
+        if not pieces:  # it came from reading the prompt
+            target.forget_times()
+        pieces.append(piece)
+    shown = AnswerText(engine, prompt, ())
+    shown.take(pieces[0].piece)
+    started = time.perf_counter()
+    for piece in pieces[1:]:
+        shown.take(piece.piece)
+    detokenising = time.perf_counter() - started
+    named = (passes.draft_s, target.graph_s, target.device_s, target.sampling_s, detokenising)
+    rest = max(0.0, generation.stats.decode_s - sum(named))
+    return dict(zip(STAGES, (*named, rest), strict=True)), passes, pieces

@@ -1,0 +1,191 @@
+"""Results as a report: one HTML file that needs nothing else, Markdown, or text for a terminal.
+
+Owns what is in a report and in which order. Refuses to compute: figures come from `figures`,
+tables from `rows`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from akunu_py.bench import charts, figures, plots, rows
+from akunu_py.bench.result import Result, Series
+from akunu_py.bench.theory import predict
+
+_SPREAD = "Medians; the line through a bar goes from the slowest repetition to the fastest."
+_CHOSEN = "auto, share of passes; 0 is a plain step."
+_THEORY = (
+    "Leviathan et al. (2023), table 4: drafts of a fixed length g, accepted with chance a. Speed "
+    "as the paper predicts it, as it does with the costs of passes measured here, and as measured."
+)
+_TESTED = "A drafted token is tested where all before it were accepted."
+
+_STYLE = (
+    """
+:root{--ink:#1d2129;--quiet:#6b7280;--grid:#e5e7eb;--page:#fff}
+@media(prefers-color-scheme:dark){:root{--ink:#e6e8ec;--quiet:#9aa1ad;--grid:#333943;--page:#15181d}}
+body{margin:2rem auto;max-width:60rem;padding:0 1rem;background:var(--page);color:var(--ink);
+font:15px/1.5 system-ui,sans-serif}
+h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2.2rem}p.quiet,pre.quiet{color:var(--quiet)}
+pre{white-space:pre-wrap;font-size:.85rem}.wide{overflow-x:auto}
+table{border-collapse:collapse;font-size:.85rem;font-variant-numeric:tabular-nums}
+td,th{padding:.2rem .6rem;border-bottom:1px solid var(--grid);text-align:left;white-space:nowrap}
+details{margin:.3rem 0}
+"""
+    + charts.STYLE
+)
+
+
+def to_html(results: Sequence[Result]) -> str:
+    """The whole report as one page: style, charts and figures inline, no script."""
+    body = "".join(_html_of(result) for result in results)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
+        f"<title>akunu bench</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f"{body}</body>\n</html>\n"
+    )
+
+
+def _html_of(result: Result) -> str:
+    sections = "".join(
+        f"<h2>{escape(title)}</h2>\n"
+        + (f'<p class="quiet">{escape(words)}</p>\n' if words else "")
+        + drawn
+        for title, words, drawn in _sections(result)
+        if drawn
+    )
+    return (
+        f"<h1>{escape(str(result.model.get('name')))} on "
+        f"{escape(str(result.machine.get('device')))}</h1>\n"
+        f'<pre class="quiet">{escape(rows.heading(result))}</pre>\n{sections}\n'
+    )
+
+
+def _sections(result: Result) -> list[tuple[str, str, str]]:
+    """(title, a word on it, what is drawn: nothing where there is nothing to draw)."""
+    auto = figures.planned(result)
+    cost = {"cost": figures.curve_points(result)}
+    evidence = [("", figures.acceptance_by_evidence(auto))] if auto else []
+    by_order = f"auto; the number behind match is its order, in tokens. {_TESTED}"
+    yielded, chosen = figures.passes_by_length(auto), figures.chosen_lengths(auto)
+    figures_table = _html_table(rows.speed_table(result)) + _html_notes(result)
+    theory = _html_table(theory_table(result))
+    return [
+        ("Tokens per second", _SPREAD, charts.bars(figures.speed_bars(result), " t/s")),
+        ("Given lengths", "", _html_table(rows.throughput_table(result))),
+        ("Cost of a pass by its positions", "One position: 1.", charts.lines(cost, "positions")),
+        (
+            "Accepted, by position in the draft",
+            _TESTED,
+            charts.lines(_positions(result), "position", percent=True),
+        ),
+        ("Accepted, by what the guess rested on", by_order, charts.bars(evidence, "")),
+        ("Tokens that a pass yielded", "auto, share of passes.", charts.columns(yielded, "tokens")),
+        ("Lengths that the planner chose", _CHOSEN, charts.columns(chosen, "drafted tokens")),
+        (
+            "Tokens per pass along an answer",
+            "auto, the mean of nine passes.",
+            charts.lines(_along(auto), "token of the answer"),
+        ),
+        ("Theory and measurement", _THEORY, theory),
+        ("All figures", "", figures_table),
+        ("What was said", "In the last repetition, by auto if it took part.", _answers(result)),
+    ]
+
+
+def _positions(result: Result) -> dict[str, figures.Points]:
+    by_contestant: dict[str, list[Series]] = {}
+    for series in figures.watched(result):
+        by_contestant.setdefault(series.contestant, []).append(series)
+    return {n: figures.acceptance_by_position(group) for n, group in by_contestant.items()}
+
+
+def _along(auto: Sequence[Series]) -> dict[str, figures.Points]:
+    return {series.workload: figures.along(series) for series in auto}
+
+
+def _html_table(table: rows.Table) -> str:
+    headings, cells = table
+    if not cells:
+        return ""
+    head = "".join(f"<th>{escape(text)}</th>" for text in headings)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>\n" for row in cells
+    )
+    return f'<div class="wide"><table><tr>{head}</tr>\n{body}</table></div>'
+
+
+def _html_notes(result: Result) -> str:
+    return "".join(f'<p class="quiet">{escape(line)}</p>' for line in rows.notes(result))
+
+
+def _answers(result: Result) -> str:
+    said: dict[str, Series] = {}
+    for series in result.runs:
+        name = f"{series.workload}, temperature {series.temperature:g}"
+        if series.answer and (name not in said or series.contestant == "auto"):
+            said[name] = series
+    return "".join(
+        f"<details><summary>{escape(name)}</summary><pre>{escape(series.answer)}</pre></details>"
+        for name, series in said.items()
+    )
+
+
+def to_markdown(results: Sequence[Result]) -> str:
+    """Tables, each below what its figures depend on."""
+    parts = []
+    for result in results:
+        parts.append(f"```\n{rows.heading(result)}\n```\n")
+        tables = (rows.throughput_table(result), rows.curve_table(result), rows.speed_table(result))
+        parts += [rows.to_markdown(table) for table in tables if table[1]]
+        parts += [f"{line}\n" for line in rows.notes(result)]
+    return "\n".join(parts)
+
+
+def to_text(results: Sequence[Result]) -> str:
+    """Charts in characters, for a terminal."""
+    parts = []
+    for result in results:
+        auto = figures.planned(result)
+        drawn = {
+            "Tokens per second": plots.bars(figures.speed_bars(result), " t/s"),
+            "Cost of a pass by its positions": plots.bars(
+                [
+                    (
+                        "",
+                        [
+                            figures.Bar(f"{x:g}", y, y, y, f"{y:.2f}")
+                            for x, y in figures.curve_points(result)
+                        ],
+                    )
+                ],
+                "",
+            ),
+            "Accepted, by position in the draft": plots.sparks(_positions(result)),
+            "Accepted, by what the guess rested on (auto)": plots.bars(
+                [("", figures.acceptance_by_evidence(auto))], ""
+            ),
+            "Tokens that a pass yielded (auto)": plots.columns(figures.passes_by_length(auto)),
+            "Lengths that the planner chose (auto)": plots.columns(figures.chosen_lengths(auto)),
+            "Tokens per pass along an answer (auto)": plots.sparks(_along(auto)),
+        }
+        parts.append(rows.heading(result) + "\n")
+        parts += [f"{title}\n{plot}\n" for title, plot in drawn.items() if plot]
+        parts += rows.notes(result)
+    return "\n".join(parts) + "\n"
+
+
+def theory_table(result: Result) -> rows.Table:
+    """Predictions beside what was measured; see `theory.Prediction`."""
+    headings = ["workload", "temp", "g", "a", "c", "tokens/pass", "measured", "speed, paper",
+                "speed, here", "measured", "positions/token", "best g"]  # fmt: skip
+    cells = [
+        [row.workload, f"{row.temperature:g}", str(row.drafted), f"{row.chance:.2f}",
+         f"{row.c:.4f}", f"{row.yielded:.2f}", f"{row.measured:.2f}", f"{row.by_paper:.2f}",
+         f"{row.by_curve:.2f}", "" if row.found is None else f"{row.found:.2f}",
+         f"{row.more_work:.2f}", str(row.best)]
+        for row in predict(result)
+    ]  # fmt: skip
+    return headings, cells

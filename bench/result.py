@@ -1,0 +1,237 @@
+"""Result files: everything that one run of the speed bench measured, every repetition kept.
+
+Owns the format: what is written, what is refused when it is read. Refuses to judge figures.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from akunu_py.bench.curves import Curve
+from akunu_py.bench.samples import half_range, median
+from akunu_py.errors import StoreError, UsageError
+
+FORMAT = "akunu bench 1"
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """One repetition. Times in seconds, summed over the turns of a conversation.
+
+    tokens: decoded, without those that came from a prefill. ttft_s: time to the first token, the
+    mean of the turns. peak_bytes: the most that MLX held meanwhile, 0 where that was not measured.
+    """
+
+    tokens: int
+    decode_s: float
+    ttft_s: float
+    peak_bytes: int = 0
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.decode_s if self.decode_s > 0 else 0.0
+
+
+@dataclass(slots=True)
+class Series:
+    """All repetitions of one contestant on one workload.
+
+    baseline: the contestant whose speed is 1.00 for this one. identical: whether its tokens were
+    those of `reference` in every repetition, None where nobody's need be.
+    difference: where they first differed, and how near a tie that was; see `identity.Difference`.
+    drafted, accepted, evidence: by pass and by evidence, of the last repetition; see `Passes`.
+    loop: token from which the answer only repeats itself, None where it does not.
+    """
+
+    workload: str
+    temperature: float
+    contestant: str
+    baseline: str
+    reference: str | None = None
+    prompt_tokens: int = 0
+    repeats: list[Repeat] = field(default_factory=list)
+    identical: bool | None = None
+    difference: dict[str, Any] | None = None
+    drafted: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    evidence: dict[str, list[int]] = field(default_factory=dict)
+    draft_s: float = 0.0
+    loop: int | None = None
+    answer: str = ""
+    failed: str | None = None
+
+    @property
+    def rates(self) -> list[float]:
+        """Tokens per second, by repetition."""
+        return [repeat.tokens_per_s for repeat in self.repeats]
+
+    @property
+    def tokens_per_s(self) -> float:
+        return median(self.rates)
+
+    @property
+    def spread(self) -> float:
+        return half_range(self.rates)
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """1 where there are no records of passes: a plain loop."""
+        passes = len(self.drafted)
+        return (passes + sum(self.accepted)) / passes if passes else 1.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        drafted = sum(self.drafted)
+        return sum(self.accepted) / drafted if drafted else 0.0
+
+    def score(self, curve_s: dict[int, float]) -> float | None:
+        """Tokens per cost by the measured curve, where a plain step costs 1; None without records.
+
+        It has none of the noise of the run, and neither the time that drafting takes.
+        """
+        if not self.drafted or 1 not in curve_s:
+            return None
+        curve = Curve(curve_s)
+        cost = sum(curve(1 + drafted) for drafted in self.drafted) / curve(1)
+        return (len(self.drafted) + sum(self.accepted)) / cost
+
+
+@dataclass(slots=True)
+class Throughput:
+    """One test in llama-bench's manner: `pp512` reads 512 tokens, `tg128` says 128, `@ d1024`
+    behind 1024 others. rates: tokens per second, by repetition."""
+
+    test: str
+    contestant: str
+    rates: list[float] = field(default_factory=list)
+    failed: str | None = None
+
+
+@dataclass(slots=True)
+class Result:
+    """One run. complete: False where it was interrupted. load_s: seconds that the model took.
+
+    curve_s: seconds of a pass by rows, with `curve_context` tokens in the cache.
+    """
+
+    command: str = ""
+    date: str = ""
+    model: dict[str, Any] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
+    complete: bool = False
+    load_s: float = 0.0
+    curve_context: int = 0
+    curve_s: dict[int, float] = field(default_factory=dict)
+    throughput: list[Throughput] = field(default_factory=list)
+    runs: list[Series] = field(default_factory=list)
+
+    def baseline(self, series: Series) -> Series | None:
+        """The series that `series` is measured against, None where it has no repetition."""
+        for other in self.runs:
+            same = (other.workload, other.temperature) == (series.workload, series.temperature)
+            if same and other.contestant == series.baseline and other.repeats:
+                return other
+        return None
+
+    def speedup(self, series: Series) -> float | None:
+        """Times as fast as its baseline."""
+        baseline = self.baseline(series)
+        if baseline is None or not series.repeats or not baseline.tokens_per_s:
+            return None
+        return series.tokens_per_s / baseline.tokens_per_s
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, and the figures derived from it, ready for JSON."""
+        content = {"format": FORMAT} | asdict(self)
+        content["curve_s"] = {str(rows): seconds for rows, seconds in self.curve_s.items()}
+        for entry, test in zip(content["throughput"], self.throughput, strict=True):
+            entry |= {"tokens_per_s": median(test.rates), "spread": half_range(test.rates)}
+        for entry, series in zip(content["runs"], self.runs, strict=True):
+            score = series.score(self.curve_s)
+            speedup = self.speedup(series)
+            entry |= {
+                "tokens_per_s": round(series.tokens_per_s, 3),
+                "spread": round(series.spread, 3),
+                "speedup": None if speedup is None else round(speedup, 4),
+                "tokens_per_pass": round(series.tokens_per_pass, 4),
+                "acceptance_rate": round(series.acceptance_rate, 4),
+                "score": None if score is None else round(score, 4),
+            }
+        return content
+
+    def to_json(self) -> str:
+        """The file's text: lists of plain values stand in one line each."""
+        text = json.dumps(self.as_dict(), indent=1, ensure_ascii=False)
+        return re.sub(r"\[\n\s+([^][{}\"]*?)\n\s+\]", _one_line, text) + "\n"
+
+    def save(self, path: Path) -> None:
+        """Raises StoreError where the file cannot be written."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(self.to_json(), encoding="utf-8")
+        except OSError as error:
+            raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _one_line(match: re.Match[str]) -> str:
+    return "[" + re.sub(r",\s+", ", ", match[1]) + "]"
+
+
+def load_result(path: Path) -> Result:
+    """Reads a result file. Raises UsageError where it cannot be read or is no such file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"expected a result of akunu bench, found {path}: {error}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise UsageError(
+            f'expected a result file with "format": "{FORMAT}", found {path}; '
+            f"make one with: akunu bench -o {path.name}"
+        )
+    try:
+        return _parse(content)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(f"{path} is damaged: {error!r}") from error
+
+
+def _parse(content: dict[str, Any]) -> Result:
+    runs = [_only(Series, entry) for entry in content["runs"]]
+    for series in runs:
+        series.repeats = [Repeat(**repeat) for repeat in series.repeats]
+    result = _only(Result, content)
+    result.runs = runs
+    result.throughput = [_only(Throughput, entry) for entry in content["throughput"]]
+    result.curve_s = {int(rows): float(s) for rows, s in content["curve_s"].items()}
+    return result
+
+
+def _only(kind: Any, entry: dict[str, Any]) -> Any:
+    """The dataclass of `entry`, without the derived figures that stand beside its fields."""
+    names = kind.__dataclass_fields__
+    return kind(**{name: value for name, value in entry.items() if name in names})
+
+
+def merged(results: Sequence[Result]) -> list[Result]:
+    """Runs of the same model on the same machine put together: a long bench is run in parts."""
+    together: list[Result] = []
+    for result in results:
+        for index, other in enumerate(together):
+            if (other.model, other.machine) == (result.model, result.machine):
+                together[index] = replace(
+                    other,
+                    command=f"{other.command}; {result.command}",
+                    complete=other.complete and result.complete,
+                    throughput=[*other.throughput, *result.throughput],
+                    runs=[*other.runs, *result.runs],
+                )
+                break
+        else:
+            together.append(result)
+    return together

@@ -1,0 +1,73 @@
+"""The workloads of the speed bench: one TOML file each, named after it, with maker and licence.
+
+A workload is a conversation. Turns whose answer is given are there as examples; the others are
+answered by whoever is measured, each with what it said before in the prompt.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+
+from akunu_py.errors import UsageError
+from akunu_py.types import Message
+
+NAMES = ("chat", "story", "code", "edit", "json", "summary", "question", "multi-turn")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What the person says. assistant: the answer where it is given, None where it is measured."""
+
+    user: str
+    assistant: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A named conversation, to be put through the model's chat template.
+
+    max_tokens: where an answer is cut off, lest a small model be measured going round in circles.
+    """
+
+    name: str
+    turns: tuple[Turn, ...]
+    about: str = ""
+    maker: str = ""
+    licence: str = ""
+    max_tokens: int = 128
+
+    def talk(self, answer: Callable[[list[Message]], str]) -> list[str]:
+        """Holds the conversation: `answer` is asked for each answer that is not given. Returns
+        what it said."""
+        messages: list[Message] = []
+        answers = []
+        for turn in self.turns:
+            messages.append(Message("user", turn.user))
+            said = turn.assistant
+            if said is None:
+                said = answer(list(messages))
+                answers.append(said)
+            messages.append(Message("assistant", said))
+        return answers
+
+
+def load_workloads(names: Sequence[str] | None = None) -> list[Workload]:
+    """The workloads of these names, all of them for None, in the order of `NAMES`.
+
+    Raises UsageError for a name that is not among them.
+    """
+    if unknown := sorted(set(names or ()) - set(NAMES)):
+        raise UsageError(f"no workload {', '.join(unknown)}; there are: {', '.join(NAMES)}")
+    return [_load(name) for name in NAMES if names is None or name in names]
+
+
+def _load(name: str) -> Workload:
+    entry = tomllib.loads(files(__package__).joinpath(f"{name}.toml").read_text(encoding="utf-8"))
+    turns = [
+        Turn(turn["user"].strip(), turn["assistant"].strip() if "assistant" in turn else None)
+        for turn in entry.pop("turn")
+    ]
+    return Workload(name, tuple(turns), **entry)

@@ -1,0 +1,138 @@
+"""For the tests of the bench: simulated contestants with a clock of their own, made-up results, and
+a model that is quick to measure."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_map
+from mlx_lm.models import llama
+
+from akunu_py.bench.contestants import Conditions, Contestant, Run
+from akunu_py.bench.result import Repeat, Result, Series
+from akunu_py.bench.speed import Plan, measure
+from akunu_py.bench.workloads import Turn, Workload
+
+PLAIN = "plain"
+
+
+def write_quick_model(folder: Path, starter: Path) -> str:
+    """A folder with a llama of random weights that talks in the starter's tokens: it has all that
+    the bench asks of a model, and a pass takes a millisecond. Returns its path."""
+    folder.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((starter / name).read_bytes())
+    sizes = llama.ModelArgs(
+        model_type="llama",
+        hidden_size=32,
+        num_hidden_layers=2,
+        intermediate_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        rms_norm_eps=1e-5,
+        vocab_size=49152,
+        max_position_embeddings=2048,
+    )
+    mx.random.seed(1)
+    model = llama.Model(sizes)
+    weights = tree_map(lambda weight: mx.random.normal(weight.shape) * 0.3, model.parameters())
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(weights)))
+    (folder / "config.json").write_text(json.dumps(asdict(sizes) | {"eos_token_id": 2}))
+    return str(folder)
+
+
+class Simulated:
+    """Says the same tokens each time, at `rate` tokens per second give or take its noise."""
+
+    baseline = PLAIN
+    foreign = True
+
+    def __init__(
+        self,
+        name: str,
+        rate: float = 100.0,
+        *,
+        seed: int = 0,
+        noise: float = 0.01,
+        tokens: Sequence[int] = tuple(range(41)),
+        before: Callable[[Conditions], None] = lambda conditions: None,
+    ) -> None:
+        self.name = name
+        self.tokens = list(tokens)
+        self.asked: list[Conditions] = []
+        self._rate, self._noise, self._before = rate, noise, before
+        self._random = random.Random(f"{name} {seed}")
+
+    def reference(self, temperature: float) -> str | None:
+        return None if self.name == PLAIN else PLAIN
+
+    def run(self, workload: Workload, conditions: Conditions) -> Run:
+        self.asked.append(conditions)
+        self._before(conditions)
+        run = Run()
+        seconds = 40 / (self._rate * self._random.gauss(1, self._noise))
+        run.add([1, 2, 3], self.tokens[: conditions.max_tokens], 0.1, seconds)
+        run.text = "said"
+        return run
+
+
+def workload(name: str = "chat", max_tokens: int = 64) -> Workload:
+    return Workload(name, (Turn("hello"),), max_tokens=max_tokens)
+
+
+def simulate(
+    contestants: Sequence[Simulated],
+    *,
+    workloads: Sequence[str] = ("chat", "edit"),
+    temperatures: Sequence[float] = (0.0,),
+    repeats: int = 5,
+    progress: Callable[[str], None] = lambda line: None,
+    runs: list[Series] | None = None,
+) -> Result:
+    """A result as the bench itself measures it, by the contestants' own clocks."""
+    result = fake_result([] if runs is None else runs)
+    plan = Plan([workload(name) for name in workloads], temperatures, 64, repeats)
+    engine = cast(Any, None)  # asked only where a contestant runs on its weights
+    measure(engine, cast(Sequence[Contestant], contestants), plan, result.runs, progress)
+    return result
+
+
+def fake_result(runs: list[Series]) -> Result:
+    return Result(
+        command="akunu bench --made-up",
+        date="2026-11-21",
+        model={"name": "starter", "weights": "float32", "params": 135_000_000,
+               "size_bytes": 540_000_000, "kv_bits": None},
+        machine={"device": "a <machine>", "backend": "CPU, BLAS", "cores": 2,
+                 "memory_bytes": 2**34, "system": "Linux-6", "python": "3.11.7",
+                 "versions": {"akunu": "0.1.0", "mlx": "0.32.4"}},
+        complete=True,
+        curve_context=256,
+        curve_s={1: 0.01, 5: 0.02},
+        runs=runs,
+    )  # fmt: skip
+
+
+def drafted_series(contestant: str = "auto", workload: str = "edit", **more: Any) -> Series:
+    """Four passes: 4 of 4 drafted tokens accepted, 1 of 4, a plain step, 0 of 2."""
+    fields: dict[str, Any] = {
+        "repeats": [Repeat(9, 0.1, 0.05, 1000), Repeat(9, 0.09, 0.05, 1000)],
+        "identical": True,
+        "reference": "mlx-lm",
+        "drafted": [4, 4, 0, 2],
+        "accepted": [4, 1, 0, 0],
+        "evidence": {"match 3": [4, 3], "copy": [4, 2]},
+        "answer": "said & <done>",
+    }
+    return Series(workload, 0.0, contestant, "mlx-lm", **(fields | more))
+
+
+def plain_series(workload: str = "edit", rate: float = 50.0) -> Series:
+    repeats = [Repeat(9, 9 / rate, 0.05), Repeat(9, 9.1 / rate, 0.06)]
+    return Series(workload, 0.0, "mlx-lm", "mlx-lm", repeats=repeats, answer="said")
