@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
+# OpenBLAS's threads wait for each other, and for seconds where other tests hold the cores. It reads
+# this when it is loaded, so before anything of ours is imported; the processes we start inherit it.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import pytest
 
 from akunu_py.engine import Engine
