@@ -118,7 +118,7 @@ def read_entry(row: dict[str, Any]) -> CatalogueEntry:
     known = {field.name: field for field in fields(CatalogueEntry)}
     unknown = set(row) - set(known)
     own = {"hub": ("repository",), "pypi-wheel-gguf": ("requirement", "sha256", "member")}
-    if row.get("kind") not in own:
+    if not isinstance(row.get("kind"), str) or row["kind"] not in own:
         raise ValueError(f"{where}: kind must be one of {', '.join(own)}")
     required = {*list(known)[: list(known).index("repository")], *own[row["kind"]]}
     if wrong := unknown | (required - set(row)):
@@ -127,9 +127,25 @@ def read_entry(row: dict[str, Any]) -> CatalogueEntry:
         kind = _TYPES.get(str(known[name].type))
         if kind is not None and (type(value) is not kind):
             raise ValueError(f"{where}: {name} must be {kind.__name__}, found {value!r}")
-    if not row["purpose"] or not set(row["purpose"]) <= set(PURPOSES):
+    purpose = row["purpose"]
+    if (
+        not isinstance(purpose, list)
+        or not purpose
+        or any(each not in PURPOSES for each in purpose)
+    ):
         raise ValueError(f"{where}: purpose must be of {', '.join(PURPOSES)}")
-    cache = row["cache"]
-    windows = tuple((size, each) for size, each in cache.get("windows", ()))
-    growth = Growth(cache["per_token"], windows, cache.get("fixed", 0))
-    return CatalogueEntry(**(row | {"purpose": tuple(row["purpose"]), "cache": growth}))
+    growth = _growth(row["cache"], where)
+    return CatalogueEntry(**(row | {"purpose": tuple(purpose), "cache": growth}))
+
+
+def _growth(cache: Any, where: str) -> Growth:
+    """Of a table with `per_token`, and `windows` and `fixed` where there are such layers."""
+    try:
+        windows = tuple((size, each) for size, each in cache.get("windows", ()))
+        growth = Growth(cache["per_token"], windows, cache.get("fixed", 0))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{where}: cache must be a table with per_token") from error
+    sizes = [growth.per_token, growth.fixed, *(size for window in windows for size in window)]
+    if any(type(size) is not int or size < 0 for size in sizes):
+        raise ValueError(f"{where}: cache must hold whole numbers of bytes and tokens")
+    return growth
