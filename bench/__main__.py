@@ -2,6 +2,6 @@
 
 import sys
 
-from akunu_py.cli import main
+from akunu_py.cli import entry
 
-sys.exit(main(["bench", *sys.argv[1:]]))
+entry(["bench", *sys.argv[1:]])

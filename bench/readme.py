@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 from akunu_py.bench.result import Result, Series, load_result, merged
+from akunu_py.bench.rows import versions
 from akunu_py.errors import UsageError
 
 _BLOCK = re.compile(r"(<!-- bench:speed (\S[^>]*?) -->\n)(.*?)(<!-- /bench -->)", re.DOTALL)
@@ -73,13 +74,12 @@ def _cell(result: Result, series: Series | None, bold: bool) -> str:
 
 def _caption(result: Result, files: list[str]) -> str:
     machine = result.machine
-    versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
     repeats = max((len(series.repeats) for series in result.runs), default=0)
     commands = "; ".join(f"`{command}`" for command in result.command.split("; "))
     kept = ", ".join(f"[{Path(file).name}]({file})" for file in files)
     return (
         f"Tokens per second, medians of {repeats}. {commands}: {result.model['name']} in "
         f"{result.model['weights']}, {machine['device']}, {machine['cores']} cores, "
-        f"{machine['system'].split('-')[0]}, {machine['backend']}; {versions}, Python "
-        f"{machine['python']}; {result.date}. All figures: {kept}."
+        f"{machine['system'].split('-')[0]}, {machine['backend']}; "
+        f"{versions(result)}; {result.date}. All figures: {kept}."
     )

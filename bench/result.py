@@ -197,7 +197,7 @@ def load_result(path: Path) -> Result:
         )
     try:
         return _parse(content)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise UsageError(f"{path} is damaged: {error!r}") from error
 
 
@@ -209,6 +209,9 @@ def _parse(content: dict[str, Any]) -> Result:
     result.runs = runs
     result.throughput = [_only(Throughput, entry) for entry in content["throughput"]]
     result.curve_s = {int(rows): float(s) for rows, s in content["curve_s"].items()}
+    if not isinstance(result.model, dict) or not isinstance(result.machine, dict):
+        raise ValueError("expected objects as model and machine")
+    result.as_dict()  # fails where a figure is none
     return result
 
 

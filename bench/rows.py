@@ -88,14 +88,20 @@ def to_jsonl(result: Result) -> str:
 def heading(result: Result) -> str:
     """What the figures depend on, in a few lines."""
     machine, model = result.machine, result.model
-    versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
     return (
-        f"{model['name']}, {model['weights']}, {params(model['params'])} parameters, "
-        f"{size(model['size_bytes'])}, loaded in {result.load_s:.2f} s\n"
-        f"{machine['device']}, {machine['backend']}, {machine['cores']} cores, "
-        f"{size(machine['memory_bytes'])}; {machine['system']}\n"
-        f"{versions}, Python {machine['python']}; {result.date}; {result.command}"
+        f"{model.get('name')}, {model.get('weights')}, {params(model.get('params') or 0)} "
+        f"parameters, {size(model.get('size_bytes') or 0)}, loaded in {result.load_s:.2f} s\n"
+        f"{machine.get('device')}, {machine.get('backend')}, {machine.get('cores')} cores, "
+        f"{size(machine.get('memory_bytes') or 0)}; {machine.get('system')}\n"
+        f"{versions(result)}; {result.date}; {result.command}"
     )
+
+
+def versions(result: Result) -> str:
+    """Of what was measured and what measured it, and of Python."""
+    packages = result.machine.get("versions") or {}
+    named = [f"{name} {number}" for name, number in packages.items()]
+    return ", ".join([*named, f"Python {result.machine.get('python')}"])
 
 
 def curve_table(result: Result) -> Table:

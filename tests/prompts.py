@@ -1,4 +1,4 @@
-"""Prompts of many kinds, for comparing whole answers."""
+"""Prompts of many kinds, for comparing whole answers, and one with much to copy."""
 
 VARIED_PROMPTS = (
     "Why is the sky blue?",
@@ -27,4 +27,40 @@ VARIED_PROMPTS = (
     "Explain how a bicycle stays upright, in numbered points.",
     "😀 What do these emoji mean: 🚀 🌍 🐍?",
     "Write a dialogue between a cat and a dog about breakfast.",
+)
+
+REWRITE = (
+    "Rewrite this Python file with the class renamed from Inventory to Stock. "
+    "Change nothing else. Answer with the whole file."
+    r"""
+
+```python
+class Inventory:
+    def __init__(self, name):
+        self.name = name
+        self.items = {}
+
+    def add(self, item, count):
+        if count <= 0:
+            raise ValueError("count must be positive")
+        self.items[item] = self.items.get(item, 0) + count
+
+    def remove(self, item, count):
+        if item not in self.items:
+            raise KeyError(item)
+        if self.items[item] < count:
+            raise ValueError("not enough items")
+        self.items[item] -= count
+        if self.items[item] == 0:
+            del self.items[item]
+
+    def total(self):
+        return sum(self.items.values())
+
+    def report(self):
+        lines = [f"Inventory of {self.name}"]
+        for item, count in sorted(self.items.items()):
+            lines.append(f"{item}: {count}")
+        return "\n".join(lines)
+```"""
 )

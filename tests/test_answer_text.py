@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
-from akunu_py.bench.workloads import load_workloads
 from akunu_py.engine import Engine
 from akunu_py.errors import UsageError
 from akunu_py.session import Generation, Session
 from akunu_py.types import DraftMode, GenerateOptions, Message
+from tests.prompts import REWRITE
 from tests.test_cli import akunu, assert_one_line_error
 
 MODES: tuple[DraftMode, ...] = ("off", "fixed", "auto")
-REWRITE = next(each.prompt for each in load_workloads() if each.name == "rewrite")
 
 
 def generation(engine: Engine, options: GenerateOptions) -> Generation:

@@ -10,12 +10,11 @@ import mlx.core as mx
 import pytest
 from mlx_lm.generate import generate_step
 
-from akunu_py.bench.workloads import load_workloads
 from akunu_py.engine import Engine
 from akunu_py.errors import DamagedModel, EmptyPrompt, PromptTooLong, UsageError
 from akunu_py.session import Session
 from akunu_py.types import DraftMode, GenerateOptions, Message
-from tests.prompts import VARIED_PROMPTS
+from tests.prompts import REWRITE, VARIED_PROMPTS
 
 MODES: tuple[DraftMode, ...] = ("off", "fixed", "auto")
 _QUICK = (1, 11, 18, 23)  # verse, code, another script, repetition; the slow run takes all
@@ -60,8 +59,7 @@ def test_the_text_is_what_the_tokens_decode_to(starter_engine: Engine) -> None:
 
 
 def test_drafted_ranges_cover_what_was_accepted(starter_engine: Engine) -> None:
-    (rewrite,) = (each for each in load_workloads() if each.name == "rewrite")
-    prompt = starter_engine.encode_chat([Message("user", rewrite.prompt)])
+    prompt = starter_engine.encode_chat([Message("user", REWRITE)])
     generation = Session(starter_engine).generate(prompt, GenerateOptions(max_tokens=60))
     pieces = list(generation)
     assert generation.stats.accepted > 20

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from akunu_py.commands import (
     bench_compare,
+    bench_complete,
     bench_curve,
     bench_fidelity,
     bench_profile,
@@ -59,6 +60,11 @@ _ACTIONS = {
         "where the time of a pass goes",
         bench_profile.add_options,
         bench_profile.profile,
+    ),
+    "complete": _Action(
+        "completing code: what drafting from the buffer is worth, what a keystroke costs",
+        bench_complete.add_options,
+        bench_complete.complete,
     ),
     "report": _Action(
         "charts and tables from results, as a page, as Markdown or for a terminal",
