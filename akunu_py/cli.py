@@ -16,7 +16,9 @@ from typing import NoReturn
 
 from akunu_py.commands import chats_options, complete_options, generation
 from akunu_py.commands.parser import Parser
+from akunu_py.commands.warn import tell_warnings
 from akunu_py.errors import INTERRUPTED, AkunuError
+from akunu_py.interrupts import end_at_once, raise_again
 from akunu_py.version import __version__
 
 _TOP_LEVEL = ("-h", "--help", "--version")
@@ -139,15 +141,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = ["chat", *arguments]
     # The bench has a parser of its own, too heavy to build for every other command.
     own, rest = (arguments[:1], arguments[1:]) if arguments[0] == "bench" else (arguments, [])
-    args = build_parser().parse_args(own)
-    args.rest = rest
     try:
+        args = build_parser().parse_args(own)
+        args.rest = rest
         command = importlib.import_module(args.module)
         code: int = command.run(args)
         sys.stdout.flush()
         return code
     except AkunuError as error:
-        print(f"akunu: {error}", file=sys.stderr)
+        tell_warnings([str(error)])
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -156,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         _discard_output()
-        print(f"akunu: {error.strerror or error}{_at(error.filename)}", file=sys.stderr)
+        tell_warnings([f"{error.strerror or error}{_at(error.filename)}"])
         return 1
 
 
@@ -176,6 +178,9 @@ def _at(path: object) -> str:
     return f": {path}" if path else ""
 
 
-def entry() -> NoReturn:
+def entry(argv: Sequence[str] | None = None) -> NoReturn:
     """The console script."""
-    sys.exit(main())
+    raise_again()
+    code = main(argv)
+    end_at_once()
+    sys.exit(code)

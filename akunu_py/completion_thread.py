@@ -1,0 +1,161 @@
+"""The thread that a completer lives in, and the queue of what it is asked.
+
+MLX's streams are thread-local, so the model is loaded and run in one thread and everybody else
+speaks to it by tickets. Owns the order of requests, superseding and cancelling, and turning every
+exception into a `Failure`. Refuses to know a protocol. All callbacks come from this thread, so a
+caller needs no order of its own, only a lock around what it writes to from elsewhere too.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from akunu_py.complete import Completer
+from akunu_py.completion_types import Completion, Request
+from akunu_py.errors import AkunuError
+from akunu_py.types import Stats
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why there is no completion, in one line. usage: the request was at fault."""
+
+    message: str
+    usage: bool = False
+
+
+@dataclass(slots=True)
+class Ticket:
+    """One request on its way. `cancel` may be called from any thread, at any time."""
+
+    request: Request
+    channel: str
+    on_text: Callable[[str], None]
+    on_done: Callable[[Completion | Failure], None]
+    _cancelled: threading.Event = field(default_factory=threading.Event)
+
+    def cancel(self) -> None:
+        """Ends it after the pass that is running, or before it begins; `on_done` is called all
+        the same, with the reason "cancelled" unless the completion was ready before."""
+        self._cancelled.set()
+
+    @property
+    def cancelled(self) -> bool:
+        return self._cancelled.is_set()
+
+
+class CompletionThread:
+    """Loads a completer, then serves one request after the other.
+
+    `load` is called in the thread. Where it fails, every request fails with its message.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], Completer],
+        *,
+        on_loaded: Callable[[Completer], None] = lambda completer: None,
+        on_failed: Callable[[Failure], None] = lambda failure: None,
+    ) -> None:
+        self._load = load
+        self._on_loaded = on_loaded
+        self._on_failed = on_failed
+        self._tickets: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._latest: dict[str, Ticket] = {}  # by channel
+        self._closing = threading.Event()
+        # A daemon, because a model that is being loaded cannot be interrupted.
+        self._thread = threading.Thread(target=self._run, name="completions", daemon=True)
+
+    def start(self) -> None:
+        """Begins to load. Requests may be submitted before."""
+        self._thread.start()
+
+    def submit(
+        self,
+        request: Request,
+        *,
+        channel: str = "",
+        on_text: Callable[[str], None] = lambda text: None,
+        on_done: Callable[[Completion | Failure], None],
+    ) -> Ticket:
+        """Queues a request. One that is queued or running on the same `channel` is cancelled; on
+        the empty channel none is."""
+        ticket = Ticket(request, channel, on_text, on_done)
+        with self._lock:
+            if channel:
+                if channel in self._latest:
+                    self._latest[channel].cancel()
+                self._latest[channel] = ticket
+        self._tickets.put(ticket)
+        return ticket
+
+    def close(self, timeout: float | None = None, *, drain: bool = False) -> bool:
+        """Ends the thread: at once, every request cancelled, or with `drain` when all are served.
+
+        False where it is still busy after `timeout` seconds (None: waits for ever).
+        """
+        if not drain:
+            self._closing.set()
+        self._tickets.put(None)
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        completer: Completer | Failure = Failure("not loaded")
+        try:
+            completer = self._loaded()
+            while (ticket := self._tickets.get()) is not None:
+                self._serve(completer, ticket)
+        finally:
+            if isinstance(completer, Completer):
+                completer.close()
+            del completer
+            if "mlx.core" in sys.modules:  # see tui.worker
+                import mlx.core as mx
+
+                mx.clear_streams()
+
+    def _loaded(self) -> Completer | Failure:
+        try:
+            completer = self._load()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the person must read it
+            failure = _failure(error)
+            self._on_failed(failure)
+            return failure
+        self._on_loaded(completer)
+        return completer
+
+    def _serve(self, completer: Completer | Failure, ticket: Ticket) -> None:
+        def cancelled() -> bool:
+            return ticket.cancelled or self._closing.is_set()
+
+        done: Completion | Failure
+        if isinstance(completer, Failure):
+            done = completer
+        elif cancelled():
+            done = Completion("", "cancelled", Stats())
+        else:
+            try:
+                done = completer.complete(ticket.request, cancelled, ticket.on_text)
+            except AkunuError as error:
+                done = _failure(error)
+            except Exception as error:  # noqa: BLE001 - one bad request must not end the helper
+                completer.reset()
+                done = _failure(error)
+        with self._lock:
+            if self._latest.get(ticket.channel) is ticket:
+                del self._latest[ticket.channel]
+        ticket.on_done(done)
+
+
+def _failure(error: Exception) -> Failure:
+    text = " ".join(str(error).split())
+    if isinstance(error, AkunuError):
+        return Failure(text, usage=error.exit_code == 2)
+    return Failure(f"{type(error).__name__}: {text}" if text else type(error).__name__)

@@ -1,0 +1,70 @@
+"""What is asked of completion, and what it answers. Plain values, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from akunu_py.errors import UsageError
+from akunu_py.types import Stats
+
+CompletionReason = Literal["stop", "length", "time", "cancelled"]
+
+DEFAULT_COMPLETION_TOKENS = 128
+_LONGEST = 1024  # tokens of one completion
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """Another file of the project, as it is in the editor."""
+
+    path: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is around the cursor.
+
+    prefix, suffix: the buffer before and after it. path: of the buffer, empty where unknown;
+    language stands in for it then. files: other open files, the nearest first. max_tokens: at
+    least 1. max_lines: 0 leaves it to the place of the cursor. seconds: the time after which the
+    best text so far is given, None for as long as it takes. temperature: 0 is greedy.
+    """
+
+    prefix: str
+    suffix: str = ""
+    path: str = ""
+    language: str = ""
+    files: tuple[SourceFile, ...] = ()
+    max_tokens: int = DEFAULT_COMPLETION_TOKENS
+    max_lines: int = 0
+    seconds: float | None = None
+    temperature: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What belongs at the cursor, maybe nothing.
+
+    finish_reason: "stop" (it is whole), "length" (max_tokens or max_lines), "time" or "cancelled";
+    after the last two it is what there was until then.
+    evidence_tokens: of the buffer and of other files, drafted from but never read by the model.
+    reused: whether it is the rest of an earlier completion, and cost no pass.
+    """
+
+    text: str
+    finish_reason: CompletionReason
+    stats: Stats
+    evidence_tokens: int = 0
+    reused: bool = False
+
+
+def check_request(request: Request) -> None:
+    """Raises UsageError for limits that cannot be honoured."""
+    if not 1 <= request.max_tokens <= _LONGEST:
+        raise UsageError(f"max_tokens must be from 1 to {_LONGEST}, got {request.max_tokens}")
+    if request.max_lines < 0:
+        raise UsageError(f"max_lines must be 0 or more, got {request.max_lines}")
+    if request.seconds is not None and not request.seconds > 0:
+        raise UsageError(f"the time must be above 0 seconds, got {request.seconds}")

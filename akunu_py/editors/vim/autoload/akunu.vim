@@ -1,0 +1,345 @@
+vim9script
+# The ghost at the cursor: asks `akunu complete` for it over JSON lines, draws it as virtual text
+# and accepts it, whole or in part. One job for all buffers; a newer request supersedes the older
+# one in the helper ("channel").
+
+const PROP = 'AkunuGhost'
+const MAX_LINES = 2000  # on either side of the cursor
+const MAX_FILES = 8
+const MAX_FILE_BYTES = 100'000
+
+var job: job
+var heard = ''            # the last line that the helper wrote to stderr
+var told: dict<bool> = {} # messages that the person has read
+var off = false
+var last_id = 0
+var asked: dict<any> = {} # the request under way: {id, spot}
+var spot: dict<any> = {}  # where the cursor was at the last look
+var ghost = ''
+var timer = -1
+
+# ---- where
+
+def Here(): dict<any>
+  const line = getline('.')
+  const at = col('.') - 1
+  return {
+    bufnr: bufnr(), lnum: line('.'), tick: b:changedtick,
+    before: strpart(line, 0, at), after: strpart(line, at),
+  }
+enddef
+
+def IsWanted(): bool
+  return !off && get(b:, 'akunu_enabled', get(g:, 'akunu_enabled', true))
+    && &buftype ==# '' && &modifiable && mode() ==# 'i' && !pumvisible() && reg_executing() ==# ''
+enddef
+
+# What is left of `text`, which belongs at `then`, now that the cursor is at `now`: '' where
+# something else than its beginning was typed.
+def Rest(text: string, then: dict<any>, now: dict<any>): string
+  if then.bufnr != now.bufnr || then.lnum != now.lnum || then.after !=# now.after
+      || stridx(now.before, then.before) != 0
+    return ''
+  endif
+  const typed = strpart(now.before, strlen(then.before))
+  return stridx(text, typed) == 0 ? strpart(text, strlen(typed)) : ''
+enddef
+
+# ---- events
+
+# After the delay; when insert mode begins, mode() does not know it yet.
+export def AskSoon()
+  timer_stop(timer)
+  timer = timer_start(get(g:, 'akunu_delay', 150), (_) => Ask())
+enddef
+
+# The text or the cursor changed in insert mode.
+export def Update()
+  if !IsWanted()
+    Dismiss()
+    return
+  endif
+  const now = Here()
+  if now == spot
+    return
+  endif
+  const rest = ghost ==# '' ? '' : Rest(ghost, spot, now)
+  spot = now
+  if rest !=# ''
+    Show(rest)
+    return
+  endif
+  Hide()
+  AskSoon()
+enddef
+
+# Insert mode ends, or the buffer is left.
+export def Leave()
+  timer_stop(timer)
+  Dismiss()
+  if !asked->empty()
+    Send({cancel: asked.id})
+    asked = {}
+  endif
+  spot = {}
+enddef
+
+export def Dismiss()
+  timer_stop(timer)
+  if ghost !=# ''
+    Hide()
+  endif
+enddef
+
+export def Sweep()
+  if !prop_type_get(PROP)->empty()
+    prop_remove({type: PROP, all: true})
+  endif
+enddef
+
+# ---- asking
+
+export def Ask()
+  if !IsWanted() || !Start()
+    return
+  endif
+  spot = Here()
+  last_id += 1
+  asked = {id: last_id, spot: spot}
+  const [prefix, suffix] = Around(spot)
+  var request = {
+    id: last_id, channel: 'vim', prefix: prefix, suffix: suffix, path: expand('%:p'),
+    language: &filetype, files: OtherFiles(), time_ms: get(g:, 'akunu_time_ms', 3000),
+  }
+  for name in ['max_tokens', 'max_lines', 'temperature']
+    if has_key(g:, $'akunu_{name}')
+      request[name] = g:[$'akunu_{name}']
+    endif
+  endfor
+  Send(request)
+enddef
+
+# The text before and after the cursor. The cuts move in steps, so that what the helper remembers
+# of the buffer stays good from line to line.
+def Around(at: dict<any>): list<string>
+  const step = MAX_LINES / 2
+  const first = at.lnum <= MAX_LINES ? 1 : (at.lnum - step) / step * step
+  const final = (at.lnum + MAX_LINES) / step * step
+  var before = getline(first, at.lnum - 1)->add(at.before)
+  var after = [at.after] + getline(at.lnum + 1, final)
+  return [before->join("\n"), after->join("\n")]
+enddef
+
+# The other buffers, the one that was used last first.
+def OtherFiles(): list<dict<string>>
+  var files: list<dict<string>> = []
+  var others = getbufinfo({buflisted: 1, bufloaded: 1})
+    ->filter((_, buffer) => buffer.bufnr != bufnr() && getbufvar(buffer.bufnr, '&buftype') ==# '')
+    ->sort((a, b) => b.lastused - a.lastused)
+  for buffer in others[: MAX_FILES - 1]
+    const text = getbufline(buffer.bufnr, 1, MAX_LINES)->join("\n")
+    if text !=# '' && strlen(text) <= MAX_FILE_BYTES
+      files->add({path: buffer.name, text: text})
+    endif
+  endfor
+  return files
+enddef
+
+# Whether the helper runs; starts it where it does not.
+def Start(): bool
+  if job_status(job) ==# 'run'
+    return true
+  endif
+  const command = get(g:, 'akunu_command', ['akunu', 'complete'])
+  if !executable(command[0])
+    off = true
+    Tell($'{command[0]}: no such program; install akunu or set g:akunu_command, then :Akunu restart')
+    return false
+  endif
+  heard = ''
+  job = job_start(command, {
+    mode: 'nl', noblock: 1, stoponexit: 'term',
+    out_cb: (_, line) => Answered(line),
+    err_cb: (_, line) => {
+      heard = line->substitute('^akunu: ', '', '')
+    },
+    exit_cb: (_, code) => Ended(code),
+  })
+  return job_status(job) ==# 'run'
+enddef
+
+def Send(message: dict<any>)
+  if job_status(job) ==# 'run'
+    ch_sendraw(job, json_encode(message) .. "\n")
+  endif
+enddef
+
+def Ended(code: number)
+  asked = {}
+  if code != 0 && !off
+    off = true
+    Tell($'the helper ended with {code}: {heard}  (:Akunu restart tries again)')
+  endif
+enddef
+
+def Answered(line: string)
+  var reply: dict<any>
+  try
+    reply = json_decode(line)
+  catch
+    Tell($'not an answer: {strpart(line, 0, 60)}')
+    return
+  endtry
+  # A line that the helper could not read is answered without its id.
+  if asked->empty() || (reply.id != v:null && reply.id != asked.id)
+    return
+  endif
+  const then = asked.spot
+  asked = {}
+  if reply->has_key('error')
+    Tell(reply.error)
+  elseif IsWanted()
+    spot = Here()
+    Show(Rest(reply->get('text', ''), then, spot))
+  endif
+enddef
+
+# Each message once: the next keystroke would bring it again. In insert mode "-- INSERT --" is
+# drawn over what is echoed, so it pops up as well.
+def Tell(message: string)
+  if !told->has_key(message)
+    told[message] = true
+    echohl WarningMsg
+    echomsg $'akunu: {message}'
+    echohl None
+    popup_notification($'akunu: {message}', {time: 8000, maxwidth: 60})
+  endif
+enddef
+
+# ---- the ghost
+
+def Show(text: string)
+  Hide()
+  if text =~# '^\_s*$'
+    return
+  endif
+  ghost = text
+  if prop_type_get(PROP)->empty()
+    prop_type_add(PROP, {highlight: PROP})
+  endif
+  const lines = text->split("\n", true)->map((_, line) => substitute(line, "\t", repeat(' ', &tabstop), 'g'))
+  const lnum = spot.lnum
+  if lines[0] !=# ''
+    prop_add(lnum, strlen(spot.before) + 1, {type: PROP, text: lines[0]})
+  endif
+  for line in lines[1 :]
+    prop_add(lnum, 0, {type: PROP, text: line ==# '' ? ' ' : line, text_align: 'below'})
+  endfor
+  Redraw()
+enddef
+
+# Early Vim 9 scrolls the wrong way where virtual lines come and go (seen in 9.0.1378). Setting this
+# option, to whatever value, draws the windows of the buffer anew, without flicker.
+def Redraw()
+  noautocmd &l:tabstop = &l:tabstop
+enddef
+
+def Hide()
+  if ghost !=# ''
+    ghost = ''
+    Sweep()
+    Redraw()
+  endif
+enddef
+
+export def IsShown(): bool
+  return ghost !=# '' && Rest(ghost, spot, Here()) !=# ''
+enddef
+
+# Inserts the ghost at the cursor: all of it, or its next 'word' or 'line'. The rest stays a ghost.
+export def Accept(part: string)
+  # Vim looks keys up before it has inserted the letters typed just before them.
+  Update()
+  if ghost ==# ''
+    const otherwise = '<Plug>(akunu-else-accept' .. (part ==# '' ? '' : $'-{part}') .. ')'
+    if maparg(otherwise, 'i') !=# ''
+      feedkeys(otherwise->substitute('<Plug>', "\<Plug>", ''), 'im')
+    endif
+    return
+  endif
+  const pattern = {
+    word: '^\_s*\%(\k\+\|\%(\k\@!\S\)\+\)',
+    line: '^\n\=[^\n]*',
+  }->get(part, '^\_.*')
+  const text = matchstr(ghost, pattern)
+  const rest = strpart(ghost, strlen(text))
+  Hide()
+  const lines = (spot.before .. text)->split("\n", true)
+  append(spot.lnum, lines[1 :])
+  setline(spot.lnum, lines[0])
+  const lnum = spot.lnum + len(lines) - 1
+  setline(lnum, lines[-1] .. spot.after)
+  cursor(lnum, strlen(lines[-1]) + 1)
+  if rest !=# ''
+    spot = Here()
+    Show(rest)
+  endif
+enddef
+
+# ---- keys and commands
+
+const KEYS = {accept: '<Tab>', 'accept-word': '<C-F>', 'accept-line': '<C-L>', dismiss: '<C-]>'}
+
+export def MapKeys()
+  for [action, key] in KEYS->extendnew(get(g:, 'akunu_keys', {}))->items()
+    if key !=# ''
+      Map(key, action)
+    endif
+  endfor
+enddef
+
+# Where no ghost is shown, a key does what it did before.
+def Map(key: string, action: string)
+  const otherwise = $'<Plug>(akunu-else-{action})'
+  var before = maparg(key, 'i', false, true)
+  if before->empty()
+    execute $'inoremap {otherwise} {key}'
+  else
+    before->filter((field, _) => field !=# 'lhsrawalt')
+    mapset('i', false, before->extend({lhs: otherwise, lhsraw: $"\<Plug>(akunu-else-{action})", buffer: 0}))
+  endif
+  const there = $'"\<Plug>(akunu-{action})"'
+  const not_there = $'"\<Plug>(akunu-else-{action})"'
+  execute $'imap <expr> {key} akunu#IsShown() ? {there} : {not_there}'
+enddef
+
+export def Subcommands(lead: string, _: string, __: number): list<string>
+  return ['disable', 'enable', 'restart', 'status']->filter((_, name) => stridx(name, lead) == 0)
+enddef
+
+export def Command(name: string)
+  if name ==# 'enable' || name ==# 'disable'
+    g:akunu_enabled = name ==# 'enable'
+  elseif name ==# 'restart'
+    job_stop(job)
+    off = false
+    told = {}
+    asked = {}
+  elseif name ==# 'status'
+    echo $'akunu: {Status()}'
+  else
+    echohl ErrorMsg
+    echomsg $'akunu: no such subcommand: {name}; there are {Subcommands('', '', 0)->join(', ')}'
+    echohl None
+  endif
+enddef
+
+# One word for a status line: off, idle (not started), asking, shown or ready.
+export def Status(): string
+  if off || !get(b:, 'akunu_enabled', get(g:, 'akunu_enabled', true))
+    return 'off'
+  elseif job_status(job) !=# 'run'
+    return 'idle'
+  endif
+  return !asked->empty() ? 'asking' : ghost !=# '' ? 'shown' : 'ready'
+enddef

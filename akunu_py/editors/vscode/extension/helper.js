@@ -1,0 +1,91 @@
+// Speaks JSON lines with one `akunu complete` process. Knows nothing of VS Code.
+'use strict'
+
+const { spawn } = require('node:child_process')
+const readline = require('node:readline')
+
+class Helper {
+  // `tell` is given each message that a person should read, once.
+  constructor(command, tell) {
+    this.command = command
+    this.tell = tell
+    this.told = new Set()
+    this.waiting = new Map() // id -> what to do with the reply
+    this.lastId = 0
+    this.process = null
+    this.broken = false
+  }
+
+  // The reply to a request, or null where there is none: cancelled, superseded or broken.
+  // `onCancel` is given a function that cancels it.
+  ask(request, onCancel) {
+    if (!this.start()) return Promise.resolve(null)
+    const id = ++this.lastId
+    return new Promise((resolve) => {
+      this.waiting.set(id, resolve)
+      this.send({ id, ...request })
+      onCancel(() => {
+        if (this.waiting.has(id)) this.send({ cancel: id })
+      })
+    })
+  }
+
+  start() {
+    if (this.process || this.broken) return !this.broken
+    let heard = ''
+    const child = spawn(this.command[0], this.command.slice(1))
+    this.process = child
+    child.stdin.on('error', () => {}) // its end is told by 'close'
+    child.on('error', (error) => this.end(child, error.message))
+    child.on('close', (code) => this.end(child, code ? heard || `it ended with ${code}` : null))
+    readline.createInterface({ input: child.stderr }).on('line', (line) => {
+      heard = line.replace(/^akunu: /, '')
+    })
+    readline.createInterface({ input: child.stdout }).on('line', (line) => this.answered(line))
+    return true
+  }
+
+  answered(line) {
+    let reply
+    try {
+      reply = JSON.parse(line)
+    } catch {
+      this.tellOnce(`not an answer: ${line.slice(0, 60)}`)
+      return
+    }
+    const resolve = this.waiting.get(reply.id)
+    this.waiting.delete(reply.id)
+    if (reply.error) this.tellOnce(reply.error)
+    const whole = !reply.error && reply.finish_reason !== 'cancelled'
+    if (resolve) resolve(whole ? reply : null)
+  }
+
+  send(message) {
+    this.process.stdin.write(JSON.stringify(message) + '\n')
+  }
+
+  end(child, failure) {
+    if (this.process !== child) return
+    this.process = null
+    for (const resolve of this.waiting.values()) resolve(null)
+    this.waiting.clear()
+    if (failure) {
+      this.broken = true // it would end again; dispose() and a new Helper try anew
+      this.tellOnce(failure)
+    }
+  }
+
+  tellOnce(message) {
+    if (!this.told.has(message)) this.tell(message)
+    this.told.add(message)
+  }
+
+  dispose() {
+    const child = this.process
+    if (!child) return
+    this.end(child, null)
+    child.kill()
+  }
+}
+
+module.exports = { Helper }

@@ -1,0 +1,251 @@
+"""Completion over stdio, a JSON object a line: what `akunu complete` speaks.
+
+    -> {"id": 1, "prefix": "def f(", "suffix": "", "channel": "a", "stream": true}
+    <- {"id": 1, "delta": "x"}
+    <- {"id": 1, "text": "x):", "finish_reason": "stop", "stats": {...}}
+    -> {"cancel": 1}
+    -> garbage
+    <- {"id": null, "error": "the line is not JSON: ..."}
+
+Owns the protocol: reading lines, checking fields, and which reply answers what. docs/complete.md
+describes it. Refuses to complete, and to give up: a bad line gets a reply that names the fault.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, BinaryIO
+
+from akunu_py.complete import Completion, Request, SourceFile
+from akunu_py.completion_thread import CompletionThread, Failure, Ticket
+from akunu_py.errors import UsageError
+
+MAX_LINE = 64 << 20  # bytes; longer ones are refused without being kept
+_LARGEST = 10**9  # of any number; JSON knows no limit, and floats of Python do
+_KINDS = {
+    "prefix": (str, "a text"),
+    "suffix": (str, "a text"),
+    "path": (str, "a text"),
+    "language": (str, "a text"),
+    "channel": (str, "a text"),
+    "files": (list, "a list"),
+    "max_tokens": (int, "a whole number"),
+    "max_lines": (int, "a whole number"),
+    "time_ms": ((int, float), "a number"),
+    "temperature": ((int, float), "a number"),
+    "stream": (bool, "true or false"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request as a line asks for it."""
+
+    id: str | int
+    request: Request
+    channel: str = ""
+    stream: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    id: str | int
+
+
+class BadLine(UsageError):
+    """A line that cannot be honoured. id: of the request, None where it tells none."""
+
+    def __init__(self, message: str, id: str | int | None = None) -> None:
+        super().__init__(message)
+        self.id = id
+
+
+class JsonLines:
+    """The protocol between a stream of lines and a thread that completes.
+
+    `write` is given whole lines, from several threads but never from two at once.
+    """
+
+    def __init__(
+        self, thread: CompletionThread, write: Callable[[bytes], object], defaults: Request
+    ) -> None:
+        """defaults: the limits of requests that set none."""
+        self._thread = thread
+        self._write = write
+        self._defaults = defaults
+        self._lock = threading.Lock()
+        self._tickets: dict[str | int, Ticket] = {}
+        self._lost: OSError | None = None
+
+    def serve(self, stream: BinaryIO) -> None:
+        """Answers every line of `stream` up to its end, and what was asked until then.
+
+        Raises OSError where replies can no longer be written.
+        """
+        for line in read_lines(stream):
+            self.take(line)
+            if self._lost:
+                raise self._lost
+        self._thread.close(drain=True)
+        if self._lost:
+            raise self._lost
+
+    def take(self, line: bytes | None) -> None:
+        """One line; None for one that was too long."""
+        try:
+            message = parse(line, self._defaults)
+            if isinstance(message, Cancel):
+                with self._lock:
+                    ticket = self._tickets.get(message.id)
+                if ticket is not None:
+                    ticket.cancel()
+            elif message is not None:
+                self._submit(message)
+        except BadLine as error:
+            self._reply({"id": error.id, "error": str(error)})
+
+    def _submit(self, asked: Asked) -> None:
+        def on_text(text: str) -> None:
+            if asked.stream:
+                self._reply({"id": asked.id, "delta": text})
+
+        def on_done(done: Completion | Failure) -> None:
+            with self._lock:
+                del self._tickets[asked.id]
+            self._reply({"id": asked.id} | _as_dict(done))
+
+        with self._lock:
+            if asked.id in self._tickets:
+                raise BadLine(f"id {json.dumps(asked.id)} is still being answered", asked.id)
+            self._tickets[asked.id] = self._thread.submit(
+                asked.request, channel=asked.channel, on_text=on_text, on_done=on_done
+            )
+
+    def _reply(self, message: dict[str, Any]) -> None:
+        line = json.dumps(message, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+        with self._lock:
+            if self._lost:
+                return
+            try:
+                self._write(line)
+            except OSError as error:
+                self._lost = error
+                for ticket in self._tickets.values():
+                    ticket.cancel()
+
+
+def read_lines(stream: BinaryIO, longest: int = MAX_LINE) -> Iterator[bytes | None]:
+    """The lines of `stream` without their ends, the last one also where its end is missing; None
+    in the place of one that is longer than `longest` bytes."""
+    while line := stream.readline(longest + 1):
+        if len(line) <= longest or line.endswith(b"\n"):
+            yield line.rstrip(b"\r\n")
+            continue
+        while line and not line.endswith(b"\n"):
+            line = stream.readline(longest + 1)
+        yield None
+
+
+def parse(line: bytes | None, defaults: Request) -> Asked | Cancel | None:
+    """What a line asks for; None for an empty one. Raises BadLine."""
+    if line is None:
+        raise BadLine(f"the line is longer than {MAX_LINE >> 20} MB; send less of the buffer")
+    if not line.strip():
+        return None
+    try:
+        message = json.loads(line.decode(), parse_constant=_no_number)
+    except UnicodeDecodeError as error:
+        raise BadLine(f"the line is not UTF-8 text (byte {error.start})") from error
+    except (ValueError, RecursionError) as error:
+        raise BadLine(f"the line is not JSON: {str(error) or type(error).__name__}") from error
+    if not isinstance(message, dict):
+        raise BadLine(f"expected an object, found {type(message).__name__}")
+    if "cancel" in message:
+        return Cancel(_id(message, "cancel"))
+    id = _id(message, "id")
+    try:
+        return Asked(
+            id,
+            _request(message, defaults),
+            message.get("channel", ""),
+            message.get("stream", False),
+        )
+    except UsageError as error:
+        raise BadLine(str(error), id) from error
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number in JSON")
+
+
+def _id(message: dict[str, Any], name: str) -> str | int:
+    if name not in message:
+        raise BadLine('no "id": every request needs one, a text or a whole number')
+    value = message[name]
+    if not isinstance(value, str | int) or isinstance(value, bool):
+        raise BadLine(f"{name}: expected a text or a whole number, found {json.dumps(value)[:80]}")
+    _check_text(name, value)
+    return value
+
+
+def _request(message: dict[str, Any], defaults: Request) -> Request:
+    for name, value in message.items():
+        if name == "id":
+            continue
+        if name not in _KINDS:
+            known = ", ".join(["id", "cancel", *_KINDS])
+            raise UsageError(f"unknown field {name!r}; there are: {known}")
+        _check_kind(name, value, *_KINDS[name])
+    if "prefix" not in message:
+        raise UsageError('no "prefix": the buffer before the cursor')
+    limits: dict[str, Any] = {
+        name: message[name]
+        for name in ("suffix", "path", "language", "max_tokens", "max_lines", "temperature")
+        if name in message
+    }
+    if "time_ms" in message:
+        limits["seconds"] = message["time_ms"] / 1000
+    files = tuple(_file(file) for file in message.get("files", ()))
+    return replace(defaults, prefix=message["prefix"], files=files, **limits)
+
+
+def _file(file: Any) -> SourceFile:
+    if not isinstance(file, dict) or set(file) != {"path", "text"}:
+        raise UsageError('files: expected objects with "path" and "text"')
+    for name, value in file.items():
+        _check_kind(f"files: {name}", value, str, "a text")
+    return SourceFile(file["path"], file["text"])
+
+
+def _check_kind(name: str, value: object, kind: Any, words: str) -> None:
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise UsageError(f"{name}: expected {words}, found {json.dumps(value)[:80]}")
+    if isinstance(value, int | float) and not abs(value) <= _LARGEST:
+        raise UsageError(
+            f"{name}: expected {words} up to {_LARGEST}, found {json.dumps(value)[:80]}"
+        )
+    _check_text(name, value)
+
+
+def _check_text(name: str, value: object) -> None:
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise BadLine(
+                f"{name}: half a character (a lone surrogate) at {error.start}"
+            ) from error
+
+
+def _as_dict(done: Completion | Failure) -> dict[str, Any]:
+    if isinstance(done, Failure):
+        return {"error": done.message}
+    stats = {
+        name: round(value, 4) if isinstance(value, float) else value
+        for name, value in done.stats.as_dict().items()
+    }
+    more = {"evidence_tokens": done.evidence_tokens, "reused": done.reused}
+    return {"text": done.text, "finish_reason": done.finish_reason, "stats": stats | more}

@@ -1,0 +1,212 @@
+"""The Language Server Protocol on two streams, strictly.
+
+pygls does the dispatch, the types and the capabilities; this module owns what it leaves open:
+frames that survive garbage, an error reply to everything that is refused (a client waits for ever
+for one that never comes), the order of initialize, shutdown and exit, and the exit code. Refuses
+to know what is completed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import json
+import re
+import threading
+from collections.abc import Iterator
+from typing import Any, BinaryIO, cast
+
+from lsprotocol import types
+from pygls.exceptions import (
+    JsonRpcException,
+    JsonRpcInvalidParams,
+    JsonRpcInvalidRequest,
+    JsonRpcParseError,
+    JsonRpcServerNotInitialized,
+)
+from pygls.lsp.server import LanguageServer
+from pygls.protocol import LanguageServerProtocol, lsp_method
+
+from akunu_py.lsp_documents import Document, Documents
+
+MAX_FRAME_BYTES = 64 << 20  # a document may be large; more than this is a broken header
+
+_LENGTH = re.compile(rb"(?i)content-length[ \t]*:[ \t]*(\d{1,19})[ \t]*\r?\n$")
+_HEADER = re.compile(rb"[\w-]+[ \t]*:.*\r?\n")
+
+
+class Garbage(str):
+    """What was wrong with a stretch of bytes that is no frame."""
+
+
+def read_frames(stream: BinaryIO) -> Iterator[bytes | Garbage]:
+    """The bodies of the frames in `stream` until it ends.
+
+    Where no frame begins, everything up to the next Content-Length is skipped, and said once.
+    """
+    length: int | None = None
+    lost = False
+    while line := stream.readline(4096):
+        found = _LENGTH.search(line)
+        if not (lost or (found and found.start() == 0) or _HEADER.fullmatch(line) or _ends(line)):
+            lost, length = True, None
+            yield Garbage("expected a header line with Content-Length")
+        if found:
+            lost, length = False, int(found[1])
+        elif _ends(line) and length is not None:
+            if length > MAX_FRAME_BYTES:
+                yield Garbage(f"a frame of {length} bytes; at most {MAX_FRAME_BYTES} are taken")
+            else:
+                body = stream.read(length)
+                if len(body) < length:
+                    return
+                yield body
+            length = None
+
+
+def _ends(line: bytes) -> bool:
+    """Whether the line ends the header."""
+    return line in (b"\r\n", b"\n")
+
+
+class Protocol(LanguageServerProtocol):
+    """What a server does with each message. `exit_code` is None until the client said exit."""
+
+    exit_code: int | None = None
+
+    def __init__(self, server: LanguageServer, converter: Any) -> None:
+        super().__init__(server, converter)
+        self.documents = Documents()
+        self._initialized = False
+
+    def position_encoding(self) -> str:
+        """The code units that columns are counted in, as agreed on."""
+        return _plain(self.server_capabilities.position_encoding)
+
+    def receive(self, frame: bytes | Garbage) -> None:
+        """Handles one frame. Whatever is wrong with it is told to the client."""
+        try:
+            if isinstance(frame, Garbage):
+                raise JsonRpcParseError(frame)
+            data = _parse(frame)
+        except JsonRpcException as error:
+            self._refuse(None, error)
+            return
+        is_request = "method" in data and "id" in data
+        try:
+            self._check_order(data.get("method"))
+            message = self.structure_message(data)
+            self._initialized |= data.get("method") == types.INITIALIZE
+        except JsonRpcException as error:
+            if is_request:
+                self._refuse(data["id"], error)
+            return
+        self.handle_message(message)
+
+    def _check_order(self, method: object) -> None:
+        if method == types.INITIALIZE:
+            if self._initialized:
+                raise JsonRpcInvalidRequest("initialize came a second time")
+        elif self._shutdown and method != types.EXIT:
+            raise JsonRpcInvalidRequest("after shutdown only exit is expected")
+        elif not self._initialized and method not in (None, types.EXIT):
+            raise JsonRpcServerNotInitialized("expected initialize first")
+
+    def _refuse(self, message_id: object, error: JsonRpcException) -> None:
+        known = message_id if isinstance(message_id, (str, int)) else None
+        # pygls leaves out what is None, but a reply without an id is none.
+        self._send_data({"jsonrpc": "2.0", "id": known, "error": error.to_response_error()})
+
+    @lsp_method(types.EXIT)
+    def lsp_exit(self, *args: object) -> None:  # type: ignore[override]
+        """pygls would end the process from inside, and lose the exit code on the way."""
+        self.exit_code = 0 if self._shutdown else 1
+
+    @lsp_method(types.TEXT_DOCUMENT_DID_OPEN)
+    def lsp_text_document__did_open(self, params: types.DidOpenTextDocumentParams) -> None:
+        opened = params.text_document
+        document = Document(opened.uri, _plain(opened.language_id), "")
+        self.documents.put(document.with_text(opened.text))
+
+    @lsp_method(types.TEXT_DOCUMENT_DID_CHANGE)
+    def lsp_text_document__did_change(self, params: types.DidChangeTextDocumentParams) -> None:
+        document = self.documents.use(params.text_document.uri)
+        if document is None:
+            raise JsonRpcInvalidParams(f"not open: {params.text_document.uri}")
+        for change in params.content_changes:
+            if isinstance(change, types.TextDocumentContentChangePartial):
+                start, end = change.range.start, change.range.end
+                document = document.changed(
+                    change.text,
+                    (start.line, start.character),
+                    (end.line, end.character),
+                    self.position_encoding(),
+                )
+            else:
+                document = document.with_text(change.text)
+        self.documents.put(document)
+
+    @lsp_method(types.TEXT_DOCUMENT_DID_CLOSE)
+    def lsp_text_document__did_close(self, params: types.DidCloseTextDocumentParams) -> None:
+        self.documents.remove(params.text_document.uri)
+
+
+def _parse(body: bytes) -> dict[str, Any]:
+    """The message in a frame, or raises a JsonRpcException that says what it is instead."""
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise JsonRpcParseError(f"not JSON: {error}") from error
+    if not isinstance(data, dict) or data.get("jsonrpc") != "2.0":
+        raise JsonRpcInvalidRequest('expected an object with "jsonrpc": "2.0"')
+    if "method" not in data and not {"id", "result"} <= set(data) and "error" not in data:
+        raise JsonRpcInvalidRequest('expected a "method", or an "id" with a "result" or an "error"')
+    # pygls looks requests up by their ids, also by the one that a client cancels.
+    params = data.get("params")
+    named = [data.get("id"), params.get("id") if isinstance(params, dict) else None]
+    cancels = data.get("method") == types.CANCEL_REQUEST
+    if not all(id is None or isinstance(id, str | int) for id in named[: 1 + cancels]):
+        raise JsonRpcInvalidRequest('expected a text or a whole number as "id"')
+    return data
+
+
+def _plain(value: object) -> str:
+    """The string of an open enumeration: one of its members, or any other string."""
+    return str(value.value if isinstance(value, enum.Enum) else value)
+
+
+class Writer:
+    """Writes frames; every one comes from the thread of the event loop."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+
+    def write(self, data: bytes) -> None:
+        self._stream.write(data)
+        self._stream.flush()
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+async def serve(server: LanguageServer, stdin: BinaryIO, stdout: BinaryIO) -> int | None:
+    """Serves until the client says exit, or its end closes. The exit code, None without an exit.
+
+    Frames are read in a daemon thread, because a read cannot be interrupted.
+    """
+    protocol = cast(Protocol, server.protocol)
+    protocol.set_writer(Writer(stdout))
+    loop = asyncio.get_running_loop()
+    frames: asyncio.Queue[bytes | Garbage | None] = asyncio.Queue()
+
+    def read() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended, nobody listens any more
+            for frame in read_frames(stdin):
+                loop.call_soon_threadsafe(frames.put_nowait, frame)
+            loop.call_soon_threadsafe(frames.put_nowait, None)
+
+    threading.Thread(target=read, name="frames", daemon=True).start()
+    while protocol.exit_code is None and (frame := await frames.get()) is not None:
+        protocol.receive(frame)
+    return protocol.exit_code

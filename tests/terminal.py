@@ -1,0 +1,68 @@
+"""A real terminal to drive programs in, by tmux; import `terminal` to have the fixture."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+needs_tmux = pytest.mark.skipif(
+    not all(map(shutil.which, ("tmux", "pgrep", "ps"))), reason="tmux or procps is not installed"
+)
+
+
+class Terminal:
+    """A terminal in a tmux server of its own, with a shell in it."""
+
+    def __init__(self, socket: Path) -> None:
+        self._tmux = ["tmux", "-S", str(socket), "-f", "/dev/null"]
+        environment = {**os.environ, "PS1": "$ ", "TERM": "screen-256color"}
+        subprocess.run(
+            [*self._tmux, "new-session", "-d", "-x", "90", "-y", "30", "/bin/sh"],
+            check=True,
+            env=environment,
+        )
+
+    def type(self, *keys: str) -> None:
+        subprocess.run([*self._tmux, "send-keys", *keys], check=True)
+
+    def paste(self, text: str) -> None:
+        subprocess.run([*self._tmux, "load-buffer", "-"], check=True, input=text.encode())
+        subprocess.run([*self._tmux, "paste-buffer", "-p", "-r"], check=True)
+
+    def resize(self, width: int, height: int) -> None:
+        size = ["-x", str(width), "-y", str(height)]
+        subprocess.run([*self._tmux, "resize-window", *size], check=True)
+
+    def screen(self) -> str:
+        shown = subprocess.run([*self._tmux, "capture-pane", "-p"], check=True, capture_output=True)
+        return shown.stdout.decode()
+
+    def wait_for(self, pattern: str, seconds: float = 60) -> str:
+        """The screen, as soon as `pattern` is on it."""
+        end = time.monotonic() + seconds
+        while not re.search(pattern, screen := self.screen()):
+            assert time.monotonic() < end, f"no {pattern!r} on the screen:\n{screen}"
+            time.sleep(0.1)
+        return screen
+
+    def shell(self) -> str:
+        """The process id of the shell."""
+        command = [*self._tmux, "list-panes", "-F", "#{pane_pid}"]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    def close(self) -> None:
+        subprocess.run([*self._tmux, "kill-server"], check=False)
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    terminal = Terminal(tmp_path / "tmux")
+    yield terminal
+    terminal.close()

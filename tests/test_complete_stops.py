@@ -1,0 +1,138 @@
+"""Where completions end: lines, blocks, brackets, and what is there already."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from akunu_py.brackets import closed_from_before, depth, left_open
+from akunu_py.completion_stops import CompletionStops
+
+FUNCTION = "def f(n):\n"
+
+
+@pytest.mark.parametrize(
+    ("prefix", "suffix", "said", "kept"),
+    [
+        # A line that is begun: this line, and the block that it opens.
+        ("x = ", "", "1\ny = 2\n", "1"),
+        (FUNCTION[:-1], "", "\n    return n\n\ndef g():\n", "\n    return n"),
+        ("if a", "", ":\n    b()\n    c()\nelse:\n", ":\n    b()\n    c()"),
+        ("f(a", "", ",\n  b)\ng()\n", ",\n  b)"),
+        ("def f(a", "", ",\n      b):\n    return a\nx\n", ",\n      b):\n    return a"),
+        ("x = [", "", "\n    1,\n]\ny\n", "\n    1,\n]"),
+        ("while read x; do", "", "\n  echo\ndone\nls\n", "\n  echo\ndone"),
+        # An empty line in a block: the block, a shallower line ends it.
+        (FUNCTION + "    ", "", "a()\n    b()\n\n    c()\nd()\n", "a()\n    b()\n\n    c()"),
+        (FUNCTION + "    ", "", "a()\n\n\n\n    b()\n", "a()"),
+        ("function f() {\n  ", "", "return 1;\n}\nf()\n", "return 1;\n}"),
+        ("function f() {\n  ", "\n}\n", "return 1;\n}\nf()\n", "return 1;"),
+        ("def f\n  ", "", "if x\n    y\n  end\nend\nz", "if x\n    y\n  end\nend"),
+        (FUNCTION, "", "    return n\n\nx = 1\n", "    return n"),
+        # The margin: one statement with its block; what a decorator needs.
+        ("a()\n", "", "def g():\n    b()\n\n    c()\nd()\n", "def g():\n    b()\n\n    c()"),
+        ("a()\n", "", "\n@b\ndef c():\n    d()\ne()\n", "\n@b\ndef c():\n    d()"),
+        ("a()\n", "", "b()\nc()\n", "b()"),
+        # More code behind the cursor: this line, without what is there.
+        ("f(", ", b)", "a, b)\ng()", "a"),
+        ("f(", ")", "a, b)\ng()", "a, b"),
+        ("f(", ")", "g(1)\n", "g(1)"),
+        ('say("', '")', 'hello")\nx', "hello"),
+        ("return ", "+ b", "a ", "a "),
+        # Brackets: none is closed that is closed behind the cursor, or that nothing opened.
+        ("f(g(", "\n)\n", "1))\n", "1)"),
+        ("x = 1", "", ")\ny", ""),
+        ("x = ", "", '")" + f(1))', '")" + f(1)'),
+        ("x = ", "", "1  # :)\ny", "1  # :)"),
+        ("fn f<'a>(x: &'a str", "", ") {\n    x\n}\nfn g", ") {\n    x\n}"),
+        # The next line of the buffer is not said again.
+        ("a = 1\n", "\nb = 2\n", "b = 2\nc = 3\n", ""),
+        (FUNCTION + "    ", "\n    return n\n", "n += 1\n    return n\n", "n += 1"),
+        ("a = 1\n", "\nb = 2\n", "b = 22\n", "b = 22"),
+    ],
+)
+def test_ends(prefix: str, suffix: str, said: str, kept: str) -> None:
+    assert CompletionStops(prefix, suffix).cut(said, final=True).text == kept
+
+
+def test_what_is_over_is_known_at_once() -> None:
+    """Not a token more is asked of the model than is needed to know."""
+    assert CompletionStops("x = ", "").cut("1\n").done
+    assert CompletionStops("f(", ")").cut("1)").done
+    assert CompletionStops(FUNCTION + "    ", "").cut("a()\nb").done
+    assert not CompletionStops(FUNCTION + "    ", "").cut("a()\n").done
+    assert not CompletionStops("if a:\n  b\n  ", "").cut("c\nen").done  # maybe `end`
+
+
+def test_max_lines() -> None:
+    stops = CompletionStops(FUNCTION + "    ", "", 2)
+    cut = stops.cut("a()\n    b()\n    c()\n")
+    assert (cut.text, cut.done, cut.full) == ("a()\n    b()", True, True)
+    whole = stops.cut("a()\n    b()", final=True)
+    assert (whole.text, whole.full) == ("a()\n    b()", False)
+
+
+def test_brackets() -> None:
+    assert depth("f([{") == 3
+    assert depth("f('(' \"[\" # {\n") == 1
+    assert depth("don't (it's") == 1
+    assert depth('"(') == 1  # no end in its line: not a quote
+    assert left_open(")) ( [") == 2
+    assert closed_from_before("() ) (]] ") == 2
+
+
+PIECES = st.lists(
+    st.sampled_from(
+        [
+            "\n",
+            "\n",
+            "    ",
+            "  ",
+            "a",
+            "b = ",
+            "(",
+            ")",
+            "[",
+            "]",
+            "{",
+            "}",
+            ":",
+            '"',
+            "'",
+            "#",
+            " ",
+            "def f",
+            "end",
+            "x",
+            "@",
+            "//",
+            "\\",
+            ", ",
+            "\t",
+            "done",
+        ]
+    ),
+    max_size=16,
+).map("".join)
+
+
+@settings(max_examples=400, deadline=None)
+@given(PIECES, PIECES, PIECES, st.sampled_from([0, 2]))
+def test_streaming_is_a_beginning_of_the_whole(
+    prefix: str, suffix: str, said: str, max_lines: int
+) -> None:
+    """Whatever pieces it comes in: nothing is given out that is not kept, `done` means done."""
+    stops = CompletionStops(prefix, suffix, max_lines)
+    whole = stops.cut(said, final=True).text
+    given = ""
+    for end in range(len(said) + 1):
+        cut = stops.cut(said[:end])
+        assert whole.startswith(cut.text)
+        assert cut.text.startswith(given) or given.startswith(cut.text)
+        given = max(given, cut.text, key=len)
+        if cut.done:
+            assert cut.text == whole
+            break
+    assert whole.startswith(given)
+    assert said.startswith(whole)

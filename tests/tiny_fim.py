@@ -1,0 +1,82 @@
+"""Tiny models with random weights whose tokenizers have the markers of a family."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_map
+from mlx_lm.models import llama
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from akunu_py.engine import Engine
+
+_CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
+_PRINTABLE = [chr(code) for code in range(32, 127)]
+
+
+def byte_level(markers: Sequence[str], bos: str | None = None) -> Tokenizer:
+    """Every byte is a token; so are the markers, of which not all are special."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return _with_markers(tokenizer, markers, bos)
+
+
+def sentence_piece(markers: Sequence[str], bos: str | None = None) -> Tokenizer:
+    """Every printable character is a token, the smiley that encoding bare needs too."""
+    pieces = ["<unk>", "▁", "\n", "☺", *(letter for letter in _PRINTABLE if letter != " ")]
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
+    return _with_markers(tokenizer, markers, bos)
+
+
+def _with_markers(tokenizer: Tokenizer, markers: Sequence[str], bos: str | None) -> Tokenizer:
+    added = [*([bos] if bos else []), *markers]
+    tokenizer.add_tokens([AddedToken(text, special=i % 2 == 0) for i, text in enumerate(added)])
+    if bos:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", special_tokens=[(bos, tokenizer.token_to_id(bos))]
+        )
+    return tokenizer
+
+
+def write_model(folder: Path, tokenizer: Tokenizer, *, end: str, seed: int = 0) -> Path:
+    """A model folder. end: the token that ends texts."""
+    folder.mkdir(parents=True, exist_ok=True)
+    size = tokenizer.get_vocab_size()
+    config: dict[str, Any] = _CONFIG | {
+        "vocab_size": size,
+        "eos_token_id": tokenizer.token_to_id(end),
+    }
+    mx.random.seed(seed)
+    model = llama.Model(llama.ModelArgs.from_dict(config))
+    model.update(tree_map(lambda weight: mx.random.normal(weight.shape) * 0.3, model.parameters()))
+    weights = dict(tree_flatten(model.parameters()))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
+    (folder / "config.json").write_text(json.dumps(config))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end).save_pretrained(folder)
+    return folder
+
+
+def load_tiny(folder: Path, markers: Sequence[str], name: str = "tiny", **options: Any) -> Engine:
+    """An engine on a byte-level tiny model with `markers`, the first of which ends texts."""
+    write_model(folder, byte_level(markers, **options), end=markers[0])
+    return Engine.load(folder, name=name)
