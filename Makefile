@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 STARTER := starter
 
 .DEFAULT_GOAL := help
-.PHONY: help setup chat test test-slow lint format bench pictures wheel clean
+.PHONY: help setup chat test test-slow reliability lint format bench pictures wheel clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.installed ## make the virtual environment and install akunu into it
 
@@ -24,6 +24,15 @@ test: $(VENV)/.installed-dev ## run the tests (sets up all they need first)
 test-slow: $(VENV)/.installed-dev ## run the tests that take minutes
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	@$(BIN)/python -m pytest -m slow
+
+# Faults and several akunus at once for MINUTES; then fuzzing, endurance and privacy at full length.
+MINUTES := 25
+reliability: $(VENV)/.installed-dev ## do harm on purpose, for an hour: docs/reliability.md
+	@$(BIN)/akunu models pull $(STARTER) --if-missing
+	$(BIN)/python -m tests.reliability --minutes $(MINUTES)
+	$(BIN)/python -m pytest -m "slow or not slow" tests/test_fuzz_*.py tests/test_endurance.py \
+	  tests/test_privacy.py tests/test_concurrency.py
+	$(BIN)/akunu bench fidelity
 
 lint: $(VENV)/.installed-dev ## formatting, style, types, import directions
 	$(BIN)/ruff format --check .

@@ -4,8 +4,12 @@ Importing the package loads OpenBLAS where MLX needs it. It must happen here, be
 can import `mlx.core`, because MLX binds to the BLAS that the process already holds.
 """
 
-from akunu_py.blas import load_openblas
-from akunu_py.version import __version__
+from akunu_py.interrupts import end_at_once
+
+end_at_once()  # from the first moment; the rest takes some
+
+from akunu_py.blas import load_openblas  # noqa: E402
+from akunu_py.version import __version__  # noqa: E402
 
 load_openblas()
 

@@ -18,7 +18,10 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model
 
 from akunu_py.blas import load_openblas
+from akunu_py.kernel_folder import keep_kernels_private
 from akunu_py.types import WeightMode
+
+keep_kernels_private()
 
 _SHARE_OF_FREE_MEMORY = 0.7  # the rest is for the KV cache, activations and everybody else
 

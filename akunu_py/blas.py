@@ -8,11 +8,13 @@ makes MLX use it. Refuses nothing: without OpenBLAS everything works, only slowe
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import ctypes.util
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,18 +43,22 @@ def _load() -> Blas:
         return Blas("Accelerate")
     if "mlx.core" in sys.modules:
         return Blas("MLX's own (slow)", "mlx was imported before akunu_py")
-    candidates = [str(path) for path in _site_libraries("cmeel.prefix/lib*/libopenblas.so")]
-    if system := ctypes.util.find_library("openblas"):
-        candidates.append(system)
-    if not candidates:
-        return Blas("MLX's own (slow)", "OpenBLAS not found; pip install cmeel-openblas")
-    reason = ""
-    for path in candidates:
+    reason = "OpenBLAS not found; pip install cmeel-openblas"
+    for path in _candidates():
         try:
             return _describe(_open_global(path))
         except OSError as error:
             reason = str(error)
     return Blas("MLX's own (slow)", reason)
+
+
+def _candidates() -> Iterator[str]:
+    """Libraries to try: the wheel's, then the system's, which other programs are run to find."""
+    for path in _site_libraries("cmeel.prefix/lib*/libopenblas.so"):
+        yield str(path)
+    with contextlib.suppress(OSError):  # a disk without room for their temporary files
+        if system := ctypes.util.find_library("openblas"):
+            yield system
 
 
 def _open_global(path: str) -> ctypes.CDLL:

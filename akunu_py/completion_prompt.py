@@ -18,7 +18,8 @@ from akunu_py.models.fim import FimFamily, fill
 
 _CHARACTERS = 4  # of code, a token; more are never tried
 _EVIDENCE = 60_000  # characters of the buffer on each side of the cursor, and of other files
-_PIECE = 4  # one in so many lines that begin in the first column ends a piece of evidence
+_PIECE = 1000  # characters at least of a piece of evidence, which ends before a line that begins
+_ENDS = 4  # in the first column: before one in so many of them
 _TOP_LINE = re.compile(r"(?<=\n)[^\s\n][^\n]*")
 
 
@@ -142,9 +143,11 @@ def encode_pieces(code: CodeTokens, texts: Sequence[str]) -> list[tuple[int, ...
         tokens: list[int] = []
         at = 0
         for line in _TOP_LINE.finditer(text):
-            if crc32(line.group().encode("utf-8", "surrogatepass")) % _PIECE == 0:
-                tokens += code.encode(text[at : line.start()])
-                at = line.start()
+            start = line.start()
+            ends = crc32(line.group().encode("utf-8", "surrogatepass")) % _ENDS == 0
+            if ends and start - at >= _PIECE:
+                tokens += code.encode(text[at:start])
+                at = start
         tokens += code.encode(text[at:])
         if tokens:
             evidence.append(tuple(tokens))

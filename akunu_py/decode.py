@@ -50,6 +50,7 @@ class Target:
     def __init__(self, model: Any, kv_bits: int | None = None) -> None:
         """kv_bits: see `kvcache.new_cache`, which may refuse it with UsageError."""
         self.model = model
+        self.vocabulary: int | None = None  # tokens that the model tells apart, after a pass
         self._kv_bits = kv_bits
         self.sampler = Sampler(SamplingOptions())
         self.reset()
@@ -89,6 +90,7 @@ class Target:
         known: the tokens before `rows`; those of a step under way need not be in `self.tokens`.
         """
         logits = self.forward(rows)[-wanted:]
+        self.vocabulary = logits.shape[-1]
         window = self.sampler.window
         before = mx.concatenate([mx.array(known[-window:], mx.int32), rows]) if window else rows
         return self.sampler.choose(logits, before, len(known) + rows.shape[0] - wanted + 1)
@@ -176,7 +178,8 @@ def decode(
     try:
         while limit > 0:
             started = last if ahead is not None else time.perf_counter()
-            draft = drafter.propose(limit - 1 if len(target.pending) <= _CARRY else 0)
+            room = limit - 1 if len(target.pending) <= _CARRY else 0
+            draft = readable(drafter.propose(room), target.vocabulary)
             rows = len(target.pending) + len(draft)
             idle = 0 if draft else idle + 1
             if ahead is None and (draft or patience is None or idle <= patience):
@@ -198,6 +201,14 @@ def decode(
     finally:
         if ahead is not None:  # the step that nobody will read has put its token into the cache
             target.settle((), 1)
+
+
+def readable(draft: list[int], vocabulary: int | None) -> list[int]:
+    """`draft` up to the first token that the model does not have. What is drafted from may come
+    from a file, and MLX does not check where in a table of embeddings it reads."""
+    if vocabulary is None or not draft or 0 <= min(draft) <= max(draft) < vocabulary:
+        return draft
+    return draft[: next(at for at, token in enumerate(draft) if not 0 <= token < vocabulary)]
 
 
 def launch(target: Target, after: mx.array | None = None) -> mx.array:

@@ -10,6 +10,7 @@ from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 from mlx_lm.utils import load_model, load_tokenizer
 from transformers.utils import logging as transformers_logging
 
@@ -34,7 +35,8 @@ class Engine:
     weights: the format of the weights in words; load_s: seconds it took to load them.
     tokenizer_digest: tells tokenizers apart. no_draft: why this model cannot draft, None where it
     can. recurrent: whether a rejected draft means reading accepted tokens again. context_length:
-    tokens that a session may hold: the model's own, or fewer where memory is short. fit: what it
+    tokens that a session may hold: the model's own, or fewer where memory is short. vocabulary: how
+    many tokens the weights tell apart. fit: what it
     was expected to take, and what the user should know of that.
     """
 
@@ -44,6 +46,7 @@ class Engine:
     tokenizer: Any
     stop_tokens: frozenset[int]
     context_length: int
+    vocabulary: int
     weights: str
     load_s: float
     tokenizer_digest: str
@@ -109,6 +112,7 @@ class Engine:
             tokenizer=tokenizer,
             stop_tokens=_stop_tokens(tokenizer),
             context_length=fit.estimate.context,
+            vocabulary=_vocabulary(model),
             weights=layout,
             load_s=time.perf_counter() - started,
             tokenizer_digest=hashlib.sha256(
@@ -163,8 +167,13 @@ def _load_tokenizer(path: Path, config: dict[str, Any]) -> Any:
         return load_tokenizer(path, options, eos_token_ids=config.get("eos_token_id"))
     except Exception as error:
         if type(error) is Exception:  # what the tokenizers library raises for a damaged file
-            raise ValueError(str(error)) from error
+            raise RuntimeError(str(error)) from error
         raise
+
+
+def _vocabulary(model: Any) -> int:
+    """The width of its logits, which nothing needs to be computed for."""
+    return int(model(mx.array([[0]]), cache=kvcache.new_cache(model)).shape[-1])
 
 
 def _stop_tokens(tokenizer: Any) -> frozenset[int]:

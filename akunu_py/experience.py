@@ -10,6 +10,7 @@ foreign is set aside with one warning and never stops an answer.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -48,7 +49,7 @@ class Experience:
 
     def save_curve(self) -> None:
         """Keeps the curve for the next run. A disk that refuses is no reason to fail."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), _locked(self.folder):
             _write(self._curve_file, json.dumps(self.curve.to_dict()).encode())
 
     def remember(self, tokens: Sequence[int]) -> None:
@@ -57,7 +58,7 @@ class Experience:
             return
         self.memory.learn(tokens)
         try:
-            with self._locked():
+            with _locked(self.folder):
                 _append(self._journal, tokens)
                 if self._journal.stat().st_size > _JOURNAL_TOKENS * _TOKEN_BYTES:
                     # Read anew: another process may have added answers too.
@@ -104,23 +105,19 @@ class Experience:
             path.replace(aside)
         self.warnings.append(f"{path} is damaged and was set aside as {aside.name}: {error}")
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with (self.folder / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-
 
 def forget(model: Path) -> int:
     """Deletes what was remembered of `model`, set-aside files too; gives the bytes that freed.
 
     The cost curve stays: it holds nothing that anybody said. Raises StoreError.
     """
-    freed = remembered_bytes(model)
+    freed = 0
     try:
-        for path in _folder(model).glob(f"{_MEMORY}*"):
-            path.unlink()
+        if (folder := _folder(model)).exists():
+            with _locked(folder):
+                freed = remembered_bytes(model)
+                for path in _memory_files(folder):
+                    path.unlink()
     except OSError as error:
         raise StoreError(f"cannot delete {error.filename}: {error.strerror}") from error
     return freed
@@ -128,7 +125,21 @@ def forget(model: Path) -> int:
 
 def remembered_bytes(model: Path) -> int:
     """Bytes on disk that the memory of `model` takes."""
-    return sum(path.stat().st_size for path in _folder(model).glob(f"{_MEMORY}*"))
+    return sum(path.stat().st_size for path in _memory_files(_folder(model)))
+
+
+def _memory_files(folder: Path) -> list[Path]:
+    """All that holds what was said: unfinished files of writers that were killed too."""
+    return [*folder.glob(f"{_MEMORY}*"), *folder.glob(f".{_MEMORY}*")]
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Makes this the only process that writes in the folder."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _folder(model: Path) -> Path:
@@ -143,12 +154,30 @@ def _digest(text: str) -> str:
 
 
 def _append(path: Path, tokens: Sequence[int]) -> None:
+    """Adds a record, whole or not at all: what followed a part of one would be lost with it."""
     body = array("I", tokens).tobytes()
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    record = _RECORD.pack(len(tokens), adler32(body)) + body
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
-        os.write(descriptor, _RECORD.pack(len(tokens), adler32(body)) + body)
+        # Without what a writer that was killed, or had no room, left of its record.
+        size = _whole_bytes(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
+        os.ftruncate(descriptor, size)
+        if os.write(descriptor, record) < len(record):
+            os.ftruncate(descriptor, size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     finally:
         os.close(descriptor)
+
+
+def _whole_bytes(data: bytes) -> int:
+    """Where the last whole record of a journal ends."""
+    end = start = 0
+    while start <= len(data):
+        end = start
+        if start + _RECORD.size > len(data):
+            break
+        start += _RECORD.size + _RECORD.unpack_from(data, start)[0] * _TOKEN_BYTES
+    return end
 
 
 def _records(data: bytes) -> Iterator[list[int]]:
@@ -172,8 +201,10 @@ def _records(data: bytes) -> Iterator[list[int]]:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Writes the file whole or not at all, readable by its owner only."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """Writes the file whole or not at all, readable by its owner only. The caller holds the lock,
+    so an unfinished file is that of a writer that was killed."""
+    for unfinished in path.parent.glob(f".{path.name}-*"):
+        unfinished.unlink()
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -60,6 +60,10 @@ class Sampler:
                 self._process(before[:end], logits[row : row + 1]) for row, end in enumerate(ends)
             ]
             logits = mx.concatenate(processed)
+        if self.options.among:
+            rest = mx.full(logits.shape[-1:], -mx.inf, logits.dtype)
+            rest[mx.array(self.options.among)] = 0
+            logits = logits + rest
         if self.options.temperature == 0:
             says = mx.argmax(logits, axis=-1)
         else:

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from akunu_py.errors import DamagedCache, DamagedModel, StoreError, UsageError
 from akunu_py.models.safetensors import read_header
 
 SUFFIX = ".safetensors"  # MLX tells formats by it
-_FORMAT = 1
+_FORMAT = 2
 _KEY = "akunu"  # of our own metadata
 _CLASSES = "1."  # mlx-lm's metadata: ours, a class name a layer, what was not an array
 _SAMPLES, _SAMPLE_BYTES = 64, 4096  # of each file of weights, to tell models apart
@@ -47,7 +47,7 @@ def save_timeline(target: Target, engine: Engine, path: Path) -> None:
         "format": _FORMAT,
         "model": engine.name,
         "identity": identity(engine.path, engine.weights),
-        "digest": _digest(entries),
+        "digest": _digest(entries, target.tokens, target.pending),
         "tokens": target.tokens,
         "pending": target.pending,
     }
@@ -80,7 +80,8 @@ def open_timeline(target: Target, engine: Engine, path: Path) -> None:
     try:
         with _disk_errors(f"cannot read {path}"):
             entries = load_prompt_cache(str(path))
-        whole = _digest(entries) == about["digest"] and len(about["tokens"]) > 0
+        digest = _digest(entries, about["tokens"], about["pending"])
+        whole = digest == about["digest"] and len(about["tokens"]) > 0
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
         raise damaged from error
     if not whole:
@@ -108,9 +109,9 @@ def identity(model: Path, weights: str) -> str:
     return digest.hexdigest()
 
 
-def _digest(entries: kvcache.Cache) -> str:
-    """Of every value in the cache, whatever it is."""
-    digest = hashlib.sha256()
+def _digest(entries: kvcache.Cache, tokens: Sequence[int], pending: Sequence[int]) -> str:
+    """Of the tokens and of every value in the cache, whatever it is."""
+    digest = hashlib.sha256(json.dumps([list(tokens), list(pending)]).encode())
     for name, value in tree_flatten([entry.state for entry in entries]):
         if isinstance(value, mx.array):
             digest.update(f"{name} {value.dtype} {value.shape} ".encode())

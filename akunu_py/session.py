@@ -18,7 +18,7 @@ from akunu_py.backend import wired_memory
 from akunu_py.decode import Target, decode, prefill, speculate
 from akunu_py.drafting import Drafting
 from akunu_py.engine import Engine
-from akunu_py.errors import EmptyPrompt, PromptTooLong, UsageError
+from akunu_py.errors import DamagedModel, EmptyPrompt, PromptTooLong, UsageError
 from akunu_py.experience import Experience
 from akunu_py.sampling import Sampler
 from akunu_py.saved import open_timeline, save_timeline
@@ -212,6 +212,11 @@ def _check(engine: Engine, prompt: Sequence[int], options: GenerateOptions) -> N
         )
     if not prompt:
         raise EmptyPrompt("the prompt is empty: give a text to answer")
+    if max(prompt) >= engine.vocabulary:
+        raise DamagedModel(
+            f"the tokenizer of {engine.name} knows token {max(prompt)}, but its weights only "
+            f"{engine.vocabulary} tokens; fetch the model again"
+        )
     if len(prompt) >= engine.context_length:
         raise PromptTooLong(
             f"the prompt has {len(prompt)} tokens, but the context of {engine.name} holds "

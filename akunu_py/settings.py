@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 import tomllib
 from collections.abc import Mapping
@@ -24,6 +25,8 @@ if TYPE_CHECKING:  # only who changes settings pays for its import
     from tomlkit import TOMLDocument
 
 HOTTEST = 5.0  # above, every model talks nonsense
+_SHOWN = 80  # characters of a wrong value that an error repeats
+_HALF = re.compile("[\ud800-\udfff]")
 _EXPECTED = {
     bool: "true or false",
     str: "a text in quotes",
@@ -72,7 +75,7 @@ def load_settings() -> Settings:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return Settings()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"cannot read {path}: {error}; correct or remove it") from error
     return _checked(content, str(path))
 
@@ -159,16 +162,23 @@ def _checked(content: Mapping[str, Any], where: str) -> Settings:
             raise UsageError(f"{where}: unknown setting {name!r}; there are: {', '.join(known)}")
         if not _fits(value, known[name]):
             expected = _EXPECTED[known[name]]
-            raise UsageError(f"{where}: expected {expected} for {name}, found {value!r}")
+            raise UsageError(f"{where}: expected {expected} for {name}, found {_short(value)}")
     settings = replace(Settings(), **content)
     if not 0 <= settings.temperature <= HOTTEST:
         raise UsageError(
-            f"{where}: expected 0 to {HOTTEST:g} for temperature, found {settings.temperature:g}"
+            f"{where}: expected 0 to {HOTTEST:g} for temperature, found "
+            f"{_short(settings.temperature)}"
         )
     if settings.persona and settings.persona not in settings.personas:
         there = ", ".join(settings.personas) or "none"
         raise UsageError(f"{where}: no persona called {settings.persona!r}; there are: {there}")
     return replace(settings, temperature=float(settings.temperature))
+
+
+def _short(value: object) -> str:
+    """A value as a person may have typed it; a file can hold any number of digits."""
+    shown = repr(value)
+    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
 
 
 def _defaults() -> list[tuple[Any, Any]]:
@@ -180,6 +190,7 @@ def _fits(value: Any, kind: type) -> bool:
         return type(value) in (int, float)
     if kind is dict:
         return isinstance(value, dict) and all(
-            type(key) is str and type(text) is str for key, text in value.items()
+            _fits(part, str) for pair in value.items() for part in pair
         )
-    return type(value) is kind
+    # Half a character (a lone surrogate) can be typed into no file.
+    return type(value) is kind and not (isinstance(value, str) and _HALF.search(value))

@@ -248,7 +248,7 @@ def _try_tokenizer(plan: FolderPlan, small: list[Path]) -> None:
             (folder / path.name).symlink_to(path.resolve())
         plan.write_settings(folder)
         try:
-            load_tokenizer(folder)
+            load_tokenizer(folder, {"trust_remote_code": False, "local_files_only": True})
         except Exception as error:  # transformers and tokenizers raise whatever Python raises
             raise UnsupportedModel(
                 f"the tokenizer in {plan.source} cannot be loaded: {_one_line(error)}"

@@ -62,8 +62,11 @@ def note_usage(name: str, **changes: Any) -> None:
         path = _path(name)
         path.parent.mkdir(exist_ok=True)
         temporary = path.with_name(f"{path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(asdict(usage)), "utf-8")
-        os.replace(temporary, path)
+        try:
+            temporary.write_text(json.dumps(asdict(usage)), "utf-8")
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def forget_usage(name: str) -> None:

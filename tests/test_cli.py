@@ -117,7 +117,7 @@ def test_wrong_usage_is_one_line_with_exit_code_2(starter: StoredModel) -> None:
     assert_one_line_error(akunu("run", stdin=""), 2, "empty")
     assert_one_line_error(akunu("run", "   "), 2, "empty")
     assert_one_line_error(akunu("run", "-", stdin=b"\xff\xfe\x00"), 2, "UTF-8")
-    assert_one_line_error(akunu("bench", "--workload", "wibble"), 2, "wibble", "rewrite")
+    assert_one_line_error(akunu("bench", "--workload", "wibble"), 2, "wibble", "multi-turn")
 
 
 def test_plausible_accidents_are_one_line(starter: StoredModel) -> None:

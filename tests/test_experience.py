@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
 import subprocess
 import sys
@@ -204,3 +205,48 @@ def test_wrong_settings_are_named(text: str, says: str) -> None:
 
 def test_no_settings_are_the_built_in_ones() -> None:
     assert load_settings() == Settings()
+
+
+def test_what_follows_a_record_that_was_cut_off_is_kept() -> None:
+    """A writer is killed in the middle of a record, or the disk is full there."""
+    opened().remember(ANSWER)
+    (journal,) = files()
+    whole = journal.read_bytes()
+    for cut in (1, 7, 9, len(whole) - 1):
+        journal.write_bytes(whole + whole[:cut])
+        learned = opened()
+        learned.remember([21, 22, 23, 24])
+        again = opened()
+        assert (learned.warnings, again.warnings) == ([], [])
+        assert again.memory is not None
+        assert again.memory.total == len(ANSWER) + 1 + 5
+
+
+def test_a_full_disk_leaves_the_journal_whole() -> None:
+    learned = opened()
+    learned.remember(ANSWER)
+    (journal,) = files()
+    size = journal.stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, before[1]))  # half a record fits
+    try:
+        learned.remember(ANSWER)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert learned.warnings == ["the answer is not remembered: No space left on device"]
+    assert journal.stat().st_size == size
+
+
+def test_unfinished_files_of_killed_writers_go() -> None:
+    """They hold what was said too."""
+    learned = opened()
+    learned.remember(ANSWER)
+    left = learned.folder / f".{learned._snapshot.name}-k1lled"
+    left.write_bytes(b"x" * 1000)
+    assert remembered_bytes(MODEL) > 1000
+    assert forget(MODEL) > 1000
+    assert not left.exists()
+    curve = learned.folder / f".{learned._curve_file.name}-k1lled"
+    curve.touch()
+    learned.save_curve()
+    assert not curve.exists()

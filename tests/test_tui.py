@@ -1,95 +1,26 @@
-"""The chat's keys and states, driven by pilots. What a session would tell is posted by hand."""
+"""Asking and being answered, driven by pilots. What a session would tell is posted by hand."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator
-
 import pytest
 from textual import events
-from textual.message import Message as Note
-from textual.pilot import Pilot
-from textual.widgets import Markdown
 
-from akunu_py.tui.app import ChatApp
-from akunu_py.tui.conversation import Conversation, Turn
-from akunu_py.tui.messages import Failed, Finished, Loaded, PieceArrived, Prefilling
-from akunu_py.tui.prompt import PromptBox
-from akunu_py.tui.status import StatusLine
+from akunu_py.tui.conversation import Conversation
+from akunu_py.tui.messages import Failed, Finished, Loaded, Prefilling
 from akunu_py.tui.text import displayable, typeable
-from akunu_py.tui.transcript import AnswerView, DraftedText, Notice, Stretch, Transcript, UserPrompt
-from akunu_py.types import GenerateOptions, Message, Stats
-
-STATS = Stats(generated_tokens=11, target_passes=5, drafted=10, accepted=5, decode_s=0.5)
-
-
-class Chat:
-    """An app under test, with the parts that tests look at."""
-
-    def __init__(self, pilot: Pilot[None]) -> None:
-        assert isinstance(pilot.app, ChatApp)
-        self.pilot, self.app = pilot, pilot.app
-        self.box = self.app.query_one(PromptBox)
-        self.status = self.app.query_one(StatusLine)
-
-    def phase(self) -> str:
-        """A method, because a type checker believes that an attribute stays what it was."""
-        return self.status.phase
-
-    @property
-    def prompts(self) -> list[str]:
-        return [str(widget.content) for widget in self.app.query(UserPrompt)]
-
-    @property
-    def notices(self) -> list[str]:
-        return [str(widget.content) for widget in self.app.query(Notice)]
-
-    @property
-    def markdown(self) -> list[str]:
-        return [widget.source for widget in self.app.query(Markdown)]
-
-    @property
-    def drafted(self) -> list[str]:
-        """The texts of the drafting view, an answer each."""
-        return [
-            "\n".join(str(stretch.render()) for stretch in view.query(Stretch))
-            for view in self.app.query(DraftedText)
-        ]
-
-    async def post(self, *notes: Note) -> None:
-        for note in notes:
-            self.app.post_message(note)
-        for _ in range(3):
-            await self.pilot.pause(0.01)
-
-    async def say(self, text: str) -> None:
-        self.box.insert(text)
-        await self.press("enter")
-
-    async def press(self, *keys: str) -> None:
-        await self.pilot.press(*keys)
-        await self.pilot.pause()
-
-    async def piece(self, text: str, *drafted: tuple[int, int], turn: int = 1) -> None:
-        await self.post(PieceArrived(turn, text, drafted, STATS))
-
-
-@contextlib.asynccontextmanager
-async def chat(*, loaded: bool = True, size: tuple[int, int] = (80, 24)) -> AsyncIterator[Chat]:
-    async with ChatApp("starter", GenerateOptions()).run_test(size=size) as pilot:
-        chat = Chat(pilot)
-        if loaded:
-            await chat.post(Loaded("starter", "float32", 8192))
-        yield chat
+from akunu_py.tui.transcript import Transcript
+from akunu_py.tui.turn_view import AnswerView
+from akunu_py.types import Message
+from tests.tui_chat import STATS, chat
 
 
 async def test_a_question_and_its_answer() -> None:
     async with chat() as it:
         assert it.phase() == "ready"
         await it.press(*"why", "enter")
-        assert (it.prompts, it.box.text, it.phase()) == (["why"], "", "reading")
+        assert (it.prompts, it.text(), it.phase()) == (["why"], "", "reading")
         await it.post(Prefilling(1, 40, 100))
-        assert "reading 40%" in str(it.status.render())
+        assert "read  40%" in str(it.status.render())
         await it.piece("Be")
         await it.piece("cause")
         assert it.phase() == "answering"
@@ -101,20 +32,10 @@ async def test_a_question_and_its_answer() -> None:
         assert "20.0" in str(it.status.render())
 
 
-async def test_the_status_line_never_jumps() -> None:
-    async with chat() as it:
-        places = []
-        for stats in (None, STATS, Stats(9000, 0, 9001, 1000, 4000, 4000, decode_s=2)):
-            it.status.stats = stats
-            line = str(it.status.render())
-            places.append([len(line), *(line.index(unit) for unit in ("/s", "accepted", "/pass"))])
-        assert places[0] == places[1] == places[2]
-
-
 async def test_enter_sends_and_other_keys_break_the_line() -> None:
     async with chat() as it:
         await it.press("a", "ctrl+j", "b", "shift+enter", "c")
-        assert it.box.text == "a\nb\nc"
+        assert it.text() == "a\nb\nc"
         await it.press("enter")
         assert it.prompts == ["a\nb\nc"]
         await it.press("enter")
@@ -126,7 +47,7 @@ async def test_a_paste_of_many_lines_is_one_harmless_prompt() -> None:
     async with chat() as it:
         it.app.post_message(events.Paste("one\r\ntwo\x1b[2J\rthree\x07\ttab\x00"))
         await it.pilot.pause()
-        assert it.box.text == "one\ntwo[2J\nthree\ttab"
+        assert it.text() == "one\ntwo[2J\nthree\ttab"
         await it.press("enter")
         assert it.prompts == ["one\ntwo[2J\nthree\ttab"]
 
@@ -146,17 +67,17 @@ async def test_up_and_down_browse_earlier_prompts() -> None:
         for prompt in ("first", "second"):
             await it.say(prompt)
         await it.press("up")
-        assert it.box.text == "second"
+        assert it.text() == "second"
         await it.press("up")
-        assert it.box.text == "first"
+        assert it.text() == "first"
         await it.press("up")
-        assert it.box.text == "first"
+        assert it.text() == "first"
         await it.press("down")
-        assert it.box.text == "second"
+        assert it.text() == "second"
         await it.press("down")
-        assert it.box.text == ""
+        assert it.text() == ""
         await it.press(*"mine", "up")
-        assert it.box.text == "mine", "what was typed is not lost"
+        assert it.text() == "mine", "what was typed is not lost"
 
 
 async def test_escape_stops_at_once_and_keeps_what_was_said() -> None:
@@ -168,12 +89,10 @@ async def test_escape_stops_at_once_and_keeps_what_was_said() -> None:
         await it.piece(" a time")
         await it.post(Finished(1, "cancelled", STATS))
         assert it.markdown == ["Once upon"]
-        assert "stopped" in str(it.app.query_one(".ending").render())
+        assert it.feet == ["■ stopped"]
         await it.say("more")
         assert it.phase() == "reading"
-        assert it.app._active is not None
-        history = it.app._conversation.history(it.app._active)
-        assert history == [
+        assert it.history == [
             Message("user", "go"),
             Message("assistant", "Once upon"),
             Message("user", "more"),
@@ -185,7 +104,7 @@ async def test_escape_before_an_answer_gives_the_prompt_back() -> None:
         await it.say("first")
         await it.say("second")
         await it.press(*"third", "escape")
-        assert it.box.text == "first\n\nsecond\n\nthird"
+        assert it.text() == "first\n\nsecond\n\nthird"
         assert (it.prompts, it.phase()) == ([], "ready")
 
 
@@ -216,56 +135,14 @@ async def test_a_new_conversation(new: str) -> None:
         await it.piece(" that comes late")
         assert (it.prompts, it.markdown, it.phase()) == ([], [], "ready")
         await it.say("fresh")
-        assert it.app._active is not None
-        assert it.app._conversation.history(it.app._active) == [Message("user", "fresh")]
-
-
-@pytest.mark.parametrize("key", ["f2", "ctrl+t"])
-async def test_the_drafting_view_of_all_answers_and_back(key: str) -> None:
-    async with chat() as it:
-        await it.say("one")
-        await it.piece("Hello world", (0, 5))
-        await it.post(Finished(1, "stop", STATS))
-        await it.say("two")
-        await it.piece("And ", turn=2)
-        await it.press(key)
-        await it.piece("on and", (0, 2), (2, 4), turn=2)
-        assert it.drafted == ["Hello world", "And on and"]
-        spans = [stretch.render().spans for stretch in it.app.query(Stretch)]
-        assert [[(span.start, span.end) for span in each] for each in spans] == [[(0, 5)], [(4, 8)]]
-        assert not any(markdown.display for markdown in it.app.query(Markdown))
-        await it.press(key)
-        await it.piece(" on", turn=2)
-        assert it.drafted == []
-        assert it.markdown == ["Hello world", "And on and on"]
-        assert all(markdown.display for markdown in it.app.query(Markdown))
-
-
-async def test_a_long_drafting_view_is_cut_into_stretches_with_all_spans() -> None:
-    async with chat() as it:
-        await it.say("go")
-        await it.press("f2")
-        for number in range(200):
-            it.app.post_message(PieceArrived(1, f"line {number}\nand on", ((3, 9),), STATS))
-        await it.post()
-        turn = it.app._conversation.turns[0]
-        stretches = list(it.app.query(Stretch))
-        assert len(stretches) > 1
-        assert it.drafted == [turn.answer]
-        marked = "".join(
-            content.plain[span.start : span.end]
-            for content in (stretch.render() for stretch in stretches)
-            for span in content.spans
-        )
-        expected = "".join(turn.answer[start:end] for start, end in turn.spans)
-        assert marked.replace("\n", "") == expected.replace("\n", "")
+        assert it.history == [Message("user", "fresh")]
 
 
 async def test_a_failed_prompt_goes_back_to_the_box() -> None:
     async with chat() as it:
         await it.say("too long")
         await it.post(Failed(1, "the prompt is too long"))
-        assert (it.box.text, it.notices) == ("too long", ["the prompt is too long"])
+        assert (it.text(), it.notices) == ("too long", ["the prompt is too long"])
         assert it.phase() == "failed"
         it.box.clear()
         await it.say("short")
@@ -277,7 +154,7 @@ async def test_an_answer_that_fails_halfway_is_kept() -> None:
         await it.say("go")
         await it.piece("half of")
         await it.post(Failed(1, "RuntimeError: out of memory"))
-        assert (it.markdown, it.box.text) == (["half of"], "")
+        assert (it.markdown, it.text()) == (["half of"], "")
         assert it.notices == ["RuntimeError: out of memory"]
 
 
@@ -285,11 +162,11 @@ async def test_a_model_that_cannot_be_loaded_loses_no_prompt() -> None:
     async with chat(loaded=False) as it:
         await it.say("hello")
         await it.post(Failed(None, "the model is damaged"))
-        assert (it.box.text, it.notices) == ("hello", ["the model is damaged"])
+        assert (it.text(), it.notices) == ("hello", ["the model is damaged"])
         await it.press("enter")
         assert it.phase() == "loading", "sending tries again to load"
         await it.post(Loaded("starter", "float32", 8192))
-        await it.piece("Hi", turn=2)
+        await it.piece("Hi")
         assert it.markdown == ["Hi"]
 
 
@@ -300,7 +177,7 @@ async def test_ctrl_c_neither_stops_nor_quits() -> None:
         await it.press("ctrl+c")
         await it.piece(" here")
         assert it.markdown == ["still here"]
-        assert "Ctrl+Q" in next(iter(it.app._notifications)).message
+        assert "Ctrl+Q" in it.said[0]
 
 
 @pytest.mark.parametrize("quit_by", ["ctrl+q", "/quit"])
@@ -335,11 +212,13 @@ async def test_the_transcript_follows_its_end_unless_scrolled_up() -> None:
 
 async def test_the_box_keeps_the_focus() -> None:
     async with chat() as it:
-        await it.say("go")
+        await it.press("tab", "a")
+        assert it.text().strip() == "a", "there is no message to go to yet"
+        await it.press("enter")
         await it.piece("```\ncode\n```\n")
         await it.pilot.click(AnswerView)
-        await it.press("tab", "x")
-        assert it.box.text.strip() == "x"
+        await it.press("b", "tab", "tab", "c")
+        assert it.text() == "bc"
 
 
 @pytest.mark.parametrize("size", [(20, 5), (40, 10), (200, 60)])
@@ -365,19 +244,11 @@ def test_what_is_shown_is_as_long_as_what_was_said() -> None:
 
 
 def test_history_leaves_out_what_was_not_answered() -> None:
-    turns = [
-        Turn(1, "a", "A", state="done", finish="stop"),
-        Turn(2, "b", "", state="failed"),
-        Turn(3, "c", "C", state="done", finish="cancelled"),
-        Turn(4, "d"),
-        Turn(5, "e"),
-    ]
-    contents = [message.content for message in Conversation(turns).history(turns[3])]
-    assert contents == ["a", "A", "c", "C", "d"]
-
-
-def test_spans_that_touch_become_one() -> None:
-    turn = Turn(1, "")
-    turn.add("abc", ((0, 1), (2, 3)))
-    turn.add("def", ((0, 2),))
-    assert turn.spans == [(0, 1), (2, 5)]
+    conversation = Conversation()
+    for prompt, answer, finish in (("a", "A", "stop"), ("b", "", None), ("c", "C", "cancelled")):
+        turn = conversation.ask(prompt)
+        turn.answer, turn.finish = answer, finish  # type: ignore[assignment]
+    asked = conversation.ask("d")
+    conversation.ask("e")
+    contents = [message.content for message in conversation.history(asked, "Be kind.")]
+    assert contents == ["Be kind.", "a", "A", "c", "C", "d"]

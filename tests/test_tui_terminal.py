@@ -3,67 +3,38 @@
 from __future__ import annotations
 
 import os
-import re
-import shutil
+import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from signal import SIGKILL
 
 import pytest
 
 from akunu_py.models.store import StoredModel
-
-needs_tmux = pytest.mark.skipif(
-    not all(map(shutil.which, ("tmux", "pgrep", "ps"))), reason="tmux or procps is not installed"
-)
+from tests.terminal import Terminal, needs_tmux
+from tests.terminal import terminal as terminal  # a fixture
 
 # Greedy and without memory: the same answers every time.
 GREEDY_CHAT = f"{sys.executable} -m akunu_py chat --temperature 0 --no-memory"
 
 
-class Terminal:
-    """A terminal in a tmux server of its own, with a shell in it."""
-
-    def __init__(self, socket: Path) -> None:
-        self._tmux = ["tmux", "-S", str(socket), "-f", "/dev/null"]
-        environment = {**os.environ, "PS1": "$ ", "TERM": "screen-256color"}
-        subprocess.run(
-            [*self._tmux, "new-session", "-d", "-x", "90", "-y", "30", "/bin/sh"],
-            check=True,
-            env=environment,
-        )
-
-    def type(self, *keys: str) -> None:
-        subprocess.run([*self._tmux, "send-keys", *keys], check=True)
-
-    def screen(self) -> str:
-        shown = subprocess.run([*self._tmux, "capture-pane", "-p"], check=True, capture_output=True)
-        return shown.stdout.decode()
-
-    def wait_for(self, pattern: str, seconds: float = 60) -> str:
-        """The screen, as soon as `pattern` is on it."""
-        end = time.monotonic() + seconds
-        while not re.search(pattern, screen := self.screen()):
-            assert time.monotonic() < end, f"no {pattern!r} on the screen:\n{screen}"
-            time.sleep(0.1)
-        return screen
-
-    def shell(self) -> str:
-        """The process id of the shell."""
-        command = [*self._tmux, "list-panes", "-F", "#{pane_pid}"]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-    def close(self) -> None:
-        subprocess.run([*self._tmux, "kill-server"], check=False)
-
-
 @pytest.fixture
-def terminal(tmp_path: Path) -> Iterator[Terminal]:
-    terminal = Terminal(tmp_path / "tmux")
-    yield terminal
-    terminal.close()
+def home(tmp_path: Path, starter: StoredModel) -> Path:
+    """Where the chat keeps its files: empty, but for the starter."""
+    models = tmp_path / "data" / "akunu" / "models"
+    models.mkdir(parents=True)
+    (models / "starter").symlink_to(starter.path)
+    return tmp_path / "data"
+
+
+def start(terminal: Terminal, home: Path, then: str = ":") -> None:
+    """The chat, which keeps its files in `home`; when it ended, its exit code is shown."""
+    keep = f"XDG_DATA_HOME={home} XDG_CONFIG_HOME={home}"
+    command = f'clear; A=$(stty -g); {keep} {GREEDY_CHAT}; echo "code=$?"; {then}'
+    terminal.type(command, "Enter")
+    terminal.wait_for("Ask something")
 
 
 def children(process: str) -> list[str]:
@@ -78,24 +49,35 @@ def is_running(process: str) -> bool:
 
 
 @needs_tmux
-def test_a_conversation(terminal: Terminal, starter: StoredModel) -> None:
-    terminal.type(
-        f'A=$(stty -g); {GREEDY_CHAT}; echo "code=$?"; '
-        '[ "$A" = "$(stty -g)" ] && echo terminal=same',
-        "Enter",
-    )
-    terminal.wait_for("Ask something")
+def test_a_conversation(terminal: Terminal, home: Path) -> None:
+    """Asks, stops, edits, answers again, quits, reopens, finds the conversation by a word."""
+    start(terminal, home, then='[ "$A" = "$(stty -g)" ] && echo terminal=same')
     terminal.type("Say hello.", "Enter")  # the model may still be loading
-    screen = terminal.wait_for(r"● ready .* [1-9][0-9.]* tokens/s", seconds=150)
+    screen = terminal.wait_for(r"● ready .* [1-9][0-9.]* tok/s", seconds=150)
     said = screen.partition("Say hello.")[2].partition("╭")[0]
     assert len(said.split()) >= 1, screen
 
-    terminal.type("Write a very long story about a ship.", "Enter")
-    terminal.wait_for(r"▶ answering .* [1-9][0-9.]* tokens/s .*tokens/pass")
+    terminal.type("Write a very long story about a walrus.", "Enter")
+    terminal.wait_for(r"▶ answering .* [1-9][0-9.]* tok/s .*/pass")
     terminal.type("Escape")
     screen = terminal.wait_for("■ stopped", seconds=5)
-    assert "a ship." in screen
+    assert "a walrus." in screen
 
+    terminal.type("F6")
+    terminal.wait_for("editing an earlier prompt")
+    terminal.type(" Begin with a song.", "Enter")
+    terminal.wait_for(r"a walrus. Begin with a song.(.*\n)*.*‹ 2/2 ›(.*\n)*.*▶ answering")
+    terminal.type("Escape")
+    terminal.wait_for("■ stopped")
+
+    terminal.type("C-g")
+    terminal.wait_for("▶ answering")
+    terminal.type("Escape")
+    terminal.wait_for(r"■ stopped +‹ 2/2 ›")
+    terminal.type("Tab", "Left")
+    terminal.wait_for(r"‹ 1/2 ›(.*\n)*.*e edit")
+    terminal.type("Escape")
+    terminal.wait_for("Enter send")
     terminal.type("Write another one.", "Enter")
     terminal.wait_for("▶ answering")
     terminal.type("C-q")
@@ -104,27 +86,82 @@ def test_a_conversation(terminal: Terminal, starter: StoredModel) -> None:
     assert "terminal=same" in terminal.wait_for("terminal=|[$] $")
     assert "Traceback" not in screen
 
+    start(terminal, home)
+    terminal.type("C-o")
+    terminal.wait_for("Conversations")
+    terminal.type("walrus")
+    terminal.wait_for("Say hello.")  # the title
+    terminal.type("Enter")
+    # The word was found on a branch that was left, which is shown.
+    terminal.wait_for(r"about a walrus.\n.*‹ 1/2 ›(.*\n)*.*ready", seconds=150)
+    terminal.type("Tab", "Up", "Right")
+    terminal.wait_for(r"Begin with a song.\n.*‹ 2/2 ›(.*\n)*.*Write another one.")
+    terminal.type("C-q")
+    terminal.wait_for("code=0\n", seconds=10)
+
+
+@needs_tmux
+def test_a_kill_in_the_middle_of_an_answer_loses_a_second_at_most(
+    terminal: Terminal, home: Path
+) -> None:
+    start(terminal, home)
+    terminal.type("Write a very long story about a walrus.", "Enter")
+    terminal.wait_for("▶ answering", seconds=150)
+    time.sleep(2.5)
+    screen = terminal.screen()
+    said = screen.partition("a walrus.")[2].partition("╭")[0].split()[:-1]  # whole words
+    (chat,) = children(terminal.shell())
+    time.sleep(1.2)  # what was said before that second has been written
+    os.kill(int(chat), SIGKILL)
+    terminal.wait_for("code=137")
+    terminal.type("stty sane; tput reset", "C-j")
+    database = sqlite3.connect(home / "akunu" / "conversations.db")
+    ((kept,),) = database.execute("SELECT text FROM messages WHERE role = 'assistant'").fetchall()
+    assert kept.split()[: len(said)] == said
+    start(terminal, home)
+    terminal.type("C-o")
+    terminal.wait_for("Write a very long story")
+    terminal.type("Enter")
+    screen = terminal.wait_for(r"… broken off(.*\n)*.*ready", seconds=150)
+    assert " ".join(said[:5]) in screen
+    terminal.type("F9")
+    terminal.wait_for("▶ answering")
+
+
+@needs_tmux
+def test_a_tiny_terminal_and_hostile_pastes(terminal: Terminal, home: Path) -> None:
+    start(terminal, home)
+    terminal.wait_for("● ready", seconds=150)
+    terminal.resize(20, 5)
+    terminal.wait_for("╰")
+    terminal.paste("one\x07two\x11\x00\nthree")
+    terminal.wait_for("three")
+    terminal.resize(90, 30)
+    screen = terminal.wait_for("one.*two")
+    assert "\x07" not in screen
+    terminal.paste("many words " * 10_000)
+    terminal.wait_for("many words", seconds=20)
+    terminal.type("Enter")
+    screen = terminal.wait_for("the prompt has [0-9]+ tokens", seconds=60)
+    assert "Traceback" not in screen
+    terminal.type("C-q")
+    terminal.wait_for("code=0\n", seconds=10)
+
 
 @needs_tmux
 @pytest.mark.parametrize("signal", ["TERM", "INT"])
 def test_a_signal_while_loading_restores_the_terminal(
-    terminal: Terminal, starter: StoredModel, signal: str
+    terminal: Terminal, home: Path, signal: str
 ) -> None:
-    terminal.type(
-        f'A=$(stty -g); {GREEDY_CHAT}; echo "code=$?"; '
-        '[ "$A" = "$(stty -g)" ] && echo terminal=same',
-        "Enter",
-    )
-    terminal.wait_for("Ask something")
+    start(terminal, home, then='[ "$A" = "$(stty -g)" ] && echo terminal=same')
     subprocess.run(["kill", f"-{signal}", *children(terminal.shell())], check=True)
     screen = terminal.wait_for("code=0\n(.*\n)*terminal=same", seconds=10)
     assert "Traceback" not in screen
 
 
 @needs_tmux
-def test_a_closed_window_ends_it(terminal: Terminal, starter: StoredModel) -> None:
-    terminal.type(f"{sys.executable} -m akunu_py chat", "Enter")
-    terminal.wait_for("Ask something")
+def test_a_closed_window_ends_it(terminal: Terminal, home: Path) -> None:
+    start(terminal, home)
     terminal.type("Tell me a long story.", "Enter")
     terminal.wait_for("▶ answering")
     (chat,) = children(terminal.shell())

@@ -15,8 +15,9 @@ from akunu_py.engine import Engine
 from akunu_py.errors import DamagedModel
 from akunu_py.models.store import StoredModel
 from akunu_py.session import Session
-from akunu_py.tui.messages import Failed, Finished, Loaded, PieceArrived, Prefilling
-from akunu_py.tui.worker import Held, SessionThread
+from akunu_py.tui.held import Held
+from akunu_py.tui.messages import Failed, Finished, Gauges, Loaded, PieceArrived, Prefilling
+from akunu_py.tui.worker import SessionThread
 from akunu_py.types import GenerateOptions, Message, Piece, Stats, TextPiece
 
 QUESTION = [Message("user", "Say the word sea three times, then tell me about the sea.")]
@@ -31,12 +32,12 @@ class Ear:
         self.notes: queue.Queue[Note] = queue.Queue()
         self.broken = True
         self.starter = starter
-        self.thread = SessionThread(self.load)
+        self.thread = SessionThread("starter", self.load)
 
-    def load(self) -> Engine:
+    def load(self, name: str) -> Engine:
         if self.broken:
             raise DamagedModel("model 'starter' is damaged")
-        return Engine.load(self.starter.path, name="starter")
+        return Engine.load(self.starter.path, name=name)
 
     def next(self) -> Any:
         return self.notes.get(timeout=60)
@@ -114,6 +115,45 @@ def test_errors_are_told_and_the_next_question_is_answered(ear: Ear) -> None:
     assert isinstance(ear.until_end(7)[1], Finished)
 
 
+def test_an_answer_goes_on_where_it_was_cut_off(ear: Ear) -> None:
+    ear.thread.ask(8, QUESTION, GenerateOptions(max_tokens=10))
+    begun, end = ear.until_end(8)
+    assert end.reason == "length"
+    ear.thread.ask(9, [*QUESTION, Message("assistant", begun)], GenerateOptions(max_tokens=20))
+    rest, end = ear.until_end(9)
+    assert end.stats.cached_tokens > 0
+    ear.thread.ask(10, QUESTION, GenerateOptions(max_tokens=30))
+    whole, _ = ear.until_end(10)
+    assert begun + rest == whole, "greedy: as if it had not been cut off"
+
+
+def test_rejected_drafts_and_gauges_are_told(ear: Ear) -> None:
+    ear.thread.ask(11, QUESTION, GenerateOptions(max_tokens=60, draft="fixed"))
+    rejected, passes = 0, 0
+    while not isinstance(note := ear.next(), Finished):
+        if isinstance(note, PieceArrived):
+            assert all(0 <= place <= len(note.text) and text for place, text in note.rejected)
+            rejected += len(note.rejected)
+            passes += len(note.passes)
+    assert rejected > 0
+    assert passes == note.stats.target_passes
+    assert note.gauges.memory > 90_000_000
+
+
+def test_switching_models(ear: Ear) -> None:
+    ear.thread.switch("another")
+    loaded = ear.next()
+    assert isinstance(loaded, Loaded)
+    assert loaded.model == "another"
+    ear.broken = True
+    ear.thread.switch("third")
+    assert isinstance(ear.next(), Failed)
+    ear.broken = False
+    ear.thread.ask(12, QUESTION, GenerateOptions(max_tokens=1))
+    assert ear.next().model == "third", "tried again with the next question"
+    ear.until_end(12)
+
+
 def test_closing_in_the_middle_of_an_answer(starter: StoredModel) -> None:
     ear = Ear(starter)
     ear.broken = False
@@ -134,7 +174,7 @@ from akunu_py.tui.worker import SessionThread
 from akunu_py.types import GenerateOptions, Message
 
 notes = queue.Queue()
-thread = SessionThread(lambda: Engine.load(store.get("starter").path))
+thread = SessionThread("starter", lambda name: Engine.load(store.get(name).path))
 thread.start(notes.put)
 thread.ask(1, [Message("user", "Tell me a story.")], GenerateOptions(max_tokens=4000))
 while not isinstance(notes.get(timeout=60), PieceArrived):
@@ -155,14 +195,22 @@ def test_closing_what_never_started(starter: StoredModel) -> None:
 
 
 def test_pieces_are_held_together_with_their_spans() -> None:
-    held, stats = Held(), Stats()
+    held, stats, gauges = Held(), Stats(), Gauges()
     assert not held.is_due()
-    held.add(TextPiece("ab", Piece((1, 2), accepted=1), ((0, 1),)))
+    held.add(TextPiece("ab", Piece((1, 2), accepted=1), ((0, 1),)), from_prefill=True)
     assert held.is_due(), "the first piece goes at once"
-    held.release(1, stats)
-    held.add(TextPiece("cd", Piece((3, 4), accepted=1), ((1, 2),)))
+    held.release(1, stats, gauges)
+    held.add(TextPiece("cd", Piece((3, 4), accepted=1, rejected=(7,)), ((1, 2),)), " dog")
     held.add(TextPiece("ef", Piece((5, 6), accepted=1), ((0, 1),)))
     assert not held.is_due()
-    note = held.release(1, stats)
-    assert (note.text, note.drafted) == ("cdef", ((1, 3),))
+    note = held.release(1, stats, gauges)
+    assert (note.text, note.drafted, note.rejected) == ("cdef", ((1, 3),), ((2, " dog"),))
+    assert note.passes == (2, 2)
     assert note.stats is not stats
+
+
+def test_rejected_drafts_in_the_thinking_are_not_shown_in_the_answer() -> None:
+    held = Held()
+    held.add(TextPiece("", Piece((1,), rejected=(2,)), thinking="Hm"), " dog")
+    note = held.release(1, Stats(), Gauges())
+    assert (note.thinking, note.text, note.rejected) == ("Hm", "", ())

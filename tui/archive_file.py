@@ -24,6 +24,9 @@ _HINTS = {
     sqlite3.SQLITE_BUSY: "another program is writing to it; close that one, then try again",
     sqlite3.SQLITE_LOCKED: "another program is writing to it; close that one, then try again",
     sqlite3.SQLITE_FULL: "free some space, or set XDG_DATA_HOME to a folder on another disk",
+    # What SQLite says of a full disk where it cannot make the log's index.
+    sqlite3.SQLITE_IOERR: "the disk is full or failing; free some space, or set XDG_DATA_HOME to a "
+    "folder on another disk",
     sqlite3.SQLITE_READONLY: "give yourself write access, or set XDG_DATA_HOME to your own folder",
     sqlite3.SQLITE_CANTOPEN: "give yourself access, or set XDG_DATA_HOME to your own folder",
     sqlite3.SQLITE_PERM: "give yourself write access, or set XDG_DATA_HOME to your own folder",

@@ -1,64 +1,196 @@
-"""A conversation as plain data: who said what, how it was decoded, how it ended.
+"""The conversation that is on the screen: the active branch of its tree, as turns.
 
-Owns the history that goes to the model and the spans that the drafting view colours. Knows nothing
-of widgets, and keeps text as the model said it; `text.displayable` is for those who show it.
+Owns the history that goes to the model, what the drafting view colours, and how asking, editing,
+asking again and changing branches alter the tree. Knows nothing of widgets or files, and keeps text
+as the model said it; `text.displayable` is for those who show it.
 """
 
 from __future__ import annotations
 
+import itertools
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from akunu_py.tui.tree import ChatMessage, Tree, new_id, title_of
 from akunu_py.types import FinishReason, Message, Stats
 
 TurnState = Literal["waiting", "reading", "answering", "done", "failed"]
 Span = tuple[int, int]
+Rejected = tuple[int, str]
+
+_numbers = itertools.count(1)
 
 
 @dataclass(slots=True)
 class Turn:
     """A prompt and its answer.
 
-    spans: half-open ranges into `answer` that were accepted draft tokens, in order.
-    finish: None until the answer ended, and for an answer that failed.
+    spans: half-open ranges into `answer` that were accepted draft tokens, in order. rejected: what
+    was drafted in vain, each with the place in `answer` where it was proposed. passes: tokens that
+    each pass yielded. These three are of answers made since the program started.
+    finish: None until the answer ended, and for an answer that failed or was cut off by a kill.
+    number: tells turns apart. request: of the last request for its answer; 0 where there was none.
     """
 
-    number: int
-    prompt: str
+    prompt: ChatMessage
     answer: str = ""
+    thinking: str = ""
     spans: list[Span] = field(default_factory=list)
+    rejected: list[Rejected] = field(default_factory=list)
+    passes: list[int] = field(default_factory=list)
     state: TurnState = "waiting"
     finish: FinishReason | None = None
     stats: Stats | None = None
+    model: str = ""
+    created: float = field(default_factory=time.time)
+    reply_id: str = field(default_factory=new_id)
+    number: int = field(default_factory=lambda: next(_numbers))
+    request: int = 0
 
-    def add(self, text: str, drafted: tuple[Span, ...]) -> None:
-        """Appends a piece of the answer; `drafted` are ranges into `text`."""
+    @classmethod
+    def kept(cls, prompt: ChatMessage, reply: ChatMessage) -> Turn:
+        """The turn that two messages of a tree make."""
+        return cls(
+            prompt,
+            reply.text,
+            reply.thinking,
+            state="done",
+            finish=reply.finish_reason,
+            stats=reply.stats,
+            model=reply.model,
+            created=reply.created,
+            reply_id=reply.id,
+        )
+
+    @property
+    def reply(self) -> ChatMessage:
+        """The answer as it is now, to be kept."""
+        return ChatMessage(
+            "assistant",
+            self.answer,
+            self.prompt.id,
+            self.thinking,
+            self.model,
+            self.stats,
+            self.finish,
+            self.created,
+            self.reply_id,
+        )
+
+    def add(
+        self, text: str, drafted: tuple[Span, ...] = (), rejected: tuple[Rejected, ...] = ()
+    ) -> None:
+        """Appends a piece of the answer; `drafted` and `rejected` are places in `text`."""
         offset = len(self.answer)
         self.answer += text
         add_spans(self.spans, drafted, offset)
+        self.rejected += [(offset + place, what) for place, what in rejected]
 
     @property
     def answered(self) -> bool:
         """Whether it belongs to the history: something was said, or the model chose silence."""
         return bool(self.answer) or self.finish == "stop"
 
+    @property
+    def can_go_on(self) -> bool:
+        """Whether it is an answer that was cut off in the middle."""
+        return bool(self.answer) and self.state in ("done", "failed") and self.finish != "stop"
 
-@dataclass(slots=True)
+
 class Conversation:
-    """The turns so far."""
+    """A tree of messages, and the turns of its active branch.
 
-    turns: list[Turn] = field(default_factory=list)
+    Every prompt has a reply in the tree from the beginning, empty at first, so that the next
+    prompt, which may wait, has something to follow.
+    """
 
-    def history(self, until: Turn) -> list[Message]:
-        """What the model reads to answer `until`: all answered turns before it, and its prompt."""
-        messages: list[Message] = []
-        for turn in self.turns:
-            if turn is until:
-                break
+    def __init__(self, tree: Tree | None = None) -> None:
+        self.tree = tree or Tree()
+        self._made: dict[str, Turn] = {}  # by reply; what was seen of the drafting is kept in them
+        self.turns: list[Turn] = []
+        self.read_branch()
+
+    def history(self, until: Turn, system: str = "") -> list[Message]:
+        """What the model reads to answer `until`: all answered turns before it, and its prompt;
+        at the end what it has said already, if it is to go on."""
+        messages = [Message("system", system)] if system else []
+        for turn in itertools.takewhile(lambda turn: turn is not until, self.turns):
             if turn.answered:
-                messages.append(Message("user", turn.prompt))
+                messages.append(Message("user", turn.prompt.text))
                 messages.append(Message("assistant", turn.answer))
-        return [*messages, Message("user", until.prompt)]
+        messages.append(Message("user", until.prompt.text))
+        return [*messages, Message("assistant", until.answer)] if until.answer else messages
+
+    def ask(self, text: str) -> Turn:
+        """A new turn at the end."""
+        if not self.tree.title:
+            self.tree.title = title_of(text)
+        parent = self.turns[-1].reply_id if self.turns else None
+        return self._begin(ChatMessage("user", text, parent))
+
+    def edit(self, turn: Turn, text: str) -> Turn:
+        """A turn with another prompt in the place of `turn`, which becomes a branch."""
+        del self.turns[self.turns.index(turn) :]
+        return self._begin(ChatMessage("user", text, turn.prompt.parent))
+
+    def answer_again(self, turn: Turn) -> Turn:
+        """A turn with the same prompt in the place of `turn`, whose answer becomes a branch."""
+        del self.turns[self.turns.index(turn) :]
+        return self._begin(turn.prompt)
+
+    def drop(self, turn: Turn) -> ChatMessage:
+        """Takes a turn away that got no answer; the branch that it replaced is back.
+
+        Returns the message that was removed from the tree: the prompt, or only the reply where the
+        prompt has others.
+        """
+        alone = len(self.tree.siblings(turn.reply_id)) == 1
+        removed = turn.prompt if alone else turn.reply
+        self.tree.remove(removed.id)
+        self.read_branch()
+        return removed
+
+    def turn_to(self, message: str, direction: int) -> str | None:
+        """Makes the branch before (-1) or after (1) that of `message` the active one; returns the
+        sibling that it begins with, None where there is no more."""
+        neighbour = self.tree.neighbour(message, direction)
+        if neighbour is not None:
+            self.tree.activate(neighbour)
+            self.read_branch()
+        return neighbour
+
+    def place(self, message: str) -> tuple[int, int]:
+        """(which, of how many) at the place of `message`, from 1."""
+        siblings = self.tree.siblings(message)
+        return siblings.index(message) + 1, len(siblings)
+
+    def read_branch(self) -> None:
+        """Makes `turns` the active branch of the tree."""
+        self.turns = [
+            self._made.setdefault(reply.id, Turn.kept(prompt, reply))
+            for prompt, reply in self._pairs()
+        ]
+
+    def _pairs(self) -> Iterator[tuple[ChatMessage, ChatMessage]]:
+        """The prompts of the active branch, each with its reply. What came from elsewhere may lack
+        the last reply."""
+        path = [message for message in self.tree.path() if message.role != "system"]
+        for prompt, reply in itertools.zip_longest(path[::2], path[1::2]):
+            if reply is None:
+                reply = ChatMessage("assistant", "", prompt.id)
+                self.tree.add(reply)
+            yield prompt, reply
+
+    def _begin(self, prompt: ChatMessage) -> Turn:
+        turn = Turn(prompt)
+        if prompt.id not in self.tree:
+            self.tree.add(prompt)
+        self.tree.add(turn.reply)
+        self._made[turn.reply_id] = turn
+        self.turns.append(turn)
+        return turn
 
 
 def add_spans(spans: list[Span], drafted: tuple[Span, ...], offset: int) -> None:

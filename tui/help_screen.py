@@ -17,6 +17,7 @@ from textual.widgets import Static
 
 from akunu_py.tui.keys import Section, bindings_of, keys_of_actions, rows_of
 from akunu_py.tui.slash import COMMANDS
+from akunu_py.tui.transcript import Transcript
 
 _WRITING = (
     ("Enter", "Send; while an answer comes, the prompt waits its turn"),
@@ -40,9 +41,12 @@ def sections(app: App[Any]) -> list[Section]:
         )
         for command in COMMANDS
     )
+    on_messages = [each for each in Binding.make_bindings(Transcript.BINDINGS) if each.show]
+    actions = {each.action for each in on_messages}
     return [
         Section("Writing", _WRITING),
-        Section("Keys", rows_of(ours)),
+        Section("Keys", rows_of(each for each in ours if each.action not in actions)),
+        Section("On a message (Tab, then Up and Down)", rows_of(on_messages)),
         Section("Commands", commands),
         Section("Editing", rows_of(editing, most=2)),
     ]

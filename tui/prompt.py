@@ -5,24 +5,35 @@ Owns keys while a prompt is written. Refuses control characters, pasted or typed
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from textual import events
+from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.message import Message
 from textual.reactive import reactive
 from textual.widgets import TextArea
 
+from akunu_py.tui.completion_popup import CompletionPopup
 from akunu_py.tui.text import typeable
 
 # Terminals without a richer keyboard protocol send Ctrl+J as a line feed and cannot tell
 # Shift+Enter from Enter; those that can, send it.
-_ROOM_FOR_HINTS = 56  # columns
 _NEWLINE_KEYS = ("ctrl+j", "shift+enter", "alt+enter", "ctrl+enter")
+_ERASING_KEYS = ("backspace", "delete", "ctrl+h", "ctrl+w")
 
 
 class PromptBox(TextArea):
     """Where prompts are written. Enter sends, Ctrl+J breaks the line, Up recalls."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+r", "search", "Search earlier prompts"),
+        # A text area has its own use for these two.
+        Binding("f6", "app.edit", "Edit your last message and send it again"),
+        Binding("f7", "app.copy_answer", "Copy the last answer"),
+    ]
 
     @dataclass
     class Submitted(Message):
@@ -36,9 +47,18 @@ class PromptBox(TextArea):
 
         direction: int
 
-    busy: reactive[bool] = reactive(False)
+    class HelpWanted(Message):
+        """A question mark in an empty box."""
 
-    def __init__(self, placeholder: str, id: str) -> None:
+    @dataclass
+    class SearchWanted(Message):
+        """An earlier prompt is looked for; `earlier` are all that are known, oldest first."""
+
+        earlier: Sequence[str]
+
+    hints: reactive[Sequence[str]] = reactive[Sequence[str]](())
+
+    def __init__(self, placeholder: str, popup: CompletionPopup, id: str) -> None:
         super().__init__(
             id=id,
             placeholder=placeholder,
@@ -46,28 +66,57 @@ class PromptBox(TextArea):
             highlight_cursor_line=False,
             soft_wrap=True,
         )
+        self._popup = popup
         self._sent: list[str] = []
         self._recalled: int | None = None  # index into _sent of what the box shows
 
+    def on_mount(self) -> None:
+        self._popup.serve(self)
+
+    def remember(self, prompts: Sequence[str]) -> None:
+        """Takes prompts of earlier conversations, oldest first, to be recalled."""
+        self._sent[:0] = prompts
+        self._recalled = None
+
     def put_back(self, prompt: str) -> None:
         """Returns a prompt that was not answered, before what was typed since."""
-        text = f"{prompt}\n\n{self.text}" if self.text.strip() else prompt
-        self._show(text)
+        waiting = self.text
+        self.write(prompt)
+        if waiting.strip():
+            self.insert(f"\n\n{waiting}", self.document.end)
+            self.move_cursor(self.document.end)
 
-    def watch_busy(self) -> None:
-        """The keys that matter now, in the edge of the box."""
-        keys = ["Esc stop" if self.busy else "Enter send", "F2 drafting", "Ctrl+Q quit"]
-        if self.size.width < _ROOM_FOR_HINTS:
-            del keys[1]
-        self.border_subtitle = Content(" · ".join(keys))
+    def write(self, prompt: str) -> None:
+        """Puts a prompt in the place of everything."""
+        self.text = prompt
+        self.move_cursor(self.document.end)
+
+    def name_file(self, name: str) -> None:
+        """Writes an @ at the end with the name of a file; without one its list opens."""
+        text = self.text.rstrip()
+        self.write(f"{text} " if text else "")
+        self.focus()
+        self._popup.take_key("@", is_typed=not name)
+        self.insert(f"@{name} " if name else "@")
+
+    def watch_hints(self) -> None:
+        """The keys that matter now, in the edge of the box: as many as fit."""
+        shown = list(self.hints)
+        while len(shown) > 1 and len(" · ".join(shown)) > self.size.width - 4:
+            del shown[-2]
+        self.border_subtitle = Content(" · ".join(shown))
 
     def on_resize(self) -> None:
-        self.watch_busy()
+        self.watch_hints()
 
     # Textual calls the base class's handlers after these two, unless they prevent it.
 
     async def _on_key(self, event: events.Key) -> None:
-        if event.key == "enter":
+        typed = event.is_printable or event.key in _ERASING_KEYS
+        if self._popup.take_key(event.key, is_typed=typed):
+            event.stop()
+            event.prevent_default()
+        elif event.key == "enter":
             event.stop()
             event.prevent_default()
             self._send()
@@ -76,21 +125,26 @@ class PromptBox(TextArea):
             event.prevent_default()
             self.insert("\n")
             self.scroll_cursor_visible()
+        elif event.character == "?" and not self.text:
+            event.stop()
+            event.prevent_default()
+            self.post_message(self.HelpWanted())
 
     async def _on_paste(self, event: events.Paste) -> None:
         event.text = typeable(event.text)
 
+    def action_search(self) -> None:
+        self.post_message(self.SearchWanted(self._sent))
+
     def action_cursor_up(self, select: bool = False) -> None:
-        browsing = self._recalled is not None and self.text == self._sent[self._recalled]
-        if not select and self._sent and (not self.text or browsing):
+        if not select and self._sent and (not self.text or self._is_browsing):
             newest = len(self._sent)
-            self._recall(max(0, (self._recalled if browsing else newest) or 0) - 1)
+            self._recall(max(0, (self._recalled if self._is_browsing else newest) or 0) - 1)
         else:
             super().action_cursor_up(select)
 
     def action_cursor_down(self, select: bool = False) -> None:
-        browsing = self._recalled is not None and self.text == self._sent[self._recalled]
-        if not select and browsing and self._recalled is not None:
+        if not select and self._is_browsing and self._recalled is not None:
             self._recall(self._recalled + 1)
         else:
             super().action_cursor_down(select)
@@ -100,6 +154,11 @@ class PromptBox(TextArea):
 
     def action_cursor_page_down(self) -> None:
         self.post_message(self.Paged(1))
+
+    @property
+    def _is_browsing(self) -> bool:
+        """Whether the box shows a recalled prompt, unchanged."""
+        return self._recalled is not None and self.text == self._sent[self._recalled]
 
     def _send(self) -> None:
         text = self.text.strip()
@@ -119,8 +178,4 @@ class PromptBox(TextArea):
             self.clear()
         else:
             self._recalled = index
-            self._show(self._sent[index])
-
-    def _show(self, text: str) -> None:
-        self.text = text
-        self.move_cursor(self.document.end)
+            self.write(self._sent[index])

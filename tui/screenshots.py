@@ -14,7 +14,9 @@ from pathlib import Path
 from textual.pilot import Pilot
 
 from akunu_py.models import store
+from akunu_py.settings import Settings
 from akunu_py.tui.app import ChatApp
+from akunu_py.tui.base import Setup
 from akunu_py.tui.prompt import PromptBox
 from akunu_py.tui.status import StatusLine
 from akunu_py.tui.worker import SessionThread
@@ -33,8 +35,9 @@ async def take(folder: Path) -> list[Path]:
     from akunu_py.engine import Engine
 
     model = store.get(DEFAULT_MODEL)
-    session = SessionThread(lambda: Engine.load(model.path, name=model.name))
-    app = ChatApp(model.name, GenerateOptions(max_tokens=220), session)
+    session = SessionThread(model.name, lambda name: Engine.load(model.path, name=name))
+    options = GenerateOptions(max_tokens=220)
+    app = ChatApp(Setup(model.name, options, Settings(theme="dark"), session))
     async with app.run_test(size=SIZE) as pilot:
         app.query_one(PromptBox).cursor_blink = False
         for question in QUESTIONS:

@@ -5,6 +5,7 @@ Every number has a place of its own, so nothing moves while they change.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from textual.content import Content
@@ -12,7 +13,7 @@ from textual.reactive import reactive
 from textual.style import Style
 from textual.widget import Widget
 
-from akunu_py.tui.text import displayable
+from akunu_py.tui.messages import Gauges
 from akunu_py.types import Stats
 
 Phase = Literal["loading", "ready", "reading", "answering", "stopped", "failed"]
@@ -25,12 +26,25 @@ _MARKS: dict[Phase, str] = {
     "stopped": "■",
     "failed": "×",
 }
-_STATE_WIDTH = 12  # the longest is "reading 100%"
-_WIDE, _MEDIUM = 74, 56
+_STATE_WIDTH = 9  # the longest is "answering"
+_GAP = 2  # columns between two numbers, at least
+_UNKNOWN = "–"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A number of fixed width, and its unit for narrow, usual and wide lines.
+
+    rank: fields with high ranks are left out first.
+    """
+
+    value: str
+    units: tuple[str, str, str]
+    rank: int
 
 
 class StatusLine(Widget):
-    """One line: state and model on the left, the numbers of the last answer on the right."""
+    """One line: the state on the left, the numbers of the last answer on the right."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         "status--loading",
@@ -46,48 +60,84 @@ class StatusLine(Widget):
     phase: reactive[Phase] = reactive[Phase]("loading")
     progress: reactive[float] = reactive(0.0)
     stats: reactive[Stats | None] = reactive[Stats | None](None)
-
-    def __init__(self, model: str, id: str) -> None:
-        super().__init__(id=id)
-        self._model = displayable(model).replace("\n", " ")
+    gauges: reactive[Gauges] = reactive(Gauges())
 
     def render(self) -> Content:
-        numbers = self._numbers()
         state = self._state()
-        room = max(0, self.size.width - state.cell_length - numbers.cell_length)
-        name = Content(self._model)
-        if self.size.width < _MEDIUM:
-            name = Content("")  # no room for a name that says anything
-        elif name.cell_length > room - 2:
-            name = name.truncate(max(0, room - 2), ellipsis=True)
-        unit = self.get_visual_style("status--unit", partial=True)
-        gap = " " * max(0, room - name.cell_length)
-        return Content.assemble(state, (name.plain, unit), gap, numbers)
+        room = self.size.width - state.cell_length
+        numbers = self._numbers(room)
+        gap = " " * max(0, room - numbers.cell_length)
+        return Content.assemble(state, gap, numbers)
 
     def _state(self) -> Content:
-        words = f"reading {self.progress:.0%}" if self.phase == "reading" else self.phase
+        words = f"read {self.progress:4.0%}" if self.phase == "reading" else self.phase
         style = self.get_visual_style(f"status--{self.phase}", partial=True)
-        return Content.assemble((f"{_MARKS[self.phase]} {words:<{_STATE_WIDTH}}  ", style))
+        return Content.assemble((f"{_MARKS[self.phase]} {words:<{_STATE_WIDTH}}", style))
 
-    def _numbers(self) -> Content:
-        """Speed, acceptance rate and tokens per pass; a dash stands for what is not known yet."""
+    def _numbers(self, room: int) -> Content:
+        """As many numbers as there is room for, with units as long as there is room for."""
         number = self.get_visual_style("status--number", partial=True)
         unit = self.get_visual_style("status--unit", partial=True)
+        fields = fields_of(self.stats, self.gauges)
+        shown, length = _fitting(fields, room)
         parts: list[str | tuple[str, Style]] = []
-        for value, short, middle, long in self._fields():
-            wide, medium = self.size.width >= _WIDE, self.size.width >= _MEDIUM
-            label = long if wide else middle if medium else short
-            parts += ["  " if parts else "", (value, number), (label, unit)]
+        for field in shown:
+            parts += ["  " if parts else "", (field.value, number), (field.units[length], unit)]
         return Content.assemble(*parts)
 
-    def _fields(self) -> list[tuple[str, str, str, str]]:
-        """(value, its unit when narrow, medium, wide); all values of fixed width."""
-        stats = self.stats
-        speed = f"{stats.tokens_per_s:6.1f}" if stats and stats.decode_s else f"{'–':>6}"
-        rate = f"{stats.acceptance_rate:4.0%}" if stats and stats.drafted else f"{'–':>4}"
-        per_pass = f"{stats.tokens_per_pass:5.2f}" if stats and stats.target_passes else f"{'–':>5}"
-        return [
-            (speed, "/s", " tok/s", " tokens/s"),
-            (rate, "", " acc", " accepted"),
-            (per_pass, "x", " /pass", " tokens/pass"),
-        ]
+
+def fields_of(stats: Stats | None, gauges: Gauges) -> list[Field]:
+    """What is known of an answer; a dash stands for what is not known yet."""
+    known = stats or Stats()
+    return [
+        Field(
+            _fixed(f"{known.tokens_per_s:.1f}"[:5].rstrip("."), 5, bool(known.decode_s)),
+            ("/s", " tok/s", " tokens/s"),
+            0,
+        ),
+        Field(
+            _fixed(_seconds(known.prefill_s), 5, bool(known.prefill_s)),
+            (" first", " first", " to first token"),
+            3,
+        ),
+        Field(
+            _fixed(f"{known.acceptance_rate:.0%}", 4, bool(known.drafted)),
+            ("", " acc", " accepted"),
+            1,
+        ),
+        Field(
+            _fixed(f"{known.tokens_per_pass:.2f}"[:4], 4, bool(known.target_passes)),
+            ("x", "/pass", " tokens/pass"),
+            2,
+        ),
+        Field(
+            _fixed(f"{known.cached_tokens}", 5, bool(known.generated_tokens)),
+            (" cached", " cached", " tokens cached"),
+            4,
+        ),
+        Field(
+            _fixed(f"{gauges.memory / 1e9:.1f}", 4, bool(gauges.memory)),
+            ("GB", "GB", " GB memory"),
+            5,
+        ),
+    ]
+
+
+def _fitting(fields: list[Field], room: int) -> tuple[list[Field], int]:
+    """The fields that fit into `room` columns, and which of their units."""
+    for highest in range(len(fields) - 1, 0, -1):
+        shown = [field for field in fields if field.rank <= highest]
+        for length in (2, 1) if highest > 2 else (2, 1, 0):
+            width = sum(len(field.value) + len(field.units[length]) for field in shown)
+            if width + _GAP * (len(shown) - 1) <= room:
+                return shown, length
+    return fields[:1], 0
+
+
+def _fixed(value: str, width: int, known: bool) -> str:
+    return f"{value if known else _UNKNOWN:>{width}}"
+
+
+def _seconds(seconds: float) -> str:
+    """Five characters at most, the unit among them."""
+    return f"{seconds:.2f}s" if seconds < 9.995 else f"{seconds:.1f}s" if seconds < 100 else "99+s"

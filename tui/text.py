@@ -6,6 +6,8 @@ is replaced, character for character, so that ranges into the text stay true.
 
 from __future__ import annotations
 
+import sys
+
 _REPLACEMENT = "\ufffd"
 
 
@@ -35,3 +37,13 @@ def displayable(text: str) -> str:
 def typeable(text: str) -> str:
     """`text` as it goes into a prompt: line ends made `\\n`, control characters left out."""
     return text.replace("\r\n", "\n").replace("\r", "\n").translate(_TYPED)
+
+
+def for_output(text: str) -> str:
+    """`text` for stdout: a terminal shows control characters, a file or a pipe gets them."""
+    return displayable(text) if sys.stdout.isatty() else text
+
+
+def on_one_line(text: str) -> str:
+    """`displayable` text without line ends and tabs, as long as before."""
+    return displayable(text).replace("\n", "⏎").replace("\t", " ")

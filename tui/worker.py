@@ -8,19 +8,21 @@ speaks to it by messages. Owns the queue of requests, stopping, and turning ever
 from __future__ import annotations
 
 import contextlib
+import gc
 import queue
 import sys
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from textual.message import Message as Note
 
 from akunu_py.errors import AkunuError
-from akunu_py.tui.conversation import Span, add_spans
-from akunu_py.tui.messages import Failed, Finished, Loaded, PieceArrived, Prefilling
+from akunu_py.tui.held import Held, Pacer
+from akunu_py.tui.messages import Failed, Finished, Gauges, Loaded, Prefilling
+from akunu_py.tui.threads import release_streams
 from akunu_py.types import GenerateOptions, Message, Stats, TextPiece
 
 if TYPE_CHECKING:  # importing the engine takes a second or two, which the thread spends, not we
@@ -28,13 +30,10 @@ if TYPE_CHECKING:  # importing the engine takes a second or two, which the threa
     from akunu_py.experience import Experience
     from akunu_py.session import Generation, Session
 
-# Pieces may come at 200 a second, and drawing takes turns with decoding in Python's interpreter.
-_INTERVAL_S = 1 / 16
-
 
 @dataclass(slots=True)
 class Ask:
-    """One request: answer the last of `messages`."""
+    """One request: answer the last of `messages`, or go on where it is an answer."""
 
     turn: int
     messages: Sequence[Message]
@@ -42,22 +41,31 @@ class Ask:
     stopped: threading.Event = field(default_factory=threading.Event)
 
 
-class SessionThread:
-    """Loads the engine, then answers one request after the other.
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """One request: load that model instead."""
 
-    `load` and `learned`, what earlier runs learned about the engine's model, are called in the
-    thread. A failed load is tried again with the next request.
+    model: str
+
+
+class SessionThread:
+    """Loads the engine of `model`, then answers one request after the other.
+
+    `load`, given the name of a model, and `learned`, what earlier runs learned about it, are
+    called in the thread. A failed load is tried again with the next request.
     """
 
     def __init__(
         self,
-        load: Callable[[], Engine],
+        model: str,
+        load: Callable[[str], Engine],
         learned: Callable[[Engine], Experience | None] = lambda engine: None,
     ) -> None:
+        self._model = model
         self._load = load
         self._learned = learned
         self._post: Callable[[Note], object] = lambda note: None
-        self._requests: queue.SimpleQueue[Ask | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[Ask | Switch | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._asked: dict[int, Ask] = {}
         self._running: tuple[int, Generation] | None = None
@@ -79,6 +87,11 @@ class SessionThread:
         with self._lock:
             self._asked[turn] = request
         self._requests.put(request)
+
+    def switch(self, model: str) -> None:
+        """Loads `model` after the requests before; the one that is loaded goes first, to make
+        room. With the name of the model that is loaded, loads it and what was learned anew."""
+        self._requests.put(Switch(model))
 
     def stop(self, turn: int) -> None:
         """Ends that answer after the pass that is running, or before it begins."""
@@ -103,31 +116,46 @@ class SessionThread:
         try:
             self._try_to_load()
             while (request := self._requests.get()) is not None and not self._closing:
+                if isinstance(request, Switch):
+                    self._unload()
+                    self._model = request.model
+                    self._try_to_load()
+                    continue
                 if self._engine or self._try_to_load():
                     self._answer(request)
                 with self._lock:
                     del self._asked[request.turn]
         finally:
-            self._leave()
+            self._session = None
+            release_streams()
 
-    def _leave(self) -> None:
-        """Gives back what MLX keeps for this thread; without it the program may abort at its end
-        (github.com/ml-explore/mlx/pull/4373)."""
-        self._session = None
+    def _unload(self) -> None:
+        """Lets the model go, and gives its memory back before another one is loaded."""
+        self._session = self._experience = self._engine = None
+        gc.collect()
         if "mlx.core" in sys.modules:
             import mlx.core as mx
 
-            mx.clear_streams()
+            mx.clear_cache()
 
     def _try_to_load(self) -> bool:
         try:
-            engine = self._load()
+            engine = self._load(self._model)
             self._experience = self._learned(engine)
             self._engine = engine
         except Exception as error:  # noqa: BLE001 - whatever it is, the person must read it
             self._tell(Failed(None, describe(error)))
             return False
-        self._tell(Loaded(engine.name, engine.weights, engine.context_length, engine.no_draft))
+        self._tell(
+            Loaded(
+                engine.name,
+                engine.weights,
+                engine.context_length,
+                engine.no_draft,
+                engine.fit.note,
+                Gauges(_memory()),
+            )
+        )
         return True
 
     def _answer(self, request: Ask) -> None:
@@ -155,14 +183,40 @@ class SessionThread:
             lambda done, total: self._tell(Prefilling(turn, done, total))
         ).call
         held = Held()
-        for piece in generation:
-            held.add(piece)
+        rows: Counter[int] = Counter()  # passes by the rows that they ran over
+        stats = generation.stats
+        for number, piece in enumerate(generation):
+            held.add(piece, self._rejected_text(generation, piece), from_prefill=number == 0)
+            if number > 0 and piece.piece.tokens:
+                rows[1 + piece.piece.accepted + len(piece.piece.rejected)] += 1
             if held.is_due():
-                self._tell(held.release(turn, generation.stats))
-        if held.text:
-            self._tell(held.release(turn, generation.stats))
+                self._tell(held.release(turn, stats, self._gauges(stats, rows)))
+        gauges = self._gauges(stats, rows)
+        if held:
+            self._tell(held.release(turn, stats, gauges))
         reason = generation.finish_reason or "cancelled"
-        self._tell(Finished(turn, reason, replace(generation.stats)))
+        self._tell(Finished(turn, reason, replace(stats), gauges))
+
+    def _rejected_text(self, generation: Generation, piece: TextPiece) -> str:
+        """What the pass drafted in vain, as text that follows what it accepted."""
+        drafted = piece.piece.rejected
+        if not drafted or self._engine is None:
+            return ""
+        decode = self._engine.tokenizer.decode
+        before = len(generation.tokens) - len(piece.piece.tokens) + piece.piece.accepted
+        anchor = generation.tokens[before - 1 : before]
+        return str(decode([*anchor, *drafted]))[len(decode(anchor)) :]
+
+    def _gauges(self, stats: Stats, rows: Mapping[int, int]) -> Gauges:
+        """rows: how many passes ran over how many rows. The speed-up is what as many tokens cost
+        without drafting, over what these passes cost."""
+        assert self._session is not None
+        costs = self._session.drafting.costs(stats.prompt_tokens + stats.generated_tokens)
+        speedup = None
+        if costs is not None and stats.drafted:
+            spent = sum(costs[min(each, len(costs)) - 1] * count for each, count in rows.items())
+            speedup = stats.decoded_tokens * costs[0] / spent
+        return Gauges(_memory(), speedup)
 
     def _tell(self, note: Note) -> None:
         # The app may have gone in the middle of an answer, and its event loop with it.
@@ -170,39 +224,11 @@ class SessionThread:
             self._post(note)
 
 
-class Held:
-    """Pieces that wait to be posted together, so that drawing costs the decoding little."""
+def _memory() -> int:
+    """Bytes that MLX holds."""
+    import mlx.core as mx
 
-    def __init__(self) -> None:
-        self.text = ""
-        self._spans: list[Span] = []
-        self._posted = 0.0
-
-    def add(self, piece: TextPiece) -> None:
-        add_spans(self._spans, piece.drafted, len(self.text))
-        self.text += piece.text
-
-    def is_due(self) -> bool:
-        """The first piece goes at once, and so does every piece of a slow model."""
-        return bool(self.text) and time.monotonic() - self._posted >= _INTERVAL_S
-
-    def release(self, turn: int, stats: Stats) -> PieceArrived:
-        note = PieceArrived(turn, self.text, tuple(self._spans), replace(stats))
-        self.text, self._spans, self._posted = "", [], time.monotonic()
-        return note
-
-
-class Pacer:
-    """Calls a function of (done, total) at most every `_INTERVAL_S`."""
-
-    def __init__(self, function: Callable[[int, int], None]) -> None:
-        self._function = function
-        self._called = 0.0
-
-    def call(self, done: int, total: int) -> None:
-        if time.monotonic() - self._called >= _INTERVAL_S:
-            self._called = time.monotonic()
-            self._function(done, total)
+    return int(mx.get_active_memory())
 
 
 def describe(error: Exception) -> str:

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     if not all_kept:
         code = code or 1
         why = keeper.error or "the disk does not answer"
-        print(f"akunu: not all that was said could be saved: {why}", file=sys.stderr)
+        tell_warnings([f"not all that was said could be saved: {why}"])
     if not (app.close_downloads(_PATIENCE_S) and session.close(_PATIENCE_S) and all_kept):
         # Python would tear itself down under a thread that is deep in MLX, which may crash. The
         # screen is restored and nothing is left to be written.

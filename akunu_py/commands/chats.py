@@ -17,7 +17,7 @@ from akunu_py.tui.archive import Archive, Found
 from akunu_py.tui.archive_search import Hit
 from akunu_py.tui.exchange import as_json, read_json
 from akunu_py.tui.export import FORMATS, SUFFIXES, ExportFormat, render, write_new
-from akunu_py.tui.text import displayable
+from akunu_py.tui.text import displayable, for_output
 from akunu_py.tui.tree import ConversationInfo
 
 _ID_DIGITS = 8  # enough to tell conversations apart
@@ -60,7 +60,7 @@ def export(archive: Archive, args: argparse.Namespace) -> None:
     else:
         raise UsageError(f"--all exports JSON, found {form}; name one ID for that format")
     if args.output is None:
-        print(text, end="")
+        print(for_output(text), end="")
     else:
         print(f"exported to {write_new(args.output, text)}", file=sys.stderr)
 
@@ -114,7 +114,7 @@ def _read(file: str) -> str:
 def _print(found: Sequence[Found], form: str) -> None:
     if form == "json":
         content = [_values(each) for each in found]
-        print(json.dumps(content, indent=2, ensure_ascii=False))
+        print(for_output(json.dumps(content, indent=2, ensure_ascii=False)))
         return
     if not found:
         print(f"nothing found in {paths.conversations_file()}", file=sys.stderr)

@@ -12,6 +12,7 @@ from akunu_py.errors import UsageError
 from akunu_py.models import store
 from akunu_py.settings import Settings, load_settings, settings_file
 from akunu_py.sizes import human_size
+from akunu_py.tui.text import on_one_line
 from akunu_py.version import __version__
 
 _PACKAGES = ("mlx", "mlx-lm", "numpy", "textual", "tokenizers", "transformers", "huggingface-hub")
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     ]
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
-        print(f"{name:<{width}}  {value}")
+        print(f"{name:<{width}}  {on_one_line(value)}")
     return 0
 
 

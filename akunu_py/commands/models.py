@@ -15,6 +15,7 @@ from akunu_py.models.fit import GIB, usable_memory
 from akunu_py.models.recommend import Recommendation, recommend
 from akunu_py.models.usage import Usage, read_usage
 from akunu_py.sizes import human_size
+from akunu_py.tui.text import on_one_line
 
 _UNITS = {"G": GIB, "GB": GIB, "GIB": GIB, "M": 1 << 20, "MB": 1 << 20, "MIB": 1 << 20}
 
@@ -206,7 +207,7 @@ def _catalogue_facts(entry: catalogue.CatalogueEntry) -> list[tuple[str, str]]:
 
 def _print_facts(facts: Sequence[tuple[str, str]]) -> None:
     for name, value in facts:
-        print(f"{name:<8}  {value or 'unknown'}")
+        print(f"{name:<8}  {on_one_line(value) or 'unknown'}")
 
 
 def _day(moment: str) -> str:
@@ -219,6 +220,7 @@ def _day(moment: str) -> str:
 def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     if not rows:
         return
+    rows = [[on_one_line(cell) for cell in row] for row in rows]  # files may be called anything
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     for row in (head, *rows):
         print(

@@ -10,6 +10,7 @@ from akunu_py.commands.progress import progress_bar
 from akunu_py.errors import DamagedModel, UsageError
 from akunu_py.models import cleanup, hub_cache, store
 from akunu_py.sizes import human_size
+from akunu_py.tui.text import on_one_line
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,7 +56,7 @@ def verify(args: argparse.Namespace) -> int:
             if args.name:
                 raise
             damaged.append(model.name)
-            print(f"{model.name}: {error}")
+            print(on_one_line(f"{model.name}: {error}"))
         else:
             print(f"{model.name}: {human_size(model.size)} verified")
     if damaged:
@@ -77,7 +78,7 @@ def collect(args: argparse.Namespace) -> int:
         return 0
     freed = 0
     for garbage in found:
-        print(f"{human_size(garbage.size):>8}  {garbage.what}")
+        print(f"{human_size(garbage.size):>8}  {on_one_line(garbage.what)}")
         freed += garbage.size if args.dry_run else cleanup.remove_garbage(garbage)
     print(f"{human_size(freed)} {'would be freed' if args.dry_run else 'freed'}")
     return 0

@@ -15,7 +15,7 @@ from akunu_py.commands.warn import tell_warnings
 from akunu_py.engine import Engine
 from akunu_py.errors import INTERRUPTED, EmptyPrompt, UsageError
 from akunu_py.session import Generation, Session
-from akunu_py.tui.text import displayable
+from akunu_py.tui.text import displayable, for_output
 from akunu_py.types import FinishReason, Message
 
 _CUT_SHORT: dict[FinishReason | None, str] = {
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     with cancelled_by_interrupt(generation):
         if args.format == "json":
             generation.answer()
-            print(json.dumps(as_dict(engine, generation), ensure_ascii=False))
+            print(for_output(json.dumps(as_dict(engine, generation), ensure_ascii=False)))
         else:
             stream(generation)
     tell_warnings(experience.warnings)
@@ -92,12 +92,11 @@ def stream(generation: Generation) -> None:
 
     A terminal shows control codes and does not obey them; a file or a pipe gets what was said.
     """
-    shown = displayable if sys.stdout.isatty() else str
     for piece in generation:
         if piece.thinking and sys.stderr.isatty():
             sys.stderr.write(f"\x1b[2m{displayable(piece.thinking)}\x1b[0m")
             sys.stderr.flush()
-        sys.stdout.write(shown(piece.text))
+        sys.stdout.write(for_output(piece.text))
         sys.stdout.flush()
     if not generation.text.endswith("\n"):
         print(flush=True)

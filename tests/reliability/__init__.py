@@ -1,0 +1,1 @@
+"""Harm done on purpose: `python -m tests.reliability` hurts the real commands and counts."""

@@ -1,0 +1,244 @@
+"""`python -m tests.reliability`: does harm for some minutes, and says what it did to whom.
+
+Ends with a table in Markdown, of what was done, how often, and what was lost; with code 1 where a
+promise was broken. The same seed does the same harm, up to where time runs out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Generator
+from pathlib import Path
+from random import Random
+
+from akunu_py.models import store
+from akunu_py.models.gguf_import import import_gguf
+from tests.reliability import concurrency, faults_chat, faults_commands, faults_files
+from tests.reliability import faults_writers as writers
+from tests.reliability.faults import Command, Home, Outcome, why_no_small_disk
+from tests.reliability.faults_commands import SIGNALS
+from tests.tiny_gguf import write_tiny
+
+RUN = Command("run", ("run", "--max-tokens", "4", "--temperature", "0", "Say hello."))
+LIST = Command("models list", ("models", "list"), answers=lambda done: "starter" in done.out)
+CHAT_KINDS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGSTOP, SIGCONT", "terminal closed")
+Source = Generator[Outcome, None, None]  # never ends
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.reliability", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=20.0, help="when to stop")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", default="", help="sources whose name begins so")
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # cleans up
+    outcomes = []
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o755)
+        for outcome in harm(Path(folder), args.seed, args.minutes * 60, args.only):
+            outcomes.append(outcome)
+            state = "BROKEN" if outcome.problems else "ok"
+            what = f"{outcome.kind} | {outcome.command} | {outcome.moment} | {outcome.word}"
+            print(
+                f"{len(outcomes):4} {state:6} {what}",
+                *outcome.problems,
+                sep="\n       ",
+                flush=True,
+            )
+    print(f"\n{table(outcomes)}")
+    broken = sum(bool(outcome.problems) for outcome in outcomes)
+    print(f"\n{len(outcomes)} faults, {broken} with a promise broken")
+    return 1 if broken else 0
+
+
+def harm(folder: Path, seed: int, seconds: float, only: str = "") -> Source:
+    """Takes turns between the sources, the shorter ones more often, until the time is up."""
+    end = time.monotonic() + seconds
+    starter = store.get("starter").path
+    found = sources(folder, starter, seed)
+    named = {name: source for name, source in found.items() if name.startswith(only)}
+    try:
+        while named and time.monotonic() < end:
+            for source, turns in named.values():
+                for _ in range(turns):
+                    if time.monotonic() < end:
+                        yield next(source)
+    finally:
+        for source, _ in found.values():
+            source.close()  # gives back what it has mounted
+
+
+def sources(folder: Path, starter: Path, seed: int) -> dict[str, tuple[Source, int]]:
+    """Everything that does harm, each in a home of its own, and how often at a turn."""
+    tiny = _tiny(folder)
+
+    def home(name: str) -> Home:
+        return Home(folder / name, starter)
+
+    def made(name: str, make: Callable[[Home, Random], Source], turns: int) -> None:
+        found[name] = make(home(name), Random(f"{seed} {name}")), turns
+
+    found: dict[str, tuple[Source, int]] = {}
+    made("signals", _signals, 3)
+    made("chats", _chats, 2)
+    made("files", _files, 4)
+    made("network", lambda at, random: _network(at, tiny, random), 3)
+    made("limits", _limits, 1)
+    made("together", lambda at, random: _together(at, tiny, random), 1)
+    made("writers", lambda at, random: _writers(at.folder, random), 6)
+    if why := why_no_small_disk():
+        print(f"left out: full disks and permissions: {why}")
+    else:
+        made("permissions", _permissions, 2)
+        random = Random(f"{seed} disk")
+        found["disk"] = faults_files.disk_full(folder / "disk", starter, 150, random), 1
+        found["full chats"] = _full_chats(folder / "chat disk", starter), 1
+    return found
+
+
+def _signals(home: Home, random: Random) -> Source:
+    wanted = faults_commands.commands(home)
+    seconds = faults_commands.durations(home, wanted)
+    while True:
+        command = random.choice([*wanted.values()])
+        moment = random.uniform(0, seconds[command.name])
+        what = random.randrange(6)
+        if what == 0:
+            yield faults_commands.suspended(home, command, moment)
+        elif what == 1 and command.name in ("run", "complete"):
+            yield faults_commands.reader_gone(home, command, moment)
+        else:
+            yield faults_commands.signalled(home, command, random.choice(SIGNALS), moment)
+
+
+def _chats(home: Home, random: Random) -> Source:
+    number = 0
+    while True:
+        number += 1
+        kind, moment = random.choice(CHAT_KINDS), random.choice(faults_chat.MOMENTS)
+        yield faults_chat.hurt(home, kind, moment, random, number)
+
+
+def _full_chats(folder: Path, starter: Path) -> Source:
+    number = 0
+    while True:
+        for ending in ("there is room again", "the person quits", "it is killed"):
+            number += 1
+            yield faults_chat.disk_full(folder, starter, ending, number)
+
+
+def _files(home: Home, random: Random) -> Source:
+    faults_files.keep_conversations(home)
+    (home.config / "settings.toml").write_text('memory = true\ntheme = "auto"\n')
+    home.run(RUN)
+    while True:
+        harm = random.choice([*faults_files.HARMS])
+        where = random.choice(("store", "cache", "database", "settings"))
+        if where == "database":
+            path, command = home.conversations, faults_files.CHATS
+        elif where == "settings":
+            path, command = home.config / "settings.toml", RUN
+        else:
+            root = home.models / "starter" if where == "store" else home.cache
+            there = sorted(path for path in root.rglob("*") if path.is_file())
+            path, command = random.choice(there), random.choice((RUN, LIST))
+            command = RUN if where == "cache" else command
+        yield faults_files.altered(home, path, harm, random, command)
+
+
+def _network(home: Home, files: dict[str, bytes], random: Random) -> Source:
+    with faults_commands.local_hub(home, files) as hub:
+        pull = faults_commands.pull_of(hub)
+        while True:
+            for _ in range(4):
+                yield faults_commands.network_fault(home, hub, random)
+            for number in SIGNALS:
+                yield faults_commands.killed_pull(home, hub, number, random.uniform(0, 4))
+            yield faults_commands.network_gone(home, pull)
+
+
+def _limits(home: Home, random: Random) -> Source:
+    wanted = faults_commands.commands(home)
+    while True:
+        for name in ("models import", "run", "run --prompt-cache"):
+            most = random.choice([0, random.randrange(5000), random.randrange(1 << 27)])
+            yield faults_files.limited(home, wanted[name], most)
+        for name in ("run", "complete", "models verify"):
+            yield faults_files.output_full(home, wanted[name])
+
+
+def _permissions(home: Home, random: Random) -> Source:
+    faults_files.keep_conversations(home, 3)
+    home.run(RUN)
+    for path in (home.models / "starter").iterdir():
+        home.own_copy(path)
+    home.belongs_to_nobody()
+    number = 0
+    while True:
+        number += 1
+        if number % 5 == 1:
+            yield faults_chat.forbidden(home, number)
+        chats = random.random() < 0.3
+        below = (home.data, home.cache, home.config)
+        there = sorted(path for root in below for path in (root, *root.rglob("*")))
+        path = random.choice([p for p in there if p.exists() and not p.is_symlink()])
+        command = faults_files.CHATS if chats else RUN
+        if random.random() < 0.3:
+            yield faults_files.forbidden_meanwhile(home, path, command, random.uniform(0, 4))
+        else:
+            yield faults_files.forbidden(home, path, random.choice([0o000, 0o500, 0o400]), command)
+
+
+def _together(home: Home, files: dict[str, bytes], random: Random) -> Source:
+    number = 0
+    while True:
+        number += 1
+        yield concurrency.remembered_together(home.folder / f"memory{number}")
+        yield concurrency.read_while_migrated(home)
+        yield concurrency.killed_migration(home, random.uniform(0.1, 0.8))
+        home.conversations.unlink()
+        yield concurrency.all_at_once(home, files, number)
+        yield concurrency.import_twice(home, random.randint(2, 3))
+        yield concurrency.pull_twice(home, files, random.randint(2, 3))
+        yield concurrency.remove_meanwhile(home)
+
+
+def _writers(folder: Path, random: Random) -> Source:
+    while True:
+        yield writers.killed_archive(folder, random)
+        yield writers.killed_memory(folder, random)
+
+
+def _tiny(folder: Path) -> dict[str, bytes]:
+    """The files of a model that is small enough to be pulled often."""
+    made = folder / "tiny"
+    made.mkdir()
+    import_gguf(write_tiny(folder / "tiny.gguf"), made)
+    return {path.name: path.read_bytes() for path in sorted(made.iterdir())}
+
+
+def table(outcomes: list[Outcome]) -> str:
+    """What was done to whom, in Markdown."""
+    kinds: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        kinds.setdefault(outcome.kind.partition(":")[0], []).append(outcome)
+    lines = [
+        "| fault | times | to | promises broken | characters lost |",
+        "|---|--:|---|--:|--:|",
+    ]
+    for kind, some in sorted(kinds.items()):
+        commands = Counter(outcome.command for outcome in some)
+        whom = ", ".join(f"{command} {count}" for command, count in commands.most_common())
+        broken = sum(bool(outcome.problems) for outcome in some)
+        lost = sum(outcome.lost for outcome in some)
+        lines.append(f"| {kind} | {len(some)} | {whom} | {broken} | {lost} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,227 @@
+"""`python -m tests.reliability.endurance`: long conversations and many completions, watched.
+
+Each run takes samples on the way: memory of the process and of MLX, open files, threads, and passes
+per second of the process's own time. The chats run on a model with random weights, which answers
+in no time and has next to no KV cache, so that what grows is what somebody forgot to give back;
+`--model` names a real one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from akunu_py import paths
+from akunu_py.backend import device_name  # loads the BLAS before MLX
+from akunu_py.complete import Completer, Request
+from akunu_py.engine import Engine
+from akunu_py.experience import Experience
+from akunu_py.models import store
+from akunu_py.session import Session
+from akunu_py.tui.app import ChatApp
+from akunu_py.tui.base import Setup
+from akunu_py.tui.keeper import Keeper
+from akunu_py.tui.prompt import PromptBox
+from akunu_py.tui.status import StatusLine
+from akunu_py.tui.worker import SessionThread
+from akunu_py.types import GenerateOptions, Message, SamplingOptions
+from tests.tiny_fim import byte_level, write_model
+
+MARKERS = ("<|end|>", "<fim_prefix>", "<fim_suffix>", "<fim_middle>")
+TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}a:"
+SAMPLES = 6
+SHORT = 20  # turns
+ENDED = ("ready", "cut off", "stopped", "failed")  # phases of the chat
+CODE = "def add(a, b):\n    return a + b\n\n\ndef subtract(a, b):\n    return a - b\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """At one moment. done: turns or requests; passes and seconds: since the sample before, of the
+    process's own time, which others on the machine do not slow down. rss, active: bytes."""
+
+    done: int
+    rss: int
+    active: int
+    files: int
+    threads: int
+    passes: int
+    seconds: float
+
+
+class Watch:
+    """Takes samples of a run of `total` steps: SAMPLES of them, at even distances."""
+
+    def __init__(self, total: int) -> None:
+        self.samples: list[Sample] = []
+        self.passes = 0
+        self._every = max(1, total // SAMPLES)
+        self._since = (0, time.process_time())
+
+    def step(self, done: int, passes: int) -> None:
+        self.passes += passes
+        if done % self._every:
+            return
+        import mlx.core as mx
+
+        gc.collect()
+        before, at = self._since
+        now = time.process_time()
+        self.samples.append(
+            Sample(
+                done,
+                resident(),
+                mx.get_active_memory(),
+                len(os.listdir("/dev/fd")),
+                threading.active_count(),
+                self.passes - before,
+                now - at,
+            )
+        )
+        self._since = (self.passes, time.process_time())
+
+
+def resident() -> int:
+    """Bytes of memory that the process has now."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except FileNotFoundError:  # a Mac
+        import subprocess
+
+        told = subprocess.run(["ps", "-o", "rss=", "-p", str(os.getpid())], capture_output=True)
+        return int(told.stdout) << 10
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def tiny_model(folder: Path) -> Path:
+    """Bytes are its tokens; its context holds 300 turns."""
+    write_model(folder, byte_level(MARKERS), end=MARKERS[0])
+    config = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(config.replace("4096", "32768"))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+def prompts(count: int) -> Iterator[str]:
+    """Short, each a little different."""
+    words = ("red", "green", "blue", "one", "two", "three", "north", "south")
+    for number in range(count):
+        yield f"{number} {words[number % 8]} {words[number * 5 % 7]}?"
+
+
+def options(tokens: int) -> GenerateOptions:
+    return GenerateOptions(max_tokens=tokens, sampling=SamplingOptions(temperature=0.8, seed=1))
+
+
+def chat(model: Path, turns: int, tokens: int, length: int = 0) -> list[Sample]:
+    """One session. length: of each conversation in turns, 0 for a single one."""
+    engine = Engine.load(model)
+    session = Session(engine, Experience(model, engine.tokenizer_digest, "x", memory=True))
+    messages: list[Message] = []
+    watch = Watch(turns)
+    for number, prompt in enumerate(prompts(turns), 1):
+        messages.append(Message("user", prompt))
+        answer = session.chat(messages, options(tokens)).answer()
+        messages.append(Message("assistant", answer.text or "."))
+        watch.step(number, answer.stats.target_passes)
+        if length and number % length == 0:
+            messages.clear()
+    return watch.samples
+
+
+def chat_in_the_app(model: Path, turns: int, tokens: int) -> list[Sample]:
+    """The chat with its threads and its database, typed into."""
+    return asyncio.run(_chat_in_the_app(model, paths.conversations_file(), turns, tokens))
+
+
+async def _chat_in_the_app(model: Path, database: Path, turns: int, tokens: int) -> list[Sample]:
+    session = SessionThread(model.name, lambda name: Engine.load(model, name=name))
+    keeper = Keeper(database)
+    app = ChatApp(Setup(model.name, options(tokens), session=session, keeper=keeper))
+    watch = Watch(turns)
+    async with app.run_test(size=(80, 24)) as pilot:
+        status, box = app.query_one(StatusLine), app.query_one(PromptBox)
+
+        async def until(holds: Callable[[], bool]) -> None:
+            end = time.monotonic() + 120
+            while not holds():
+                if time.monotonic() > end:
+                    raise TimeoutError(f"the chat is {status.phase} and goes nowhere")
+                await asyncio.sleep(0.01)  # the pilot would look at every widget
+
+        for number, prompt in enumerate(prompts(turns), 1):
+            box.insert(prompt)
+            await pilot.press("enter")
+            answered = 2 * number
+            await until(
+                lambda answered=answered: (  # type: ignore[misc]
+                    len(app._conversation.tree) >= answered and status.phase in ENDED
+                )
+            )
+            stats = app._conversation.tree.path()[-1].stats
+            watch.step(number, stats.target_passes if stats else 0)
+    keeper.close(10)
+    if not session.close(10):
+        raise TimeoutError("the session does not end")
+    return watch.samples
+
+
+def completions(model: Path, requests: int, tokens: int) -> list[Sample]:
+    """A buffer that is typed into, as an editor asks: at every few letters, each time anew."""
+    completer = Completer(Engine.load(model))
+    watch = Watch(requests)
+    for number in range(1, requests + 1):
+        typed = CODE[: 1 + number * 7 % len(CODE)]
+        request = Request(
+            f"# {number // 50}\n{typed}", CODE[len(typed) :], "a.py", max_tokens=tokens
+        )
+        watch.step(number, completer.complete(request).stats.target_passes)
+    return watch.samples
+
+
+def table(name: str, samples: list[Sample]) -> str:
+    """The samples as Markdown; memory in MB."""
+    head = f"| {name} | RSS MB | MLX MB | open files | threads | passes per s of CPU |\n"
+    rows = [
+        f"| {each.done} | {each.rss / 1e6:.1f} | {each.active / 1e6:.2f} | {each.files} "
+        f"| {each.threads} | {each.passes / each.seconds:.0f} |"
+        for each in samples
+    ]
+    return head + "|---|---|---|---|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.reliability.endurance")
+    parser.add_argument("--turns", type=int, default=300)
+    parser.add_argument("--requests", type=int, default=5000)
+    parser.add_argument("--tokens", type=int, default=12, help="of an answer, at most")
+    parser.add_argument("--model", help="one of the store, in the place of random weights")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        for variable in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+            os.environ[variable] = folder
+        model = store.get(args.model).path if args.model else tiny_model(Path(folder) / "tiny")
+        os.environ["XDG_DATA_HOME"] = folder
+        print(f"{args.model or 'random weights'} on {device_name()}\n")
+        runs: dict[str, tuple[Callable[[Path, int, int], list[Sample]], int]] = {
+            "turns of one conversation": (chat, args.turns),
+            f"turns, {SHORT} a conversation": (partial(chat, length=SHORT), args.turns),
+            "turns in the app": (chat_in_the_app, args.turns),
+            "completions": (completions, args.requests),
+        }  # the runs share a process: what one leaves behind shows in the next
+        for name, (run, count) in runs.items():
+            if count:
+                print(table(name, run(model, count, args.tokens)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""What all faults share: a home to do harm in, the real commands, and the verdict on what they did.
+
+A home has its own data, cache and settings folders and the starter's files by hard links; whoever
+alters one of them gives the home a copy first. Nothing outside the home is touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+AKUNU = (sys.executable, "-m", "akunu_py")
+NOBODY = 65534
+PATIENCE_S = 120.0  # for a command that loads a model on a busy machine
+_PANIC = ("Traceback (most", "Segmentation fault", "terminate called", "Fatal Python error")
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A command that ended, by itself or not. code: negative for the signal that ended it."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def word(self) -> str:
+        """The last thing it said on stderr."""
+        lines = [line for line in self.err.splitlines() if line.strip()]
+        return lines[-1] if lines else ""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One fault. kind, command: what was done to whom. problems: promises that were broken.
+    lost: characters of the last second that were shown and not kept."""
+
+    kind: str
+    command: str
+    moment: str
+    word: str = ""
+    lost: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    def check(self, promise: bool, problem: str) -> None:
+        if not promise:
+            self.problems.append(problem)
+
+    def check_words(self, done: Done, what: str = "") -> None:
+        """No program of ours ends without a word that a person understands."""
+        text = done.out + done.err
+        for panic in _PANIC:
+            self.check(panic not in text, f"{what}{panic!r}: {text[-1500:]}")
+        if done.code in (1, 2):
+            self.check(
+                done.word.startswith("akunu: "), f"{what}code {done.code}, says {done.err!r}"
+            )
+        self.check(
+            done.code in (0, 1, 2, 130) or done.code < 0, f"{what}code {done.code}: {done.err!r}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A real command. answers: whether what it printed is what it prints undisturbed.
+    undo: a command that makes room for the next time."""
+
+    name: str
+    arguments: tuple[str, ...]
+    stdin: bytes = b""
+    answers: Callable[[Done], bool] = lambda done: True
+    undo: tuple[str, ...] = ()
+
+
+class Home:
+    """Folders of its own for everything that akunu keeps, below `folder`."""
+
+    def __init__(self, folder: Path, starter: Path, *, link: bool = False) -> None:
+        """link: the starter as a link to its folder, for a home without room for it."""
+        self.folder = folder
+        self.data = folder / "data" / "akunu"
+        self.cache = folder / "cache" / "akunu"
+        self.config = folder / "config" / "akunu"
+        self.models = self.data / "models"
+        self.conversations = self.data / "conversations.db"
+        self.changes: dict[str, str] = {}
+        self.prefix: tuple[str, ...] = ()
+        for path in (self.models, self.cache, self.config):
+            path.mkdir(parents=True)
+        if link:
+            (self.models / "starter").symlink_to(starter)
+        else:
+            shutil.copytree(starter, self.models / "starter", copy_function=_link_or_copy)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What a command's environment has beyond ours."""
+        return {
+            "XDG_DATA_HOME": str(self.folder / "data"),
+            "XDG_CACHE_HOME": str(self.folder / "cache"),
+            "XDG_CONFIG_HOME": str(self.folder / "config"),
+            "HF_HOME": str(self.folder / "hub"),
+            "HOME": str(self.folder),
+            **self.changes,
+        }
+
+    def start(
+        self, command: Command, limit: Callable[[], None] | None = None, out: str = ""
+    ) -> subprocess.Popen[bytes]:
+        """limit: called in the new process. out: a file for stdout."""
+        with contextlib.ExitStack() as stack:
+            stdout: int | IO[bytes] = subprocess.PIPE
+            if out:
+                stdout = stack.enter_context(open(out, "wb"))
+            process = subprocess.Popen(
+                [*self.prefix, *AKUNU, *command.arguments],
+                stdin=subprocess.PIPE,
+                stdout=stdout,
+                stderr=subprocess.PIPE,
+                env=os.environ | self.variables,
+                cwd=self.folder,
+                preexec_fn=limit,
+                start_new_session=True,
+            )
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(command.stdin)
+            process.stdin.close()
+        process.stdin = None  # written
+        return process
+
+    def run(self, command: Command, limit: Callable[[], None] | None = None, out: str = "") -> Done:
+        """The command, to its end."""
+        return finished(self.start(command, limit, out))
+
+    def akunu(self, *arguments: str) -> Done:
+        return self.run(Command("", arguments))
+
+    def own_copy(self, path: Path) -> None:
+        """Makes a file this home's alone, so that the starter's own is not harmed."""
+        copy = path.with_name(f".copy-{path.name}")
+        shutil.copyfile(path, copy)
+        os.replace(copy, path)
+
+    def belongs_to_nobody(self) -> None:
+        """Gives it to a user who can be refused something; the administrator cannot."""
+        for folder, _, files in os.walk(self.folder):
+            os.chown(folder, NOBODY, NOBODY)
+            for name in files:
+                path = Path(folder, name)
+                if path.lstat().st_nlink == 1:  # not the starter's own
+                    os.lchown(path, NOBODY, NOBODY)
+        user = (f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+        self.prefix = ("setpriv", *user)
+
+
+def finished(process: subprocess.Popen[bytes], patience_s: float = PATIENCE_S) -> Done:
+    """What a process said until its end. One that does not end is killed, with code 99."""
+    try:
+        out, err = process.communicate(timeout=patience_s)
+        code = process.returncode
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        code = 99
+    return Done(code, (out or b"").decode("utf-8", "replace"), err.decode("utf-8", "replace"))
+
+
+def after(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Waits; whether the process still runs then."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+        return False
+    return True
+
+
+def check_store(home: Home, outcome: Outcome) -> None:
+    """Every byte of every model."""
+    done = home.akunu("models", "verify")
+    outcome.check(done.code == 0, f"the store is damaged: {done.out} {done.err}")
+    outcome.check_words(done, "verify: ")
+
+
+def check_restart(home: Home, command: Command, outcome: Outcome) -> None:
+    """The same command, undisturbed, does all that it is for, and warns of nothing."""
+    done = home.run(command)
+    outcome.check(done.code == 0, f"restart: code {done.code}: {done.err[-800:]}")
+    outcome.check(command.answers(done), f"restart: another answer: {done.out!r}")
+    outcome.check("damaged" not in done.err, f"restart: {done.err[-800:]}")
+    outcome.check_words(done, "restart: ")
+    if command.undo:
+        home.akunu(*command.undo)
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
+    """A disk in memory that can be filled, mounted on `folder`. Needs the administrator."""
+    folder.mkdir(parents=True, exist_ok=True)
+    size = f"size={megabytes}m,mode=755"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def why_no_small_disk() -> str:
+    """Why faults of the disk cannot be made here; empty where they can."""
+    if not sys.platform.startswith("linux") or os.geteuid() != 0:
+        return "needs Linux and the administrator, who mounts a small disk"
+    done = subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], check=False)
+    return "" if done.returncode == 0 else "mounting is not allowed here"
+
+
+def fill(folder: Path) -> Path:
+    """Takes every byte that is left on the disk of `folder`; gives the file that has them."""
+    filler = folder / "filler"
+    with filler.open("ab", buffering=0) as file:
+        for size in (1 << 20, 1 << 12, 1):
+            with contextlib.suppress(OSError):
+                while True:
+                    file.write(b"\0" * size)
+    return filler
+
+
+def stop_and_go(process_id: int, seconds: float) -> None:
+    os.kill(process_id, signal.SIGSTOP)
+    time.sleep(seconds)
+    os.kill(process_id, signal.SIGCONT)
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another disk
+        shutil.copyfile(source, target)

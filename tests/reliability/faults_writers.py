@@ -1,0 +1,116 @@
+"""What is kept while it is said, hurt at its smallest: programs that only write, and are killed.
+
+A chat takes seconds to start, so few of them can be killed. Here the parts that write, the archive
+of conversations and the memory of answers, run by themselves in a process that says on stdout what
+it was told is safe; hundreds of kills hit every place of a write. `python -m
+tests.reliability.faults_writers archive|memory FOLDER` is that process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from random import Random
+
+from tests.reliability.faults import Outcome, finished
+
+MODEL = Path("/a/model")
+_LENGTH = 40  # tokens of an answer
+
+
+def killed_archive(folder: Path, random: Random) -> Outcome:
+    """Kills a process that saves messages; every one that `save` returned for must be there."""
+    from akunu_py.tui.archive import Archive
+
+    seconds = random.uniform(0.0, 0.3)
+    outcome = Outcome("SIGKILL", "the archive, writing", f"after {seconds:.3f} s")
+    said = _killed("archive", folder, seconds, outcome)
+    archive = Archive.open(folder / "conversations.db")
+    outcome.check(not archive.warnings, f"warnings: {archive.warnings}")
+    kept = {message.id for info in archive.list() for message in archive.load(info.id).messages}
+    hits = {found.info.id for found in archive.search("walrus")}
+    outcome.check(len(hits) == len(archive.list()), "the index lacks conversations")
+    archive.close()
+    missing = [name for name in said if name not in kept]
+    outcome.check(not missing, f"{len(missing)} of {len(said)} messages are lost: {missing[:5]}")
+    outcome.word = f"{len(said)} messages were safe"
+    return outcome
+
+
+def killed_memory(folder: Path, random: Random) -> Outcome:
+    """Kills a process that remembers answers; nothing may be set aside, and none may be lost."""
+    from akunu_py.experience import Experience
+
+    seconds = random.uniform(0.0, 0.3)
+    outcome = Outcome("SIGKILL", "the memory, writing", f"after {seconds:.3f} s")
+    before = _remembered(folder)
+    said = _killed("memory", folder, seconds, outcome)
+    os.environ["XDG_CACHE_HOME"] = str(folder)
+    learned = Experience(MODEL, "tokens", "layout", memory=True)
+    outcome.check(not learned.warnings, f"warnings: {learned.warnings}")
+    grown = _remembered(folder) - before
+    expected = len(said) * (_LENGTH + 1)
+    outcome.check(grown >= expected, f"{grown} tokens are there, {expected} were safe")
+    outcome.word = f"{len(said)} answers were safe"
+    return outcome
+
+
+def _remembered(folder: Path) -> int:
+    from akunu_py.experience import Experience
+
+    os.environ["XDG_CACHE_HOME"] = str(folder)
+    memory = Experience(MODEL, "tokens", "layout", memory=True).memory
+    assert memory is not None
+    return memory.total
+
+
+def _killed(part: str, folder: Path, seconds: float, outcome: Outcome) -> list[str]:
+    """What the process had said is safe when it was killed."""
+    environment = os.environ | {"XDG_CACHE_HOME": str(folder)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.reliability.faults_writers", part, str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+    )
+    assert process.stdout is not None
+    first = process.stdout.readline().decode()  # it is writing from here on
+    time.sleep(seconds)
+    process.send_signal(signal.SIGKILL)
+    done = finished(process)
+    outcome.check(done.code == -signal.SIGKILL, f"it had ended already: {done.err[-500:]}")
+    return (first + done.out).split()
+
+
+def _write_messages(folder: Path) -> None:
+    from akunu_py.tui.archive import Archive
+    from akunu_py.tui.tree import ChatMessage
+
+    archive = Archive.open(folder / "conversations.db")
+    number = 0
+    while True:
+        conversation = f"{os.getpid()}-{number // 6}"
+        message = ChatMessage("user", f"a walrus, number {number}", None)
+        archive.save(conversation, message)
+        print(message.id, flush=True)
+        number += 1
+
+
+def _remember_answers(folder: Path) -> None:
+    from akunu_py import experience
+
+    experience._JOURNAL_TOKENS = 400  # so that a snapshot is made every ten answers
+    learned = experience.Experience(MODEL, "tokens", "layout", memory=True)
+    while True:
+        learned.remember(range(_LENGTH))
+        if learned.warnings:
+            raise SystemExit(learned.warnings[0])
+        print("kept", flush=True)
+
+
+if __name__ == "__main__":
+    {"archive": _write_messages, "memory": _remember_answers}[sys.argv[1]](Path(sys.argv[2]))

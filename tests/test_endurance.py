@@ -1,0 +1,71 @@
+"""Long runs leave nothing behind: no memory of MLX, no open files, no threads.
+
+The long form has 300 turns and 5,000 completions, and looks at the memory of the process too, in
+which a short run sees only what is loaded on the way. `python -m tests.reliability.endurance`
+prints the figures.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.reliability.endurance import Sample, chat, chat_in_the_app, completions, tiny_model
+
+MEGABYTE = 1_000_000
+CACHE = 256  # bytes of a token in the tiny model's KV cache, which grows in steps of 256 tokens
+A_TURN = 64  # tokens at most, of a prompt and its answer
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("endurance") / "tiny")
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(variable, str(tmp_path))
+
+
+def quick_and_long(quick: int, long: int) -> pytest.MarkDecorator:
+    slow = pytest.param(long, marks=[pytest.mark.slow, pytest.mark.timeout(1800)], id="long")
+    return pytest.mark.parametrize("count", [pytest.param(quick, id="quick"), slow])
+
+
+def nothing_is_left(samples: list[Sample], active: int) -> None:
+    """active: bytes that MLX may hold at the end beyond what it held after the warm-up."""
+    first, last = samples[1], samples[-1]
+    assert last.files <= first.files
+    assert last.threads <= first.threads
+    assert last.active - first.active <= active
+    assert sum(sample.passes for sample in samples) > 0
+
+
+@quick_and_long(24, 300)
+def test_one_conversation(count: int, model: Path) -> None:
+    samples = chat(model, count, 12)
+    nothing_is_left(samples, CACHE * (A_TURN * count + 512))
+    assert samples[-1].rss - samples[1].rss < 60 * MEGABYTE
+
+
+@quick_and_long(24, 300)
+def test_many_conversations(count: int, model: Path) -> None:
+    samples = chat(model, count, 12, length=4)
+    nothing_is_left(samples, CACHE * 512)
+    assert samples[-1].rss - samples[1].rss < 20 * MEGABYTE
+
+
+@quick_and_long(6, 300)
+def test_the_app(count: int, model: Path) -> None:
+    samples = chat_in_the_app(model, count, 12)
+    nothing_is_left(samples, CACHE * (A_TURN * count + 512))
+    assert samples[-1].rss - samples[1].rss < 0.6 * MEGABYTE * count + 10 * MEGABYTE
+
+
+@quick_and_long(120, 5000)
+def test_completions(count: int, model: Path) -> None:
+    samples = completions(model, count, 12)
+    nothing_is_left(samples, CACHE * 512)
+    assert samples[-1].rss - samples[1].rss < 20 * MEGABYTE

@@ -1,0 +1,150 @@
+"""The real commands, hurt: killed, stopped, cut off, without room, with damaged files.
+
+A few of the faults that `python -m tests.reliability` does by the hundred; the rest is `slow`.
+"""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from akunu_py.engine import Engine
+from akunu_py.errors import DamagedModel
+from akunu_py.models.gguf_import import import_gguf
+from akunu_py.models.store import StoredModel
+from tests.reliability import __main__ as all_faults
+from tests.reliability import faults_chat, faults_commands, faults_files, faults_writers
+from tests.reliability.faults import Command, Home, Outcome, why_no_small_disk
+from tests.terminal import needs_tmux
+from tests.tiny_gguf import write_tiny
+
+VERSION = Command("models list", ("models", "list"), answers=lambda done: "starter" in done.out)
+
+
+@pytest.fixture
+def home(tmp_path: Path, starter: StoredModel) -> Home:
+    return Home(tmp_path / "home", starter.path)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    (folder / "model").mkdir()
+    import_gguf(write_tiny(folder / "tiny.gguf"), folder / "model")
+    return folder / "model"
+
+
+def good(*outcomes: Outcome) -> None:
+    broken = {f"{outcome.kind}, {outcome.moment}": outcome.problems for outcome in outcomes}
+    assert not any(broken.values()), broken
+
+
+def test_an_answer_that_is_killed(home: Home) -> None:
+    """And the next one is whole."""
+    run = all_faults.RUN
+    number = Random(1).choice(faults_commands.SIGNALS)
+    good(faults_commands.signalled(home, run, number, 2.0))
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.15, 0.3, 0.6])
+def test_an_interrupt_is_no_traceback(home: Home, seconds: float) -> None:
+    """Not while modules are imported, either."""
+    good(
+        faults_commands.signalled(home, VERSION, signal.SIGINT, seconds, restart=False),
+        faults_commands.signalled(home, all_faults.RUN, signal.SIGINT, seconds * 4, restart=False),
+    )
+
+
+def test_only_akunu_itself_changes_what_an_interrupt_does() -> None:
+    code = "import signal; before = signal.getsignal(signal.SIGINT); import akunu_py; "
+    code += "print(signal.getsignal(signal.SIGINT) is before)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert done.stdout == b"True\n"
+
+
+@pytest.mark.parametrize("harm", [*faults_files.HARMS])
+def test_a_database_that_is_altered(home: Home, harm: str) -> None:
+    faults_files.keep_conversations(home)
+    random = Random(harm)
+    chats = faults_files.CHATS
+    good(faults_files.altered(home, home.conversations, harm, random, chats))
+
+
+@pytest.mark.parametrize("name", ["akunu.json", "model.safetensors", "tokenizer.json"])
+def test_a_model_that_is_altered(home: Home, name: str) -> None:
+    random = Random(name)
+    harm = random.choice([*faults_files.HARMS])
+    path = home.models / "starter" / name
+    good(faults_files.altered(home, path, harm, random, VERSION))
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+def test_settings_of_a_model_that_are_no_json(tiny: Path, tmp_path: Path, name: str) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny, model)
+    content = (model / name).read_bytes()
+    for altered in (content[:-3], content.replace(b'":', b'"\xff', 1), content.replace(b",", b" ")):
+        (model / name).write_bytes(altered)
+        with pytest.raises(DamagedModel, match="akunu models rm, akunu models pull"):
+            Engine.load(model)
+
+
+def test_a_tokenizer_that_lacks_a_field(tiny: Path, tmp_path: Path) -> None:
+    """The tokenizers library raises a plain Exception."""
+    model = tmp_path / "model"
+    shutil.copytree(tiny, model)
+    path = model / "tokenizer.json"
+    path.write_bytes(path.read_bytes().replace(b'"normalized"', b'"xormalized"', 1))
+    with pytest.raises(DamagedModel, match="normalized"):
+        Engine.load(model)
+
+
+def test_a_disk_without_any_room(home: Home) -> None:
+    """Not even for temporary files of Python."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+    done = home.run(VERSION, limit)
+    assert (done.code, done.err) == (0, "")
+    good(faults_files.output_full(home, VERSION))
+
+
+def test_writers_that_are_killed(tmp_path: Path) -> None:
+    random = Random(1)
+    for number in range(4):
+        folder = tmp_path / str(number % 2)
+        folder.mkdir(exist_ok=True)
+        good(faults_writers.killed_archive(folder, random))
+        good(faults_writers.killed_memory(folder, random))
+
+
+@needs_tmux
+def test_a_chat_whose_terminal_is_closed(home: Home) -> None:
+    good(faults_chat.hurt(home, "terminal closed", "while answering", Random(1), 1))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("source", ["signals", "chats", "files", "network", "limits", "writers"])
+def test_minutes_of(source: str, tmp_path: Path, starter: StoredModel) -> None:
+    good(*all_faults.harm(tmp_path, 2, 90, source))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.skipif(bool(why_no_small_disk()), reason=why_no_small_disk() or "it can be done")
+@pytest.mark.parametrize("source", ["permissions", "disk", "full chats"])
+def test_minutes_as_administrator(source: str, tmp_path: Path, starter: StoredModel) -> None:
+    tmp_path.chmod(0o755)
+    for folder in tmp_path.parents:
+        if folder.owner() == tmp_path.owner() and folder != Path("/"):
+            folder.chmod(folder.stat().st_mode | 0o111)  # nobody must get there
+    good(*all_faults.harm(tmp_path, 2, 90, source))

@@ -1,0 +1,405 @@
+"""Files that people and programs may have altered: each is read, or refused in one clear line.
+
+Traces, settings, the catalogue, memories, cost curves, conversations, descriptions of models,
+results of the bench. Whatever is raised beside our own errors fails the test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gzip
+import json
+import tomllib
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomlkit
+from hypothesis import strategies as st
+
+from akunu_py.bench import replay
+from akunu_py.bench.replay import load_trace
+from akunu_py.bench.result import Result, load_result
+from akunu_py.errors import AkunuError, UsageError
+from akunu_py.experience import Experience
+from akunu_py.models import catalogue
+from akunu_py.models.manifest import FILE_NAME, read_manifest
+from akunu_py.models.usage import note_usage, read_usage
+from akunu_py.ngram.cost import CostCurve
+from akunu_py.settings import Settings, load_settings, save_settings, settings_file
+from akunu_py.tui.archive import Archive
+from akunu_py.tui.exchange import as_json, read_json
+from akunu_py.tui.export import as_markdown, render
+from tests.chats import branched
+from tests.reliability.fuzz import TEXTS, changed, damaged, explore, json_like, lengths
+
+LONGEST = 1200  # characters of an error's line
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(variable, str(tmp_path / variable))
+
+
+@contextlib.contextmanager
+def clear() -> Iterator[None]:
+    """Lets our own errors pass, if they say what is wrong in one line."""
+    said = "nothing"
+    try:
+        yield
+    except AkunuError as error:
+        said = str(error)
+    assert 0 < len(said) < LONGEST
+    assert "\n" not in said
+
+
+def as_text(value: Any) -> str:
+    return json.dumps(value)
+
+
+# Traces
+
+TRACE = {
+    "tokenizer": "tiny",
+    "workloads": {
+        "chat": [{"prompt": [1, 2, 3], "output": [4, 5]}, {"prompt": [1], "output": [2]}],
+        "code": [{"prompt": [7, 8], "output": [9, 7, 8, 9]}],
+    },
+}
+
+
+@lengths(200)
+def test_traces(examples: int, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+
+    def check(value: Any) -> None:
+        path.write_text(as_text(value))
+        with clear():
+            load_trace(path)
+
+    explore(check, examples, changed(TRACE))
+
+
+@lengths(150)
+def test_traces_with_bytes_turned_over(examples: int, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.gz"
+
+    def check(data: bytes) -> None:
+        path.write_bytes(data)
+        with clear():
+            load_trace(path)
+
+    packed = gzip.compress(as_text(TRACE).encode(), mtime=0)
+    explore(check, examples, damaged(packed) | damaged(as_text(TRACE).encode()))
+
+
+# Settings
+
+SETTINGS_KEYS = st.sampled_from(sorted(Settings.__dataclass_fields__))
+
+
+def toml(value: dict[str, Any]) -> str:
+    """`value` as TOML, which knows no null and no half characters."""
+    return tomlkit.dumps(value)
+
+
+@lengths(200)
+def test_settings_of_wrong_types(examples: int) -> None:
+    path = settings_file()
+    path.parent.mkdir(parents=True)
+
+    def check(value: dict[str, Any]) -> None:
+        try:
+            text = toml(value).encode()
+            tomllib.loads(text.decode())
+        except (ValueError, TypeError, tomlkit.exceptions.TOMLKitError):
+            text = as_text(value).encode()
+        path.write_bytes(text)
+        with clear():
+            load_settings()
+        with clear():
+            save_settings({"temperature": 0.5})
+
+    explore(check, examples, st.dictionaries(SETTINGS_KEYS, json_like(TEXTS), max_size=4))
+
+
+@lengths(200)
+def test_settings_with_bytes_turned_over(examples: int) -> None:
+    path = settings_file()
+    path.parent.mkdir(parents=True)
+    save_settings({"personas": {"Pirate": "Say arr.\nAlways."}, "temperature": 1, "theme": "light"})
+    whole = b"# mine\n" + path.read_bytes()
+
+    def check(data: bytes) -> None:
+        path.write_bytes(data)
+        with clear():
+            load_settings()
+        with clear():
+            save_settings({"temperature": 0.5, "personas": {"Poet": "Rhyme.", "Pirate": "No."}})
+            assert load_settings().temperature == 0.5
+
+    explore(check, examples, damaged(whole))
+
+
+@lengths(150)
+def test_settings_that_are_saved_come_back(examples: int) -> None:
+    def check(changes: dict[str, Any]) -> None:
+        settings_file().unlink(missing_ok=True)
+        try:
+            saved = save_settings(changes)
+        except UsageError:
+            return
+        assert load_settings() == saved
+
+    texts = {"model": TEXTS, "system_prompt": TEXTS, "personas": st.dictionaries(TEXTS, TEXTS)}
+    explore(check, examples, st.fixed_dictionaries({}, optional=texts))
+
+
+# The catalogue
+
+
+@lengths(200)
+def test_catalogue_rows(examples: int) -> None:
+    with Path(catalogue.__file__).with_name("catalogue.toml").open("rb") as file:
+        rows = tomllib.load(file)["model"]
+
+    def check(row: Any) -> None:
+        if not isinstance(row, dict):
+            return
+        with contextlib.suppress(ValueError):
+            catalogue.read_entry(row).memory()
+
+    explore(check, examples, st.one_of([changed(row) for row in rows[:3]]))
+
+
+# Memories and cost curves
+
+
+def experience(model: Path) -> Experience:
+    return Experience(model, "tokenizer", "layout", memory=True)
+
+
+def learned_files(model: Path) -> list[Path]:
+    """Of a model that said something: a snapshot, a journal and a curve."""
+    learned = experience(model)
+    for _ in range(3):
+        learned.remember([1, 2, 3, 4, 5, 1, 2, 3, 6])
+    assert learned.memory is not None
+    learned.curve.observe(1, 0.01, 10)
+    learned.curve.observe(5, 0.02, 10)
+    learned.save_curve()
+    (learned.folder / "x").write_bytes(b"")
+    (learned.folder / "x").unlink()
+    snapshot = next(iter(learned.folder.glob("memory-*.journal"))).with_suffix("")
+    snapshot.write_bytes(learned.memory.dump())
+    return sorted(path for path in learned.folder.iterdir() if path.name != "lock")
+
+
+@lengths(60)
+@pytest.mark.parametrize("kind", ["curve", "snapshot", "journal"])
+def test_learned_files_with_bytes_turned_over(kind: str, examples: int, tmp_path: Path) -> None:
+    files = learned_files(tmp_path / "model")
+    endings = {"curve": ".json", "journal": ".journal", "snapshot": ""}
+    path = next(path for path in files if path.suffix == endings[kind])
+    whole = path.read_bytes()
+
+    def check(data: bytes) -> None:
+        path.write_bytes(data)
+        again = experience(tmp_path / "model")
+        again.curve.table(100)
+        assert again.memory is not None
+        again.memory.recall([1, 2, 3])
+        again.remember([1, 2])
+        assert all("\n" not in warning for warning in again.warnings)
+        for aside in again.folder.glob("*.damaged"):
+            aside.unlink()
+
+    # Of a snapshot, 14 MB of mostly nothing, the head is what may be believed by mistake.
+    head = whole[:200]
+    explore(check, examples, damaged(head).map(lambda data: data + whole[200:]))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"points": {"1": 10**400}},
+        {"points": {"1": 1e-320, "2": 1e308}},
+        {"bands": [{"1": [0.1, float("inf")]}, {}, {}, {}]},
+        {"bands": [{"1": [10**400, 1]}, {}, {}, {}]},
+    ],
+)
+def test_curves_beyond_all_numbers(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        CostCurve.from_dict(CostCurve().to_dict() | wrong)
+
+
+@lengths(200)
+def test_curves_of_wrong_values(examples: int, tmp_path: Path) -> None:
+    path = next(path for path in learned_files(tmp_path / "model") if path.suffix == ".json")
+    whole = json.loads(path.read_bytes())
+
+    def check(value: Any) -> None:
+        path.write_text(as_text(value))
+        again = Experience(tmp_path / "model", "tokenizer", "layout", memory=False)
+        costs = again.curve.table(100)
+        assert all(0 < cost < float("inf") for cost in costs)
+        again.save_curve()
+
+    explore(check, examples, changed(whole))
+
+
+# Conversations
+
+
+def read_and_show(text: str, archive: Archive) -> None:
+    """Imports conversations, keeps them, loads them again and shows them in all forms."""
+    for tree in read_json(text, "file"):
+        archive.save_tree(tree)
+        again = archive.load(tree.conversation)
+        assert [message.id for message in again.messages]
+        as_markdown(again)
+        for message in again.messages:
+            if message.stats:
+                message.stats.as_dict()
+        assert read_json(as_json([again]), "again")
+        archive.list()
+
+
+@lengths(250)
+def test_conversations(examples: int, tmp_path: Path) -> None:
+    archive = Archive.open(tmp_path / "conversations.db")
+    whole = json.loads(as_json([branched()]))
+
+    def check(value: Any) -> None:
+        with clear():
+            read_and_show(as_text(value), archive)
+
+    explore(check, examples, changed(whole))
+    archive.close()
+
+
+@lengths(60)
+def test_conversations_with_bytes_turned_over(examples: int, tmp_path: Path) -> None:
+    archive = Archive.open(tmp_path / "conversations.db")
+
+    def check(data: bytes) -> None:
+        with clear():
+            read_and_show(data.decode("utf-8", "replace"), archive)
+
+    explore(check, examples, damaged(as_json([branched()]).encode()))
+    archive.close()
+
+
+@lengths(25)
+def test_conversations_as_pictures(examples: int, tmp_path: Path) -> None:
+    """Whatever was said makes a picture that XML readers take."""
+    from xml.etree import ElementTree
+
+    tree = branched()
+    prompt, answer = tree.path()[:2]
+
+    def check(texts: tuple[str, str]) -> None:
+        said = copy.deepcopy(tree)
+        for message, text in zip((prompt, answer), texts, strict=True):
+            said.replace(type(message)(**{**_fields(message), "text": text}))
+        picture = render(said, "svg")
+        ElementTree.fromstring(picture)
+        assert "\x1b" not in picture
+
+    explore(check, examples, st.tuples(TEXTS, st.text(max_size=60)))
+
+
+def _fields(message: Any) -> dict[str, Any]:
+    return {name: getattr(message, name) for name in message.__dataclass_fields__}
+
+
+# The store and the bench
+
+MANIFEST = {
+    "format": 1, "name": "tiny", "source": "a folder", "created": "2026-11-21T05:46:40+00:00",
+    "context_length": 4096, "parameters": 1000, "quantisation": "4-bit", "licence": "mit",
+    "files": {"config.json": {"size": 3, "sha256": "00"}}, "repository": "a/b", "commit": "c",
+}  # fmt: skip
+
+
+@lengths(200)
+def test_descriptions_of_models(examples: int, tmp_path: Path) -> None:
+    def check(value: Any) -> None:
+        (tmp_path / FILE_NAME).write_text(as_text(value))
+        with clear():
+            assert read_manifest(tmp_path).size is not None
+
+    explore(check, examples, changed(MANIFEST))
+
+
+@lengths(100)
+def test_notes_of_use(examples: int, tmp_path: Path) -> None:
+    folder = tmp_path / "XDG_DATA_HOME" / "akunu" / "models"
+    folder.mkdir(parents=True)
+    note_usage("tiny", tokens=3)
+    path = folder / ".usage" / "tiny.json"
+    whole = json.loads(path.read_text())
+
+    def check(value: Any) -> None:
+        path.write_text(as_text(value))
+        read_usage("tiny")
+
+    explore(check, examples, changed(whole))
+
+
+@lengths(150)
+def test_results_of_the_bench(examples: int, tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(Result(command="akunu bench", curve_s={1: 0.01}).to_json())
+    whole = json.loads(path.read_text())
+
+    def check(value: Any) -> None:
+        path.write_text(as_text(value))
+        with clear():
+            load_result(path)
+
+    explore(check, examples, changed(whole))
+
+
+# Too deep for a parser that calls itself
+
+
+@pytest.mark.parametrize(
+    ("name", "load"),
+    [
+        ("trace.json", load_trace),
+        ("result.json", load_result),
+        ("chats.json", lambda path: read_json(path.read_text(), "file")),
+    ],
+)
+def test_nesting_without_end(name: str, load: Callable[[Path], Any], tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text('{"workloads":' + "[" * 200_000)
+    with pytest.raises(AkunuError):
+        load(path)
+
+
+def test_settings_nested_without_end() -> None:
+    path = settings_file()
+    path.parent.mkdir(parents=True)
+    path.write_text("model = " + "[" * 200_000)
+    with pytest.raises(UsageError):
+        load_settings()
+
+
+def test_a_trace_that_unpacks_to_more_than_any_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "_MAX_BYTES", 1 << 20)
+    path = tmp_path / "bomb.gz"
+    path.write_bytes(gzip.compress(bytes(64 << 20)))
+    tracemalloc.start()
+    with pytest.raises(UsageError, match="unpacks to more than"):
+        load_trace(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 << 20

@@ -1,0 +1,122 @@
+"""The chat without a model, for tests: keys go in, and what a session would tell is posted."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from textual.message import Message as Note
+from textual.pilot import Pilot
+from textual.widgets import Markdown
+
+from akunu_py.tui.app import ChatApp
+from akunu_py.tui.base import Setup
+from akunu_py.tui.drafting_view import DraftedText, Stretch
+from akunu_py.tui.keeper import Keeper
+from akunu_py.tui.messages import Finished, Gauges, Loaded, PieceArrived
+from akunu_py.tui.prompt import PromptBox
+from akunu_py.tui.status import StatusLine
+from akunu_py.tui.transcript import Transcript
+from akunu_py.tui.turn_view import AnswerView, Notice, PromptView
+from akunu_py.types import GenerateOptions, Message, Stats
+
+STATS = Stats(generated_tokens=11, target_passes=5, drafted=10, accepted=5, decode_s=0.5)
+GAUGES = Gauges(540_000_000, 1.32)
+
+
+class Chat:
+    """An app under test, with the parts that tests look at."""
+
+    def __init__(self, pilot: Pilot[None]) -> None:
+        assert isinstance(pilot.app, ChatApp)
+        self.pilot, self.app = pilot, pilot.app
+        self.box = self.app.query_one(PromptBox)
+        self.status = self.app.query_one(StatusLine)
+        self.transcript = self.app.query_one(Transcript)
+
+    def phase(self) -> str:
+        """A method, because a type checker believes that an attribute stays what it was."""
+        return self.status.phase
+
+    def text(self) -> str:
+        """What is in the box."""
+        return self.box.text
+
+    @property
+    def prompts(self) -> list[str]:
+        return [str(widget.render()) for widget in self.app.query(PromptView)]
+
+    @property
+    def notices(self) -> list[str]:
+        return [str(widget.content) for widget in self.app.query(Notice)]
+
+    @property
+    def markdown(self) -> list[str]:
+        return [widget.source for widget in self.app.query(Markdown)]
+
+    @property
+    def feet(self) -> list[str]:
+        """What stands below the answers: how they ended, and which of several each is."""
+        feet = (view.query_one(".foot") for view in self.app.query(AnswerView))
+        return [str(foot.render()) if foot.display else "" for foot in feet]
+
+    @property
+    def drafted(self) -> list[str]:
+        """The texts of the drafting view, an answer each."""
+        return [
+            "\n".join(str(stretch.render()) for stretch in view.query(Stretch))
+            for view in self.app.query(DraftedText)
+        ]
+
+    @property
+    def said(self) -> list[str]:
+        """The words that go away by themselves."""
+        return [note.message for note in self.app._notifications]
+
+    @property
+    def history(self) -> list[Message]:
+        """What the model is given to answer now."""
+        assert self.app._active is not None
+        return self.app._conversation.history(self.app._active, self.app._settings.system)
+
+    async def post(self, *notes: Note) -> None:
+        for note in notes:
+            self.app.post_message(note)
+        for _ in range(3):
+            await self.pilot.pause(0.01)
+        while not all(view.is_drawn for view in self.app.query(AnswerView)):
+            await self.pilot.pause(0.01)
+
+    async def say(self, text: str) -> None:
+        self.box.insert(text)
+        await self.press("enter")
+
+    async def press(self, *keys: str) -> None:
+        await self.pilot.press(*keys)
+        await self.pilot.pause()
+
+    async def act(self, action: str) -> None:
+        """Runs an action of the app, `export('file')` for one."""
+        await self.app.run_action(f"app.{action}")
+        await self.pilot.pause()
+
+    async def piece(self, text: str, *drafted: tuple[int, int], turn: int = 1) -> None:
+        """`turn`: the number of the request."""
+        await self.post(PieceArrived(turn, text, drafted, STATS))
+
+    async def answer(self, text: str, turn: int = 1) -> None:
+        """A whole answer."""
+        await self.piece(text, turn=turn)
+        await self.post(Finished(turn, "stop", STATS))
+
+
+@contextlib.asynccontextmanager
+async def chat(
+    *, loaded: bool = True, size: tuple[int, int] = (80, 24), keeper: Keeper | None = None
+) -> AsyncIterator[Chat]:
+    setup = Setup("starter", GenerateOptions(), keeper=keeper)
+    async with ChatApp(setup).run_test(size=size) as pilot:
+        chat = Chat(pilot)
+        if loaded:
+            await chat.post(Loaded("starter", "float32", 8192))
+        yield chat

@@ -1,0 +1,81 @@
+"""Searching earlier prompts: type words, choose one, and it is in the box again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Input, OptionList
+from textual.widgets.option_list import Option
+
+from akunu_py.tui.text import on_one_line
+
+_MOST = 200  # shown; more words find the others
+_SHOWN = 300  # characters of a prompt
+
+
+class HistoryScreen(ModalScreen[str | None]):
+    """The prompts that hold all words, the latest first. The result is the chosen one."""
+
+    CSS_PATH = "history_screen.tcss"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "close", "Close"),
+        Binding("down,ctrl+n", "move(1)", "Older", show=False),
+        Binding("up,ctrl+p,ctrl+r", "move(-1)", "Newer", show=False),
+    ]
+
+    def __init__(self, prompts: Sequence[str]) -> None:
+        """prompts: oldest first."""
+        super().__init__()
+        self._prompts = list(dict.fromkeys(reversed(prompts)))
+        self._found: list[str] = []
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="dialog") as dialog:
+            dialog.border_title = "Earlier prompts"
+            dialog.border_subtitle = "Enter take · Esc close"
+            yield Input(placeholder="Words of the prompt", compact=True)
+            yield OptionList(compact=True)
+
+    def on_mount(self) -> None:
+        self.query_one(OptionList).can_focus = False
+        self._show("")
+
+    def action_close(self) -> None:
+        self.dismiss(None)
+
+    def action_move(self, steps: int) -> None:
+        options = self.query_one(OptionList)
+        if self._found:
+            now = options.highlighted or 0
+            options.highlighted = min(max(0, now + steps), options.option_count - 1)
+
+    @on(Input.Changed)
+    def _search(self, event: Input.Changed) -> None:
+        self._show(event.value)
+
+    @on(Input.Submitted)
+    @on(OptionList.OptionSelected)
+    def _take(self) -> None:
+        chosen = self.query_one(OptionList).highlighted
+        self.dismiss(self._found[chosen] if self._found and chosen is not None else None)
+
+    def _show(self, words: str) -> None:
+        wanted = words.casefold().split()
+        self._found = [
+            prompt for prompt in self._prompts if all(word in prompt.casefold() for word in wanted)
+        ][:_MOST]
+        options = self.query_one(OptionList)
+        options.clear_options()
+        if self._found:
+            shown = [Content(on_one_line(prompt[:_SHOWN])) for prompt in self._found]
+            options.add_options(Option(content) for content in shown)
+            options.highlighted = 0
+        else:
+            options.add_option(Option("No prompt with these words.", disabled=True))

@@ -1,0 +1,185 @@
+"""How a prompt, an answer and a notice are drawn.
+
+Owns the look of an answer in each of its two views: Markdown to read, or plain text with its drafts
+marked. Everything shown goes through `text.displayable`; no markup in it is obeyed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import ClassVar
+
+from markdown_it import MarkdownIt
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.content import Content
+from textual.widget import Widget
+from textual.widgets import Markdown, Static
+
+from akunu_py.sizes import human_size
+from akunu_py.tui.attach import split
+from akunu_py.tui.conversation import Turn
+from akunu_py.tui.drafting_view import DraftedText
+from akunu_py.tui.text import displayable, on_one_line
+from akunu_py.tui.thinking_view import ThinkingView
+from akunu_py.types import FinishReason
+
+# Drawing takes turns with decoding: after a long block was drawn, so many times its time passes.
+_REST = 20
+_LONGEST_REST_S = 1.5
+_FOLDED_LINES = 12
+_FOLDED_CHARACTERS = 1500
+
+_ENDINGS: dict[FinishReason | None, str] = {
+    "stop": "",
+    "cancelled": "■ stopped",
+    "length": "… cut off at the limit of tokens (--max-tokens); F9 goes on",
+    "context": "… the context is full; Ctrl+N starts a new chat",
+    None: "… broken off; F9 goes on",
+}
+
+Place = tuple[int, int]
+
+
+def markdown_parser() -> MarkdownIt:
+    """A parser that shows HTML as text instead of dropping it."""
+    return MarkdownIt("gfm-like", {"html": False})
+
+
+def branch_mark(place: Place) -> str:
+    """Which of several branches this is; nothing where there is one."""
+    which, count = place
+    return f"‹ {which}/{count} ›" if count > 1 else ""
+
+
+class Notice(Static, can_focus=False):
+    """What the program has to say; `kind` is a class of the style sheet."""
+
+    def __init__(self, text: str, kind: str) -> None:
+        super().__init__(Content(displayable(text)), classes=kind)
+
+
+class PromptView(Widget, can_focus=False):
+    """What the person said: the text, folded where it is long, and the names of the files."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"prompt--about"}
+
+    def __init__(self, turn: Turn, place: Place) -> None:
+        super().__init__(id=f"prompt-{turn.number}")
+        self.turn = turn
+        self._place = place
+        text, self._files = split(turn.prompt.text)
+        self._text, self._more = _folded(text)
+
+    def render(self) -> Content:
+        about = [f"@{on_one_line(file.name)}  {human_size(file.size)}" for file in self._files]
+        if self._more:
+            about.insert(0, f"… {self._more:,} more characters")
+        if mark := branch_mark(self._place):
+            about.append(mark)
+        style = self.get_visual_style("prompt--about", partial=True)
+        lines = [Content(displayable(self._text)), *(Content.styled(line, style) for line in about)]
+        return Content("\n").join(lines)
+
+
+class AnswerView(Vertical):
+    """The answer of a turn, in one of two views. It draws what the turn has; `sync` to see more."""
+
+    def __init__(self, turn: Turn, place: Place, *, drafting: bool, thinking: bool) -> None:
+        super().__init__(id=f"answer-{turn.number}")
+        self.turn = turn
+        self._place = place
+        self._thinking = ThinkingView(turn, open=thinking)
+        text = displayable(turn.answer)
+        self._markdown = Markdown(text, parser_factory=markdown_parser, open_links=False)
+        self._markdown.display = not drafting
+        self._drafted = DraftedText(turn) if drafting else None
+        self._foot = Static(classes="foot")
+        self._drawn = len(text)  # characters of the answer that the Markdown has
+        self._drawing: asyncio.Task[None] | None = None
+        self._ended = asyncio.Event()  # the answer is whole, as far as it came
+
+    def compose(self) -> ComposeResult:
+        yield self._thinking
+        yield self._markdown
+        if self._drafted is not None:
+            yield self._drafted
+        yield self._foot
+
+    def on_mount(self) -> None:
+        self.show_state()
+
+    def on_unmount(self) -> None:
+        if self._drawing is not None:
+            self._drawing.cancel()
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether what the turn has is on the screen."""
+        return self._drafted is not None or self._drawn == len(self.turn.answer)
+
+    def sync(self) -> None:
+        """Draws what the turn has got since; returns at once."""
+        self._thinking.sync()
+        if self._drafted is not None:
+            self._drafted.sync()
+        elif self._drawing is None or self._drawing.done():
+            self._drawing = asyncio.create_task(self._draw())
+
+    def show_state(self) -> None:
+        """Says how the answer ended, where that is worth a word, and which of several it is."""
+        if self.turn.state in ("done", "failed"):
+            self._ended.set()
+        else:
+            self._ended.clear()
+        self.sync()
+        words = [self._ending(), branch_mark(self._place)]
+        text = "   ".join(word for word in words if word)
+        self._foot.update(Content(text))
+        self._foot.display = bool(text)
+
+    def show_thinking(self, open: bool) -> None:
+        """Opens or folds what the model thought before."""
+        self._thinking.show(open)
+
+    async def show_drafting(self, drafting: bool) -> None:
+        """Changes the view."""
+        if drafting and self._drafted is None:
+            self._drafted = DraftedText(self.turn)
+            await self.mount(self._drafted, after=self._markdown)
+        elif not drafting and self._drafted is not None:
+            await self._drafted.remove()
+            self._drafted = None
+            self.sync()
+        self._markdown.display = not drafting
+
+    def _ending(self) -> str:
+        if self.turn.state not in ("done", "failed"):
+            return ""
+        if self.turn.finish == "stop" and not self.turn.answer.strip():
+            return "… the model has nothing to say to that"
+        if self.turn.finish is None and not self.turn.answer:
+            return "… not answered; Ctrl+G asks again"
+        return _ENDINGS[self.turn.finish]
+
+    async def _draw(self) -> None:
+        # Not Textual's MarkdownStream: its `stop` may start an append while another one runs, and
+        # then both parse from the same line. This one also keeps within its share of the time.
+        while self._drawn < len(self.turn.answer) and self._drafted is None:
+            started = time.monotonic()
+            start, self._drawn = self._drawn, len(self.turn.answer)
+            await self._markdown.append(displayable(self.turn.answer[start : self._drawn]))
+            if self.turn.state == "answering":
+                rest = min(_REST * (time.monotonic() - started), _LONGEST_REST_S)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._ended.wait(), rest)
+
+
+def _folded(text: str) -> tuple[str, int]:
+    """The beginning of a long text, and how many characters were left out."""
+    lines = text.split("\n")
+    short = "\n".join(lines[:_FOLDED_LINES])[:_FOLDED_CHARACTERS]
+    left_out = len(text) - len(short)
+    return (short, left_out) if left_out > len(short) // 4 else (text, 0)
