@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from random import Random
 
@@ -25,7 +26,7 @@ from tests.reliability.faults import Command, Home, Outcome, why_no_small_disk
 from tests.terminal import needs_tmux
 from tests.tiny_gguf import write_tiny
 
-VERSION = Command("models list", ("models", "list"), answers=lambda done: "starter" in done.out)
+LIST = Command("models list", ("models", "list"), answers=lambda done: "starter" in done.out)
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def test_an_answer_that_is_killed(home: Home) -> None:
 def test_an_interrupt_is_no_traceback(home: Home, seconds: float) -> None:
     """Not while modules are imported, either."""
     good(
-        faults_commands.signalled(home, VERSION, signal.SIGINT, seconds, restart=False),
+        faults_commands.signalled(home, LIST, signal.SIGINT, seconds, restart=False),
         faults_commands.signalled(home, all_faults.RUN, signal.SIGINT, seconds * 4, restart=False),
     )
 
@@ -82,7 +83,7 @@ def test_a_model_that_is_altered(home: Home, name: str) -> None:
     random = Random(name)
     harm = random.choice([*faults_files.HARMS])
     path = home.models / "starter" / name
-    good(faults_files.altered(home, path, harm, random, VERSION))
+    good(faults_files.altered(home, path, harm, random, LIST))
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
@@ -112,9 +113,9 @@ def test_a_disk_without_any_room(home: Home) -> None:
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
-    done = home.run(VERSION, limit)
+    done = home.run(LIST, limit)
     assert (done.code, done.err) == (0, "")
-    good(faults_files.output_full(home, VERSION))
+    good(faults_files.output_full(home, LIST))
 
 
 def test_writers_that_are_killed(tmp_path: Path) -> None:
@@ -142,9 +143,7 @@ def test_minutes_of(source: str, tmp_path: Path, starter: StoredModel) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.skipif(bool(why_no_small_disk()), reason=why_no_small_disk() or "it can be done")
 @pytest.mark.parametrize("source", ["permissions", "disk", "full chats"])
-def test_minutes_as_administrator(source: str, tmp_path: Path, starter: StoredModel) -> None:
-    tmp_path.chmod(0o755)
-    for folder in tmp_path.parents:
-        if folder.owner() == tmp_path.owner() and folder != Path("/"):
-            folder.chmod(folder.stat().st_mode | 0o111)  # nobody must get there
-    good(*all_faults.harm(tmp_path, 2, 90, source))
+def test_minutes_as_administrator(source: str, starter: StoredModel) -> None:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o755)  # another user must get there
+        good(*all_faults.harm(Path(folder), 2, 90, source))

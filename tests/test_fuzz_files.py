@@ -1,18 +1,17 @@
 """Files that people and programs may have altered: each is read, or refused in one clear line.
 
-Traces, settings, the catalogue, memories, cost curves, conversations, descriptions of models,
-results of the bench. Whatever is raised beside our own errors fails the test.
+Traces, settings, the catalogue, memories, cost curves, descriptions of models, results of the
+bench. Whatever is raised beside our own errors fails the test.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import gzip
 import json
 import tomllib
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,35 +29,14 @@ from akunu_py.models.manifest import FILE_NAME, read_manifest
 from akunu_py.models.usage import note_usage, read_usage
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.settings import Settings, load_settings, save_settings, settings_file
-from akunu_py.tui.archive import Archive
-from akunu_py.tui.exchange import as_json, read_json
-from akunu_py.tui.export import as_markdown, render
-from tests.chats import branched
-from tests.reliability.fuzz import TEXTS, changed, damaged, explore, json_like, lengths
-
-LONGEST = 1200  # characters of an error's line
+from akunu_py.tui.exchange import read_json
+from tests.reliability.fuzz import TEXTS, changed, clear, damaged, explore, json_like, lengths
 
 
 @pytest.fixture(autouse=True)
 def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.setenv(variable, str(tmp_path / variable))
-
-
-@contextlib.contextmanager
-def clear() -> Iterator[None]:
-    """Lets our own errors pass, if they say what is wrong in one line."""
-    said = "nothing"
-    try:
-        yield
-    except AkunuError as error:
-        said = str(error)
-    assert 0 < len(said) < LONGEST
-    assert "\n" not in said
-
-
-def as_text(value: Any) -> str:
-    return json.dumps(value)
 
 
 # Traces
@@ -77,7 +55,7 @@ def test_traces(examples: int, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
 
     def check(value: Any) -> None:
-        path.write_text(as_text(value))
+        path.write_text(json.dumps(value))
         with clear():
             load_trace(path)
 
@@ -93,8 +71,8 @@ def test_traces_with_bytes_turned_over(examples: int, tmp_path: Path) -> None:
         with clear():
             load_trace(path)
 
-    packed = gzip.compress(as_text(TRACE).encode(), mtime=0)
-    explore(check, examples, damaged(packed) | damaged(as_text(TRACE).encode()))
+    packed = gzip.compress(json.dumps(TRACE).encode(), mtime=0)
+    explore(check, examples, damaged(packed) | damaged(json.dumps(TRACE).encode()))
 
 
 # Settings
@@ -117,7 +95,7 @@ def test_settings_of_wrong_types(examples: int) -> None:
             text = toml(value).encode()
             tomllib.loads(text.decode())
         except (ValueError, TypeError, tomlkit.exceptions.TOMLKitError):
-            text = as_text(value).encode()
+            text = json.dumps(value).encode()
         path.write_bytes(text)
         with clear():
             load_settings()
@@ -243,78 +221,13 @@ def test_curves_of_wrong_values(examples: int, tmp_path: Path) -> None:
     whole = json.loads(path.read_bytes())
 
     def check(value: Any) -> None:
-        path.write_text(as_text(value))
+        path.write_text(json.dumps(value))
         again = Experience(tmp_path / "model", "tokenizer", "layout", memory=False)
         costs = again.curve.table(100)
         assert all(0 < cost < float("inf") for cost in costs)
         again.save_curve()
 
     explore(check, examples, changed(whole))
-
-
-# Conversations
-
-
-def read_and_show(text: str, archive: Archive) -> None:
-    """Imports conversations, keeps them, loads them again and shows them in all forms."""
-    for tree in read_json(text, "file"):
-        archive.save_tree(tree)
-        again = archive.load(tree.conversation)
-        assert [message.id for message in again.messages]
-        as_markdown(again)
-        for message in again.messages:
-            if message.stats:
-                message.stats.as_dict()
-        assert read_json(as_json([again]), "again")
-        archive.list()
-
-
-@lengths(250)
-def test_conversations(examples: int, tmp_path: Path) -> None:
-    archive = Archive.open(tmp_path / "conversations.db")
-    whole = json.loads(as_json([branched()]))
-
-    def check(value: Any) -> None:
-        with clear():
-            read_and_show(as_text(value), archive)
-
-    explore(check, examples, changed(whole))
-    archive.close()
-
-
-@lengths(60)
-def test_conversations_with_bytes_turned_over(examples: int, tmp_path: Path) -> None:
-    archive = Archive.open(tmp_path / "conversations.db")
-
-    def check(data: bytes) -> None:
-        with clear():
-            read_and_show(data.decode("utf-8", "replace"), archive)
-
-    explore(check, examples, damaged(as_json([branched()]).encode()))
-    archive.close()
-
-
-@lengths(25)
-def test_conversations_as_pictures(examples: int, tmp_path: Path) -> None:
-    """Whatever was said makes a picture that XML readers take."""
-    from xml.etree import ElementTree
-
-    tree = branched()
-    prompt, answer = tree.path()[:2]
-
-    def check(texts: tuple[str, str]) -> None:
-        said = copy.deepcopy(tree)
-        for message, text in zip((prompt, answer), texts, strict=True):
-            said.replace(type(message)(**{**_fields(message), "text": text}))
-        picture = render(said, "svg")
-        ElementTree.fromstring(picture)
-        assert "\x1b" not in picture
-
-    explore(check, examples, st.tuples(TEXTS, st.text(max_size=60)))
-
-
-def _fields(message: Any) -> dict[str, Any]:
-    return {name: getattr(message, name) for name in message.__dataclass_fields__}
 
 
 # The store and the bench
@@ -329,7 +242,7 @@ MANIFEST = {
 @lengths(200)
 def test_descriptions_of_models(examples: int, tmp_path: Path) -> None:
     def check(value: Any) -> None:
-        (tmp_path / FILE_NAME).write_text(as_text(value))
+        (tmp_path / FILE_NAME).write_text(json.dumps(value))
         with clear():
             assert read_manifest(tmp_path).size is not None
 
@@ -345,7 +258,7 @@ def test_notes_of_use(examples: int, tmp_path: Path) -> None:
     whole = json.loads(path.read_text())
 
     def check(value: Any) -> None:
-        path.write_text(as_text(value))
+        path.write_text(json.dumps(value))
         read_usage("tiny")
 
     explore(check, examples, changed(whole))
@@ -358,7 +271,7 @@ def test_results_of_the_bench(examples: int, tmp_path: Path) -> None:
     whole = json.loads(path.read_text())
 
     def check(value: Any) -> None:
-        path.write_text(as_text(value))
+        path.write_text(json.dumps(value))
         with clear():
             load_result(path)
 

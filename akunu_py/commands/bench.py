@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from akunu_py.commands import (
+    bench_chat,
     bench_compare,
     bench_complete,
     bench_curve,
@@ -65,6 +66,11 @@ _ACTIONS = {
         "completing code: what drafting from the buffer is worth, what a keystroke costs",
         bench_complete.add_options,
         bench_complete.complete,
+    ),
+    "chat": _Action(
+        "how soon the chat answers a key, and what drawing takes from decoding",
+        bench_chat.add_options,
+        bench_chat.chat,
     ),
     "report": _Action(
         "charts and tables from results, as a page, as Markdown or for a terminal",

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Generator
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -121,7 +122,8 @@ def _chats(home: Home, random: Random) -> Source:
     while True:
         number += 1
         kind, moment = random.choice(CHAT_KINDS), random.choice(faults_chat.MOMENTS)
-        yield faults_chat.hurt(home, kind, moment, random, number)
+        hurt = partial(faults_chat.hurt, home, kind, moment, random, number)
+        yield _tried(hurt, f"{kind}, {moment}")
 
 
 def _full_chats(folder: Path, starter: Path) -> Source:
@@ -129,7 +131,8 @@ def _full_chats(folder: Path, starter: Path) -> Source:
     while True:
         for ending in ("there is room again", "the person quits", "it is killed"):
             number += 1
-            yield faults_chat.disk_full(folder, starter, ending, number)
+            full = partial(faults_chat.disk_full, folder, starter, ending, number)
+            yield _tried(full, f"disk full, {ending}")
 
 
 def _files(home: Home, random: Random) -> Source:
@@ -182,7 +185,7 @@ def _permissions(home: Home, random: Random) -> Source:
     while True:
         number += 1
         if number % 5 == 1:
-            yield faults_chat.forbidden(home, number)
+            yield _tried(partial(faults_chat.forbidden, home, number), "permissions revoked")
         chats = random.random() < 0.3
         below = (home.data, home.cache, home.config)
         there = sorted(path for root in below for path in (root, *root.rglob("*")))
@@ -202,7 +205,7 @@ def _together(home: Home, files: dict[str, bytes], random: Random) -> Source:
         yield concurrency.read_while_migrated(home)
         yield concurrency.killed_migration(home, random.uniform(0.1, 0.8))
         home.conversations.unlink()
-        yield concurrency.all_at_once(home, files, number)
+        yield _tried(partial(concurrency.all_at_once, home, files, number), "at once")
         yield concurrency.import_twice(home, random.randint(2, 3))
         yield concurrency.pull_twice(home, files, random.randint(2, 3))
         yield concurrency.remove_meanwhile(home)
@@ -212,6 +215,14 @@ def _writers(folder: Path, random: Random) -> Source:
     while True:
         yield writers.killed_archive(folder, random)
         yield writers.killed_memory(folder, random)
+
+
+def _tried(harm: Callable[[], Outcome], kind: str) -> Outcome:
+    """What came of it; a chat that does not come to where it should be has broken a promise."""
+    try:
+        return harm()
+    except AssertionError as error:
+        return Outcome(kind, "chat", "", problems=[str(error)])
 
 
 def _tiny(folder: Path) -> dict[str, bytes]:

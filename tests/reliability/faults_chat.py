@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import sqlite3
 import subprocess
@@ -31,11 +32,11 @@ class Chat:
 
     def __init__(self, home: Home, terminal: Terminal, options: str = "") -> None:
         self.home, self.terminal = home, terminal
-        keep = " ".join(f"{name}={value}" for name, value in home.variables.items())
+        keep = " ".join(f"{name}={shlex.quote(value)}" for name, value in home.variables.items())
         # Greedy: the same answers every time. The shell says how it ended, and without job control
         # leaves a chat that is stopped alone.
         keep += " " + " ".join(home.prefix)
-        command = f"{keep} {sys.executable} -m akunu_py chat --temperature 0 --max-tokens 400"
+        command = f"{keep} {sys.executable} -m akunu_py chat --temperature 0 --max-tokens 150"
         terminal.type(f'set +m; clear; {command} {options}; echo "code=$?"', "Enter")
         terminal.wait_for(r"Ask something|code=\d", seconds=_SLOW_S)
 

@@ -6,13 +6,17 @@ fails. `lengths` gives a test its two forms: a short one for every run, a long o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from akunu_py.errors import AkunuError
+
+LONGEST = 1200  # characters of an error's line
 LONGER = 30  # times as many examples in the long run
 
 # What fits nowhere: the ends of number types, what is no number, half characters, control codes.
@@ -38,6 +42,18 @@ def json_like(keys: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
         lambda inner: st.lists(inner, max_size=4) | st.dictionaries(names, inner, max_size=6),
         max_leaves=24,
     )
+
+
+@contextlib.contextmanager
+def clear() -> Iterator[None]:
+    """Lets our own errors pass, if they say what is wrong in one line."""
+    said = "nothing"
+    try:
+        yield
+    except AkunuError as error:
+        said = str(error)
+    assert 0 < len(said) < LONGEST
+    assert "\n" not in said
 
 
 def lengths(quick: int) -> pytest.MarkDecorator:
