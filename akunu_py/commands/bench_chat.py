@@ -45,8 +45,8 @@ def weighted_mean(values, weights):
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--repeats", type=positive, default=5, metavar="N")
-    parser.add_argument("--max-tokens", type=positive, default=192, metavar="N", help="an answer")
+    parser.add_argument("--repeats", type=positive, default=4, metavar="N")
+    parser.add_argument("--max-tokens", type=positive, default=96, metavar="N", help="an answer")
     parser.add_argument(
         "--keys", type=positive, default=24, metavar="N", help="typed while it decodes, a repeat"
     )
