@@ -93,10 +93,19 @@ def _control_group_limits(membership: Path, root: Path = Path("/sys/fs/cgroup"))
         while True:
             with contextlib.suppress(OSError, ValueError):  # "max" is no number, and no limit
                 most, used = (int((group / file).read_text()) for file in files[controllers])
-                yield max(0, most - used)
+                yield max(0, most - used + _file_cache(group))
             if group == root / controllers:
                 break
             group = group.parent
+
+
+def _file_cache(group: Path) -> int:
+    """Bytes of files that a control group holds; the system gives them back where it must."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        prefix = "total_" if "total_inactive_file" in counts else ""  # version 1: with its children
+        return sum(int(counts[f"{prefix}{kind}_file"]) for kind in ("inactive", "active"))
+    return 0
 
 
 def lay_out_weights(model: nn.Module, mode: WeightMode) -> str:

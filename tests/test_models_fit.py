@@ -177,12 +177,20 @@ def test_control_groups_bound_the_memory(tmp_path: Path) -> None:
     member = tmp_path / "cgroup"
     member.write_text("0::/outer/inner\n")
     assert min(backend._control_group_limits(member, tmp_path)) == 4000
+    (tmp_path / "outer" / "memory.stat").write_text(
+        "anon 300\ninactive_file 500\nactive_file 200\n"
+    )
+    assert min(backend._control_group_limits(member, tmp_path)) == 4700  # files make room
     old = tmp_path / "memory" / "box"
     old.mkdir(parents=True)
     (old / "memory.limit_in_bytes").write_text("700")
     (old / "memory.usage_in_bytes").write_text("900")
     member.write_text("4:memory:/box\n1:cpu:/x\nrubbish\n")
     assert min(backend._control_group_limits(member, tmp_path)) == 0
+    (old / "memory.stat").write_text(
+        "inactive_file 1\ntotal_inactive_file 250\ntotal_active_file 0\n"
+    )
+    assert min(backend._control_group_limits(member, tmp_path)) == 50
     assert list(backend._control_group_limits(tmp_path / "no")) == [backend.total_memory()]
 
 
