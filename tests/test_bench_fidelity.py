@@ -49,6 +49,7 @@ def test_an_answer_that_differs_is_found(
         assert difference.margin > 0
 
 
+@pytest.mark.slow  # a processor takes minutes for these formats
 @pytest.mark.parametrize("weights", ["bfloat16", "keep"])
 def test_other_precisions_draft_too(starter_engine: Engine, weights: WeightMode) -> None:
     engine = Engine.load(Path(starter_engine.path), weights=weights)
