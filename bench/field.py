@@ -32,8 +32,7 @@ _TOLD = 3  # times that each measured cost is told to a curve, so that it outwei
 @dataclass(frozen=True, slots=True)
 class Asked:
     """modes: of ours: off, fixed, auto, and memory, which is auto with one. draft_tokens: of fixed,
-    which takes part once for each. The others are None
-    where they do not take part."""
+    which takes part once for each. The others are None where they do not take part."""
 
     modes: Sequence[str]
     draft_tokens: Sequence[int]

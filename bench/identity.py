@@ -19,9 +19,6 @@ from akunu_py.engine import Engine
 Turns = Sequence[tuple[list[int], list[int]]]
 """The answers of a conversation: (prompt, tokens said), both as token ids."""
 
-_PERIOD = 64  # tokens; the longest passage that counts as a loop when it comes again and again
-_ROUNDS = 3
-
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -58,15 +55,3 @@ def top_two_margin(engine: Engine, tokens: Sequence[int]) -> float:
     logits = engine.model(mx.array(tokens)[None], cache=cache)[0, -1].astype(mx.float32)
     second, first = mx.sort(logits)[-2:].tolist()
     return float(first - second)
-
-
-def loop_start(tokens: Sequence[int]) -> int | None:
-    """From where `tokens` only repeat a passage, to their end and at least three times; None where
-    they do not. Small models go round in circles, and drafting them is no achievement."""
-    for period in range(1, min(_PERIOD, len(tokens) // _ROUNDS) + 1):
-        start = len(tokens) - period
-        while start > 0 and tokens[start - 1] == tokens[start - 1 + period]:
-            start -= 1
-        if len(tokens) - start >= _ROUNDS * period:
-            return start
-    return None

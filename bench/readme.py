@@ -1,19 +1,27 @@
 """The tables of a README, generated from result files, and whether they still agree with them.
 
-A block stands between `<!-- bench:speed FILE ... -->` and `<!-- /bench -->`; files are named from
-the README's folder. Owns what stands between the two. Everything else is left alone.
+A block stands between `<!-- bench:speed FILE ... -->` and `<!-- /bench -->`, or behind
+`<!-- bench:replay TRACES CURVE ... -->`, which replays the trace file; files are named from the
+README's folder. Owns what stands between the two. Everything else is left alone.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
+from akunu_py.bench.curves import parse_curve
+from akunu_py.bench.loops import loop_start
+from akunu_py.bench.replay import load_trace
+from akunu_py.bench.replayers import COMPARED, replay_trace
 from akunu_py.bench.result import Result, Series, load_result, merged
 from akunu_py.bench.rows import versions
 from akunu_py.errors import UsageError
 
-_BLOCK = re.compile(r"(<!-- bench:speed (\S[^>]*?) -->\n)(.*?)(<!-- /bench -->)", re.DOTALL)
+_BLOCK = re.compile(
+    r"(<!-- bench:(speed|replay) (\S[^>]*?) -->\n)(.*?)(<!-- /bench -->)", re.DOTALL
+)
 
 
 def regenerated(readme: Path) -> str:
@@ -27,13 +35,16 @@ def regenerated(readme: Path) -> str:
         raise UsageError(f"cannot read {readme}: {error.strerror or error}") from error
     if not _BLOCK.search(text):
         raise UsageError(
-            f"no <!-- bench:speed FILE --> with a <!-- /bench --> behind it in {readme}"
+            f"no <!-- bench:speed FILE --> or <!-- bench:replay TRACES CURVE --> with a "
+            f"<!-- /bench --> behind it in {readme}"
         )
 
     def block(match: re.Match[str]) -> str:
-        files = match[2].split()
-        results = merged([load_result(readme.parent / file) for file in files])
-        return match[1] + "\n".join(speed_block(r, files) for r in results) + match[4]
+        kind, names = match[2], match[3].split()
+        if kind == "replay":
+            return match[1] + replay_block(readme.parent, names[0], names[1:]) + match[5]
+        results = merged([load_result(readme.parent / file) for file in names])
+        return match[1] + "\n".join(speed_block(r, names) for r in results) + match[5]
 
     return _BLOCK.sub(block, text)
 
@@ -82,4 +93,32 @@ def _caption(result: Result, files: list[str]) -> str:
         f"{result.model['weights']}, {machine['device']}, {machine['cores']} cores, "
         f"{machine['system'].split('-')[0]}, {machine['backend']}; "
         f"{versions(result)}; {result.date}. All figures: {kept}."
+    )
+
+
+def replay_block(folder: Path, file: str, curves: Sequence[str]) -> str:
+    """A row a drafter and curve, a column a workload: scores, where plain decoding is 1.
+
+    All that are compared on the first curve, akunu's alone on the others. A star marks workloads
+    with an answer that ends in a loop.
+    """
+    trace = load_trace(folder / file)
+    titles = [
+        name + ("*" if any(loop_start(item.output) is not None for item in items) else "")
+        for name, items in trace.workloads.items()
+    ]
+    lines = [f"| costs of | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
+    for curve in curves:
+        for drafter in COMPARED if curve == curves[0] else ("auto",):
+            rows = replay_trace(trace, parse_curve(curve), drafter).values()
+            mark = "**" if drafter == "auto" else ""
+            title = "akunu" if drafter == "auto" else drafter
+            cells = [f"{mark}{text}{mark}" for text in (f"{row['score']:.2f}" for row in rows)]
+            lines.append(f"| {curve}, {mark}{title}{mark} | {' | '.join(cells)} |")
+    tokens = sum(len(item.output) for items in trace.workloads.values() for item in items)
+    stars = " \\* An answer ends in a loop." if any("*" in title for title in titles) else ""
+    commands = f"`akunu bench replay {file} --compare --curve {curves[0]}`"
+    return (
+        "\n" + "\n".join(lines) + f"\n\n{commands}, and so on: {tokens} tokens said by "
+        f"{trace.tokenizer}, in [{Path(file).name}]({file}).{stars}\n\n"
     )

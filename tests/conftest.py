@@ -17,6 +17,13 @@ from akunu_py.models import store
 from akunu_py.models.pull import pull
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What happens in a real terminal happens in real time: nothing else should hold the cores."""
+    for item in items:
+        if "terminal" in getattr(item, "fixturenames", ()):
+            item.add_marker("alone")
+
+
 @pytest.fixture(scope="session")
 def starter() -> store.StoredModel:
     """The real starter in the user's store, fetched if it is not there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -161,6 +162,27 @@ def test_readme_tables_are_made_from_results_and_checked(result: Result, tmp_pat
     assert akunu(*check).returncode == 0
     readme.write_text(text.replace("49.7", "39.7"))
     assert akunu(*check).returncode == 1
+
+
+def test_a_replay_in_the_readme_is_counted_anew(tmp_path: Path) -> None:
+    words = list(range(100, 160))
+    items = [{"prompt": words, "output": words}, {"prompt": [1], "output": [5, 6] * 20}]
+    trace = {"tokenizer": "letters", "workloads": {"copy": items[:1], "circles": items[1:]}}
+    (tmp_path / "t.json").write_text(json.dumps(trace))
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- bench:replay t.json 1:1,33:1 1:1,2:40 -->\nold\n<!-- /bench -->\n")
+    text = regenerated(readme)
+    assert "| costs of | copy | circles* |" in text
+    titles = [line.split(" |")[0] for line in text.splitlines() if line.startswith("| 1:1")]
+    assert titles == [
+        "| 1:1,33:1, fixed 4",
+        "| 1:1,33:1, prompt lookup",
+        "| 1:1,33:1, **akunu**",
+        "| 1:1,2:40, **akunu**",
+    ]
+    assert "**akunu** | **1.00** | **1.00** |" in text  # where drafts are dear, none
+    assert "100 tokens said by letters" in text
+    assert "old" not in text
 
 
 def test_our_readme_agrees_with_its_results() -> None:

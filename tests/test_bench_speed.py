@@ -17,7 +17,8 @@ import pytest
 
 from akunu_py.bench import rows
 from akunu_py.bench.contestants import Conditions, Ours
-from akunu_py.bench.identity import Difference, first_difference, loop_start, top_two_margin
+from akunu_py.bench.identity import Difference, first_difference, top_two_margin
+from akunu_py.bench.loops import loop_start
 from akunu_py.bench.passes import Passes
 from akunu_py.bench.result import Throughput, load_result, merged
 from akunu_py.bench.workloads import NAMES, Turn, Workload, load_workloads

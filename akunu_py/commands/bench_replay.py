@@ -5,25 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from akunu_py.bench.curves import CURVES, Curve, parse_curve
-from akunu_py.bench.lookup import PromptLookupDrafter
-from akunu_py.bench.replay import Trace, TraceItem, load_trace
-from akunu_py.bench.replay import replay as replay_items
+from akunu_py.bench.curves import CURVES, parse_curve
+from akunu_py.bench.replay import Trace, load_trace
+from akunu_py.bench.replayers import COMPARED, replay_trace
 from akunu_py.commands.bench_common import add_format, add_model
 from akunu_py.commands.parser import positive
 from akunu_py.errors import UsageError
-from akunu_py.ngram.auto import AutoDrafter
-from akunu_py.ngram.cost import MAX_ROWS, CostCurve
-from akunu_py.ngram.fixed import FixedDrafter
-from akunu_py.ngram.memory import Memory
-from akunu_py.ngram.off import NoDrafter
-from akunu_py.types import DEFAULT_DRAFT_TOKENS, Drafter
-
-_PEERS = ("fixed 4", "prompt lookup", "auto")
+from akunu_py.types import DEFAULT_DRAFT_TOKENS
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -56,14 +48,25 @@ def replay(options: argparse.Namespace) -> int:
     curve = parse_curve(options.curve)
     trace = load_trace(options.file)
     names = _chosen(trace, options.workload)
+
+    def run(drafter: str) -> dict[str, Any]:
+        return replay_trace(
+            trace,
+            curve,
+            drafter,
+            workloads=names,
+            draft_tokens=options.draft_tokens,
+            memory=options.memory,
+        )
+
     if options.compare:
-        results = {peer: _run(trace, names, curve, peer, options) for peer in _PEERS}
+        results = {drafter: run(drafter) for drafter in COMPARED}
         if options.format == "json":
             print(json.dumps({"curve": options.curve, "drafters": results}, indent=1))
         else:
             _print_comparison(options.curve, results)
         return 0
-    workloads = _run(trace, names, curve, options.draft, options)
+    workloads = run(options.draft)
     if options.format == "json":
         whole = {"curve": options.curve, "draft": options.draft, "workloads": workloads}
         print(json.dumps(whole, indent=1))
@@ -77,32 +80,6 @@ def _chosen(trace: Trace, wanted: Sequence[str] | None) -> list[str]:
         there = ", ".join(trace.workloads)
         raise UsageError(f"no workload {', '.join(unknown)} in the trace; there are: {there}")
     return list(wanted or trace.workloads)
-
-
-def _run(
-    trace: Trace, names: Sequence[str], curve: Curve, draft: str, options: argparse.Namespace
-) -> dict[str, Any]:
-    return {name: _run_workload(trace.workloads[name], curve, draft, options) for name in names}
-
-
-def _run_workload(
-    items: Sequence[TraceItem], curve: Curve, draft: str, options: argparse.Namespace
-) -> dict[str, Any]:
-    memory = Memory() if options.memory else None
-    points = curve.table(MAX_ROWS)
-
-    def auto() -> Drafter:
-        return AutoDrafter(CostCurve(points), memory=memory)
-
-    makers: dict[str, Callable[[], Drafter]] = {
-        "auto": auto,
-        "fixed": lambda: FixedDrafter(options.draft_tokens),
-        "off": NoDrafter,
-        "fixed 4": lambda: FixedDrafter(4),
-        "prompt lookup": PromptLookupDrafter,
-    }
-    learn = None if memory is None else (lambda item: memory.learn(item.output))
-    return replay_items(items, makers[draft], curve, learn)
 
 
 def _print_workloads(curve: str, draft: str, workloads: dict[str, Any]) -> None:
