@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -69,7 +70,7 @@ def get(name: str) -> StoredModel:
         raise _unknown(name)
     model = _describe(name, path)
     if model.damaged:
-        raise DamagedModel(f"model {name!r} is damaged: {model.damaged}; {_repair(name)}")
+        raise DamagedModel(f"model {name!r} is damaged: {model.damaged}; {_advice(model)}")
     return model
 
 
@@ -279,13 +280,17 @@ def _problem(model: StoredModel) -> str:
 
 
 def _advice(model: StoredModel) -> str:
-    if model.repository and model.name not in catalogue.load_catalogue():
+    """How to have a damaged model whole again."""
+    if model.manifest is None and model.path.parent != paths.models_dir():
+        return "fetch that file again"
+    remove = f"akunu models rm {model.name}"
+    if model.name in catalogue.load_catalogue():
+        return f"run `{remove} && akunu models pull {model.name}`"
+    if model.repository:
         default = model.repository.endswith(f"/{model.name}")
         name = "" if default else f" --name {model.name}"
         return f"run `akunu models pull {model.repository}{name}`"
-    in_store = model.manifest is not None or model.path.parent == paths.models_dir()
-    return _repair(model.name) if in_store else "fetch that file again"
-
-
-def _repair(name: str) -> str:
-    return f"run `akunu models rm {name} && akunu models pull {name}`"
+    kind, _, origin = model.source.partition(" ")
+    if kind in ("file", "folder"):  # as an import notes it
+        return f"run `{remove} && akunu models import {shlex.quote(origin)} --name {model.name}`"
+    return f"run `{remove}`, then pull or import it again"

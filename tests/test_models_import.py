@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -109,6 +110,15 @@ def test_a_gguf_file_becomes_a_model(tmp_path: Path) -> None:
     store.verify(model)
     with pytest.raises(UsageError, match="quantised already"):
         import_model(path, name="again", bits=4)
+
+
+def test_a_damaged_import_is_told_apart_from_a_damaged_pull(tmp_path: Path) -> None:
+    path = tmp_path / "my tiny.gguf"
+    model = import_model(write_tiny(path), name="mine")
+    (model.path / "config.json").write_text("{}")
+    again = f"akunu models rm mine && akunu models import '{path.resolve()}' --name mine"
+    with pytest.raises(DamagedModel, match=re.escape(again)):
+        store.check(store.get("mine"))
 
 
 def test_a_plain_gguf_file_is_quantised_on_the_way(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_a_broken_entry_is_listed_as_damaged(root: Path, text: str | None) -> No
     bad, good = store.list_models()
     assert bad.damaged
     assert not good.damaged
-    with pytest.raises(DamagedModel, match="akunu models rm bad && akunu models pull bad"):
+    with pytest.raises(DamagedModel, match="`akunu models rm bad`, then pull or import it again"):
         store.get("bad")
 
 
