@@ -1,24 +1,11 @@
-"""Pulling a model: whole or not at all, whatever happens on the way.
-
-A folder of wheels takes the place of the package index, so no network is needed.
-"""
+"""Pulling a model: whole or not at all, whatever the index and the disk do on the way."""
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import textwrap
-import threading
-import time
-import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,81 +13,12 @@ import pytest
 
 from akunu_py import paths
 from akunu_py.errors import FetchError, StoreError, UnknownModel
-from akunu_py.models import catalogue, gguf_import, install, starter, store
-from akunu_py.models.fit import Growth
+from akunu_py.models import gguf_import, starter, store
 from akunu_py.models.progress import Progress
 from akunu_py.models.pull import pull
-from tests.tiny_gguf import write_tiny
-
-MEMBER = "tiny_model/tiny.gguf"
-
-
-@pytest.fixture
-def wheel(tmp_path: Path) -> Path:
-    """A wheel with a tiny GGUF file, the only thing in a folder."""
-    folder = tmp_path / "index"
-    folder.mkdir()
-    path = folder / "tiny_model-1.0-py3-none-any.whl"
-    gguf = write_tiny(tmp_path / "tiny.gguf")
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.write(gguf, MEMBER)
-        info = "tiny_model-1.0.dist-info"
-        archive.writestr(
-            f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n"
-        )
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        archive.writestr(f"{info}/RECORD", "")
-    return path
-
-
-def entry_of(wheel: Path, **changes: Any) -> catalogue.CatalogueEntry:
-    values: dict[str, Any] = {
-        "name": "tiny",
-        "title": "Tiny",
-        "description": "",
-        "licence": "MIT",
-        "homepage": "",
-        "parameters": 1,
-        "context": 128,
-        "purpose": ("chat",),
-        "grade": 1,
-        "weight_bytes": 1,
-        "cache": Growth(1),
-        "working_bytes": 1,
-        "memory_8k": 8194,
-        "minimum_ram": 8,
-        "kind": "pypi-wheel-gguf",
-        "requirement": "tiny-model==1.0",
-        "download_bytes": wheel.stat().st_size,
-        "sha256": hashlib.sha256(wheel.read_bytes()).hexdigest(),
-        "member": MEMBER,
-        "member_bytes": zipfile.ZipFile(wheel).getinfo(MEMBER).file_size,
-    }
-    return catalogue.CatalogueEntry(**(values | changes))
-
-
-@pytest.fixture
-def offer(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Puts the tiny model into the catalogue, with changes, and an empty store into place."""
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    for name in [name for name in os.environ if name.startswith("PIP_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
-
-    def offered(**changes: Any) -> None:
-        entry = entry_of(wheel, **changes)
-        monkeypatch.setattr(catalogue, "load_catalogue", lambda: {"tiny": entry})
-
-    offered()
-    return offered
-
-
-def leftovers() -> list[str]:
-    root = paths.models_dir()
-    names = os.listdir(root) if root.exists() else []
-    return [name for name in names if not name.startswith(".lock-")]
+from tests.tiny_index import entry_of, leftovers
+from tests.tiny_index import offer as offer  # fixtures
+from tests.tiny_index import wheel as wheel
 
 
 def test_a_pull_makes_a_model_that_loads(offer: Any) -> None:
@@ -242,137 +160,6 @@ def test_an_interrupt_leaves_nothing(offer: Any) -> None:
             pull("tiny", interrupt_in(wanted))
         assert leftovers() == []
     assert pull("tiny")
-
-
-# A process of its own that pulls; it says each phase, and stops for ever in the one it is told.
-CHILD = """
-    import sys, time
-    from pathlib import Path
-    from akunu_py.models import catalogue
-    from akunu_py.models.pull import pull
-    from tests.test_models_pull import entry_of
-
-    entry = entry_of(Path(sys.argv[1]))
-    catalogue.load_catalogue = lambda: {"tiny": entry}
-    def progress(progress):
-        print(progress.phase, flush=True)
-        if progress.phase == sys.argv[2]:
-            time.sleep(600)
-    pull("tiny", progress)
-    print("done", flush=True)
-"""
-
-
-@contextmanager
-def pulling(wheel: Path, stop_in: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", textwrap.dedent(CHILD), str(wheel), stop_in]
-    root = Path(__file__).parent.parent
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root
-    ) as process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                process.kill()
-
-
-def wait_for(process: subprocess.Popen[str], phase: str) -> None:
-    assert process.stdout
-    for line in process.stdout:
-        if line.strip() == phase:
-            return
-    raise AssertionError(f"ended before {phase}: {process.stderr and process.stderr.read()}")
-
-
-@pytest.mark.parametrize("phase", ["check", "import", "record"])
-def test_a_kill_is_cleaned_up_by_the_next_pull(offer: Any, wheel: Path, phase: str) -> None:
-    with pulling(wheel, phase) as process:
-        wait_for(process, phase)
-        process.kill()
-        process.wait()
-    assert [name for name in leftovers() if name.startswith(".partial-tiny-")]
-    assert store.list_models() == []
-    assert pull("tiny")
-    assert leftovers() == ["tiny"]
-
-
-def test_the_leftovers_of_other_models_go_too_but_not_of_the_living(
-    offer: Any, wheel: Path
-) -> None:
-    root = paths.models_dir()
-    (root / ".partial-dead-1").mkdir(parents=True)
-    with pulling(wheel, "import") as process:
-        wait_for(process, "import")
-        assert not (root / ".partial-dead-1").exists()
-        install.install("other", _build_other, 1)
-        assert sorted(leftovers()) == [f".partial-tiny-{process.pid}", "other"]
-
-
-def test_of_two_at_once_the_second_finds_it_done(offer: Any, wheel: Path) -> None:
-    with pulling(wheel, "no phase") as first, pulling(wheel, "no phase") as second:
-        outputs = [process.communicate(timeout=120)[0].split("\n") for process in (first, second)]
-        assert first.returncode == second.returncode == 0
-    fetched = [output for output in outputs if "import" in output]
-    assert len(fetched) == 1
-    assert leftovers() == ["tiny"]
-
-
-class _Trickle(BaseHTTPRequestHandler):
-    """An index whose wheel begins and then never goes on."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        if self.path.endswith(".whl"):
-            self.send_header("Content-Length", "1000000")
-            self.end_headers()
-            self.wfile.write(b"x" * 300_000)
-            self.wfile.flush()
-            time.sleep(60)
-            return
-        page = b'<a href="/tiny_model-1.0-py3-none-any.whl">tiny_model-1.0-py3-none-any.whl</a>'
-        self.send_header("Content-Type", "text/html")
-        self.send_header("Content-Length", str(len(page)))
-        self.end_headers()
-        self.wfile.write(page)
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-def test_ctrl_c_ends_pip_and_leaves_nothing(offer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Trickle)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.delenv("PIP_NO_INDEX")
-    monkeypatch.delenv("PIP_FIND_LINKS")
-    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
-    offer(download_bytes=1_000_000)
-    children: list[subprocess.Popen[bytes]] = []
-    seen: list[int] = []
-    start = subprocess.Popen
-
-    def remember(*arguments: Any, **options: Any) -> Any:
-        children.append(start(*arguments, **options))
-        return children[-1]
-
-    def press_ctrl_c(progress: Progress) -> None:
-        seen.append(progress.done)
-        if progress.done > 100_000:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(subprocess, "Popen", remember)
-    with pytest.raises(KeyboardInterrupt):
-        pull("tiny", press_ctrl_c)
-    server.shutdown()
-    assert 0 < max(seen) < 1_000_000  # progress was seen while the download ran
-    assert [child.poll() is not None for child in children] == [True]
-    assert leftovers() == []
-
-
-def _build_other(work: Path, folder: Path) -> install.Facts:
-    (folder / "x").write_text("x")
-    return install.Facts("", 1, 1, "", "")
 
 
 def _never(*_: Any) -> NoReturn:

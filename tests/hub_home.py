@@ -1,0 +1,58 @@
+"""A hub on this machine with a tiny model, and empty places of our own.
+
+Import `files`, `home` and `server` to have the fixtures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from akunu_py.models import hub
+from akunu_py.models.gguf_import import import_gguf
+from tests.hub_server import Hub, running
+from tests.tiny_gguf import write_tiny
+
+WEIGHTS = "model.safetensors"
+NAME = "tiny-model"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """A whole model with random weights, and what nobody needs."""
+    work = tmp_path_factory.mktemp("made")
+    folder = work / "model"
+    folder.mkdir()
+    import_gguf(write_tiny(work / "tiny.gguf"), folder)
+    content = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    return content | {"README.md": b"# tiny", "modeling_tiny.py": b"raise SystemExit", "a/b": b"x"}
+
+
+@pytest.fixture
+def server(files: dict[str, bytes]) -> Iterator[Hub]:
+    with running(dict(files)) as running_hub:
+        yield running_hub
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, server: Hub, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Empty places, and the server for the hub."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setattr(constants, "ENDPOINT", server.url)
+    template = f"{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(hub, "_FIRST_WAIT_S", 0.01)
+    return tmp_path
+
+
+def everything(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+def partials(home: Path) -> list[Path]:
+    return sorted((home / "hub").rglob("*.incomplete"))
