@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from akunu_py.errors import ArchiveError
@@ -170,6 +170,8 @@ def test_where_it_was_found(archive: Archive) -> None:
 @settings(
     max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
+@example("\x03:0", "0")
+@example("\x02\x02 0 \x03", "0")
 @given(st.text(max_size=30), st.text(max_size=30))
 def test_anything_can_be_said_and_searched_for(archive: Archive, text: str, words: str) -> None:
     archive.save("any", ChatMessage("user", text, id="m"))

@@ -11,6 +11,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from akunu_py.engine import Engine
 from akunu_py.models.store import StoredModel
 
@@ -37,14 +39,20 @@ def assert_one_line_error(done: subprocess.CompletedProcess[str], code: int, *wo
         assert word in done.stderr
 
 
-def test_help_names_every_command_and_loads_nothing_heavy() -> None:
+def test_help_names_every_command() -> None:
     done = akunu("--help")
     assert done.returncode == 0
     for command in ("chat", "run", "models", "info", "bench"):
         assert command in done.stdout
+
+
+@pytest.mark.parametrize(
+    "words", ["--help", "run hi --model nope", "bench report nofile", "models show nope"]
+)
+def test_help_and_mistakes_load_nothing_heavy(words: str) -> None:
     script = (
         "import sys; from akunu_py.cli import main\n"
-        "try: main(['--help'])\n"
+        f"try: main({words.split()})\n"
         "except SystemExit: pass\n"
         "heavy = {'mlx', 'mlx_lm', 'transformers', 'textual', 'numpy', 'huggingface_hub'}\n"
         "sys.exit(repr(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"

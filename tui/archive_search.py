@@ -83,14 +83,19 @@ def _best(database: sqlite3.Connection, query: str, found: set[int]) -> dict[int
 
 
 def _read_marks(snippet: str) -> tuple[str, tuple[tuple[int, int], ...]]:
-    """A snippet of an index in one line as it was said, and the ranges that were marked."""
+    """A snippet of an index in one line as it was said, and the ranges that were marked.
+
+    What was said may hold the signs of a mark too. They are left out; at worst a mark is missing.
+    """
     line = _SPREAD.sub(r"\1\2\3", snippet.replace(_CLOSE + _OPEN, ""))
-    text, marks, begun = "", [], 0
+    text, marks, begun = "", [], -1
     for part in re.split(f"([{_OPEN}{_CLOSE}])", " ".join(line.split())):
         if part == _OPEN:
             begun = len(text)
         elif part == _CLOSE:
-            marks.append((begun, len(text)))
+            if 0 <= begun < len(text):
+                marks.append((begun, len(text)))
+            begun = -1
         else:
             text += part
     return text, tuple(marks)

@@ -6,21 +6,17 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from akunu_py.bench import completion
-from akunu_py.bench.completion import BUFFER, EVIDENCE, FILES, PREFIX, Place
 from akunu_py.bench.curves import CURVES, parse_curve
-from akunu_py.bench.replay import ReplayCounts
 from akunu_py.commands.bench_common import add_format, add_model, progress
-from akunu_py.commands.load import load_engine
-from akunu_py.complete import CompleteOptions, Completer, Completion
 
-_WORDS = {
-    PREFIX: "the prompt alone",
-    BUFFER: "+ the rest of the buffer",
-    FILES: "+ the other files",
-}
+if TYPE_CHECKING:
+    from akunu_py.bench.completion import Place
+    from akunu_py.bench.replay import ReplayCounts
+    from akunu_py.complete import Completion
+
+_WORDS = ("the prompt alone", "+ the rest of the buffer", "+ the other files")  # the evidence
 _COUNTS = ("tokens", "passes", "drafted", "accepted", "tokens_per_pass", "score")
 
 
@@ -44,6 +40,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def complete(options: argparse.Namespace) -> int:
+    from akunu_py.bench import completion
+    from akunu_py.commands.load import load_engine
+    from akunu_py.complete import CompleteOptions, Completer
+
     curve = parse_curve(CURVES.get(options.curve, options.curve))
     engine = load_engine(options.model, options.weights)
     asked = CompleteOptions(fim=options.fim)
@@ -82,7 +82,7 @@ def _replayed(counts: Mapping[str, Mapping[str, ReplayCounts]]) -> dict[str, Any
 
 def _rates(kinds: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The counts by evidence, and how many times the tokens per pass of the prompt alone."""
-    alone = kinds[PREFIX]["tokens_per_pass"]
+    alone = next(iter(kinds.values()))["tokens_per_pass"]
     return {
         kind: {name: counts[name] for name in _COUNTS if name in counts}
         | {"gain": round(counts["tokens_per_pass"] / alone, 4) if alone else 0.0}
@@ -114,7 +114,8 @@ def _print(result: dict[str, Any]) -> None:
     if live["places"]:
         same = "the same text each time" if live["identical"] else "NOT the same text"
         print(f"\nwhat {result['model']} completes at {live['places']} of them: {same}")
-        _print_kinds("", {kind: live[kind] for kind in EVIDENCE})
+        kinds = {kind: counts for kind, counts in live.items() if isinstance(counts, dict)}
+        _print_kinds("", kinds)
     keys = result["keystrokes"]
     print(
         f"\nopening a buffer: {keys['first']} tokens read; a letter that was not predicted: "
@@ -124,10 +125,9 @@ def _print(result: dict[str, Any]) -> None:
 
 
 def _print_kinds(name: str, kinds: Mapping[str, Any]) -> None:
-    for kind in EVIDENCE:
-        counts = kinds[kind]
+    for words, counts in zip(_WORDS, kinds.values(), strict=True):
         print(
-            f"  {name:<6} {_WORDS[kind]:<25} {counts['tokens']:>6} tokens {counts['passes']:>6} "
+            f"  {name:<6} {words:<25} {counts['tokens']:>6} tokens {counts['passes']:>6} "
             f"passes {counts['tokens_per_pass']:>6.2f} a pass  x{counts['gain']:.2f}"
         )
         name = ""

@@ -5,39 +5,43 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from akunu_py import backend
-from akunu_py.bench.curve import CONTEXT, measure_curve
 from akunu_py.commands.bench_common import add_format, add_model
-from akunu_py.commands.load import load_engine
 from akunu_py.commands.parser import positive
-from akunu_py.engine import Engine
 from akunu_py.ngram.planner import choose_length
 
+if TYPE_CHECKING:
+    from akunu_py.engine import Engine
 _BAR = 40  # characters
 _CHANCES = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=positive, default=7, metavar="N")
-    parser.add_argument("--context", type=positive, default=CONTEXT, metavar="TOKENS")
+    parser.add_argument("--context", type=positive, metavar="TOKENS")
     add_model(parser)
     add_format(parser)
 
 
 def curve(options: argparse.Namespace) -> int:
+    from akunu_py.bench.curve import CONTEXT, measure_curve
+    from akunu_py.commands.load import load_engine
+
     engine = load_engine(options.model, options.weights)
-    costs = measure_curve(engine, range(1, 33), options.repeats, options.context)
+    context = options.context or CONTEXT
+    costs = measure_curve(engine, range(1, 33), options.repeats, context)
     if options.format == "json":
-        print(json.dumps(curve_as_dict(engine, costs, options.context), indent=1))
+        print(json.dumps(curve_as_dict(engine, costs, context), indent=1))
     else:
-        print_curve(engine, costs, options.context)
+        print_curve(engine, costs, context)
     return 0
 
 
 def machine(engine: Engine) -> dict[str, Any]:
     """What a figure depends on."""
+    from akunu_py import backend
+
     return {
         "model": engine.name,
         "weights": engine.weights,

@@ -1,22 +1,23 @@
-"""From what the user typed to a loaded engine and what was learned about it."""
+"""From what the user typed to a loaded engine and what was learned about it.
+
+MLX is imported when a model was found: that takes a second, which no mistake should wait for.
+"""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING
 
-import mlx.core as mx
-
-from akunu_py import backend, paths
+from akunu_py import paths
 from akunu_py.commands.warn import tell_warnings
-from akunu_py.engine import Engine
-from akunu_py.experience import Experience
 from akunu_py.models import store
 from akunu_py.models.usage import note_usage
 from akunu_py.settings import load_settings
 from akunu_py.types import WeightMode
 
 if TYPE_CHECKING:
+    from akunu_py.engine import Engine
+    from akunu_py.experience import Experience
     from akunu_py.session import Generation
 
 
@@ -55,6 +56,10 @@ def load_found(
 ) -> Engine:
     """Loads a model that was found, and notes that it was used and what its weights took."""
     store.check(found)
+    import mlx.core as mx
+
+    from akunu_py.engine import Engine
+
     before = mx.get_active_memory()
     engine = Engine.load(
         found.path,
@@ -77,6 +82,8 @@ def load_found(
 
 def note_peak(engine: Engine, generation: Generation) -> None:
     """Notes what an answer took at most, beside what was expected for as many tokens."""
+    import mlx.core as mx
+
     tokens = generation.stats.prompt_tokens + generation.stats.generated_tokens
     if engine.path.parent == paths.models_dir() and tokens:
         note_usage(
@@ -89,6 +96,9 @@ def note_peak(engine: Engine, generation: Generation) -> None:
 
 def load_experience(engine: Engine, *, no_memory: bool) -> Experience:
     """What was learned about the engine's model in earlier runs."""
+    from akunu_py import backend
+    from akunu_py.experience import Experience
+
     layout = f"{engine.weights} on {backend.device_name()}"
     memory = load_settings().memory and not no_memory
     return Experience(engine.path, engine.tokenizer_digest, layout, memory=memory)

@@ -8,15 +8,18 @@ import json
 import signal
 import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from akunu_py.commands.generation import options_from
 from akunu_py.commands.load import engine_from, load_experience, note_peak
 from akunu_py.commands.warn import tell_warnings
-from akunu_py.engine import Engine
 from akunu_py.errors import INTERRUPTED, EmptyPrompt, UsageError
-from akunu_py.session import Generation, Session
 from akunu_py.tui.text import displayable, for_output
 from akunu_py.types import FinishReason, Message
+
+if TYPE_CHECKING:
+    from akunu_py.engine import Engine
+    from akunu_py.session import Generation
 
 _CUT_SHORT: dict[FinishReason | None, str] = {
     "length": "cut off at --max-tokens",
@@ -29,6 +32,8 @@ def run(args: argparse.Namespace) -> int:
     prompt = read_prompt(args.prompt)
     options = options_from(args)
     engine = engine_from(args)
+    from akunu_py.session import Session  # takes a second, which no mistake should wait for
+
     experience = load_experience(engine, no_memory=args.no_memory)
     tokens = engine.encode(prompt) if args.raw else engine.encode_chat([Message("user", prompt)])
     session = Session(engine, experience)
