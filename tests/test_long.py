@@ -26,6 +26,7 @@ MB = 1 << 20
 # grows from chunk to chunk beyond that nor stays.
 WORKING_SPACE = 400 * MB
 TINY = ["llama", "llama-sliding", "llama4", "deepseek_v3", "llama-kv8", "qwen3_next", "mamba2"]
+_HALF_A_MINUTE = ("llama4", "deepseek_v3", "llama-kv8")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -43,7 +44,10 @@ def settled() -> int:
     return int(mx.get_active_memory())
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in _HALF_A_MINUTE else ()) for name in TINY],
+)
 def test_a_prompt_of_16000_tokens_takes_what_its_cache_needs(name: str) -> None:
     model, prompt = build(name), some(LONG, 1)
     before = settled()
