@@ -1,7 +1,8 @@
 """Brackets in source text, outside of quotes and comments, as far as one can tell without parsing.
 
 Owns what counts as a bracket. It knows no language: quotes end in their line, a comment begins
-with # or // at its start or behind a space. Texts in quotes that go over lines are read as code.
+with # or // at its start or behind a space. Texts in quotes that go over lines are read as code,
+and so are very long ones: looking for their ends from every quote would take for ever.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import re
 OPENERS = "([{"
 CLOSERS = ")]}"
 # A quote inside a word, or before one where it should end, is an apostrophe or a lifetime.
-_DOUBLE = r"\"(?:\\.|[^\"\\\n])*"
-_SINGLE = r"(?<!\w)'(?:\\.|[^'\\\n])*"
+_DOUBLE = r"\"(?:\\.|[^\"\\\n]){0,1000}+"
+_SINGLE = r"(?<!\w)'(?:\\.|[^'\\\n]){0,1000}+"
 _COMMENT = r"(?<!\S)(?:#|//)[^\n]*"
 _CLOSED = re.compile(rf"{_DOUBLE}\"|{_SINGLE}'(?!\w)|{_COMMENT}")
 _MAY_CLOSE = re.compile(rf"{_DOUBLE}(?:\"|\\?\Z)|{_SINGLE}(?:'(?!\w)|\\?\Z)|{_COMMENT}")

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from akunu_py.code_tokens import CodeTokens
+from akunu_py.completion_fence import is_markdown, unfenced
 from akunu_py.completion_prompt import Budgets, Prompt, make_prompt
 from akunu_py.completion_recall import Recall
 from akunu_py.completion_stops import CompletionStops, Cut
@@ -161,6 +162,8 @@ class _Making:
         self._prompt = completer.prompt(request)
         self._stops = CompletionStops(request.prefix, request.suffix, request.max_lines)
         self._stats = Stats(prompt_tokens=len(self._prompt.tokens))
+        fenced = completer.family is not None and completer.family.fenced
+        self._fenced = fenced and not is_markdown(request.path, request.language)
         self._text = ""  # all that was said
         self._cut = Cut("")
         self._why: CompletionReason | None = None
@@ -225,9 +228,17 @@ class _Making:
     def _take(self, text: str) -> None:
         whole, half, _ = text.partition(_HALF)
         self._text += whole
-        self._tell(self._stops.cut(self._text))
+        self._tell(self._cut_now())
         if half and self._why is None:
             self._why = "stop"
+
+    def _cut_now(self, *, final: bool = False) -> Cut:
+        """What of all that was said is the completion."""
+        if not self._fenced:
+            return self._stops.cut(self._text, final=final)
+        code, closed = unfenced(self._text, final=final)
+        cut = self._stops.cut(code, final=final or closed)
+        return replace(cut, done=cut.done or closed)
 
     def _tell(self, cut: Cut) -> None:
         if len(cut.text) > len(self._cut.text):
@@ -240,7 +251,7 @@ class _Making:
         """The best text so far, if nothing else ended it."""
         if not self._cut.done:
             why = self._why
-            self._tell(self._stops.cut(self._text, final=True))
+            self._tell(self._cut_now(final=True))
             self._why = why or self._why or ("length" if self._full else "stop")
         assert self._why is not None
         evidence = sum(len(tokens) for tokens in self._prompt.evidence)

@@ -116,10 +116,12 @@ def _files_read(
         return {}
     read: dict[str, str] = {}
     for path, text in files:
+        if not text:
+            continue
         end = window_after(code, text, budget)
         if end == 0:
             break
-        read[path] = text[:end].removesuffix("\n")
+        read[path] = text[:end]
         budget -= len(code.encode(text[:end]))
     return dict(reversed(read.items()))
 

@@ -43,7 +43,7 @@ class CompletionStops:
 
     def __init__(self, prefix: str, suffix: str, max_lines: int = 0) -> None:
         """prefix, suffix: around the cursor. max_lines: 0 for as many as the rules allow."""
-        self._begun = prefix[prefix.rfind("\n") + 1 :]
+        self._begun = prefix[max(prefix.rfind("\n") + 1, len(prefix) - _SCANNED) :]
         rest, _, below = suffix.partition("\n")
         self._rest = rest.rstrip()
         self._next_line = next((line.rstrip() for line in below.split("\n") if line.strip()), "")

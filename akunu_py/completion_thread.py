@@ -13,11 +13,14 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from akunu_py.complete import Completer
 from akunu_py.completion_types import Completion, Request
 from akunu_py.errors import AkunuError
 from akunu_py.types import Stats
+
+if TYPE_CHECKING:  # a second or two, which `load` spends in the thread, not who starts it
+    from akunu_py.complete import Completer
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +75,9 @@ class CompletionThread:
         self._thread = threading.Thread(target=self._run, name="completions", daemon=True)
 
     def start(self) -> None:
-        """Begins to load. Requests may be submitted before."""
-        self._thread.start()
+        """Begins to load, unless it has. Requests may be submitted before."""
+        if self._thread.ident is None:
+            self._thread.start()
 
     def submit(
         self,
@@ -113,7 +117,7 @@ class CompletionThread:
             while (ticket := self._tickets.get()) is not None:
                 self._serve(completer, ticket)
         finally:
-            if isinstance(completer, Completer):
+            if not isinstance(completer, Failure):
                 completer.close()
             del completer
             if "mlx.core" in sys.modules:  # see tui.worker

@@ -43,7 +43,8 @@ _LOADING = "akunu/loading"  # the token of the progress report
 
 
 class InlineCompletions:
-    """Answers from a completion thread of its own; `base` has what a client cannot say."""
+    """Answers from a completion thread of its own; `base` has what a client cannot say. The model
+    loads when the client has its answer to initialize: importing what runs it holds Python up."""
 
     def __init__(self, load: Callable[[], Completer], base: Request) -> None:
         self.base = replace(base, seconds=base.seconds or _SECONDS)
@@ -54,6 +55,7 @@ class InlineCompletions:
             on_loaded=lambda completer: self._resolve(self.loaded, completer.engine.name),
             on_failed=lambda failure: self._resolve(self.loaded, failure),
         )
+        self.telling: asyncio.Task[None] | None = None  # kept: the event loop does not
         self.server = LanguageServer("akunu", __version__, protocol_cls=Protocol)
         self._register()
 
@@ -62,7 +64,9 @@ class InlineCompletions:
 
         @self.server.feature(types.INITIALIZED)
         async def initialized(_: types.InitializedParams) -> None:
-            await self.tell_about_loading()
+            self.completions.start()
+            # A task of our own: one of pygls' that ends with the program leaves a traceback.
+            self.telling = asyncio.create_task(self.tell_about_loading())
 
         # Announced with a value: where there is none, clients never ask.
         options = types.InlineCompletionOptions()
@@ -98,6 +102,7 @@ class InlineCompletions:
     async def complete(self, params: types.InlineCompletionParams) -> types.InlineCompletionList:
         """Raises a JsonRpcException where there is no answer: see the top of this module."""
         request, chosen = self._request(params)
+        self.completions.start()  # for a client that never says initialized
         done: asyncio.Future[Completion | Failure] = self.loop.create_future()
         ticket = self.completions.submit(
             request,
@@ -181,7 +186,6 @@ def serve_lsp(
     async def run() -> int:
         code = INTERRUPTED  # unless it comes to its end
         here = InlineCompletions(load, base)
-        here.completions.start()
         try:
             code = 0 if await serve(here.server, stdin, stdout) == 0 else 1
         finally:

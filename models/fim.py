@@ -22,7 +22,7 @@ _SLOT = re.compile(r"\{(prefix|suffix|path|text|repository)\}")
 
 @dataclass(frozen=True, slots=True)
 class FimFamily:
-    """The format of one family, as its maker published it (`source`).
+    """The format of one family, as its maker published it (`source`; `quote`: in these words).
 
     tokens: what a vocabulary must have for it. absent: what it must not have. named: parts of
     model names; a model called so is of this family, and needs the `tokens` only. recognised:
@@ -31,6 +31,7 @@ class FimFamily:
     are read too, what comes first, each of them, and the buffer; empty where no such format was
     published. before, after: around all of it.
     bare_suffix: SentencePiece puts no space of its own before the suffix.
+    fenced: its answers may come in a Markdown fence, which is none of the buffer's.
     stop: tokens that end the middle, those of them that the vocabulary has.
     """
 
@@ -39,6 +40,7 @@ class FimFamily:
     tokens: tuple[str, ...]
     prompt: str
     stop: tuple[str, ...]
+    quote: str = ""
     absent: tuple[str, ...] = ()
     named: tuple[str, ...] = ()
     recognised: bool = True
@@ -48,6 +50,7 @@ class FimFamily:
     before: str = ""
     after: str = ""
     bare_suffix: bool = False
+    fenced: bool = False
 
     @property
     def reads_files(self) -> bool:

@@ -11,13 +11,15 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from types import SimpleNamespace
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from akunu_py.commands.complete import leave
-from akunu_py.complete import Completer
 from akunu_py.completion_types import Completion, Request
 from akunu_py.lsp import serve_lsp
 from akunu_py.types import Stats
+
+if TYPE_CHECKING:
+    from akunu_py.complete import Completer
 
 
 class Echo:
@@ -36,4 +38,4 @@ class Echo:
 
 
 if __name__ == "__main__":
-    serve_lsp(lambda: cast(Completer, Echo()), Request("", max_lines=7), leave)
+    serve_lsp(lambda: cast("Completer", Echo()), Request("", max_lines=7), leave)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,9 @@ from akunu_py.models.store import StoredModel
 from tests.tiny_fim import sentence_piece, write_model
 
 END = "<|endoftext|>"
+DOCS = Path(__file__).parents[1] / "docs" / "complete.md"
+
+needs_vim = pytest.mark.skipif(not shutil.which("vim"), reason="vim is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -65,13 +69,10 @@ def test_bad_cursors(cursor: str | None, offset: str | None, words: str) -> None
         find_cursor("ab\ncd", cursor, offset)
 
 
-def test_completion_and_whole_buffer(starter: StoredModel) -> None:
+def test_the_whole_buffer_completed(starter: StoredModel) -> None:
     buffer = b"import os\r\nimport numpy as n\r\n\r\nprint('\xc3\xa9')\r\n"
-    said = run("--model", str(starter.path), "--no-memory", "--cursor", "2:18", buffer=buffer)
-    assert (said.returncode, said.stdout, said.stderr) == (0, b"p", b"")
-    whole = run(
-        "--model", str(starter.path), "--no-memory", "--whole", "--offset", "28", buffer=buffer
-    )
+    options = ["--model", str(starter.path), "--no-memory", "--whole", "--cursor", "2:18"]
+    whole = run(*options, buffer=buffer)
     assert whole.returncode == 0
     assert whole.stdout == buffer.replace(b"as n", b"as np")
     assert whole.stderr == b""  # an editor may put it into the buffer
@@ -82,7 +83,7 @@ def test_neighbours_and_limits(tiny: Path, tmp_path: Path) -> None:
     other.write_text("value = [1, 2]\n")
     options = ["--model", str(tiny), "--no-memory", "--file", str(other), "--max-tokens", "3"]
     said = run(*options, "--path", "a.py", "--offset", "5", buffer=b"x = [\n")
-    assert (said.returncode, len(said.stdout)) == (0, 3)
+    assert (said.returncode, len(said.stdout), said.stderr) == (0, 3, b"")
     missing = run(*options, "--file", str(tmp_path / "none"), "--offset", "5", buffer=b"x = [\n")
     assert missing.returncode == 1
     assert b"No such file" in missing.stderr
@@ -107,6 +108,28 @@ def test_a_failure_gives_the_buffer_back(tiny: Path, options: list[str], buffer:
     assert failed.stdout == buffer
     assert failed.stderr.startswith(b"akunu: ")
     assert failed.stderr.count(b"\n") == 1
+
+
+@needs_vim
+@pytest.mark.parametrize("program", [f"{sys.executable} -m akunu_py", "/no/such/akunu"])
+@pytest.mark.parametrize("options", ["--max-tokens 3", "--no-such-option"])
+def test_the_documented_filter_in_vim(
+    tiny: Path, tmp_path: Path, program: str, options: str
+) -> None:
+    """Completed where it can be, and in no other case changed: Vim takes what a filter prints."""
+    documented = next(line for line in DOCS.read_text().splitlines() if ":execute '%!akunu" in line)
+    command = documented.strip()[1:].replace(
+        "akunu complete", f"{program} complete --model {tiny} --no-memory {options}"
+    )
+    (tmp_path / "a.py").write_text("# é😀\nx = [;\n", encoding="utf-8")
+    (tmp_path / "run.vim").write_text(f"call setcursorcharpos(2, 6)\n{command}\nwq\n")
+    vim = ["vim", "-Nu", "NONE", "-n", "-es", "--cmd", "set encoding=utf-8"]
+    subprocess.run([*vim, "-S", str(tmp_path / "run.vim"), str(tmp_path / "a.py")], timeout=120)
+    written = (tmp_path / "a.py").read_text(encoding="utf-8")
+    said = written.removeprefix("# é😀\nx = [").removesuffix(";\n")
+    completed = "no/such" not in program and "no-such" not in options
+    assert written == f"# é😀\nx = [{said};\n"
+    assert len(said) == (3 if completed else 0)
 
 
 def test_options_of_the_filter_alone_are_refused(tiny: Path) -> None:

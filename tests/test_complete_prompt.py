@@ -67,6 +67,14 @@ def test_a_buffer_is_not_its_own_neighbour(starter_engine: Engine) -> None:
     assert [starter_engine.tokenizer.decode(list(tokens)) for tokens in evidence] == ["new"]
 
 
+def test_an_empty_neighbour_does_not_hide_the_next(tmp_path: Path) -> None:
+    markers = ["<|endoftext|>", "<fim_prefix>", "<fim_suffix>", "<fim_middle>"]
+    engine = load_tiny(tmp_path, [*markers, "<repo_name>", "<file_sep>"])
+    files = (SourceFile("a.py", ""), SourceFile("b.py", "value = 1\n"))
+    made = Completer(engine).prompt(Request("x", "y", "c.py", files=files))
+    assert "<file_sep>b.py\nvalue = 1\n<file_sep>" in engine.tokenizer.decode(made.tokens)
+
+
 def test_evidence_has_the_tokens_that_the_model_would_say(code: CodeTokens) -> None:
     """Encoding in pieces, for the sake of what is cached, changes next to nothing."""
     text = Path("akunu_py/session.py").read_text(encoding="utf-8")

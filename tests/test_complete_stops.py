@@ -73,6 +73,15 @@ def test_max_lines() -> None:
     assert (whole.text, whole.full) == ("a()\n    b()", False)
 
 
+def test_quotes_without_an_end_take_no_time() -> None:
+    """Where each was looked for to the end of its line, this line took hours."""
+    for quote in "\"'":
+        text = (quote + "\\") * 300_000
+        assert CompletionStops(text, text).cut("x = 1)", final=True).text == "x = 1"
+    assert depth("'" + "x" * 999 + "('") == 0
+    assert depth("'" + "x" * 9_999 + "('") == 1  # and so long ones are read as code
+
+
 def test_brackets() -> None:
     assert depth("f([{") == 3
     assert depth("f('(' \"[\" # {\n") == 1

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,13 @@ needs_vim = pytest.mark.skipif(not shutil.which("vim"), reason="vim is not insta
 pytestmark = [needs_tmux, needs_vim]
 
 
+@cache
+def snippet() -> str:
+    """What is printed to be pasted."""
+    command = [*AKUNU, "--print-config", "vim", "--model", "starter"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 class Vim:
     """Vim with the plugin, on a file that can be read back."""
 
@@ -31,15 +39,9 @@ class Vim:
         self.terminal = terminal
         self.path = folder / "a.py"
         self.path.write_text(text)
-        vimrc = subprocess.run(
-            [*AKUNU, "--print-config", "vim", "--model", "starter"],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
         options = "set nocompatible noswapfile viminfo= ttimeout ttimeoutlen=50\n"
         options += "let g:akunu_time_ms = 200000\n"  # on a busy machine too
-        (folder / "vimrc").write_text(options + vimrc + settings)
+        (folder / "vimrc").write_text(options + snippet() + settings)
         terminal.type(f"vim -Nu {folder}/vimrc {self.path}; echo code=$?", "Enter")
         terminal.wait_for(re.escape(text.splitlines()[0]))
 

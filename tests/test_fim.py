@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,17 @@ def test_prompt_is_the_published_one(name: str, tmp_path: Path) -> None:
     done = completer.complete(request(files=True))
     assert done.stats.prompt_tokens == len(with_files.tokens)
     assert not any(marker in done.text for marker in load_families()[name].markers)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_order_of_markers_is_that_of_the_words_quoted(name: str) -> None:
+    family = load_families()[name]
+    assert re.match(r"[\w.]+\.(com|co|org|dev)/\w", family.source)
+    assert bool(family.quote) != name.startswith("codellama")  # published as code
+    known = re.compile("|".join(map(re.escape, family.markers)))
+    quoted = ",".join(known.findall(family.quote))
+    asked = [",".join(known.findall(text)) for text in (family.prompt_with_files, family.prompt)]
+    assert not quoted or any(run and run in quoted for run in asked)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -78,8 +79,8 @@ def test_everything_that_is_wrong_is_answered() -> None:
 @pytest.mark.parametrize(
     ("messages", "expected"),
     [
-        (["initialize", "shutdown", "exit"], 0),
-        (["initialize", "exit"], 1),
+        (["initialize", "initialized", "shutdown", "exit"], 0),
+        (["initialize", "initialized", "exit"], 1),
         (["initialize", "shutdown"], 1),  # and then the end of the stream
         ([], 1),
     ],
@@ -87,16 +88,30 @@ def test_everything_that_is_wrong_is_answered() -> None:
 def test_exit_codes_also_while_the_model_loads(
     messages: list[str], expected: int, starter: StoredModel
 ) -> None:
+    parameters = {"initialize": INITIALIZE, "initialized": {}}
+    told = ("initialized", "exit")
     data = b"".join(
-        request(None if method == "exit" else id, method, INITIALIZE if id == 0 else None)
+        request(None if method in told else id, method, parameters.get(method))
         for id, method in enumerate(messages)
     )
     replies, code, said = talk(data, STARTER)
-    assert codes(replies) == [(id, None) for id, method in enumerate(messages) if method != "exit"]
+    answered = [(id, None) for id, method in enumerate(messages) if method not in told]
+    assert codes(replies) == answered
     assert code == expected
     # Where the load had to be broken off, nothing is said any more.
     assert said in ("", "akunu: expected shutdown, then exit; the client left without\n")
     assert said == "" or code == 1
+
+
+def test_initialize_waits_for_no_model() -> None:
+    """Nothing of what runs models is imported until the client has its answer."""
+    command = [sys.executable, "-X", "importtime", *STARTER[1:]]
+    data = request(1, "initialize", INITIALIZE) + request(2, "shutdown") + request(None, "exit")
+    replies, code, said = talk(data, command)
+    assert (codes(replies), code) == ([(1, None), (2, None)], 0)
+    imported = {line.split("|")[-1].strip().split(".")[0] for line in said.splitlines()}
+    assert "pygls" in imported
+    assert not imported & {"mlx", "mlx_lm", "transformers", "tokenizers", "numpy"}
 
 
 def test_after_shutdown_only_exit_is_served() -> None:

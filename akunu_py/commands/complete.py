@@ -10,12 +10,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from akunu_py.commands import complete_options
+from akunu_py.completion_types import Request
 from akunu_py.errors import INTERRUPTED, ModelError, UsageError
 from akunu_py.models import store
 from akunu_py.settings import load_settings
 
 if TYPE_CHECKING:  # a second or two, which the thread that completes spends, not we
-    from akunu_py.complete import Completer, Request
+    from akunu_py.complete import Completer
 
 _PATIENCE_S = 2.0  # for a pass that is running; a model that is being loaded takes longer
 
@@ -94,8 +95,6 @@ def load_completer(args: argparse.Namespace) -> Completer:
 
 def request_from(args: argparse.Namespace) -> Request:
     """A request with the limits that `args` set, and nothing else."""
-    from akunu_py.complete import Request
-
     seconds = args.time_ms / 1000 if args.time_ms else None
     wanted = Request("", max_lines=args.max_lines, seconds=seconds, temperature=args.temperature)
     return replace(wanted, max_tokens=args.max_tokens or wanted.max_tokens)
