@@ -23,6 +23,7 @@ class Terminal:
     def __init__(self, socket: Path) -> None:
         self._tmux = ["tmux", "-S", str(socket), "-f", "/dev/null"]
         environment = {**os.environ, "PS1": "$ ", "TERM": "screen-256color"}
+        environment["PYTHONFAULTHANDLER"] = "1"  # see _stacks
         subprocess.run(
             [*self._tmux, "new-session", "-d", "-x", "90", "-y", "30", "/bin/sh"],
             check=True,
@@ -48,9 +49,18 @@ class Terminal:
         """The screen, as soon as `pattern` is on it."""
         end = time.monotonic() + seconds
         while not re.search(pattern, screen := self.screen()):
-            assert time.monotonic() < end, f"no {pattern!r} on the screen:\n{screen}"
+            if time.monotonic() > end:
+                raise AssertionError(f"no {pattern!r} on the screen:\n{screen}\n{self._stacks()}")
             time.sleep(0.1)
         return screen
+
+    def _stacks(self) -> str:
+        """What the programs in the terminal were doing. They do not survive it."""
+        self.resize(110, 150)
+        time.sleep(1)
+        subprocess.run(["pkill", "-ABRT", "-P", self.shell()], check=False)
+        time.sleep(1)
+        return self.screen().strip()
 
     def shell(self) -> str:
         """The process id of the shell."""

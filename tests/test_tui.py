@@ -170,6 +170,13 @@ async def test_a_model_that_cannot_be_loaded_loses_no_prompt() -> None:
         assert it.markdown == ["Hi"]
 
 
+async def test_what_is_to_know_of_a_model_stays_on_the_screen() -> None:
+    async with chat(loaded=False) as it:
+        note = "starter gets 2,048 of its 8,192 tokens of context"
+        await it.post(Loaded("starter", "float32", 2048, None, note))
+        assert it.notices == [note]
+
+
 async def test_ctrl_c_neither_stops_nor_quits() -> None:
     async with chat() as it:
         await it.say("go")

@@ -131,6 +131,14 @@ async def test_words_find_and_enter_opens_where_they_are(path: Path) -> None:
     assert app.results == [Chosen("queue", "queue-2")]  # on a branch that is not active
 
 
+async def test_enter_waits_for_what_the_words_find(path: Path) -> None:
+    async with shown(path) as (app, pilot):
+        app.list.query_one("#words", Input).value = "line"  # no time between the last key
+        await app.list.query_one("#words", Input).action_submit()  # and Enter
+        await until(pilot, lambda: app.results)
+    assert app.results == [Chosen("queue", "queue-2")]
+
+
 async def test_arrows_choose_while_one_types(path: Path) -> None:
     async with shown(path) as (app, pilot):
         await pilot.press("down", "down", "down", "up", "enter")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from textual.widgets import Markdown
 
 from akunu_py.tui.conversation import Turn
 from akunu_py.tui.drafting_view import DraftingPanel, Stretch, sparkline
 from akunu_py.tui.messages import Finished, Gauges, PieceArrived
+from akunu_py.tui.sections import AnswerText
 from akunu_py.tui.thinking_view import ThinkingView
 from akunu_py.tui.tree import ChatMessage
 from akunu_py.types import Message, Stats
@@ -48,12 +48,12 @@ async def test_the_drafting_view_of_all_answers_and_back(key: str) -> None:
         assert it.drafted == ["Hello world", "And on and"]
         spans = [stretch.render().spans for stretch in it.app.query(Stretch)]
         assert [[(span.start, span.end) for span in each] for each in spans] == [[(0, 5)], [(4, 8)]]
-        assert not any(markdown.display for markdown in it.app.query(Markdown))
+        assert not any(text.display for text in it.app.query(AnswerText))
         await it.press(key)
         await it.piece(" on", turn=2)
         assert it.drafted == []
         assert it.markdown == ["Hello world", "And on and on"]
-        assert all(markdown.display for markdown in it.app.query(Markdown))
+        assert all(text.display for text in it.app.query(AnswerText))
 
 
 async def test_a_long_drafting_view_is_cut_into_stretches_with_all_spans() -> None:

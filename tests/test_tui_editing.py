@@ -11,8 +11,8 @@ from akunu_py.tui.clipboard import find_program, run_program
 from akunu_py.tui.conversation import Conversation
 from akunu_py.tui.copying import code_blocks
 from akunu_py.tui.messages import Failed, Finished
-from akunu_py.tui.transcript import Earlier
 from akunu_py.tui.tree import ChatMessage, Tree
+from akunu_py.tui.turn_column import Earlier, Later
 from akunu_py.types import Message
 from tests.tui_chat import STATS, Chat, chat
 
@@ -142,14 +142,23 @@ async def test_a_long_conversation_opens_at_its_end_and_pages_back() -> None:
             parent = reply.id
         await it.app._show_chat(tree)
         await it.pilot.pause()
-        assert (it.prompts[0], it.prompts[-1]) == ("prompt 30", "prompt 49")
-        assert "30 earlier" in str(it.app.query_one(Earlier).render())
+        assert (it.prompts[0], it.prompts[-1]) == ("prompt 40", "prompt 49")
+        assert "40 earlier" in str(it.app.query_one(Earlier).render())
         for _ in range(60):
             await it.press("pageup")
-        assert (it.prompts[0], len(it.prompts), len(it.app.query(Earlier))) == ("prompt 0", 50, 0)
+        assert (it.prompts[0], len(it.prompts), len(it.app.query(Earlier))) == ("prompt 0", 20, 0)
+        assert "30 later" in str(it.app.query_one(Later).render())
         assert it.transcript.scroll_y == 0
+        for _ in range(60):
+            await it.press("pagedown")
+        assert (it.prompts[-1], len(it.prompts), len(it.app.query(Later))) == ("prompt 49", 20, 0)
+        await it.press("tab", "home", "home")
+        assert (it.prompts[0], it.transcript.scroll_y) == ("prompt 0", 0)
+        await it.press("tab")
         await it.say("more")
         assert len(it.history) == 101
+        assert it.prompts[-1] == "more"
+        assert len(it.prompts) <= 21
 
 
 async def test_answers_and_prompts_and_code_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:

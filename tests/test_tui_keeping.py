@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from akunu_py.tui import keeper as keeper_module
 from akunu_py.tui.archive import Archive
+from akunu_py.tui.archive_file import ArchiveFile
 from akunu_py.tui.conversations import ConversationsScreen
 from akunu_py.tui.keeper import Keeper
 from akunu_py.tui.messages import Finished
@@ -103,6 +105,48 @@ async def test_a_locked_database_is_written_to_later(path: Path) -> None:
         await keeper.ask(lambda archive: None)
     assert keeper.close(10)
     assert [message.text for message in kept(path)] == ["one", "first"]
+
+
+async def test_a_full_disk_stops_nothing_and_loses_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite itself refuses: the database may not become larger than it is."""
+    monkeypatch.setattr(keeper_module, "_RETRY_S", 0.1)
+    monkeypatch.setattr(keeper_module, "_INTERVAL_S", 0.05)
+    is_full = False
+    init = ArchiveFile.__init__
+
+    def open_on_small_disk(file: ArchiveFile, path: Path) -> None:
+        init(file, path)
+        if is_full:
+            file.database.execute("PRAGMA max_page_count = 1")  # no more than there are
+
+    monkeypatch.setattr(ArchiveFile, "__init__", open_on_small_disk)
+    keeper = Keeper(path)
+    async with chat(keeper=keeper) as it:
+        await it.say("one")
+        await it.piece("It begins")
+        is_full = True
+        await keeper.ask(lambda archive: archive._database.execute("PRAGMA max_page_count = 1"))
+        words = " and goes on" * 2000  # more than the pages that are there can take
+        await it.piece(words)
+        await it.pilot.pause(0.5)
+        assert it.markdown == ["It begins" + words], "the answer goes on"
+        (notice,) = it.notices
+        assert notice.startswith("This chat is not saved for now: ")
+        assert "full" in notice
+        await it.post(Finished(1, "stop", STATS))
+        await it.say("two")
+        await it.answer("second" * 2000, turn=2)
+        assert [message.text for message in kept(path)] == ["one", "It begins"]
+        is_full = False
+        for _ in range(500):
+            if "Everything is saved again." in it.said:
+                break
+            await it.pilot.pause(0.01)
+        expected = ["one", "It begins" + words, "two", "second" * 2000]
+        assert [message.text for message in kept(path)] == expected
+    assert keeper.close(10)
 
 
 async def test_deleting_the_chat_on_the_screen_clears_it(path: Path) -> None:

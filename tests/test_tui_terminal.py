@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import subprocess
@@ -59,6 +60,8 @@ def test_a_conversation(terminal: Terminal, home: Path) -> None:
 
     terminal.type("Write a very long story about a walrus.", "Enter")
     terminal.wait_for(r"▶ answering .* [1-9][0-9.]* tok/s .*/pass")
+    usage = json.loads((home / "akunu" / "models" / ".usage" / "starter.json").read_text())
+    assert usage["measured_peak"] > 100_000_000
     terminal.type("Escape")
     screen = terminal.wait_for("■ stopped", seconds=5)
     assert "a walrus." in screen

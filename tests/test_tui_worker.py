@@ -14,7 +14,7 @@ from textual.message import Message as Note
 from akunu_py.engine import Engine
 from akunu_py.errors import DamagedModel
 from akunu_py.models.store import StoredModel
-from akunu_py.session import Session
+from akunu_py.session import Generation, Session
 from akunu_py.tui.held import Held
 from akunu_py.tui.messages import Failed, Finished, Gauges, Loaded, PieceArrived, Prefilling
 from akunu_py.tui.worker import SessionThread
@@ -32,12 +32,16 @@ class Ear:
         self.notes: queue.Queue[Note] = queue.Queue()
         self.broken = True
         self.starter = starter
-        self.thread = SessionThread("starter", self.load)
+        self.answered: list[str] = []
+        self.thread = SessionThread("starter", self.load, answered=self.hear)
 
     def load(self, name: str) -> Engine:
         if self.broken:
             raise DamagedModel("model 'starter' is damaged")
         return Engine.load(self.starter.path, name=name)
+
+    def hear(self, engine: Engine, generation: Generation) -> None:
+        self.answered.append(generation.text)
 
     def next(self) -> Any:
         return self.notes.get(timeout=60)
@@ -112,7 +116,12 @@ def test_errors_are_told_and_the_next_question_is_answered(ear: Ear) -> None:
     assert isinstance(end, Failed)
     assert end.error.startswith("AttributeError: ")
     ear.thread.ask(7, QUESTION, OPTIONS)
-    assert isinstance(ear.until_end(7)[1], Finished)
+    before = len(ear.answered)
+    text, end = ear.until_end(7)
+    assert isinstance(end, Finished)
+    ear.thread.ask(70, QUESTION, GenerateOptions(max_tokens=1))
+    ear.until_end(70)
+    assert ear.answered[before:][:1] == [text], "of failed ones nothing is told"
 
 
 def test_an_answer_goes_on_where_it_was_cut_off(ear: Ear) -> None:
@@ -188,6 +197,15 @@ def test_a_program_that_closes_it_ends_cleanly(starter: StoredModel) -> None:
     for _ in range(3):
         done = subprocess.run([sys.executable, "-c", QUIT], capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_model_that_is_not_here_yet_is_loaded_when_it_is(starter: StoredModel) -> None:
+    ear = Ear(starter)
+    ear.thread.start(ear.notes.put, load=False)
+    ear.thread.switch("starter")
+    assert isinstance(ear.next(), Failed)  # it is broken
+    assert ear.thread.close(timeout=30)
+    assert ear.notes.empty(), "it was tried once"
 
 
 def test_closing_what_never_started(starter: StoredModel) -> None:

@@ -64,7 +64,7 @@ class Answering(ChatBase):
             self._keeper.save(tree.conversation, turn.prompt, tree.title)
         self._keep(turn)
         await self._transcript.read_branch()
-        self._transcript.anchor()
+        await self._transcript.action_follow()
         self._waiting.append(turn)
         self._ask_next()
 
@@ -173,7 +173,9 @@ class Answering(ChatBase):
 
     def _ask_next(self) -> None:
         """Sends the next prompt that waits, unless the model is busy."""
-        if self._active is None and self._waiting and self._status.phase != "loading":
+        if self._absent and self._waiting:
+            self._fetch()
+        elif self._active is None and self._waiting and self._status.phase != "loading":
             turn = self._active = self._waiting.popleft()
             turn.state, turn.finish, turn.model = "reading", None, self._model
             self._requests += 1

@@ -12,11 +12,13 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.driver import Driver
 
 from akunu_py.tui import themes
 from akunu_py.tui.completion_popup import CompletionPopup
 from akunu_py.tui.copying import Copying
 from akunu_py.tui.drafting_view import DraftingPanel
+from akunu_py.tui.driver import ChatDriver
 from akunu_py.tui.editing import Editing
 from akunu_py.tui.help_screen import HelpScreen, sections
 from akunu_py.tui.keeping import Keeping
@@ -52,6 +54,9 @@ class ChatApp(Editing, Keeping, Copying, Switching):
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-normal")]  # noqa: RUF012 - declared so there
     VERTICAL_BREAKPOINTS = [(0, "-low"), (16, "-high")]  # noqa: RUF012
 
+    def get_driver_class(self) -> type[Driver]:
+        return ChatDriver
+
     def compose(self) -> ComposeResult:
         yield Transcript(self._conversation, self._welcome(), id="transcript")
         yield DraftingPanel(id="drafting")
@@ -67,7 +72,9 @@ class ChatApp(Editing, Keeping, Copying, Switching):
         self._prompt.focus()
         self._show_hints()
         if self._session is not None:
-            self._session.start(self.post_message)
+            self._session.start(self.post_message, load=not self._absent)
+        if self._absent:
+            self._fetch()
         if self._keeper is not None:
             self._keeper.start(self.post_message)
             self.run_worker(self.recall_prompts())

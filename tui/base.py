@@ -15,6 +15,7 @@ from textual.app import App
 
 from akunu_py.settings import Settings
 from akunu_py.tui.conversation import Conversation, Turn
+from akunu_py.tui.downloads import Downloads
 from akunu_py.tui.drafting_view import DraftingPanel
 from akunu_py.tui.keeper import Keeper
 from akunu_py.tui.model_rows import better_model
@@ -36,7 +37,8 @@ _CHOOSING = ("e edit", "r again", "g go on", "c copy", "b code", "←→ branche
 @dataclass
 class Setup:
     """What the chat runs with. Without a `session` nobody answers, and without a `keeper` nothing
-    is kept: for pictures and tests. folder: where @names are looked for."""
+    is kept: for pictures and tests. folder: where @names are looked for. absent: the model is not
+    here, and is fetched first."""
 
     model: str
     options: GenerateOptions
@@ -45,17 +47,20 @@ class Setup:
     keeper: Keeper | None = None
     folder: Path = field(default_factory=Path.cwd)
     background: Background | None = None
+    absent: bool = False
 
 
 class ChatBase(App[None]):
-    """The state of the chat. `_model`: the one that answers from here on; `_waiting`: turns whose
-    answers come after that of `_active`; `_edited`: the turn whose prompt is in the box, in the
-    place of `_draft`."""
+    """The state of the chat. `_model`: the one that answers from here on, once it is here if it is
+    `_absent`; `_waiting`: turns whose answers come after that of `_active`; `_edited`: the turn
+    whose prompt is in the box, in the place of `_draft`."""
 
     def __init__(self, setup: Setup) -> None:
         super().__init__()
         self._setup = setup
         self._model = setup.model
+        self._absent = setup.absent
+        self._downloads = Downloads(self.post_message)
         self._options = setup.options
         self._settings = setup.settings
         self._session = setup.session
@@ -108,6 +113,12 @@ class ChatBase(App[None]):
         persona = self._settings.persona
         title = f"{self._model} · {persona}" if persona else self._model
         box.border_title = "editing an earlier prompt" if self._edited else _plain(title)
+
+    def _fetch(self) -> None:
+        """Begins to bring the model here that is to answer; what is asked meanwhile waits."""
+        if self._downloads.start(self._model):
+            self._status.progress = 0.0
+        self._status.phase = "fetching"
 
     def _welcome(self) -> Welcome:
         """What an empty chat shows."""

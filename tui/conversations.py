@@ -1,8 +1,8 @@
 """The conversations: find one by its words and open it, rename it, delete it, export it.
 
-Owns the list and its keys; what is kept belongs to the archive, which is asked through the keeper.
-The result is the conversation to open, None for no change. Refuses to ask before it deletes:
-Ctrl+Z brings back.
+Owns the list and its keys; those that act on the chosen row wait for a search that is under way.
+What is kept belongs to the archive, which is asked through the keeper. The result is the
+conversation to open, None for no change. Refuses to ask before it deletes: Ctrl+Z brings back.
 """
 
 from __future__ import annotations
@@ -16,24 +16,22 @@ from typing import ClassVar
 from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.message import Message
 from textual.screen import ModalScreen
-from textual.style import Style
-from textual.widgets import Input, OptionList, Static
+from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
 from akunu_py.errors import ArchiveError
 from akunu_py.tui.archive import Found
-from akunu_py.tui.conversation_rows import UNTITLED, peek, row_of
+from akunu_py.tui.conversation_rows import UNTITLED, row_of
 from akunu_py.tui.export_screen import ExportScreen, export_here
 from akunu_py.tui.keeper import Keeper
+from akunu_py.tui.peek_pane import PeekPane
 from akunu_py.tui.text import displayable
 
 _WIDE, _NORMAL = 100, 60  # columns
-_PEEK = 6  # messages
-_REST_S = 0.1  # a row is looked into when the highlight stays on it
 _EMPTY = "No conversations yet. What is said in the chat is kept here."
 _HINTS = (
     "Enter open · Ctrl+R rename · Ctrl+D delete · Ctrl+Z undo · Ctrl+S export · Esc close",
@@ -84,8 +82,6 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
         "conversations--mark",
         "conversations--muted",
         "conversations--match",
-        "conversations--name",
-        "conversations--prompt",
     }
 
     def __init__(
@@ -98,6 +94,7 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
         self._found: dict[str, Found] = {}
         self._nothing = ""  # what to say where the list is empty
         self._renaming: str | None = None  # the conversation that gets another title
+        self._is_found = asyncio.Event()  # the list is what the words find
 
     def compose(self) -> ComposeResult:
         with Vertical(id="dialog") as dialog:
@@ -106,12 +103,11 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
             yield Input(id="name", placeholder="New title", compact=True)
             with Horizontal():
                 yield OptionList(compact=True)
-                with VerticalScroll(id="peek", can_focus=False):
-                    yield Static(id="said")
+                yield PeekPane(self._keeper)
 
     def on_mount(self) -> None:
         self.query_one(OptionList).can_focus = False
-        self.query_one("#name", Input).display = False
+        self.query_one("#name").display = False
         self._hint()
         self._search()
 
@@ -144,7 +140,7 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
 
     @work
     async def action_delete(self) -> None:
-        found = self._chosen()
+        found = await self._chosen_now()
         if found is None or self._renaming is not None:
             return
         conversation = found.info.id
@@ -175,7 +171,7 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
 
     @work
     async def action_export(self) -> None:
-        found = self._chosen()
+        found = await self._chosen_now()
         if found is None or self._renaming is not None:
             return
         form = await self.app.push_screen_wait(ExportScreen(found.info.title))
@@ -197,7 +193,12 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
     @on(OptionList.OptionSelected)
     def _open(self, event: Input.Submitted | OptionList.OptionSelected) -> None:
         event.stop()
-        if (found := self._chosen()) and self._renaming is None:
+        self._open_chosen()
+
+    @work(exclusive=True, group="open")
+    async def _open_chosen(self) -> None:
+        found = await self._chosen_now()
+        if found and self._renaming is None:
             self.dismiss(Chosen(found.info.id, found.hit.message))
 
     @on(Input.Submitted, "#name")
@@ -217,9 +218,13 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
 
     # In between
 
-    @work(exclusive=True, group="search")
-    async def _search(self, choose: str | None = None) -> None:
+    def _search(self, choose: str | None = None) -> None:
         """Looks for the words anew; then `choose` is chosen, or again what was."""
+        self._is_found.clear()
+        self._find(choose)
+
+    @work(exclusive=True, group="search")
+    async def _find(self, choose: str | None) -> None:
         words = self.query_one("#words", Input).value
         try:
             found = await self._keeper.ask(lambda archive: archive.search(words))
@@ -230,6 +235,7 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
         self._found = {each.info.id: each for each in found}
         self._nothing = problem or (f"Nothing found for: {words}" if words.strip() else _EMPTY)
         self._draw(choose or (chosen.info.id if chosen else None))
+        self._is_found.set()
 
     def _draw(self, choose: str | None = None) -> None:
         """All rows, in the width that there is."""
@@ -237,7 +243,8 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
         if choose is None and (chosen := self._chosen()):
             choose = chosen.info.id
         width = rows.scrollable_content_region.width
-        styles = self._styles("mark", "muted", "match")
+        looks = ("conversations--mark", "conversations--muted", "conversations--match")
+        styles = [self.get_visual_style(name, partial=True) for name in looks]
         rows.clear_options()
         for each in self._found.values():
             mark = "●" if each.info.id == self._current else " "
@@ -251,31 +258,17 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
         self._look()
 
     @on(OptionList.OptionHighlighted)
-    def _highlighted(self) -> None:
-        self._look()
-
-    @work(exclusive=True, group="look")
-    async def _look(self) -> None:
-        """Shows what was said in the chosen conversation, where there is room for it."""
-        pane, said = self.query_one("#peek", VerticalScroll), self.query_one("#said", Static)
-        found = self._chosen()
-        if found is None or not pane.display:
-            said.update("")
-            return
-        await asyncio.sleep(_REST_S)
-        try:
-            tree = await self._keeper.ask(lambda archive: archive.load(found.info.id))
-        except ArchiveError:  # deleted by another program a moment ago; the list will know
-            said.update("")
-            return
-        said.update(peek(tree, found.hit.message, _PEEK, self._styles("name", "prompt")))
-        self.call_after_refresh(
-            pane.scroll_home if found.hit.message else pane.scroll_end, animate=False
-        )
+    def _look(self) -> None:
+        self.query_one(PeekPane).show(self._chosen())
 
     def _chosen(self) -> Found | None:
         option = self.query_one(OptionList).highlighted_option
         return self._found.get(option.id) if option and option.id else None
+
+    async def _chosen_now(self) -> Found | None:
+        """The chosen one of those that the words find: a search that is under way ends first."""
+        await self._is_found.wait()
+        return self._chosen()
 
     def _neighbour(self, conversation: str) -> str | None:
         """What to choose when that conversation is gone."""
@@ -299,12 +292,6 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
         if self._renaming is not None:
             hint = "Enter keep the title · Esc leave it"
         self.query_one("#dialog").border_subtitle = hint
-
-    def _styles(self, *names: str) -> tuple[Style, ...]:
-        """Looks from the style sheet."""
-        return tuple(
-            self.get_visual_style(f"conversations--{name}", partial=True) for name in names
-        )
 
     def _tell(self, error: ArchiveError) -> None:
         self.notify(displayable(str(error)), severity="error", timeout=10, markup=False)

@@ -11,7 +11,7 @@ from akunu_py.tui.attach import split
 from akunu_py.tui.base import ChatBase
 from akunu_py.tui.clipboard import find_program, run_program
 from akunu_py.tui.conversation import Turn
-from akunu_py.tui.turn_view import markdown_parser
+from akunu_py.tui.sections import markdown_parser
 
 
 @dataclass(frozen=True, slots=True)

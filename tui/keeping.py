@@ -135,15 +135,14 @@ class Keeping(Answering):
             return
         if chosen.message is not None and chosen.message in tree:
             tree.choose(chosen.message)
-        await self._show_chat(tree)
-        self._transcript.show_message(chosen.message)
+        await self._show_chat(tree, chosen.message)
 
-    async def _show_chat(self, tree: Tree) -> None:
-        """Shows another conversation, in which what comes is said."""
+    async def _show_chat(self, tree: Tree, message: str | None = None) -> None:
+        """Shows another conversation, in which what comes is said, at that message."""
         await self._interrupt()
         self._leave_editing()
         self._conversation = Conversation(tree)
-        await self._transcript.open(self._conversation)
+        await self._transcript.open(self._conversation, message)
         if not self._conversation.turns:
             await self._transcript.add(self._welcome())
         self._status.stats = None

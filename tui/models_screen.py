@@ -22,7 +22,7 @@ from textual.widgets.option_list import Option
 
 from akunu_py.models.progress import Progress
 from akunu_py.sizes import human_size
-from akunu_py.tui.downloads import DownloadEnded, DownloadMoved, Downloads
+from akunu_py.tui.downloads import DownloadEnded, DownloadMoved, Downloads, in_words
 from akunu_py.tui.model_rows import ModelRow, available_memory, matching, model_rows
 from akunu_py.tui.text import displayable
 
@@ -200,7 +200,7 @@ class ModelsScreen(ModalScreen[str | None]):
             return text.truncate(_STATE, ellipsis=True)
         if row.damaged:
             return Content.styled("damaged", bad)
-        if row.name == self._current:
+        if row.name == self._current and row.here:
             return Content.styled("in use", good)
         if row.fits == "too large":
             return Content.styled("✗ too large", bad)
@@ -215,7 +215,7 @@ class ModelsScreen(ModalScreen[str | None]):
             return
         about = self._said.get(row.name, row.description)
         if download := self._downloads.all.get(row.name):
-            about = _in_words(download.progress)
+            about = in_words(download.progress)
         elif row.damaged:
             about = f"Damaged: {row.damaged}. Enter fetches it again."
         self.query_one("#title", Static).update(Content(displayable(row.title)))
@@ -242,16 +242,3 @@ def _progress(progress: Progress) -> str:
         return f"{progress.phase} …"
     done = round(progress.share * _BAR)
     return f"{'━' * done}{'╌' * (_BAR - done)} {progress.share:4.0%}"
-
-
-def _in_words(progress: Progress) -> str:
-    """ "download: 120 MB of 2.3 GB · 12.4 MB/s · 3:05 left"."""
-    parts = [progress.phase]
-    if progress.total:
-        parts[0] += f": {human_size(progress.done)} of {human_size(progress.total)}"
-    if progress.rate:
-        parts.append(f"{human_size(progress.rate)}/s")
-    if progress.seconds_left is not None:
-        minutes, seconds = divmod(round(progress.seconds_left), 60)
-        parts.append(f"{minutes}:{seconds:02} left")
-    return " · ".join(parts)

@@ -16,9 +16,10 @@ from textual.widget import Widget
 from akunu_py.tui.messages import Gauges
 from akunu_py.types import Stats
 
-Phase = Literal["loading", "ready", "reading", "answering", "stopped", "failed"]
+Phase = Literal["fetching", "loading", "ready", "reading", "answering", "stopped", "failed"]
 
 _MARKS: dict[Phase, str] = {
+    "fetching": "↓",
     "loading": "○",
     "ready": "●",
     "reading": "◐",
@@ -47,6 +48,7 @@ class StatusLine(Widget):
     """One line: the state on the left, the numbers of the last answer on the right."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
+        "status--fetching",
         "status--loading",
         "status--ready",
         "status--reading",
@@ -70,7 +72,11 @@ class StatusLine(Widget):
         return Content.assemble(state, gap, numbers)
 
     def _state(self) -> Content:
-        words = f"read {self.progress:4.0%}" if self.phase == "reading" else self.phase
+        words: str = self.phase
+        if words == "reading":
+            words = f"read {self.progress:4.0%}"
+        elif words == "fetching":  # 100% would not fit; another phase follows anyway
+            words = f"fetch {min(self.progress, 0.99):3.0%}"
         style = self.get_visual_style(f"status--{self.phase}", partial=True)
         return Content.assemble((f"{_MARKS[self.phase]} {words:<{_STATE_WIDTH}}", style))
 

@@ -9,18 +9,18 @@ from akunu_py.errors import AkunuError
 from akunu_py.models import store
 from akunu_py.settings import HOTTEST, Settings
 from akunu_py.tui import themes
-from akunu_py.tui.base import ChatBase, Setup
-from akunu_py.tui.downloads import DownloadEnded, DownloadMoved, Downloads
+from akunu_py.tui.base import ChatBase
+from akunu_py.tui.downloads import DownloadEnded, DownloadMoved, in_words
+from akunu_py.tui.messages import Failed
 from akunu_py.tui.models_screen import ModelsScreen
 from akunu_py.tui.settings_screen import SettingsScreen
+from akunu_py.tui.welcome import Welcome
+
+_WAYS_ON = "A prompt does so; F4 has other models"
 
 
 class Switching(ChatBase):
     """Actions that change how the chat goes on."""
-
-    def __init__(self, setup: Setup) -> None:
-        super().__init__(setup)
-        self._downloads = Downloads(self.post_message)
 
     # Models
 
@@ -35,12 +35,14 @@ class Switching(ChatBase):
         try:
             model = await asyncio.to_thread(store.resolve, name)
         except AkunuError as error:
-            self._warn(str(error))
+            is_coming = name in self._downloads.all
+            self._warn(f"{name} is still being fetched" if is_coming else str(error))
             return
         if model.name == self._model and self._context_length:
             self._say(f"{model.name} is in use.")
             return
         self._model = model.name
+        self._absent = False
         self._context_length = 0
         if self._active is None:
             self._status.phase = "loading"
@@ -52,12 +54,27 @@ class Switching(ChatBase):
         self._show_hints()
 
     def on_download_moved(self, message: DownloadMoved) -> None:
+        download = self._downloads.all.get(message.name)
+        if download is not None and self._awaits(message.name):
+            self._status.phase = "fetching"
+            self._status.progress = download.progress.share
+            self._tell_of_download(in_words(download.progress))
         if screen := self._models_screen():
             screen.download_moved(message)
 
-    def on_download_ended(self, message: DownloadEnded) -> None:
-        if screen := self._models_screen():
+    async def on_download_ended(self, message: DownloadEnded) -> None:
+        screen = self._models_screen()
+        if screen is not None:
             screen.download_ended(message)
+        if self._awaits(message.name):
+            self._tell_of_download("")
+            if message.model:
+                await self.action_use_model(message.model)
+            else:
+                why = message.error or f"{message.name} was not fetched; fetch it to chat with it"
+                self.post_message(Failed(None, f"{why}. {_WAYS_ON}"))
+        elif screen is not None:
+            pass  # it tells
         elif message.error:
             self._warn(message.error)
         elif message.model:
@@ -115,6 +132,14 @@ class Switching(ChatBase):
         themes.apply(self, setting, self._setup.background)
 
     # In between
+
+    def _awaits(self, model: str) -> bool:
+        """Whether that one is to answer as soon as it is here."""
+        return self._absent and model == self._model
+
+    def _tell_of_download(self, words: str) -> None:
+        for welcome in self.screen_stack[0].query(Welcome):
+            welcome.show_download(words)
 
     def _models_screen(self) -> ModelsScreen | None:
         return next((each for each in self.screen_stack if isinstance(each, ModelsScreen)), None)

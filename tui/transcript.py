@@ -1,36 +1,36 @@
 """The transcript: the turns of the conversation, and the message that is chosen among them.
 
-Owns scrolling, which turns are mounted (the last ones first: a long conversation opens at once) and
-the chosen message. What is done with that message is the app's business; its keys are here because
-they only count while the transcript has the focus.
+Owns scrolling, and the chosen message; what the reader comes near is mounted and drawn, and what is
+far goes (`turn_column`, `sections`), without moving what is seen. What is done with the chosen
+message is the app's business; its keys are here because they only count while the transcript has
+the focus.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable
 from typing import ClassVar, Literal
 
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical, VerticalScroll
+from textual.containers import VerticalScroll
+from textual.geometry import Size
+from textual.layout import DockArrangeResult
 from textual.message import Message
 from textual.reactive import reactive
+from textual.scrollbar import ScrollBar
 from textual.widget import Widget
-from textual.widgets import Static
 
 from akunu_py.tui.conversation import Conversation, Turn
+from akunu_py.tui.sections import Section
+from akunu_py.tui.turn_column import MessageView, TurnColumn
 from akunu_py.tui.turn_view import AnswerView, PromptView
 
-_PAGE = 20  # turns mounted at once
+_NEAR = 2  # screens: closer than that all is drawn
+_FAR = 3  # screens: farther than that all rests
+_PAUSE_S = 0.05  # between looks at what is near, while things move
 
 Part = Literal["prompt", "answer"]
-MessageView = PromptView | AnswerView
-
-
-class Earlier(Static, can_focus=False):
-    """Stands for the turns before those that are mounted."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__(f"↑ {count:,} earlier prompts; Page Up shows them", id="earlier")
 
 
 class Transcript(VerticalScroll):
@@ -42,7 +42,7 @@ class Transcript(VerticalScroll):
         Binding("down,j", "choose(1)", "Next message", show=False),
         Binding("pageup", "page(-1)", "Scroll up", show=False),
         Binding("pagedown,space", "page(1)", "Scroll down", show=False),
-        Binding("home", "scroll_home", "To the beginning", show=False),
+        Binding("home", "begin", "To the beginning", show=False),
         Binding("end", "follow", "To the end", show=False),
         Binding("left,h", "app.branch(-1)", "Branch before"),
         Binding("right,l", "app.branch(1)", "Next branch"),
@@ -63,50 +63,72 @@ class Transcript(VerticalScroll):
     def __init__(self, conversation: Conversation, *first: Widget, id: str) -> None:
         # An anchored container aligns at its end; the column inside, at least as high as the
         # container, keeps a short conversation at the top.
-        self._column = Vertical(*first, classes="column")
+        self._column = TurnColumn(self._views, *first)
         super().__init__(self._column, id=id)
         self._conversation = conversation
-        self._before: list[Turn] = []  # turns that are not mounted
         self._chosen: MessageView | None = None
+        self._moving = asyncio.Lock()  # what is mounted changes by one at a time
+        self._looks = False  # around, in a moment
+        # What is seen must not move: the first message whose top is seen, and where it is; where
+        # none is, the height of everything, while only what is above changes.
+        self._mark: tuple[Widget | None, int] = (None, 0)
+        self._keeping = 0
+        self._height = 0
 
     def on_mount(self) -> None:
         self.anchor()
         self.can_focus = False
+        self.watch(self, "scroll_y", self._moved, init=False)
+        self.watch(self, "virtual_size", self._moved, init=False)
 
     # What is on the screen
 
     @property
     def is_empty(self) -> bool:
-        return not self._column.children
+        return self._column.is_empty
 
-    async def open(self, conversation: Conversation) -> None:
-        """Shows a conversation from its end; everything else goes."""
+    async def open(self, conversation: Conversation, message: str | None = None) -> None:
+        """Shows a conversation, the message of that id or its end; everything else goes."""
         self._conversation = conversation
-        await self._column.remove_children()
-        await self._show(conversation.turns)
+        turns = conversation.turns
+        places = [
+            place for place, turn in enumerate(turns) if message in (turn.prompt.id, turn.reply_id)
+        ]
+        async with self._moving:
+            await self._column.show(turns, places[0] if places else None)
+        self.can_focus = bool(turns)
         self.anchor()
+        for view in self._column.messages:
+            turn = view.turn
+            if message == (turn.prompt.id if isinstance(view, PromptView) else turn.reply_id):
+                if self._column.after:  # else the last message is near
+                    self._mark_chosen(view)
+                self.call_after_refresh(self._look_at, view)
 
     async def add(self, *widgets: Widget) -> None:
         """Shows more at the end."""
+        if self._column.after:
+            await self.open(self._conversation)
         await self._column.mount_all(widgets)
 
     async def read_branch(self) -> None:
         """Shows the active branch, where it differs from what is shown; notices below go."""
-        turns = self._conversation.turns
-        shown = [view.turn for view in self.query(PromptView)]
-        skipped = turns[: len(self._before)]
-        if [turn.number for turn in skipped] != [turn.number for turn in self._before]:
+        turns, column = self._conversation.turns, self._column
+        skipped = turns[: len(column.before)]
+        if column.after or [turn.number for turn in skipped] != [
+            turn.number for turn in column.before
+        ]:
             await self.open(self._conversation)
             return
-        rest = turns[len(self._before) :]
+        shown, rest = column.turns, turns[len(column.before) :]
         same = 0
         while same < min(len(shown), len(rest)) and shown[same] is rest[same]:
             same += 1
-        if same < len(shown):
-            children = list(self._column.children)
-            first = children.index(self.query_one(f"#prompt-{shown[same].number}"))
-            await self._column.remove_children(children[first:])
-        await self._show(rest[same:])
+        async with self._moving:
+            if same < len(shown):
+                await column.cut(shown[same])
+            await column.append(rest[same:])
+        self.can_focus = bool(column.messages)
 
     def answer(self, turn: Turn) -> AnswerView | None:
         """Where the answer of `turn` is drawn, if it is."""
@@ -140,15 +162,8 @@ class Transcript(VerticalScroll):
         if views:
             self._choose(views.first())  # type: ignore[arg-type]
 
-    def show_message(self, message: str | None) -> None:
-        """Brings the message of that id into view, where it is mounted."""
-        for view in self._messages():
-            turn = view.turn
-            if message == (turn.prompt.id if isinstance(view, PromptView) else turn.reply_id):
-                self.call_after_refresh(self._look_at, view)
-
     def on_focus(self) -> None:
-        views = self._messages()
+        views = self._column.messages
         if self._chosen not in views:
             self._chosen = None
             if views:
@@ -156,14 +171,15 @@ class Transcript(VerticalScroll):
 
     async def action_choose(self, steps: int) -> None:
         self.on_focus()
-        views = self._messages()
-        if not views:
-            return
+        column, views = self._column, self._column.messages
         now = views.index(self._chosen) if self._chosen in views else len(views)
-        if now + steps < 0 and self._before:
-            await self._show_earlier()
-            views = self._messages()
-            now = views.index(self._chosen) if self._chosen in views else len(views)
+        if now + steps < 0 and column.before:
+            await self._move(column.move_up())
+        elif now + steps >= len(views) and column.after:
+            await self._move(column.move_down())
+        views = column.messages
+        if self._chosen in views:
+            now = views.index(self._chosen)
         if now + steps >= len(views):
             self.post_message(self.Left())
         else:
@@ -171,43 +187,56 @@ class Transcript(VerticalScroll):
 
     async def action_page(self, direction: int) -> None:
         """Scrolls a page up (-1) or down (1); who comes to the end follows it again."""
-        target = self.scroll_y + direction * (self.scrollable_content_region.height - 1)
-        if target >= self.max_scroll_y:
-            self.anchor()
-            return
-        if target < 0 and self._before:
-            height = self.virtual_size.height
-            await self._show_earlier()
-            self.call_after_refresh(self._scroll_by_growth, height, target)
-            return
+        lines = direction * (self.scrollable_content_region.height - 1)
+        target = self.scroll_y + lines
         self.release_anchor()
-        self.scroll_to(y=max(0, target), animate=False)
+        if target < 0 and self._column.before:
+            await self._move(self._column.move_up())
+            self.call_after_refresh(self.scroll_relative, y=lines, animate=False)
+        elif target < self.max_scroll_y:
+            self.scroll_to(y=max(0, target), animate=False)
+        elif self._column.after:
+            await self._move(self._column.move_down())
+            self.call_after_refresh(self.scroll_relative, y=lines, animate=False)
+        else:
+            self.anchor()
 
-    def action_follow(self) -> None:
+    async def action_begin(self) -> None:
+        """Goes to the first prompt."""
+        if self._column.before:
+            async with self._moving:
+                await self._column.show(self._conversation.turns, 0)
+        self.scroll_home(animate=False)
+
+    async def action_follow(self) -> None:
+        """Goes to the end, and follows it."""
+        async with self._moving:
+            if self._column.after:
+                await self._column.show(self._conversation.turns)
+            else:
+                await self._column.trim()
         self.anchor()
 
-    def _scroll_by_growth(self, height: int, target: float) -> None:
-        self.scroll_to(y=max(0, target + self.virtual_size.height - height), animate=False)
-
-    def _choose(self, view: MessageView) -> None:
+    def _mark_chosen(self, view: MessageView) -> None:
         if self._chosen is not None:
             self._chosen.remove_class("-chosen")
         self._chosen = view
         view.add_class("-chosen")
-        if view is self._messages()[-1]:
+
+    def _choose(self, view: MessageView) -> None:
+        self._mark_chosen(view)
+        if view is self._column.messages[-1] and not self._column.after:
             self.anchor()
         else:
             self._look_at(view)
 
     def _look_at(self, view: MessageView) -> None:
         self.release_anchor()
-        self.scroll_to_widget(view, animate=False, top=view.size.height > self.size.height)
+        self.scroll_to_widget(
+            view, animate=False, top=view.size.height > self.size.height, immediate=True
+        )
 
-    def _messages(self) -> list[MessageView]:
-        views = self._column.children
-        return [view for view in views if isinstance(view, (PromptView, AnswerView))]
-
-    # Mounting
+    # What is near
 
     def _views(self, turn: Turn) -> list[Widget]:
         place = self._conversation.place
@@ -216,22 +245,85 @@ class Transcript(VerticalScroll):
             AnswerView(turn, place(turn.reply_id), drafting=self.drafting, thinking=self.thinking),
         ]
 
-    async def _show(self, turns: Sequence[Turn]) -> None:
-        """Mounts the last of `turns` at the end; those before wait."""
-        if self.is_empty:
-            self._before = list(turns[:-_PAGE])
-            turns = turns[-_PAGE:]
-            await self._show_count()
-        await self.add(*(view for turn in turns for view in self._views(turn)))
-        self.can_focus = bool(self._messages())
+    def arrange(self, size: Size, optimal: bool = False) -> DockArrangeResult:
+        """Where everything is. What is seen stays where it is, whatever happens above: the place
+        moves in the same layout, as Textual does it for an anchor, so that nothing jumps."""
+        result = super().arrange(size, optimal)
+        column = next(each for each in result.placements if each.widget is self._column)
+        tops = {
+            each.widget: each.region.y
+            for each in self._column.arrange(column.region.size).placements
+            if isinstance(each.widget, (PromptView, AnswerView))
+        }
+        height = result.total_region.height
+        if self._anchor_released:
+            mark, top = self._mark
+            if mark in tops:
+                self._shift(tops[mark] - top)
+            elif self._keeping:
+                self._shift(height - self._height)
+        self._height = height
+        seen = range(int(self.scroll_y), int(self.scroll_y) + size.height)
+        self._mark = next(((each, top) for each, top in tops.items() if top in seen), (None, 0))
+        return result
 
-    async def _show_earlier(self) -> None:
-        turns, self._before = self._before[-_PAGE:], self._before[:-_PAGE]
-        views = [view for turn in turns for view in self._views(turn)]
-        await self._column.mount_all(views, before=self._messages()[0])
-        await self._show_count()
+    def _shift(self, lines: int) -> None:
+        if lines:
+            place = max(0.0, self.scroll_y + lines)
+            self.set_reactive(Widget.scroll_y, place)
+            self.set_reactive(Widget.scroll_target_y, place)
+            self.vertical_scrollbar.set_reactive(ScrollBar.position, place)
 
-    async def _show_count(self) -> None:
-        await self.query(Earlier).remove()
-        if self._before:
-            await self._column.mount(Earlier(len(self._before)), before=0)
+    async def _wake_above(self, section: Section) -> None:
+        """Draws a section above what is seen, which may not be as high as it was."""
+        self._keeping += 1
+        await section.wake()
+        self.call_after_refresh(self._let_go)
+
+    def _let_go(self) -> None:
+        self._keeping -= 1
+
+    async def _move(self, move: Awaitable[object]) -> None:
+        """Lets other turns be mounted."""
+        async with self._moving:
+            await move
+
+    def _moved(self) -> None:
+        if not self._looks:
+            self._looks = True
+            self.set_timer(_PAUSE_S, lambda: self.run_worker(self._look_around(), group="look"))
+
+    async def _look_around(self) -> None:
+        """Brings what the reader comes near, and lets rest what is far."""
+        self._looks = False
+        column, near = self._column, self.size.height
+        if self._anchor_released and not self._keeping:
+            if self.scroll_y < near and column.before:
+                await self._move(column.move_up())
+            elif self.max_scroll_y - self.scroll_y < near and column.after:
+                self.release_anchor()
+                await self._move(column.move_down())
+        async with self._moving:
+            await self._let_rest()
+
+    async def _let_rest(self) -> None:
+        if self.drafting or self.screen.selections:
+            return
+        here, below = self.region, list[Section]()
+        for section in [each for view in self.query(AnswerView) for each in view.sections]:
+            region = section.region
+            distance = max(here.y - region.bottom, region.y - here.bottom)
+            if not region.height:
+                continue  # it was not laid out yet
+            if section.rests and distance < _NEAR * here.height:
+                if region.bottom <= here.y:
+                    await self._wake_above(section)
+                else:
+                    below.append(section)
+            elif not section.rests and distance > _FAR * here.height:
+                await section.rest()
+        if self._keeping and below:
+            self._moved()  # those below come when those above have found their place
+        else:
+            for section in below:
+                await section.wake()

@@ -11,17 +11,17 @@ import contextlib
 import time
 from typing import ClassVar
 
-from markdown_it import MarkdownIt
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
 from textual.widget import Widget
-from textual.widgets import Markdown, Static
+from textual.widgets import Static
 
 from akunu_py.sizes import human_size
 from akunu_py.tui.attach import split
 from akunu_py.tui.conversation import Turn
 from akunu_py.tui.drafting_view import DraftedText
+from akunu_py.tui.sections import AnswerText, Section
 from akunu_py.tui.text import displayable, on_one_line
 from akunu_py.tui.thinking_view import ThinkingView
 from akunu_py.types import FinishReason
@@ -41,11 +41,6 @@ _ENDINGS: dict[FinishReason | None, str] = {
 }
 
 Place = tuple[int, int]
-
-
-def markdown_parser() -> MarkdownIt:
-    """A parser that shows HTML as text instead of dropping it."""
-    return MarkdownIt("gfm-like", {"html": False})
 
 
 def branch_mark(place: Place) -> str:
@@ -93,17 +88,17 @@ class AnswerView(Vertical):
         self._place = place
         self._thinking = ThinkingView(turn, open=thinking)
         text = displayable(turn.answer)
-        self._markdown = Markdown(text, parser_factory=markdown_parser, open_links=False)
-        self._markdown.display = not drafting
+        self._text = AnswerText(text)
+        self._text.display = not drafting
         self._drafted = DraftedText(turn) if drafting else None
         self._foot = Static(classes="foot")
-        self._drawn = len(text)  # characters of the answer that the Markdown has
+        self._drawn = len(text)  # characters of the answer that the text has
         self._drawing: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()  # the answer is whole, as far as it came
 
     def compose(self) -> ComposeResult:
         yield self._thinking
-        yield self._markdown
+        yield self._text
         if self._drafted is not None:
             yield self._drafted
         yield self._foot
@@ -119,6 +114,12 @@ class AnswerView(Vertical):
     def is_drawn(self) -> bool:
         """Whether what the turn has is on the screen."""
         return self._drafted is not None or self._drawn == len(self.turn.answer)
+
+    @property
+    def sections(self) -> list[Section]:
+        """Those that may rest: the last one may grow while it is being answered."""
+        ended = self.turn.state in ("done", "failed") and self.is_drawn
+        return self._text.sections if ended else self._text.sections[:-1]
 
     def sync(self) -> None:
         """Draws what the turn has got since; returns at once."""
@@ -148,12 +149,12 @@ class AnswerView(Vertical):
         """Changes the view."""
         if drafting and self._drafted is None:
             self._drafted = DraftedText(self.turn)
-            await self.mount(self._drafted, after=self._markdown)
+            await self.mount(self._drafted, after=self._text)
         elif not drafting and self._drafted is not None:
             await self._drafted.remove()
             self._drafted = None
             self.sync()
-        self._markdown.display = not drafting
+        self._text.display = not drafting
 
     def _ending(self) -> str:
         if self.turn.state not in ("done", "failed"):
@@ -170,7 +171,7 @@ class AnswerView(Vertical):
         while self._drawn < len(self.turn.answer) and self._drafted is None:
             started = time.monotonic()
             start, self._drawn = self._drawn, len(self.turn.answer)
-            await self._markdown.append(displayable(self.turn.answer[start : self._drawn]))
+            await self._text.append(displayable(self.turn.answer[start : self._drawn]))
             if self.turn.state == "answering":
                 rest = min(_REST * (time.monotonic() - started), _LONGEST_REST_S)
                 with contextlib.suppress(TimeoutError):

@@ -50,13 +50,20 @@ class Welcome(Vertical):
         if entry:
             yield Static(Content(displayable(entry.description)), classes="about")
         yield Static("Everything stays on this machine.", classes="about")
+        yield Static(classes="download")
         yield Static(classes="offer")
         yield Static(self._keys(), classes="keys")
 
     def on_mount(self) -> None:
-        self.query_one(".offer").display = False
+        self.query_one(".offer").display = self.query_one(".download").display = False
         if self._better is not None:
             self.run_worker(self._offer(self._better), exit_on_error=False)
+
+    def show_download(self, words: str) -> None:
+        """How far the model is that has to be fetched first; nothing where it is here."""
+        line = self.query_one(".download", Static)
+        line.update(Content(displayable(f"It is being fetched; prompts wait for it.\n{words}")))
+        line.display = bool(words)
 
     async def _offer(self, better: Callable[[], ModelRow | None]) -> None:
         row = await asyncio.to_thread(better)

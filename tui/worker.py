@@ -51,8 +51,9 @@ class Switch:
 class SessionThread:
     """Loads the engine of `model`, then answers one request after the other.
 
-    `load`, given the name of a model, and `learned`, what earlier runs learned about it, are
-    called in the thread. A failed load is tried again with the next request.
+    `load`, given the name of a model, `learned`, what earlier runs learned about it, and
+    `answered`, told of every answer that ended, are called in the thread. A failed load is tried
+    again with the next request.
     """
 
     def __init__(
@@ -60,10 +61,13 @@ class SessionThread:
         model: str,
         load: Callable[[str], Engine],
         learned: Callable[[Engine], Experience | None] = lambda engine: None,
+        answered: Callable[[Engine, Generation], None] = lambda engine, generation: None,
     ) -> None:
         self._model = model
         self._load = load
         self._learned = learned
+        self._answered = answered
+        self._loads_first = True
         self._post: Callable[[Note], object] = lambda note: None
         self._requests: queue.SimpleQueue[Ask | Switch | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -76,9 +80,11 @@ class SessionThread:
         # A daemon, because a model that is being loaded cannot be interrupted.
         self._thread = threading.Thread(target=self._run, name="session", daemon=True)
 
-    def start(self, post: Callable[[Note], object]) -> None:
-        """Begins to load the model. `post` is called from the thread."""
+    def start(self, post: Callable[[Note], object], *, load: bool = True) -> None:
+        """Begins to load the model, unless it is to `switch` first. `post` is called from the
+        thread."""
         self._post = post
+        self._loads_first = load
         self._thread.start()
 
     def ask(self, turn: int, messages: Sequence[Message], options: GenerateOptions) -> None:
@@ -114,7 +120,8 @@ class SessionThread:
 
     def _run(self) -> None:
         try:
-            self._try_to_load()
+            if self._loads_first:
+                self._try_to_load()
             while (request := self._requests.get()) is not None and not self._closing:
                 if isinstance(request, Switch):
                     self._unload()
@@ -170,6 +177,7 @@ class SessionThread:
                 if request.stopped.is_set() or self._closing:
                     generation.cancel()
             self._stream(request.turn, generation)
+            self._answered(self._engine, generation)
         except AkunuError as error:
             self._tell(Failed(request.turn, describe(error)))
         except Exception as error:  # noqa: BLE001 - a bug must not leave a dead screen

@@ -109,8 +109,8 @@ async def seconds_to_draw(texts: Sequence[str]) -> float:
     from textual.containers import VerticalScroll
     from textual.widgets import Markdown
 
+    from akunu_py.tui.sections import markdown_parser
     from akunu_py.tui.text import displayable
-    from akunu_py.tui.turn_view import markdown_parser
 
     class Page(App[None]):
         def compose(self) -> ComposeResult:

@@ -1,4 +1,7 @@
-"""`akunu chat`: opens the chat on a model that is known to be here and whole."""
+"""`akunu chat`: opens the chat on a model that is known to be here and whole.
+
+The starter is the exception: where it is missing, the chat opens at once and fetches it.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,14 @@ from akunu_py.commands.generation import options_from
 from akunu_py.commands.warn import tell_warnings
 from akunu_py.errors import UsageError
 from akunu_py.models import store
+from akunu_py.models.install import installed
 from akunu_py.settings import load_settings
 from akunu_py.types import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from akunu_py.engine import Engine
     from akunu_py.experience import Experience
+    from akunu_py.session import Generation
 
 _PATIENCE_S = 2.0  # for a pass that is running; a model that is being loaded takes longer
 
@@ -26,7 +31,8 @@ _PATIENCE_S = 2.0  # for a pass that is running; a model that is being loaded ta
 def run(args: argparse.Namespace) -> int:
     require_terminal()
     settings = load_settings()
-    model = find_model(args.model or settings.model)
+    name = args.model or settings.model
+    model = find_model(name)
     if args.temperature is None:
         args.temperature = settings.temperature
     options = options_from(args)
@@ -43,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         # Here, in the session's thread, because the import alone takes seconds.
         from akunu_py.commands.load import load_found
 
-        found = model if name == model.name else store.resolve(name)
+        found = model if model and name == model.name else store.resolve(name)
         return load_found(found, args.weights, args.kv_bits, context=args.context, force=args.force)
 
     def learned(engine: Engine) -> Experience:
@@ -52,17 +58,26 @@ def run(args: argparse.Namespace) -> int:
         learned_from.append(load_experience(engine, no_memory=args.no_memory))
         return learned_from[-1]
 
-    session = SessionThread(model.name, load, learned)
+    def answered(engine: Engine, generation: Generation) -> None:
+        import mlx.core as mx
+
+        from akunu_py.commands.load import note_peak
+
+        note_peak(engine, generation)
+        mx.reset_peak_memory()  # of one answer, not of the longest one before it
+
+    session = SessionThread(model.name if model else name, load, learned, answered)
     keeper = Keeper(paths.conversations_file())
     background = terminal.background()
     app = ChatApp(
         Setup(
-            model.name,
+            model.name if model else name,
             options,
             replace(settings, temperature=args.temperature),
             session,
             keeper,
             background=background,
+            absent=model is None,
         )
     )
     app.run()
@@ -88,12 +103,10 @@ def require_terminal() -> None:
         raise UsageError("chat needs a terminal; for scripts use: akunu run")
 
 
-def find_model(wanted: str) -> store.StoredModel:
-    """The model to chat with. The default one is fetched first where it is missing."""
+def find_model(wanted: str) -> store.StoredModel | None:
+    """The model to chat with; None for the default one where it is missing or not whole."""
     if wanted == DEFAULT_MODEL:
-        from akunu_py.commands.models_pull import fetch
-
-        fetch(DEFAULT_MODEL, quiet_if_here=True)
+        return installed(DEFAULT_MODEL)
     model = store.resolve(wanted)
     store.check(model)
     return model
