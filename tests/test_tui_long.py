@@ -71,6 +71,14 @@ def test_answers_are_cut_between_blocks(text: str, sections: int) -> None:
     assert len(parts) == sections
 
 
+def test_other_signs_of_a_lines_end_do_not_shift_the_cuts() -> None:
+    text = "\n\n".join(f"Paragraph\x0b{number}\u2028of many." for number in range(300))
+    parts = split(text)
+    assert "".join(parts) == text
+    assert all(part.startswith("Paragraph") for part in parts)
+    assert len(parts) == 9
+
+
 async def test_a_long_answer_is_drawn_where_it_is_seen() -> None:
     async with chat() as it:
         await it.say("go")

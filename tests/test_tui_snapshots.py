@@ -77,11 +77,16 @@ async def streamed(pilot: Pilot[None], answer: str = ANSWER) -> None:
 
 async def settled(pilot: Pilot[None]) -> None:
     """Drawing Markdown takes a few rounds of the event loop, and the views draw with pauses."""
+    before = ""
     for _ in range(100):
         await pilot.pause(0.05)
         if all(view.is_drawn for view in pilot.app.query(AnswerView)):
-            break
-    await pilot.pause(0.1)
+            now = pilot.app.export_screenshot()
+            if now == before:
+                return
+            before = now
+            await pilot.pause(0.1)
+    raise AssertionError("the picture does not come to rest")
 
 
 async def loading(pilot: Pilot[None]) -> None:

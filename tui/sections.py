@@ -9,6 +9,7 @@ the resting; when is decided by whoever knows what is seen.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 
 from markdown_it import MarkdownIt
@@ -122,7 +123,7 @@ def split(text: str) -> list[str]:
     nothing is cut."""
     if text.count("\n") < 2 * _BLOCKS:
         return [text]
-    lines = text.splitlines(keepends=True)
+    lines = re.split(r"(?<=\n)", text)  # as the parser counts them; splitlines knows more ends
     starts = list(_starts(markdown_parser().parse(text)))
     # The last block may still grow and become something else: it is not left alone at once.
     cuts = starts[_BLOCKS::_BLOCKS] if len(starts) > 2 * _BLOCKS else []

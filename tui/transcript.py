@@ -1,7 +1,7 @@
 """The transcript: the turns of the conversation, and the message that is chosen among them.
 
-Owns scrolling, and the chosen message; what the reader comes near is mounted and drawn, and what is
-far goes (`turn_column`, `sections`), without moving what is seen. What is done with the chosen
+Owns the chosen message, and that what the reader comes near is mounted and drawn, and what is far
+goes (`turn_column`, `sections`). What is done with the chosen
 message is the app's business; its keys are here because they only count while the transcript has
 the focus.
 """
@@ -13,16 +13,13 @@ from collections.abc import Awaitable
 from typing import ClassVar, Literal
 
 from textual.binding import Binding, BindingType
-from textual.containers import VerticalScroll
-from textual.geometry import Size
-from textual.layout import DockArrangeResult
 from textual.message import Message
 from textual.reactive import reactive
-from textual.scrollbar import ScrollBar
 from textual.widget import Widget
 
 from akunu_py.tui.conversation import Conversation, Turn
 from akunu_py.tui.sections import Section
+from akunu_py.tui.steady_scroll import SteadyScroll
 from akunu_py.tui.turn_column import MessageView, TurnColumn
 from akunu_py.tui.turn_view import AnswerView, PromptView
 
@@ -33,7 +30,7 @@ _PAUSE_S = 0.05  # between looks at what is near, while things move
 Part = Literal["prompt", "answer"]
 
 
-class Transcript(VerticalScroll):
+class Transcript(SteadyScroll):
     """The conversation; follows its end unless the reader scrolled up."""
 
     FOCUS_ON_CLICK = False  # who clicks goes on typing
@@ -61,19 +58,12 @@ class Transcript(VerticalScroll):
         """The reader went down from the last message."""
 
     def __init__(self, conversation: Conversation, *first: Widget, id: str) -> None:
-        # An anchored container aligns at its end; the column inside, at least as high as the
-        # container, keeps a short conversation at the top.
         self._column = TurnColumn(self._views, *first)
         super().__init__(self._column, id=id)
         self._conversation = conversation
         self._chosen: MessageView | None = None
         self._moving = asyncio.Lock()  # what is mounted changes by one at a time
         self._looks = False  # around, in a moment
-        # What is seen must not move: the first message whose top is seen, and where it is; where
-        # none is, the height of everything, while only what is above changes.
-        self._mark: tuple[Widget | None, int] = (None, 0)
-        self._keeping = 0
-        self._height = 0
 
     def on_mount(self) -> None:
         self.anchor()
@@ -245,44 +235,6 @@ class Transcript(VerticalScroll):
             AnswerView(turn, place(turn.reply_id), drafting=self.drafting, thinking=self.thinking),
         ]
 
-    def arrange(self, size: Size, optimal: bool = False) -> DockArrangeResult:
-        """Where everything is. What is seen stays where it is, whatever happens above: the place
-        moves in the same layout, as Textual does it for an anchor, so that nothing jumps."""
-        result = super().arrange(size, optimal)
-        column = next(each for each in result.placements if each.widget is self._column)
-        tops = {
-            each.widget: each.region.y
-            for each in self._column.arrange(column.region.size).placements
-            if isinstance(each.widget, (PromptView, AnswerView))
-        }
-        height = result.total_region.height
-        if self._anchor_released:
-            mark, top = self._mark
-            if mark in tops:
-                self._shift(tops[mark] - top)
-            elif self._keeping:
-                self._shift(height - self._height)
-        self._height = height
-        seen = range(int(self.scroll_y), int(self.scroll_y) + size.height)
-        self._mark = next(((each, top) for each, top in tops.items() if top in seen), (None, 0))
-        return result
-
-    def _shift(self, lines: int) -> None:
-        if lines:
-            place = max(0.0, self.scroll_y + lines)
-            self.set_reactive(Widget.scroll_y, place)
-            self.set_reactive(Widget.scroll_target_y, place)
-            self.vertical_scrollbar.set_reactive(ScrollBar.position, place)
-
-    async def _wake_above(self, section: Section) -> None:
-        """Draws a section above what is seen, which may not be as high as it was."""
-        self._keeping += 1
-        await section.wake()
-        self.call_after_refresh(self._let_go)
-
-    def _let_go(self) -> None:
-        self._keeping -= 1
-
     async def _move(self, move: Awaitable[object]) -> None:
         """Lets other turns be mounted."""
         async with self._moving:
@@ -297,7 +249,7 @@ class Transcript(VerticalScroll):
         """Brings what the reader comes near, and lets rest what is far."""
         self._looks = False
         column, near = self._column, self.size.height
-        if self._anchor_released and not self._keeping:
+        if self._anchor_released and not self.is_keeping:
             if self.scroll_y < near and column.before:
                 await self._move(column.move_up())
             elif self.max_scroll_y - self.scroll_y < near and column.after:
@@ -317,12 +269,12 @@ class Transcript(VerticalScroll):
                 continue  # it was not laid out yet
             if section.rests and distance < _NEAR * here.height:
                 if region.bottom <= here.y:
-                    await self._wake_above(section)
+                    await self.keep_below(section.wake())
                 else:
                     below.append(section)
             elif not section.rests and distance > _FAR * here.height:
                 await section.rest()
-        if self._keeping and below:
+        if self.is_keeping and below:
             self._moved()  # those below come when those above have found their place
         else:
             for section in below:
