@@ -26,14 +26,16 @@ test-slow: $(VENV)/.installed-dev ## run the tests that take minutes
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	@$(BIN)/python -m pytest -m slow
 
-# Faults and several akunus at once for MINUTES; then fuzzing, endurance and privacy at full length.
+# Faults and several akunus at once for MINUTES; then fuzzing, endurance and privacy at full length;
+# then answers with drafts and without.
 MINUTES := 25
-reliability: $(VENV)/.installed-dev ## do harm on purpose, for an hour: docs/reliability.md
+reliability: $(VENV)/.installed-dev ## do harm on purpose, for hours: docs/reliability.md
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	$(BIN)/python -m tests.reliability --minutes $(MINUTES)
 	$(BIN)/python -m pytest -m "slow or not slow" tests/test_fuzz_*.py tests/test_endurance.py \
-	  tests/test_privacy.py tests/test_concurrency.py
-	$(BIN)/akunu bench fidelity
+	  tests/test_privacy*.py tests/test_concurrency.py
+	$(BIN)/python -m tests.reliability.endurance
+	$(BIN)/akunu bench fidelity --max-tokens 24
 
 lint: $(VENV)/.installed-dev ## formatting, style, types, import directions
 	$(BIN)/ruff format --check .

@@ -3,36 +3,70 @@
 In exact arithmetic it never would. Floating point rounds a pass over several rows otherwise than a
 pass over one, and where two tokens are nearly a tie that can decide. So this counts, precision by
 precision, how many answers differ, and how near the tie was at the first difference. Owns the
-comparison; refuses to time anything.
+comparison and the file that it is kept in; refuses to time anything.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from importlib.resources import files
+from pathlib import Path
 
 from akunu_py.bench.contestants import Lent
 from akunu_py.bench.identity import Difference, first_difference
 from akunu_py.bench.passes import Passes
+from akunu_py.bench.rounding import compute_in_float32, round_products
+from akunu_py.drafting import Drafting
 from akunu_py.engine import Engine
-from akunu_py.ngram.cost import CostCurve
+from akunu_py.errors import StoreError, UsageError
+from akunu_py.ngram.cost import PRIOR_SHAPE, CostCurve
 from akunu_py.session import Session
-from akunu_py.types import DraftMode, GenerateOptions, Message
+from akunu_py.types import DraftMode, GenerateOptions, Message, WeightMode
 
 MODES: tuple[DraftMode, ...] = ("fixed", "auto")
+# How the weights are loaded for each precision, and what is done to the model then.
+PRECISIONS: dict[str, tuple[WeightMode, Callable[[Engine], Engine] | None]] = {
+    "float32": ("float32", None),
+    "bfloat16": ("bfloat16", None),
+    "keep": ("keep", None),
+    "keep-float32": ("keep", compute_in_float32),
+    "bfloat16-blas": ("bfloat16", round_products),
+    "keep-blas": ("keep", round_products),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One answer with drafts beside the same without.
+
+    weights: the precision, in words. tokens: of the answer without drafts. drafted: tokens that
+    were drafted, drafting_passes: passes over more than one row. difference: where and how the
+    answers first differ, None where they are the same.
+    """
+
+    model: str
+    weights: str
+    mode: DraftMode
+    prompt: str
+    max_tokens: int
+    tokens: int
+    drafted: int
+    drafting_passes: int
+    difference: Difference | None
+
+    @property
+    def key(self) -> tuple[str, str, str, str, int]:
+        """What was asked of whom."""
+        return self.model, self.weights, self.mode, self.prompt, self.max_tokens
 
 
 @dataclass(slots=True)
 class Fidelity:
-    """How many answers of one precision a drafter left as they were.
-
-    weights: the precision, in words. tokens: of the answers without drafts. drafted: tokens that
-    were drafted, drafting_passes: passes over more than one row. differences: (prompt, where and
-    how the answer first differed).
-    """
+    """How many answers of one precision a drafter left as they were; see `Compared`."""
 
     weights: str
     mode: DraftMode
@@ -43,11 +77,21 @@ class Fidelity:
     differences: list[tuple[str, Difference]] = field(default_factory=list)
 
 
+class _Fixed(CostCurve):
+    """Costs that no measured time changes: what is drafted does not depend on how busy the machine
+    is, nor on its kernels."""
+
+    def observe(self, rows: int, seconds: float, context: int) -> None:
+        """Forgets it."""
+
+
 def load_prompts(count: int) -> list[str]:
     """The first `count` prompts (300 at most), such that any few of them are of many kinds."""
     text = files(__package__).joinpath("fidelity.toml").read_text(encoding="utf-8")
     whole = tomllib.loads(text)
     tasks, topics = whole["tasks"], whole["topics"]
+    if count > (most := len(tasks) * len(topics)):
+        raise UsageError(f"--answers: there are {most} prompts, got {count}")
     # Both turn with each prompt, shifted once per round, so that no pair comes twice.
     pairs = (
         (tasks[at % len(tasks)], topics[(at + at // len(tasks)) % len(topics)])
@@ -61,36 +105,95 @@ def compare(
     prompts: Sequence[str],
     max_tokens: int,
     progress: Callable[[str], None] = lambda line: None,
-) -> Iterator[list[Fidelity]]:
-    """Answers each prompt without drafts and in every mode of `MODES`, and tells after each what
-    was found so far: one `Fidelity` a mode, always the same objects."""
-    found = [Fidelity(engine.weights, mode) for mode in MODES]
-    curve = CostCurve()
+    done: Collection[Compared] = (),
+) -> Iterator[Compared]:
+    """Answers each prompt without drafts and in every mode of `MODES`, but for what is `done`.
+
+    The three answers are of one session, which reads the prompt once and goes back to its end.
+    """
+    known = {each.key for each in done}
     for number, prompt in enumerate(prompts):
+        wanted = [
+            mode
+            for mode in MODES
+            if (engine.name, engine.weights, mode, prompt, max_tokens) not in known
+        ]
+        if not wanted:
+            continue
         progress(f"{engine.weights}: answer {number + 1} of {len(prompts)}")
         tokens = engine.encode_chat([Message("user", prompt)])
-        plain = _answer(engine, curve, tokens, GenerateOptions(max_tokens, "off"))
-        for each in found:
+        session = Session(engine, Lent(CostCurve()))
+        plain = _answer(session, tokens, GenerateOptions(max_tokens, "off"), Passes())
+        for mode in wanted:
             passes = Passes()
-            options = GenerateOptions(max_tokens, each.mode)
-            said = _answer(engine, curve, tokens, options, passes)
-            each.answers += 1
-            each.tokens += len(plain)
-            each.drafted += sum(passes.drafted)
-            each.drafting_passes += sum(count > 0 for count in passes.drafted)
-            if difference := first_difference(engine, [(tokens, plain)], [(tokens, said)]):
-                each.differences.append((prompt, difference))
-        yield found
+            said = _answer(session, tokens, GenerateOptions(max_tokens, mode), passes)
+            yield Compared(
+                engine.name,
+                engine.weights,
+                mode,
+                prompt,
+                max_tokens,
+                tokens=len(plain),
+                drafted=sum(passes.drafted),
+                drafting_passes=sum(count > 0 for count in passes.drafted),
+                difference=first_difference(engine, [(tokens, plain)], [(tokens, said)]),
+            )
+
+
+def summed(compared: Sequence[Compared]) -> list[Fidelity]:
+    """One row for each precision and mode, in the order in which they first come."""
+    rows: dict[tuple[str, DraftMode], Fidelity] = {}
+    for each in compared:
+        row = rows.setdefault((each.weights, each.mode), Fidelity(each.weights, each.mode))
+        row.answers += 1
+        row.tokens += each.tokens
+        row.drafted += each.drafted
+        row.drafting_passes += each.drafting_passes
+        if each.difference is not None:
+            row.differences.append((each.prompt, each.difference))
+    return list(rows.values())
+
+
+def read_compared(path: Path) -> list[Compared]:
+    """What `append_compared` kept in `path`, which need not exist. A last line that was cut off is
+    left out. Raises StoreError for any other line that is none of ours."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        raise StoreError(f"{path} cannot be read: {error}") from error
+    found = []
+    for number, line in enumerate(lines, start=1):
+        if not line.endswith("\n"):
+            break
+        try:
+            fields = json.loads(line)
+            difference = fields.pop("difference")
+            found.append(Compared(**fields, difference=difference and Difference(**difference)))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise StoreError(
+                f"{path}, line {number}: expected a comparison of this command, found {line!r:.60}"
+            ) from error
+    return found
+
+
+def append_compared(path: Path, compared: Compared) -> None:
+    """Adds a line to `path`, on the disk when this returns. Raises StoreError where it cannot."""
+    try:
+        with path.open("a+b") as file:
+            file.seek(0)
+            whole = file.read().rpartition(b"\n")
+            file.truncate(len(whole[0]) + len(whole[1]))  # a line that was cut off
+            file.write(json.dumps(asdict(compared)).encode() + b"\n")
+    except OSError as error:
+        raise StoreError(f"{path} cannot be written: {error}") from error
 
 
 def _answer(
-    engine: Engine,
-    curve: CostCurve,
-    prompt: list[int],
-    options: GenerateOptions,
-    passes: Passes | None = None,
+    session: Session, prompt: list[int], options: GenerateOptions, passes: Passes
 ) -> list[int]:
-    session = Session(engine, Lent(curve))
-    if passes is not None:
-        session.drafting.watch = passes.watch
+    """With a drafter that has heard nothing yet."""
+    session.drafting = Drafting(session.engine, Lent(_Fixed(PRIOR_SHAPE)))
+    session.drafting.watch = passes.watch
     return list(session.generate(prompt, options).answer().tokens)

@@ -34,7 +34,7 @@ def good(outcome: Outcome) -> None:
 
 @needs_tmux
 def test_two_chats_a_helper_and_a_pull(home: Home, files: dict[str, bytes]) -> None:
-    good(concurrency.all_at_once(home, files, 1))
+    good(concurrency.all_at_once(home, files, 1, tokens=30))
 
 
 def test_two_imports_of_one_model(home: Home) -> None:

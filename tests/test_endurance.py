@@ -43,18 +43,19 @@ def nothing_is_left(samples: list[Sample], active: int) -> None:
     assert sum(sample.passes for sample in samples) > 0
 
 
-@quick_and_long(24, 300)
+@quick_and_long(18, 300)
 def test_one_conversation(count: int, model: Path) -> None:
     samples = chat(model, count, 12)
     nothing_is_left(samples, CACHE * (A_TURN * count + 512))
-    assert samples[-1].rss - samples[1].rss < 60 * MEGABYTE
+    # What it holds grows with the conversation, by a kilobyte a token.
+    assert samples[-1].used - samples[1].used < 0.06 * MEGABYTE * count + 6 * MEGABYTE
 
 
-@quick_and_long(24, 300)
+@quick_and_long(18, 300)
 def test_many_conversations(count: int, model: Path) -> None:
-    samples = chat(model, count, 12, length=4)
+    samples = chat(model, count, 12, length=3)
     nothing_is_left(samples, CACHE * 512)
-    assert samples[-1].rss - samples[1].rss < 20 * MEGABYTE
+    assert samples[-1].used - samples[1].used < 4 * MEGABYTE
 
 
 @quick_and_long(6, 300)
@@ -68,4 +69,4 @@ def test_the_app(count: int, model: Path) -> None:
 def test_completions(count: int, model: Path) -> None:
     samples = completions(model, count, 12)
     nothing_is_left(samples, CACHE * 512)
-    assert samples[-1].rss - samples[1].rss < 20 * MEGABYTE
+    assert samples[-1].used - samples[1].used < 4 * MEGABYTE

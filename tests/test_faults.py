@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from random import Random
 
@@ -22,7 +23,7 @@ from akunu_py.models.gguf_import import import_gguf
 from akunu_py.models.store import StoredModel
 from tests.reliability import __main__ as all_faults
 from tests.reliability import faults_chat, faults_commands, faults_files, faults_writers
-from tests.reliability.faults import Command, Home, Outcome, why_no_small_disk
+from tests.reliability.faults import Command, Home, Outcome, stop_and_go, why_no_small_disk
 from tests.terminal import needs_tmux
 from tests.tiny_gguf import write_tiny
 
@@ -51,7 +52,7 @@ def test_an_answer_that_is_killed(home: Home) -> None:
     """And the next one is whole."""
     run = all_faults.RUN
     number = Random(1).choice(faults_commands.SIGNALS)
-    good(faults_commands.signalled(home, run, number, 2.0))
+    good(faults_commands.signalled(home, run, number, 1.0))
 
 
 @pytest.mark.parametrize("seconds", [0.05, 0.15, 0.3, 0.6])
@@ -125,6 +126,24 @@ def test_writers_that_are_killed(tmp_path: Path) -> None:
         folder.mkdir(exist_ok=True)
         good(faults_writers.killed_archive(folder, random))
         good(faults_writers.killed_memory(folder, random))
+
+
+@needs_tmux
+def test_a_chat_that_is_stopped_and_goes_on(home: Home, tiny: Path) -> None:
+    """It reads its terminal once, and gives it back as it was."""
+    with faults_chat.terminals() as make:
+        chat = faults_chat.Chat(home, make(), str(tiny)).ready()
+        tasks = Path(f"/proc/{chat.process}/task")
+        chat.terminal.wait_for("● ready", seconds=60)
+        before = len([*tasks.iterdir()]) if tasks.exists() else 0
+        for _ in range(3):
+            stop_and_go(chat.process, 0.1)
+            time.sleep(0.3)
+        if before:
+            assert len([*tasks.iterdir()]) <= before
+        screen = chat.quit()
+    assert "code=0" in screen
+    assert faults_chat.RAW not in screen
 
 
 @needs_tmux

@@ -31,7 +31,7 @@ def read_and_show(text: str, archive: Archive) -> None:
         archive.list()
 
 
-@lengths(250)
+@lengths(125)
 def test_conversations(examples: int, tmp_path: Path) -> None:
     archive = Archive.open(tmp_path / "conversations.db")
     whole = json.loads(as_json([branched()]))
@@ -44,7 +44,7 @@ def test_conversations(examples: int, tmp_path: Path) -> None:
     archive.close()
 
 
-@lengths(60)
+@lengths(30)
 def test_conversations_with_bytes_turned_over(examples: int, tmp_path: Path) -> None:
     archive = Archive.open(tmp_path / "conversations.db")
 

@@ -1,7 +1,7 @@
 """Files that people and programs may have altered: each is read, or refused in one clear line.
 
-Traces, settings, the catalogue, memories, cost curves, descriptions of models, results of the
-bench. Whatever is raised beside our own errors fails the test.
+Traces, settings, the catalogue, descriptions of models, results of the bench; what is learned is in
+`test_fuzz_learned`. Whatever is raised beside our own errors fails the test.
 """
 
 from __future__ import annotations
@@ -23,11 +23,9 @@ from akunu_py.bench import replay
 from akunu_py.bench.replay import load_trace
 from akunu_py.bench.result import Result, load_result
 from akunu_py.errors import AkunuError, UsageError
-from akunu_py.experience import Experience
 from akunu_py.models import catalogue
 from akunu_py.models.manifest import FILE_NAME, read_manifest
 from akunu_py.models.usage import note_usage, read_usage
-from akunu_py.ngram.cost import CostCurve
 from akunu_py.settings import Settings, load_settings, save_settings, settings_file
 from akunu_py.tui.exchange import read_json
 from tests.reliability.fuzz import TEXTS, changed, clear, damaged, explore, json_like, lengths
@@ -50,7 +48,7 @@ TRACE = {
 }
 
 
-@lengths(200)
+@lengths(100)
 def test_traces(examples: int, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
 
@@ -62,7 +60,7 @@ def test_traces(examples: int, tmp_path: Path) -> None:
     explore(check, examples, changed(TRACE))
 
 
-@lengths(150)
+@lengths(75)
 def test_traces_with_bytes_turned_over(examples: int, tmp_path: Path) -> None:
     path = tmp_path / "trace.json.gz"
 
@@ -85,7 +83,7 @@ def toml(value: dict[str, Any]) -> str:
     return tomlkit.dumps(value)
 
 
-@lengths(200)
+@lengths(100)
 def test_settings_of_wrong_types(examples: int) -> None:
     path = settings_file()
     path.parent.mkdir(parents=True)
@@ -105,7 +103,7 @@ def test_settings_of_wrong_types(examples: int) -> None:
     explore(check, examples, st.dictionaries(SETTINGS_KEYS, json_like(TEXTS), max_size=4))
 
 
-@lengths(200)
+@lengths(100)
 def test_settings_with_bytes_turned_over(examples: int) -> None:
     path = settings_file()
     path.parent.mkdir(parents=True)
@@ -123,7 +121,7 @@ def test_settings_with_bytes_turned_over(examples: int) -> None:
     explore(check, examples, damaged(whole))
 
 
-@lengths(150)
+@lengths(75)
 def test_settings_that_are_saved_come_back(examples: int) -> None:
     def check(changes: dict[str, Any]) -> None:
         settings_file().unlink(missing_ok=True)
@@ -140,7 +138,7 @@ def test_settings_that_are_saved_come_back(examples: int) -> None:
 # The catalogue
 
 
-@lengths(200)
+@lengths(100)
 def test_catalogue_rows(examples: int) -> None:
     with Path(catalogue.__file__).with_name("catalogue.toml").open("rb") as file:
         rows = tomllib.load(file)["model"]
@@ -154,82 +152,6 @@ def test_catalogue_rows(examples: int) -> None:
     explore(check, examples, st.one_of([changed(row) for row in rows[:3]]))
 
 
-# Memories and cost curves
-
-
-def experience(model: Path) -> Experience:
-    return Experience(model, "tokenizer", "layout", memory=True)
-
-
-def learned_files(model: Path) -> list[Path]:
-    """Of a model that said something: a snapshot, a journal and a curve."""
-    learned = experience(model)
-    for _ in range(3):
-        learned.remember([1, 2, 3, 4, 5, 1, 2, 3, 6])
-    assert learned.memory is not None
-    learned.curve.observe(1, 0.01, 10)
-    learned.curve.observe(5, 0.02, 10)
-    learned.save_curve()
-    (learned.folder / "x").write_bytes(b"")
-    (learned.folder / "x").unlink()
-    snapshot = next(iter(learned.folder.glob("memory-*.journal"))).with_suffix("")
-    snapshot.write_bytes(learned.memory.dump())
-    return sorted(path for path in learned.folder.iterdir() if path.name != "lock")
-
-
-@lengths(60)
-@pytest.mark.parametrize("kind", ["curve", "snapshot", "journal"])
-def test_learned_files_with_bytes_turned_over(kind: str, examples: int, tmp_path: Path) -> None:
-    files = learned_files(tmp_path / "model")
-    endings = {"curve": ".json", "journal": ".journal", "snapshot": ""}
-    path = next(path for path in files if path.suffix == endings[kind])
-    whole = path.read_bytes()
-
-    def check(data: bytes) -> None:
-        path.write_bytes(data)
-        again = experience(tmp_path / "model")
-        again.curve.table(100)
-        assert again.memory is not None
-        again.memory.recall([1, 2, 3])
-        again.remember([1, 2])
-        assert all("\n" not in warning for warning in again.warnings)
-        for aside in again.folder.glob("*.damaged"):
-            aside.unlink()
-
-    # Of a snapshot, 14 MB of mostly nothing, the head is what may be believed by mistake.
-    head = whole[:200]
-    explore(check, examples, damaged(head).map(lambda data: data + whole[200:]))
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"points": {"1": 10**400}},
-        {"points": {"1": 1e-320, "2": 1e308}},
-        {"bands": [{"1": [0.1, float("inf")]}, {}, {}, {}]},
-        {"bands": [{"1": [10**400, 1]}, {}, {}, {}]},
-    ],
-)
-def test_curves_beyond_all_numbers(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="expected"):
-        CostCurve.from_dict(CostCurve().to_dict() | wrong)
-
-
-@lengths(200)
-def test_curves_of_wrong_values(examples: int, tmp_path: Path) -> None:
-    path = next(path for path in learned_files(tmp_path / "model") if path.suffix == ".json")
-    whole = json.loads(path.read_bytes())
-
-    def check(value: Any) -> None:
-        path.write_text(json.dumps(value))
-        again = Experience(tmp_path / "model", "tokenizer", "layout", memory=False)
-        costs = again.curve.table(100)
-        assert all(0 < cost < float("inf") for cost in costs)
-        again.save_curve()
-
-    explore(check, examples, changed(whole))
-
-
 # The store and the bench
 
 MANIFEST = {
@@ -239,7 +161,7 @@ MANIFEST = {
 }  # fmt: skip
 
 
-@lengths(200)
+@lengths(100)
 def test_descriptions_of_models(examples: int, tmp_path: Path) -> None:
     def check(value: Any) -> None:
         (tmp_path / FILE_NAME).write_text(json.dumps(value))
@@ -249,7 +171,7 @@ def test_descriptions_of_models(examples: int, tmp_path: Path) -> None:
     explore(check, examples, changed(MANIFEST))
 
 
-@lengths(100)
+@lengths(50)
 def test_notes_of_use(examples: int, tmp_path: Path) -> None:
     folder = tmp_path / "XDG_DATA_HOME" / "akunu" / "models"
     folder.mkdir(parents=True)
@@ -264,7 +186,7 @@ def test_notes_of_use(examples: int, tmp_path: Path) -> None:
     explore(check, examples, changed(whole))
 
 
-@lengths(150)
+@lengths(75)
 def test_results_of_the_bench(examples: int, tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     path.write_text(Result(command="akunu bench", curve_s={1: 0.01}).to_json())

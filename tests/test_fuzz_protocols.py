@@ -42,18 +42,18 @@ def check_line(line: bytes) -> None:
         assert asked is None or isinstance(asked, Asked | Cancel)
 
 
-@lengths(300)
+@lengths(150)
 def test_json_lines(examples: int) -> None:
     explore(lambda value: check_line(json.dumps(value).encode()), examples, changed(ASKED))
 
 
-@lengths(200)
+@lengths(100)
 def test_json_lines_with_bytes_turned_over(examples: int) -> None:
     whole = json.dumps(ASKED).encode()
     explore(check_line, examples, damaged(whole) | st.binary(max_size=40))
 
 
-@lengths(100)
+@lengths(50)
 def test_numbers_at_the_ends_of_their_types(examples: int) -> None:
     def check(changes: dict[str, Any]) -> None:
         check_line(json.dumps(ASKED | changes).encode())
@@ -62,7 +62,7 @@ def test_numbers_at_the_ends_of_their_types(examples: int) -> None:
     explore(check, examples, st.fixed_dictionaries({}, optional=dict.fromkeys(names, NUMBERS)))
 
 
-@lengths(150)
+@lengths(75)
 def test_lines_of_any_length(examples: int) -> None:
     """Whatever comes, each line is given once, and none that is longer than the limit."""
 
@@ -80,7 +80,7 @@ def framed(body: bytes) -> bytes:
     return b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
 
 
-@lengths(200)
+@lengths(100)
 def test_frames_survive_garbage(examples: int) -> None:
     """After any garbage that is no half of a frame, the next frame is read as it was sent."""
 
@@ -97,7 +97,7 @@ def test_frames_survive_garbage(examples: int) -> None:
     explore(check, examples, garbage | damaged(framed(b'{"jsonrpc": "2.0"}')))
 
 
-@lengths(200)
+@lengths(100)
 def test_positions_in_documents(examples: int) -> None:
     """Any two positions, in any units, delimit a piece of the text."""
 
@@ -133,7 +133,7 @@ MESSAGES: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@lengths(150)
+@lengths(75)
 def test_a_language_server_answers_every_request(examples: int) -> None:
     """One server is sent all of them; each request that has an id of its own is answered, and
     the server still shuts down in order."""

@@ -61,7 +61,7 @@ def reopen(engine: Engine, path: Path, data: bytes) -> bool:
     return True
 
 
-@lengths(150)
+@lengths(75)
 def test_files_with_bytes_turned_over(
     examples: int, tiny: Engine, talked: Path, tmp_path: Path
 ) -> None:
@@ -76,7 +76,7 @@ def test_files_with_bytes_turned_over(
     explore(check, examples, whole | values)
 
 
-@lengths(150)
+@lengths(75)
 def test_headers_of_wrong_values(examples: int, tiny: Engine, talked: Path, tmp_path: Path) -> None:
     """What the file says of itself, and what MLX and mlx-lm read of it."""
     text, body = parts(talked)

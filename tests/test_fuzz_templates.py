@@ -164,7 +164,7 @@ WORDS = [
 ]  # fmt: skip
 
 
-@lengths(150)
+@lengths(75)
 def test_made_up_templates(examples: int, tiny: Engine) -> None:
     def check(template: str) -> None:
         with contextlib.suppress(AkunuError):

@@ -33,7 +33,7 @@ def is_safe(text: str) -> bool:
     )  # fmt: skip
 
 
-@lengths(300)
+@lengths(150)
 def test_what_is_displayed(examples: int) -> None:
     def check(text: str) -> None:
         assert is_safe(displayable(text))

@@ -6,15 +6,16 @@ import argparse
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from akunu_py.commands.bench_common import add_format, progress
 from akunu_py.commands.parser import positive
 from akunu_py.errors import INTERRUPTED
-from akunu_py.types import DEFAULT_MODEL, WEIGHT_MODES
+from akunu_py.types import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from akunu_py.bench.fidelity import Fidelity
+    from akunu_py.bench.fidelity import Compared, Fidelity
 
 _NOTE = """\
 Greedy answers with drafts beside the same without. Where one differs it is at a near-tie: a pass
@@ -22,6 +23,9 @@ over several rows rounds otherwise than a pass over one. Margin: by how much the
 logit exceeds the second's where an answer first differs, the largest and the median of them.
 """
 _SHOWN = 5  # first differences printed for each precision and mode; --format json has all
+# On a processor a token takes seconds in the formats that checkpoints have: see `bench.rounding`.
+_ON_GPU = ("float32", "bfloat16", "keep")
+_ON_CPU = ("float32", "bfloat16", "keep-float32", "bfloat16-blas", "keep-blas")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -29,31 +33,37 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights",
         action="append",
-        choices=[mode for mode in WEIGHT_MODES if mode != "auto"],
-        help="the precision; may be repeated (default: all)",
+        choices=[*_ON_GPU, *(name for name in _ON_CPU if name not in _ON_GPU)],
+        help="the precision; may be repeated (default: all, on a processor all but keep). keep: as "
+        "the model has them; keep-float32: so, but all that is not quantised in float32; -blas: "
+        "products added up in float32, in an order that depends on the rows, then rounded, as GPUs "
+        "do",
     )
     parser.add_argument("--answers", type=positive, default=100, metavar="N", help="300 at most")
     parser.add_argument("--max-tokens", type=positive, default=64, metavar="N")
+    parser.add_argument(
+        "--keep",
+        metavar="FILE",
+        help="keep each comparison there as it is made, and do not make again what it has",
+    )
     add_format(parser)
 
 
 def fidelity(options: argparse.Namespace) -> int:
+    from akunu_py.backend import on_metal
     from akunu_py.bench import machine
-    from akunu_py.bench.fidelity import compare, load_prompts
-    from akunu_py.commands.load import load_engine
+    from akunu_py.bench.fidelity import load_prompts, read_compared, summed
 
-    modes = options.weights or [mode for mode in WEIGHT_MODES if mode != "auto"]
     prompts = load_prompts(options.answers)
-    found: list[Fidelity] = []
+    compared = read_compared(Path(options.keep)) if options.keep else []
     interrupted = False
     try:
-        for weights in modes:
-            engine = load_engine(options.model, weights)
-            for sofar in compare(engine, prompts, options.max_tokens, progress):
-                found = [*(each for each in found if each not in sofar), *sofar]
+        for name in options.weights or (_ON_GPU if on_metal() else _ON_CPU):
+            _compare(options, name, prompts, compared)
     except KeyboardInterrupt:
         interrupted = True
     progress("")
+    found = summed(compared)
     if options.format == "json":
         about = {
             "command": options.command_line,
@@ -67,6 +77,22 @@ def fidelity(options: argparse.Namespace) -> int:
         print("interrupted: this is what was compared so far", file=sys.stderr)
         return INTERRUPTED
     return 0
+
+
+def _compare(
+    options: argparse.Namespace, name: str, prompts: list[str], compared: list[Compared]
+) -> None:
+    """Adds to `compared` what the precision `name` says, and to the file where one is kept."""
+    from akunu_py.bench.fidelity import PRECISIONS, append_compared, compare
+    from akunu_py.commands.load import load_engine
+
+    weights, altered = PRECISIONS[name]
+    engine = load_engine(options.model, weights)
+    engine = altered(engine) if altered else engine
+    for each in compare(engine, prompts, options.max_tokens, progress, tuple(compared)):
+        compared.append(each)
+        if options.keep:
+            append_compared(Path(options.keep), each)
 
 
 def _as_dict(each: Fidelity) -> dict[str, Any]:

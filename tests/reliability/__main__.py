@@ -7,6 +7,7 @@ promise was broken. The same seed does the same harm, up to where time runs out.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import signal
 import sys
 import tempfile
@@ -37,9 +38,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="sources whose name begins so")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # cleans up
-    outcomes = []
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the run, and cleans up
+    outcomes: list[Outcome] = []
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        contextlib.suppress(KeyboardInterrupt),
+    ):
         Path(folder).chmod(0o755)
         for outcome in harm(Path(folder), args.seed, args.minutes * 60, args.only):
             outcomes.append(outcome)
@@ -123,7 +127,7 @@ def _chats(home: Home, random: Random) -> Source:
         number += 1
         kind, moment = random.choice(CHAT_KINDS), random.choice(faults_chat.MOMENTS)
         hurt = partial(faults_chat.hurt, home, kind, moment, random, number)
-        yield _tried(hurt, f"{kind}, {moment}")
+        yield _tried(hurt, kind, moment)
 
 
 def _full_chats(folder: Path, starter: Path) -> Source:
@@ -132,7 +136,7 @@ def _full_chats(folder: Path, starter: Path) -> Source:
         for ending in ("there is room again", "the person quits", "it is killed"):
             number += 1
             full = partial(faults_chat.disk_full, folder, starter, ending, number)
-            yield _tried(full, f"disk full, {ending}")
+            yield _tried(full, "disk full", ending)
 
 
 def _files(home: Home, random: Random) -> Source:
@@ -217,12 +221,12 @@ def _writers(folder: Path, random: Random) -> Source:
         yield writers.killed_memory(folder, random)
 
 
-def _tried(harm: Callable[[], Outcome], kind: str) -> Outcome:
+def _tried(harm: Callable[[], Outcome], kind: str, moment: str = "") -> Outcome:
     """What came of it; a chat that does not come to where it should be has broken a promise."""
     try:
         return harm()
     except AssertionError as error:
-        return Outcome(kind, "chat", "", problems=[str(error)])
+        return Outcome(kind, "chat", moment, problems=[str(error)])
 
 
 def _tiny(folder: Path) -> dict[str, bytes]:

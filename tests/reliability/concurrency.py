@@ -27,18 +27,18 @@ from tests.reliability.faults_commands import commands, local_hub, pull_of, slow
 _SLOW_S = 240.0
 
 
-def all_at_once(home: Home, files: dict[str, bytes], number: int) -> Outcome:
+def all_at_once(home: Home, files: dict[str, bytes], number: int, tokens: int = 150) -> Outcome:
     """Two chats that answer, a completion helper that completes and a pull that trickles."""
     outcome = Outcome("at once", "2 chats, complete, models pull", "")
     helper = commands(home)["complete"]
     prompts = [f"Tell me about walrus {number}{letter}." for letter in "ab"]
     with terminals() as make, local_hub(home, files) as hub:
-        slowly(hub, 6.0)
+        slowly(hub, tokens / 25)
         pull = pull_of(hub)
         pulling, completing = home.start(pull), home.start(helper)
-        chats = [Chat(home, make()) for _ in prompts]
+        chats = [Chat(home, make(), f"--max-tokens {tokens}") for _ in prompts]
         for chat, prompt in zip(chats, prompts, strict=True):
-            chat.send(prompt)
+            chat.ready().send(prompt)
         for chat in chats:
             screen = chat.terminal.wait_for(r"● ready .* tok/s|✗", seconds=_SLOW_S)
             outcome.check("not saved" not in screen, f"the chat says:\n{screen}")

@@ -4,14 +4,20 @@ Each run takes samples on the way: memory of the process and of MLX, open files,
 per second of the process's own time. The chats run on a model with random weights, which answers
 in no time and has next to no KV cache, so that what grows is what somebody forgot to give back;
 `--model` names a real one.
+
+What a process holds and does not use is told apart: glibc keeps what was freed, ever larger pieces
+of it while a conversation grows, and MLX keeps buffers for the next pass.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import ctypes
 import gc
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -47,11 +53,15 @@ CODE = "def add(a, b):\n    return a + b\n\n\ndef subtract(a, b):\n    return a 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """At one moment. done: turns or requests; passes and seconds: since the sample before, of the
-    process's own time, which others on the machine do not slow down. rss, active: bytes."""
+    process's own time, which others on the machine do not slow down. In bytes, rss: of the process;
+    used: of these, without what malloc only keeps to give out again; active: of MLX; cached: what
+    MLX keeps to use again."""
 
     done: int
     rss: int
+    used: int
     active: int
+    cached: int
     files: int
     threads: int
     passes: int
@@ -59,12 +69,13 @@ class Sample:
 
 
 class Watch:
-    """Takes samples of a run of `total` steps: SAMPLES of them, at even distances."""
+    """Takes samples of a run of `total` steps: SAMPLES of them, at even distances, or `every` so
+    many steps."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, every: int = 0) -> None:
         self.samples: list[Sample] = []
         self.passes = 0
-        self._every = max(1, total // SAMPLES)
+        self._every = every or max(1, total // SAMPLES)
         self._since = (0, time.process_time())
 
     def step(self, done: int, passes: int) -> None:
@@ -76,11 +87,15 @@ class Watch:
         gc.collect()
         before, at = self._since
         now = time.process_time()
+        rss = resident()
+        give_back()
         self.samples.append(
             Sample(
                 done,
+                rss,
                 resident(),
                 mx.get_active_memory(),
+                mx.get_cache_memory(),
                 len(os.listdir("/dev/fd")),
                 threading.active_count(),
                 self.passes - before,
@@ -100,6 +115,13 @@ def resident() -> int:
         told = subprocess.run(["ps", "-o", "rss=", "-p", str(os.getpid())], capture_output=True)
         return int(told.stdout) << 10
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def give_back() -> None:
+    """Makes glibc return what was freed to the system; others do as they like."""
+    if sys.platform == "linux":
+        with contextlib.suppress(AttributeError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def tiny_model(folder: Path) -> Path:
@@ -124,18 +146,45 @@ def options(tokens: int) -> GenerateOptions:
 
 def chat(model: Path, turns: int, tokens: int, length: int = 0) -> list[Sample]:
     """One session. length: of each conversation in turns, 0 for a single one."""
-    engine = Engine.load(model)
-    session = Session(engine, Experience(model, engine.tokenizer_digest, "x", memory=True))
+    session = _session(model)
     messages: list[Message] = []
     watch = Watch(turns)
     for number, prompt in enumerate(prompts(turns), 1):
-        messages.append(Message("user", prompt))
-        answer = session.chat(messages, options(tokens)).answer()
-        messages.append(Message("assistant", answer.text or "."))
-        watch.step(number, answer.stats.target_passes)
+        watch.step(number, _turn(session, messages, prompt, tokens))
         if length and number % length == 0:
             messages.clear()
     return watch.samples
+
+
+def old_and_new(model: Path, turns: int, tokens: int) -> list[Sample]:
+    """Whether a session tires: SHORT turns behind a conversation of `turns`, in the session that
+    had it all, and in a new one that has only read it."""
+    old, messages = _session(model), list[Message]()
+    for prompt in prompts(turns):
+        _turn(old, messages, prompt, tokens)
+    new = _session(model)
+    _turn(new, list(messages), "again?", tokens)
+    _turn(old, list(messages), "again?", tokens)
+    samples = []
+    for session in (old, new):
+        watch, known = Watch(SHORT, every=SHORT), list(messages)
+        for number, prompt in enumerate(prompts(SHORT), 1):
+            watch.step(number, _turn(session, known, prompt, tokens))
+        samples += watch.samples
+    return samples
+
+
+def _session(model: Path) -> Session:
+    engine = Engine.load(model)
+    return Session(engine, Experience(model, engine.tokenizer_digest, "x", memory=True))
+
+
+def _turn(session: Session, messages: list[Message], prompt: str, tokens: int) -> int:
+    """Adds a prompt and its answer to `messages`; how many passes it took."""
+    messages.append(Message("user", prompt))
+    answer = session.chat(messages, options(tokens)).answer()
+    messages.append(Message("assistant", answer.text or "."))
+    return answer.stats.target_passes
 
 
 def chat_in_the_app(model: Path, turns: int, tokens: int) -> list[Sample]:
@@ -190,13 +239,17 @@ def completions(model: Path, requests: int, tokens: int) -> list[Sample]:
 
 def table(name: str, samples: list[Sample]) -> str:
     """The samples as Markdown; memory in MB."""
-    head = f"| {name} | RSS MB | MLX MB | open files | threads | passes per s of CPU |\n"
+    head = (
+        f"| {name} | RSS MB | used MB | MLX MB | its buffers MB | open files | threads "
+        "| passes per s of CPU |\n"
+    )
     rows = [
-        f"| {each.done} | {each.rss / 1e6:.1f} | {each.active / 1e6:.2f} | {each.files} "
-        f"| {each.threads} | {each.passes / each.seconds:.0f} |"
+        f"| {each.done} | {each.rss / 1e6:.1f} | {each.used / 1e6:.1f} | {each.active / 1e6:.2f} "
+        f"| {each.cached / 1e6:.2f} | {each.files} | {each.threads} "
+        f"| {each.passes / each.seconds:.0f} |"
         for each in samples
     ]
-    return head + "|---|---|---|---|---|---|\n" + "\n".join(rows) + "\n"
+    return head + "|---|---|---|---|---|---|---|---|\n" + "\n".join(rows) + "\n"
 
 
 def main() -> None:
@@ -205,6 +258,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=5000)
     parser.add_argument("--tokens", type=int, default=12, help="of an answer, at most")
     parser.add_argument("--model", help="one of the store, in the place of random weights")
+    parser.add_argument("--only", default="", help="runs whose name begins so")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         for variable in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
@@ -213,13 +267,14 @@ def main() -> None:
         os.environ["XDG_DATA_HOME"] = folder
         print(f"{args.model or 'random weights'} on {device_name()}\n")
         runs: dict[str, tuple[Callable[[Path, int, int], list[Sample]], int]] = {
-            "turns of one conversation": (chat, args.turns),
-            f"turns, {SHORT} a conversation": (partial(chat, length=SHORT), args.turns),
-            "turns in the app": (chat_in_the_app, args.turns),
+            "conversation: turns of one": (chat, args.turns),
+            f"short ones: turns, {SHORT} each": (partial(chat, length=SHORT), args.turns),
+            f"old session, then a new one: turns, behind {args.turns}": (old_and_new, args.turns),
+            "app: turns typed into it": (chat_in_the_app, args.turns),
             "completions": (completions, args.requests),
         }  # the runs share a process: what one leaves behind shows in the next
         for name, (run, count) in runs.items():
-            if count:
+            if count and name.startswith(args.only):
                 print(table(name, run(model, count, args.tokens)), flush=True)
 
 

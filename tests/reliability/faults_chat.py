@@ -24,6 +24,7 @@ from tests.reliability.faults import _PANIC, Home, Outcome, fill, small_disk, st
 from tests.terminal import Terminal
 
 MOMENTS = ("while loading", "just after sending", "while answering", "at rest", "choosing a chat")
+RAW = "the terminal is not as it was"
 _SLOW_S = 180.0  # a model that is loaded on a busy machine
 
 
@@ -37,8 +38,13 @@ class Chat:
         # leaves a chat that is stopped alone.
         keep += " " + " ".join(home.prefix)
         command = f"{keep} {sys.executable} -m akunu_py chat --temperature 0 --max-tokens 150"
-        terminal.type(f'set +m; clear; {command} {options}; echo "code=$?"', "Enter")
-        terminal.wait_for(r"Ask something|code=\d", seconds=_SLOW_S)
+        after = f'C=$?; [ "$A" = "$(stty -g)" ] || echo "{RAW}"; echo "code=$C"'
+        terminal.type(f"set +m; clear; A=$(stty -g); {command} {options}; {after}", "Enter")
+
+    def ready(self) -> Chat:
+        """Itself, when one can type into it, or when it has ended."""
+        self.terminal.wait_for(r"Ask something|code=\d", seconds=_SLOW_S)
+        return self
 
     @property
     def process(self) -> int:
@@ -113,10 +119,11 @@ def hurt(home: Home, kind: str, moment: str, random: Random, number: int) -> Out
     outcome = Outcome(kind, "chat", moment)
     prompt = f"Tell me about walrus {number}."
     with terminals() as make:
-        chat = Chat(home, make())
+        chat = Chat(home, make()).ready()
         seen, early = _bring_to(chat, moment, prompt, random)
         screen = _hurt(chat, kind)
-        for panic in _PANIC:
+        # Killed, or with its terminal gone, it has no time to tidy up.
+        for panic in (*_PANIC, *([] if kind in ("SIGKILL", "SIGHUP") else [RAW])):
             outcome.check(panic not in screen, f"{panic!r} on the screen:\n{screen}")
         outcome.word = _last_word(screen)
         if prompt_was_shown := prompt in shown(seen):
@@ -132,7 +139,7 @@ def disk_full(folder: Path, starter: Path, ending: str, number: int) -> Outcome:
     first, second = f"Tell me about walrus {number}.", f"Tell me about whale {number}."
     with small_disk(folder, 24) as disk, terminals() as make:
         home = Home(disk / "home", starter, link=True)
-        chat = Chat(home, make(), "--no-memory")
+        chat = Chat(home, make(), "--no-memory").ready()
         chat.send(first)
         chat.terminal.wait_for("▶ answering", seconds=_SLOW_S)
         filler = fill(disk)
@@ -172,7 +179,7 @@ def forbidden(home: Home, number: int) -> Outcome:
     prompt = f"Tell me about walrus {number}."
     with terminals() as make:
         home.conversations.chmod(0)
-        chat = Chat(home, make())
+        chat = Chat(home, make()).ready()
         chat.terminal.wait_for("not saved for now", seconds=60)
         outcome.word = "This chat is not saved for now: unable to open database file"
         chat.send(prompt)
@@ -222,9 +229,13 @@ def _hurt(chat: Chat, kind: str) -> str:
         return ""
     if kind == "SIGSTOP, SIGCONT":
         stop_and_go(process, 1.5)
-        time.sleep(0.3)
-        terminal.type("Escape", "Escape")
-        time.sleep(0.3)
+        if "Conversations" in terminal.screen():
+            terminal.type("Escape")
+        terminal.wait_for("▶ answering|● ready", seconds=_SLOW_S)  # it may have been loading
+        time.sleep(1)  # what is read together with Escape would be another key
+        terminal.type("Escape")
+        terminal.wait_for("■ stopped|● ready", seconds=60)
+        time.sleep(1)
         screen = chat.quit()
         if "code=0" not in screen:
             raise AssertionError(f"ended with:\n{screen}")
@@ -263,7 +274,7 @@ def _check_kept(home: Home, prompt: str, seen: str, early: str, outcome: Outcome
 
 def _check_next(home: Home, terminal: Terminal, prompt: str, outcome: Outcome) -> None:
     """A chat that starts anew finds the conversation."""
-    chat = Chat(home, terminal)
+    chat = Chat(home, terminal).ready()
     screen = terminal.screen()
     outcome.check("Ask something" in screen, f"does not start again:\n{screen}")
     outcome.check("damaged" not in screen, f"starts with:\n{screen}")

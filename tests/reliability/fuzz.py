@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from akunu_py.errors import AkunuError
 
 LONGEST = 1200  # characters of an error's line
-LONGER = 30  # times as many examples in the long run
+LONGER = 60  # times as many examples in the long run
 
 # What fits nowhere: the ends of number types, what is no number, half characters, control codes.
 NUMBERS = st.one_of(

@@ -1,0 +1,101 @@
+"""A home in which nothing leaves the machine unseen: programs are started there and watched.
+
+Two watches: Python's audit events, which refuse each outward connection and log it; and, where
+strace may be used, the system calls of everything that runs, native code too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+# Python runs a module of this name before anything else. Audit events cannot be worked around from
+# Python code; sockets of the system's own (AF_UNIX: tmux, clipboards) lead nowhere outside.
+WATCH = """
+import os, sys
+def watch(event, arguments):
+    outward = event in ("socket.getaddrinfo", "socket.gethostbyname") or (
+        event in ("socket.connect", "socket.sendto", "socket.sendmsg", "socket.bind")
+        and isinstance(arguments[1], tuple)
+    )
+    if outward:
+        with open(os.environ["AKUNU_WATCH"], "a") as log:
+            log.write(f"{event} {arguments[1:]} {sys.argv}\\n")
+        raise OSError(101, "the network is refused")
+sys.addaudithook(watch)
+"""
+_CALLS = "trace=connect,bind,sendto,sendmsg,sendmmsg"
+_STRACE = ("strace", "--follow-forks", "--seccomp-bpf", "--output-append-mode", "-e", _CALLS)
+
+
+class Home:
+    """Folders of a person, and how programs are started there. own: the variables that lead
+    there. command: what akunu is started with."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._log, self._calls = folder / "attempts", folder / "calls"
+        watch = folder / "watch"
+        watch.mkdir()
+        (watch / "sitecustomize.py").write_text(WATCH)
+        (folder / "tmp").mkdir()
+        self.own = {
+            "HOME": str(folder),
+            "XDG_DATA_HOME": str(folder / "data"),
+            "XDG_CACHE_HOME": str(folder / "cache"),
+            "XDG_CONFIG_HOME": str(folder / "config"),
+            "TMPDIR": str(folder / "tmp"),
+            "PYTHONPATH": f"{watch}:{ROOT}",
+            "AKUNU_WATCH": str(self._log),
+        }
+        self._watched = [*_STRACE, f"--output={self._calls}"] if can_trace() else []
+        self.command = [*self._watched, sys.executable, "-m", "akunu_py"]
+
+    def start(self, *words: str) -> subprocess.Popen[bytes]:
+        """Any program, in a process group of its own."""
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("HF_", "TRANSFORMERS_", "XDG_", "PIP_"))
+        }
+        return subprocess.Popen(
+            [*self._watched, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=inherited | self.own,
+            cwd=self.folder,
+            umask=0o022,
+            start_new_session=True,
+        )
+
+    def run(self, *words: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        """Any program, to its end."""
+        with self.start(*words) as process:
+            out, err = process.communicate(data, timeout=180)
+        return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+    def akunu(self, *words: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        return self.run(sys.executable, "-m", "akunu_py", *words, data=data)
+
+    @property
+    def attempts(self) -> list[str]:
+        """Every outward connection that was tried."""
+        calls = self._calls.read_text().splitlines() if self._calls.exists() else []
+        seen = self._log.read_text().splitlines() if self._log.exists() else []
+        return [*seen, *(line for line in calls if "AF_INET" in line)]
+
+
+@cache
+def can_trace() -> bool:
+    """Whether strace is here, and allowed to watch."""
+    if shutil.which("strace") is None:
+        return False
+    done = subprocess.run([*_STRACE, "--output=/dev/null", "true"], capture_output=True)
+    return done.returncode == 0

@@ -1,0 +1,92 @@
+"""Memories, journals and cost curves that may have been altered: read, or set aside in one clear
+line; whatever is raised fails the test."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from akunu_py.experience import Experience
+from akunu_py.ngram.cost import CostCurve
+from tests.reliability.fuzz import changed, damaged, explore, lengths
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def experience(model: Path) -> Experience:
+    return Experience(model, "tokenizer", "layout", memory=True)
+
+
+def learned_files(model: Path) -> list[Path]:
+    """Of a model that said something: a snapshot, a journal and a curve."""
+    learned = experience(model)
+    for _ in range(3):
+        learned.remember([1, 2, 3, 4, 5, 1, 2, 3, 6])
+    assert learned.memory is not None
+    learned.curve.observe(1, 0.01, 10)
+    learned.curve.observe(5, 0.02, 10)
+    learned.save_curve()
+    (learned.folder / "x").write_bytes(b"")
+    (learned.folder / "x").unlink()
+    snapshot = next(iter(learned.folder.glob("memory-*.journal"))).with_suffix("")
+    snapshot.write_bytes(learned.memory.dump())
+    return sorted(path for path in learned.folder.iterdir() if path.name != "lock")
+
+
+@lengths(30)
+@pytest.mark.parametrize("kind", ["curve", "snapshot", "journal"])
+def test_learned_files_with_bytes_turned_over(kind: str, examples: int, tmp_path: Path) -> None:
+    files = learned_files(tmp_path / "model")
+    endings = {"curve": ".json", "journal": ".journal", "snapshot": ""}
+    path = next(path for path in files if path.suffix == endings[kind])
+    whole = path.read_bytes()
+
+    def check(data: bytes) -> None:
+        path.write_bytes(data)
+        again = experience(tmp_path / "model")
+        again.curve.table(100)
+        assert again.memory is not None
+        again.memory.recall([1, 2, 3])
+        again.remember([1, 2])
+        assert all("\n" not in warning for warning in again.warnings)
+        for aside in again.folder.glob("*.damaged"):
+            aside.unlink()
+
+    # Of a snapshot, 14 MB of mostly nothing, the head is what may be believed by mistake.
+    head = whole[:200]
+    explore(check, examples, damaged(head).map(lambda data: data + whole[200:]))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"points": {"1": 10**400}},
+        {"points": {"1": 1e-320, "2": 1e308}},
+        {"bands": [{"1": [0.1, float("inf")]}, {}, {}, {}]},
+        {"bands": [{"1": [10**400, 1]}, {}, {}, {}]},
+    ],
+)
+def test_curves_beyond_all_numbers(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        CostCurve.from_dict(CostCurve().to_dict() | wrong)
+
+
+@lengths(100)
+def test_curves_of_wrong_values(examples: int, tmp_path: Path) -> None:
+    path = next(path for path in learned_files(tmp_path / "model") if path.suffix == ".json")
+    whole = json.loads(path.read_bytes())
+
+    def check(value: Any) -> None:
+        path.write_text(json.dumps(value))
+        again = Experience(tmp_path / "model", "tokenizer", "layout", memory=False)
+        costs = again.curve.table(100)
+        assert all(0 < cost < float("inf") for cost in costs)
+        again.save_curve()
+
+    explore(check, examples, changed(whole))
