@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib import resources
 
-from akunu_py.bench.curves import Curve
+from akunu_py.bench.curves import Curve, FixedCosts
 from akunu_py.bench.replay import ReplayCounts, TraceItem, replay_item
 from akunu_py.code_tokens import CodeTokens
 from akunu_py.complete import CompleteOptions, Completer, Completion, Request, SourceFile
 from akunu_py.completion_prompt import Prompt
 from akunu_py.engine import Engine
 from akunu_py.ngram.auto import AutoDrafter
-from akunu_py.ngram.cost import MAX_ROWS, CostCurve
+from akunu_py.ngram.cost import MAX_ROWS
 
 PREFIX, BUFFER, FILES = "prefix", "buffer", "files"
 EVIDENCE = (PREFIX, BUFFER, FILES)  # each beside those before it
@@ -129,8 +129,8 @@ def _kinds(made: Prompt) -> dict[str, list[tuple[int, ...]]]:
     return {PREFIX: [], BUFFER: made.evidence[made.files :], FILES: made.evidence}
 
 
-def _given(curve: Curve) -> CostCurve:
-    return CostCurve(curve.table(MAX_ROWS))
+def _given(curve: Curve) -> FixedCosts:
+    return FixedCosts(curve.table(MAX_ROWS))
 
 
 def run_live(

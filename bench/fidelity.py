@@ -17,6 +17,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from akunu_py.bench.contestants import Lent
+from akunu_py.bench.curves import FixedCosts
 from akunu_py.bench.identity import Difference, first_difference
 from akunu_py.bench.passes import Passes
 from akunu_py.bench.rounding import compute_in_float32, round_products
@@ -75,14 +76,6 @@ class Fidelity:
     drafted: int = 0
     drafting_passes: int = 0
     differences: list[tuple[str, Difference]] = field(default_factory=list)
-
-
-class _Fixed(CostCurve):
-    """Costs that no measured time changes: what is drafted does not depend on how busy the machine
-    is, nor on its kernels."""
-
-    def observe(self, rows: int, seconds: float, context: int) -> None:
-        """Forgets it."""
 
 
 def load_prompts(count: int) -> list[str]:
@@ -194,6 +187,6 @@ def _answer(
     session: Session, prompt: list[int], options: GenerateOptions, passes: Passes
 ) -> list[int]:
     """With a drafter that has heard nothing yet."""
-    session.drafting = Drafting(session.engine, Lent(_Fixed(PRIOR_SHAPE)))
+    session.drafting = Drafting(session.engine, Lent(FixedCosts(PRIOR_SHAPE)))
     session.drafting.watch = passes.watch
     return list(session.generate(prompt, options).answer().tokens)
