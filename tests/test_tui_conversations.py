@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from akunu_py.tui.conversation_rows import moment
 from akunu_py.tui.conversations import Chosen, ConversationsScreen
 from akunu_py.tui.keeper import Keeper
 from tests.chats import T0, branched, exchange_of
+from tests.tui_chat import until
 from tests.tui_host import Compare, Host
 
 DAY = 86400.0
@@ -99,14 +100,6 @@ async def shown(
     async with app.run_test(size=size, notifications=True) as pilot:
         await until(pilot, lambda: app.lines())
         yield app, pilot
-
-
-async def until(pilot: Pilot[None], holds: Callable[[], object]) -> None:
-    for _ in range(500):
-        if holds():
-            return
-        await pilot.pause(0.01)
-    raise AssertionError("it did not come")
 
 
 async def test_the_latest_come_first(path: Path) -> None:

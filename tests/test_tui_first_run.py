@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from textual.pilot import Pilot
 from textual.widgets import OptionList
 
 from akunu_py.errors import Cancelled, FetchError, UnknownModel
@@ -26,7 +25,7 @@ from akunu_py.tui.welcome import Welcome
 from akunu_py.types import GenerateOptions
 from tests.terminal import Terminal, needs_tmux
 from tests.terminal import terminal as terminal  # a fixture
-from tests.tui_chat import Chat
+from tests.tui_chat import Chat, until
 
 
 class Source:
@@ -77,14 +76,6 @@ async def first_run() -> AsyncIterator[Chat]:
             yield it
         finally:
             app.close_downloads(10)
-
-
-async def until(pilot: Pilot[None], holds: Callable[[], object]) -> None:
-    for _ in range(500):
-        if holds():
-            return
-        await pilot.pause(0.01)
-    raise AssertionError("it did not come")
 
 
 async def test_the_chat_is_open_while_the_model_is_fetched(source: Source) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from textual.message import Message as Note
 from textual.pilot import Pilot
@@ -120,3 +120,12 @@ async def chat(
         if loaded:
             await chat.post(Loaded("starter", "float32", 8192))
         yield chat
+
+
+async def until(pilot: Pilot[None], holds: Callable[[], object]) -> None:
+    """Waits until it `holds`, for five seconds at least."""
+    for _ in range(500):
+        if holds():
+            return
+        await pilot.pause(0.01)
+    raise AssertionError("it did not come")

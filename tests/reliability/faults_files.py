@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
+import subprocess
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
@@ -203,12 +204,8 @@ def output_full(home: Home, command: Command) -> Outcome:
 # Permissions that are taken away
 
 
-def forbidden(home: Home, path: Path, mode: int, command: Command) -> Outcome:
-    """Takes permissions from a file or a folder, runs the command, and gives them back."""
-    where = str(path.relative_to(home.folder))
-    outcome = Outcome("permissions revoked", command.name, f"{where} {mode:03o}")
-    with _mode(path, mode):
-        done = home.run(command)
+def _judged(home: Home, command: Command, outcome: Outcome, done: Done) -> Outcome:
+    """What came of a command that was forbidden something."""
     outcome.word = done.word
     outcome.check_words(done)
     outcome.check(done.code in (0, 1, 2), f"code {done.code}: {done.err[-800:]}")
@@ -216,6 +213,15 @@ def forbidden(home: Home, path: Path, mode: int, command: Command) -> Outcome:
         home.akunu(*command.undo)
     check_restart(home, command, outcome)
     return outcome
+
+
+def forbidden(home: Home, path: Path, mode: int, command: Command) -> Outcome:
+    """Takes permissions from a file or a folder, runs the command, and gives them back."""
+    where = str(path.relative_to(home.folder))
+    outcome = Outcome("permissions revoked", command.name, f"{where} {mode:03o}")
+    with _mode(path, mode):
+        done = home.run(command)
+    return _judged(home, command, outcome, done)
 
 
 def forbidden_meanwhile(home: Home, path: Path, command: Command, seconds: float) -> Outcome:
@@ -223,22 +229,14 @@ def forbidden_meanwhile(home: Home, path: Path, command: Command, seconds: float
     where = str(path.relative_to(home.folder))
     outcome = Outcome("permissions revoked", command.name, f"{where} 000 after {seconds:.1f} s")
     process = home.start(command)
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(seconds)
-    except Exception as error:  # noqa: BLE001 - only a TimeoutExpired is expected
-        outcome.check(type(error).__name__ == "TimeoutExpired", repr(error))
     with _mode(path, 0):
         done = finished(process)
-    outcome.word = done.word
-    outcome.check_words(done)
-    outcome.check(done.code in (0, 1, 2), f"code {done.code}: {done.err[-800:]}")
-    if command.undo and done.code == 0:
-        home.akunu(*command.undo)
-    check_restart(home, command, outcome)
-    return outcome
+    return _judged(home, command, outcome, done)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _mode(path: Path, mode: int) -> Iterator[None]:
     before = path.stat().st_mode & 0o777
     path.chmod(mode)
