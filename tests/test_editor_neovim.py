@@ -51,7 +51,7 @@ def start(terminal: Terminal, folder: Path) -> Path:
     ready = (
         "vim.o.ttimeoutlen = 50\n"
         "vim.api.nvim_create_autocmd('LspProgress', {pattern = 'end', callback = function(its)\n"
-        "  vim.o.statusline = its.data.params.value.message\n"
+        "  vim.o.statusline = its.data.params.value.message .. ', at %l:%c'\n"
         "end})\n"
     )
     (folder / "init.lua").write_text(printed + ready)
@@ -83,15 +83,35 @@ def test_a_ghost_from_the_starter_is_accepted_with_tab(
     assert re.fullmatch(f"{re.escape(CODE)} *{GHOST}\n", written(terminal, path))
 
 
-def test_a_ghost_is_accepted_in_parts(
+def test_a_ghost_is_accepted_word_by_word_without_a_pause(
+    terminal: Terminal, tmp_path: Path, starter: StoredModel
+) -> None:
+    path = start(terminal, tmp_path)
+    terminal.type("G", "o")
+    terminal.wait_for(GHOST, seconds=150)
+    for column in (11, 13, 15, 17):  # after return, a, -, b
+        terminal.type("C-f")
+        terminal.wait_for(f"at 5:{column}")
+    assert re.fullmatch(rf"{re.escape(CODE)} *{GHOST}\n", written(terminal, path))
+
+
+def test_a_line_of_what_a_word_left_is_accepted(
     terminal: Terminal, tmp_path: Path, starter: StoredModel
 ) -> None:
     path = start(terminal, tmp_path)
     terminal.type("G", "o")
     terminal.wait_for(GHOST, seconds=150)
     terminal.type("C-f")
-    terminal.wait_for(GHOST, seconds=150)  # asked for anew, with the word in place
+    terminal.wait_for("at 5:11")
     terminal.type("C-l")
-    terminal.wait_for(GHOST)
-    terminal.type("C-f", "Tab")  # without a ghost they are themselves
-    assert re.fullmatch(rf"{re.escape(CODE)} *{GHOST}\s*\n", written(terminal, path))
+    terminal.wait_for("at 5:17")
+    assert re.fullmatch(rf"{re.escape(CODE)} *{GHOST}\n", written(terminal, path))
+
+
+def test_without_a_ghost_the_keys_are_themselves(
+    terminal: Terminal, tmp_path: Path, starter: StoredModel
+) -> None:
+    path = start(terminal, tmp_path)
+    terminal.type(":lua vim.lsp.inline_completion.enable(false)", "Enter")
+    terminal.type("G", "o", "(", "C-l", "Tab", ")")
+    assert re.fullmatch(rf"{re.escape(CODE)} *\(\f\s+\)\n", written(terminal, path))
