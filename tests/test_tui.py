@@ -7,6 +7,7 @@ from textual import events
 
 from akunu_py.tui.conversation import Conversation
 from akunu_py.tui.messages import Failed, Finished, Loaded, Prefilling
+from akunu_py.tui.prompt import PromptBox
 from akunu_py.tui.text import displayable, typeable
 from akunu_py.tui.transcript import Transcript
 from akunu_py.tui.turn_view import AnswerView
@@ -237,6 +238,18 @@ async def test_any_size(size: tuple[int, int]) -> None:
         await it.pilot.resize_terminal(30, 8)
         await it.press("f2", "escape")
         assert it.phase() == "stopped"
+
+
+@pytest.mark.parametrize("rows", [5, 6, 8, 12, 30])
+async def test_the_line_that_is_typed_is_seen(rows: int) -> None:
+    async with chat(size=(90, 30)) as it:
+        await it.press(*"a", *["ctrl+j"] * 12, *"b")
+        await it.pilot.resize_terminal(20, rows)
+        await it.pilot.pause()
+        prompt = it.app.query_one(PromptBox)
+        seen = prompt.content_region.intersection(it.app.screen.region)
+        assert seen.contains_point(prompt.cursor_screen_offset)
+        assert prompt.region.bottom == it.status.region.y == rows - 1
 
 
 def test_what_is_shown_is_as_long_as_what_was_said() -> None:

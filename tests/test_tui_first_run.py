@@ -155,7 +155,7 @@ def test_without_a_network(terminal: Terminal, tmp_path: Path) -> None:
     terminal.type("F4")
     terminal.wait_for(r"● starter +[0-9.]+ MB")
     terminal.type("Escape", "C-q")
-    assert "Traceback" not in terminal.wait_for("code=0\n", seconds=20)
+    assert "Traceback" not in terminal.wait_for("code=0\n")
 
 
 @needs_tmux
@@ -166,4 +166,4 @@ def test_from_the_package_index(terminal: Terminal, tmp_path: Path) -> None:
     screen = terminal.wait_for(r"● ready .* [1-9][0-9.]* tok/s", seconds=150)
     assert len(screen.partition("Say hello.")[2].partition("╭")[0].split()) >= 1
     terminal.type("C-q")
-    terminal.wait_for("code=0\n", seconds=20)
+    terminal.wait_for("code=0\n")

@@ -63,7 +63,7 @@ def test_a_conversation(terminal: Terminal, home: Path) -> None:
     usage = json.loads((home / "akunu" / "models" / ".usage" / "starter.json").read_text())
     assert usage["measured_peak"] > 100_000_000
     terminal.type("Escape")
-    screen = terminal.wait_for("■ stopped", seconds=5)
+    screen = terminal.wait_for("■ stopped")
     assert "a walrus." in screen
 
     terminal.type("F6")
@@ -84,7 +84,7 @@ def test_a_conversation(terminal: Terminal, home: Path) -> None:
     terminal.type("Write another one.", "Enter")
     terminal.wait_for("▶ answering")
     terminal.type("C-q")
-    screen = terminal.wait_for("code=[0-9]+\n", seconds=10)
+    screen = terminal.wait_for("code=[0-9]+\n")
     assert "code=0\n" in screen
     assert "terminal=same" in terminal.wait_for("terminal=|[$] $")
     assert "Traceback" not in screen
@@ -100,7 +100,7 @@ def test_a_conversation(terminal: Terminal, home: Path) -> None:
     terminal.type("Tab", "Up", "Right")
     terminal.wait_for(r"Begin with a song.\n.*‹ 2/2 ›(.*\n)*.*Write another one.")
     terminal.type("C-q")
-    terminal.wait_for("code=0\n", seconds=10)
+    terminal.wait_for("code=0\n")
 
 
 @needs_tmux
@@ -143,12 +143,12 @@ def test_a_tiny_terminal_and_hostile_pastes(terminal: Terminal, home: Path) -> N
     screen = terminal.wait_for("one.*two")
     assert "\x07" not in screen
     terminal.paste("many words " * 10_000)
-    terminal.wait_for("many words", seconds=20)
+    terminal.wait_for("many words")
     terminal.type("Enter")
-    screen = terminal.wait_for("the prompt has [0-9]+ tokens", seconds=60)
+    screen = terminal.wait_for("the prompt has [0-9]+ tokens")
     assert "Traceback" not in screen
     terminal.type("C-q")
-    terminal.wait_for("code=0\n", seconds=10)
+    terminal.wait_for("code=0\n")
 
 
 @needs_tmux
@@ -158,7 +158,7 @@ def test_a_signal_while_loading_restores_the_terminal(
 ) -> None:
     start(terminal, home, then='[ "$A" = "$(stty -g)" ] && echo terminal=same')
     subprocess.run(["kill", f"-{signal}", *children(terminal.shell())], check=True)
-    screen = terminal.wait_for("code=0\n(.*\n)*terminal=same", seconds=10)
+    screen = terminal.wait_for("code=0\n(.*\n)*terminal=same")
     assert "Traceback" not in screen
 
 

@@ -108,6 +108,7 @@ class PromptBox(TextArea):
 
     def on_resize(self) -> None:
         self.watch_hints()
+        self.call_after_refresh(self.scroll_cursor_visible)  # a text area does not follow it
 
     # Textual calls the base class's handlers after these two, unless they prevent it.
 
