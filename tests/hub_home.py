@@ -1,6 +1,6 @@
 """A hub on this machine with a tiny model, and empty places of our own.
 
-Import `files`, `home` and `server` to have the fixtures.
+Import `files`, `home` and `server` to have the fixtures; `server` offers what `files` says.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import pytest
 from huggingface_hub import constants
 
 from akunu_py.models import hub
-from akunu_py.models.gguf_import import import_gguf
 from tests.hub_server import Hub, running
-from tests.tiny_gguf import write_tiny
+from tests.tiny_model import tiny_files
 
 WEIGHTS = "model.safetensors"
 NAME = "tiny-model"
@@ -22,12 +21,8 @@ NAME = "tiny-model"
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """A whole model with random weights, and what nobody needs."""
-    work = tmp_path_factory.mktemp("made")
-    folder = work / "model"
-    folder.mkdir()
-    import_gguf(write_tiny(work / "tiny.gguf"), folder)
-    content = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    """A whole model, and what nobody needs."""
+    content = tiny_files(tmp_path_factory.mktemp("made"))
     return content | {"README.md": b"# tiny", "modeling_tiny.py": b"raise SystemExit", "a/b": b"x"}
 
 

@@ -13,20 +13,16 @@ from akunu_py.bench import fidelity
 from akunu_py.bench.fidelity import MODES, PRECISIONS, compare, load_prompts, read_compared, summed
 from akunu_py.engine import Engine
 from akunu_py.errors import StoreError, UsageError
-from akunu_py.models.gguf_import import import_gguf
 from akunu_py.session import Session
 from akunu_py.types import GenerateOptions, WeightMode
 from tests.test_cli import akunu
-from tests.tiny_gguf import write_tiny
+from tests.tiny_model import tiny_folder
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small quantised model."""
-    folder = tmp_path_factory.mktemp("tiny")
-    (folder / "model").mkdir()
-    import_gguf(write_tiny(folder / "tiny.gguf"), folder / "model")
-    return folder / "model"
+    return tiny_folder(tmp_path_factory.mktemp("tiny"))
 
 
 def test_the_prompts_are_many_and_all_different() -> None:

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from akunu_py.models.gguf_import import import_gguf
 from akunu_py.models.store import StoredModel
 from tests.reliability import concurrency
 from tests.reliability.faults import Home, Outcome
 from tests.terminal import needs_tmux
-from tests.tiny_gguf import write_tiny
+from tests.tiny_model import tiny_files
 
 
 @pytest.fixture
@@ -22,10 +21,7 @@ def home(tmp_path: Path, starter: StoredModel) -> Home:
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, bytes]:
     """Those of a small model, for a hub on this machine."""
-    made = tmp_path / "tiny"
-    made.mkdir()
-    import_gguf(write_tiny(tmp_path / "tiny.gguf"), made)
-    return {path.name: path.read_bytes() for path in sorted(made.iterdir())}
+    return tiny_files(tmp_path)
 
 
 def good(outcome: Outcome) -> None:

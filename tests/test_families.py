@@ -22,7 +22,8 @@ from mlx_lm.generate import generate_step
 
 from akunu_py import kvcache
 from akunu_py.decode import Target, decode, prefill
-from tests.families import FAMILIES, WINDOW, build, kinds, leaves
+from tests.families import build, kinds, leaves
+from tests.family_table import FAMILIES, WINDOW
 from tests.tiny import VOCABULARY, Adversary
 
 COUNT = 400
@@ -52,7 +53,7 @@ def test_every_cache_class_of_mlx_lm_is_tested() -> None:
     tested = {kind for name in FAMILIES for kind in kinds(kvcache.new_cache(build(name)))}
     missing = cache_classes() - tested - set(NOT_FOR_US)
     assert not missing, (
-        f"mlx-lm has cache classes that no family of tests/families.py uses: {sorted(missing)}. "
+        f"mlx-lm has cache classes that no family of tests/family_table.py uses: {sorted(missing)}. "
         "Teach akunu_py/kvcache.py to roll them back and add a family, or say in NOT_FOR_US why "
         "no model can come with one."
     )
@@ -64,7 +65,7 @@ def test_every_mixture_of_kinds_in_mlx_lm_is_tested() -> None:
     assert len(made) > 100
     missing = {module: sorted(kinds) for module, kinds in made.items() if kinds not in tested}
     assert not missing, (
-        f"no family of tests/families.py mixes its cache kinds as these do: {missing}. Add one."
+        f"no family of tests/family_table.py mixes its cache kinds as these do: {missing}. Add one."
     )
 
 

@@ -19,13 +19,12 @@ import pytest
 
 from akunu_py.engine import Engine
 from akunu_py.errors import DamagedModel
-from akunu_py.models.gguf_import import import_gguf
 from akunu_py.models.store import StoredModel
 from tests.reliability import __main__ as all_faults
 from tests.reliability import faults_chat, faults_commands, faults_files, faults_writers
 from tests.reliability.faults import Command, Home, Outcome, stop_and_go, why_no_small_disk
 from tests.terminal import needs_tmux
-from tests.tiny_gguf import write_tiny
+from tests.tiny_model import tiny_folder
 
 LIST = Command("models list", ("models", "list"), answers=lambda done: "starter" in done.out)
 
@@ -37,10 +36,7 @@ def home(tmp_path: Path, starter: StoredModel) -> Home:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    (folder / "model").mkdir()
-    import_gguf(write_tiny(folder / "tiny.gguf"), folder / "model")
-    return folder / "model"
+    return tiny_folder(tmp_path_factory.mktemp("tiny"))
 
 
 def good(*outcomes: Outcome) -> None:

@@ -12,7 +12,8 @@ from mlx_lm.generate import generate_step
 from akunu_py import kvcache
 from akunu_py.decode import Target
 from akunu_py.errors import UsageError
-from tests.families import FAMILIES, build, kinds
+from tests.families import build, kinds
+from tests.family_table import FAMILIES
 from tests.test_families import answer
 from tests.test_prefix import some
 from tests.tiny import Adversary

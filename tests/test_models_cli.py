@@ -8,33 +8,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from akunu_py.cli import main
-from akunu_py.models.gguf_import import import_gguf
-from tests.hub_server import REPOSITORY, Fault, Hub, running
-from tests.tiny_gguf import write_tiny
+from tests.hub_home import WEIGHTS
+from tests.hub_home import server as server  # a fixture
+from tests.hub_server import REPOSITORY, Fault, Hub
+from tests.tiny_model import tiny_files
 
 ROOT = Path(__file__).parent.parent
-WEIGHTS = "model.safetensors"
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    work = tmp_path_factory.mktemp("made")
-    folder = work / "model"
-    folder.mkdir()
-    import_gguf(write_tiny(work / "tiny.gguf"), folder)
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
-
-
-@pytest.fixture
-def server(files: dict[str, bytes]) -> Iterator[Hub]:
-    with running(dict(files)) as hub:
-        yield hub
+    return tiny_files(tmp_path_factory.mktemp("made"))
 
 
 @pytest.fixture
@@ -125,7 +114,7 @@ def test_ctrl_c_and_a_kill_leave_something_to_go_on_from(
 ) -> None:
     command = [sys.executable, "-m", "akunu_py", "models", "pull", REPOSITORY]
     for number, code in ((signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)):
-        server.faults[WEIGHTS].append(Fault(pause=0.02))
+        server.faults[WEIGHTS].append(Fault(pause=0.2))
         with subprocess.Popen(
             command, env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True
         ) as process:

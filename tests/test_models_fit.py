@@ -19,7 +19,8 @@ from akunu_py.models.fit import GIB, Activations, Growth, Needs, judge, largest_
 from akunu_py.models.store import StoredModel
 from akunu_py.session import Session
 from akunu_py.types import GenerateOptions
-from tests.families import FAMILIES, WINDOW, build, leaves
+from tests.families import build, leaves
+from tests.family_table import FAMILIES, WINDOW
 
 # Their caches grow by other steps than 256 tokens.
 _ROUNDED = ("llama-concatenate", "llama4", "deepseek_v41")

@@ -14,7 +14,8 @@ import pytest
 
 from akunu_py import decode, kvcache
 from akunu_py.decode import Target, prefill
-from tests.families import FAMILIES, WINDOW, build
+from tests.families import build
+from tests.family_table import FAMILIES, WINDOW
 from tests.tiny import VOCABULARY, Adversary
 
 PLAIN = ["llama", "deepseek_v3", "llama-kv8", "llama-concatenate"]  # these can always be rewound

@@ -19,7 +19,8 @@ from akunu_py.errors import AkunuError, DamagedCache, StoreError, UsageError
 from akunu_py.models.store import StoredModel
 from akunu_py.session import Session
 from akunu_py.types import GenerateOptions, Message
-from tests.families import FAMILIES, build
+from tests.families import build
+from tests.family_table import FAMILIES
 from tests.test_cli import akunu, assert_one_line_error
 from tests.test_prefix import answer, fresh, some
 

@@ -19,12 +19,11 @@ from pathlib import Path
 from random import Random
 
 from akunu_py.models import store
-from akunu_py.models.gguf_import import import_gguf
 from tests.reliability import concurrency, faults_chat, faults_commands, faults_files
 from tests.reliability import faults_writers as writers
 from tests.reliability.faults import Command, Home, Outcome, why_no_small_disk
 from tests.reliability.faults_commands import SIGNALS
-from tests.tiny_gguf import write_tiny
+from tests.tiny_model import tiny_files
 
 RUN = Command("run", ("run", "--max-tokens", "4", "--temperature", "0", "Say hello."))
 LIST = Command("models list", ("models", "list"), answers=lambda done: "starter" in done.out)
@@ -80,7 +79,7 @@ def harm(folder: Path, seed: int, seconds: float, only: str = "") -> Source:
 
 def sources(folder: Path, starter: Path, seed: int) -> dict[str, tuple[Source, int]]:
     """Everything that does harm, each in a home of its own, and how often at a turn."""
-    tiny = _tiny(folder)
+    tiny = tiny_files(folder)
 
     def home(name: str) -> Home:
         return Home(folder / name, starter)
@@ -227,14 +226,6 @@ def _tried(harm: Callable[[], Outcome], kind: str, moment: str = "") -> Outcome:
         return harm()
     except AssertionError as error:
         return Outcome(kind, "chat", moment, problems=[str(error)])
-
-
-def _tiny(folder: Path) -> dict[str, bytes]:
-    """The files of a model that is small enough to be pulled often."""
-    made = folder / "tiny"
-    made.mkdir()
-    import_gguf(write_tiny(folder / "tiny.gguf"), made)
-    return {path.name: path.read_bytes() for path in sorted(made.iterdir())}
 
 
 def table(outcomes: list[Outcome]) -> str:
