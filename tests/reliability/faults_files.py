@@ -102,7 +102,7 @@ def altered(home: Home, path: Path, harm: str, random: Random, command: Command)
         outcome.word = outcome.word or verified.word
     if of_store or path.parent == home.config:
         _put_back(backup, path)
-    elif done.code == 1 and path.is_dir():  # which is nobody's to delete
+    elif path.is_dir():  # which is nobody's to delete
         path.rmdir()
     if path == home.conversations:
         _check_set_aside(home, done, outcome)
