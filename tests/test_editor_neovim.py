@@ -63,6 +63,13 @@ def start(terminal: Terminal, folder: Path) -> Path:
     return path
 
 
+def start_with_a_ghost(terminal: Terminal, folder: Path) -> Path:
+    path = start(terminal, folder)
+    terminal.type("G", "o")
+    terminal.wait_for(GHOST, seconds=150)
+    return path
+
+
 def written(terminal: Terminal, path: Path) -> str:
     """The buffer, after leaving insert mode and Neovim."""
     terminal.type("Escape")
@@ -75,9 +82,7 @@ def written(terminal: Terminal, path: Path) -> str:
 def test_a_ghost_from_the_starter_is_accepted_with_tab(
     terminal: Terminal, tmp_path: Path, starter: StoredModel
 ) -> None:
-    path = start(terminal, tmp_path)
-    terminal.type("G", "o")
-    terminal.wait_for(GHOST, seconds=150)
+    path = start_with_a_ghost(terminal, tmp_path)
     assert path.read_text() == CODE
     terminal.type("Tab")
     assert re.fullmatch(f"{re.escape(CODE)} *{GHOST}\n", written(terminal, path))
@@ -86,9 +91,7 @@ def test_a_ghost_from_the_starter_is_accepted_with_tab(
 def test_a_ghost_is_accepted_word_by_word_without_a_pause(
     terminal: Terminal, tmp_path: Path, starter: StoredModel
 ) -> None:
-    path = start(terminal, tmp_path)
-    terminal.type("G", "o")
-    terminal.wait_for(GHOST, seconds=150)
+    path = start_with_a_ghost(terminal, tmp_path)
     for column in (11, 13, 15, 17):  # after return, a, -, b
         terminal.type("C-f")
         terminal.wait_for(f"at 5:{column}")
@@ -98,9 +101,7 @@ def test_a_ghost_is_accepted_word_by_word_without_a_pause(
 def test_a_line_of_what_a_word_left_is_accepted(
     terminal: Terminal, tmp_path: Path, starter: StoredModel
 ) -> None:
-    path = start(terminal, tmp_path)
-    terminal.type("G", "o")
-    terminal.wait_for(GHOST, seconds=150)
+    path = start_with_a_ghost(terminal, tmp_path)
     terminal.type("C-f")
     terminal.wait_for("at 5:11")
     terminal.type("C-l")
