@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from akunu_py.commands import chats_options, complete_options, generation
-from akunu_py.commands.parser import Parser
-from akunu_py.commands.warn import tell_warnings
+from akunu_py.arguments import Parser, add_generation
+from akunu_py.commands import chats_options, complete_options
 from akunu_py.errors import INTERRUPTED, AkunuError
 from akunu_py.interrupts import end_at_once, raise_again
+from akunu_py.text import print_warnings
 from akunu_py.version import __version__
 
 _TOP_LEVEL = ("-h", "--help", "--version")
@@ -60,7 +60,7 @@ def _add_chat(commands: argparse._SubParsersAction[Parser]) -> None:
     parser = _add_command(commands, "chat", "talk to a model in the terminal")
     parser.add_argument("model", nargs="?", default=None, metavar="MODEL")
     # Not greedy, as the settings say: a small model goes round in circles, and a person notices.
-    generation.add_options(parser, temperature=None, top_p=0.95)
+    add_generation(parser, temperature=None, top_p=0.95)
 
 
 def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -76,7 +76,7 @@ def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
         metavar="FILE",
         help="keep what was read and said in FILE, and do not read again what it holds",
     )
-    generation.add_options(parser, temperature=0.0, top_p=1.0)
+    add_generation(parser, temperature=0.0, top_p=1.0)
 
 
 def _add_complete(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -149,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except AkunuError as error:
-        tell_warnings([str(error)])
+        print_warnings([str(error)])
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -158,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         _discard_output()
-        tell_warnings([f"{error.strerror or error}{_at(error.filename)}"])
+        print_warnings([f"{error.strerror or error}{_at(error.filename)}"])
         return 1
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from akunu_py.models import catalogue
 from akunu_py.models.catalogue import CatalogueEntry
-from akunu_py.sizes import human_size
+from akunu_py.text import human_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from textual import events
 
+from akunu_py.text import displayable, typeable
 from akunu_py.tui.conversation import Conversation
 from akunu_py.tui.messages import Failed, Finished, Loaded, Prefilling
 from akunu_py.tui.prompt import PromptBox
-from akunu_py.tui.text import displayable, typeable
 from akunu_py.tui.transcript import Transcript
 from akunu_py.tui.turn_view import AnswerView
 from akunu_py.types import Message

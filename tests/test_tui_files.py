@@ -20,12 +20,12 @@ from textual.screen import Screen
 from textual.widgets import OptionList, Static
 
 from akunu_py.errors import UsageError
+from akunu_py.text import typeable
 from akunu_py.tui.attach import Attachment, attach, join, mentions, read, split
 from akunu_py.tui.completion import Completer
 from akunu_py.tui.completion_popup import CompletionPopup
 from akunu_py.tui.files import FileIndex, best
 from akunu_py.tui.prompt import PromptBox
-from akunu_py.tui.text import typeable
 from tests.tui_host import Compare, Host
 
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from akunu_py.errors import UsageError
-from akunu_py.sizes import human_size
-from akunu_py.tui.text import typeable
+from akunu_py.text import human_size, typeable
 
 # At the start or after a space or bracket: me@example.com names no file. Quotes hold spaces.
 _MENTION = re.compile(r'(?<![^\s(\[])@(?:"([^"\n]+)"|([^\s"@][^\s"]*))')

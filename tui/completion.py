@@ -15,7 +15,7 @@ from pathlib import Path
 from akunu_py.errors import AkunuError
 from akunu_py.models import store
 from akunu_py.settings import load_settings
-from akunu_py.sizes import human_size
+from akunu_py.text import human_size
 from akunu_py.tui import themes
 from akunu_py.tui.files import FileIndex, Match, best
 from akunu_py.tui.slash import COMMANDS

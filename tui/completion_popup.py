@@ -14,8 +14,8 @@ from textual.content import Content
 from textual.widgets import OptionList, TextArea
 from textual.widgets.option_list import Option
 
+from akunu_py.text import displayable
 from akunu_py.tui.completion import Completer, Completion, Suggestion
-from akunu_py.tui.text import displayable
 
 _MOVES = {"up": -1, "down": 1, "ctrl+p": -1, "ctrl+n": 1, "pageup": -6, "pagedown": 6}
 _FRAME = 7  # columns of margin, border, padding and scrollbar

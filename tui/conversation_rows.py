@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 from textual.content import Content
 from textual.style import Style
 
+from akunu_py.text import displayable
 from akunu_py.tui.archive import Found
-from akunu_py.tui.text import displayable
 from akunu_py.tui.tree import ChatMessage, Tree
 
 UNTITLED = "Untitled"

@@ -24,12 +24,12 @@ from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
 from akunu_py.errors import ArchiveError
+from akunu_py.text import displayable
 from akunu_py.tui.archive import Found
 from akunu_py.tui.conversation_rows import UNTITLED, row_of
 from akunu_py.tui.export_screen import ExportScreen, export_here
 from akunu_py.tui.keeper import Keeper
 from akunu_py.tui.peek_pane import PeekPane
-from akunu_py.tui.text import displayable
 
 _WIDE, _NORMAL = 100, 60  # columns
 _EMPTY = "No conversations yet. What is said in the chat is kept here."

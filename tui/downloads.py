@@ -17,7 +17,7 @@ from textual.message import Message
 from akunu_py.errors import AkunuError, Cancelled
 from akunu_py.models.progress import Progress
 from akunu_py.models.store import StoredModel
-from akunu_py.sizes import human_size
+from akunu_py.text import human_size
 
 _INTERVAL_S = 0.1
 Pull = Callable[[str, Callable[[Progress], None], Callable[[], bool]], StoredModel]

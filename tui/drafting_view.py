@@ -16,8 +16,8 @@ from textual.content import Span as Styled
 from textual.style import Style
 from textual.widget import Widget
 
+from akunu_py.text import displayable, on_one_line
 from akunu_py.tui.conversation import Turn
-from akunu_py.tui.text import displayable, on_one_line
 
 _BARS = "▁▂▃▄▅▆▇█"
 _LONGEST_BAR = 8  # tokens in a pass; more look the same

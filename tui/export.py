@@ -16,9 +16,9 @@ from typing import Literal
 from markdown_it import MarkdownIt
 
 from akunu_py.errors import ArchiveError
+from akunu_py.text import displayable
 from akunu_py.tui.exchange import as_json
 from akunu_py.tui.telling import ending_of, spoken, who
-from akunu_py.tui.text import displayable
 from akunu_py.tui.tree import Tree
 
 ExportFormat = Literal["markdown", "json", "svg"]

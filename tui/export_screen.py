@@ -15,8 +15,8 @@ from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
+from akunu_py.text import displayable
 from akunu_py.tui.export import FORMATS, ExportFormat, file_name, render, write_new
-from akunu_py.tui.text import displayable
 from akunu_py.tui.tree import Tree
 
 _WORDS: dict[ExportFormat, tuple[str, str]] = {

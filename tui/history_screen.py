@@ -14,7 +14,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
-from akunu_py.tui.text import on_one_line
+from akunu_py.text import on_one_line
 
 _MOST = 200  # shown; more words find the others
 _SHOWN = 300  # characters of a prompt

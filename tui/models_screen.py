@@ -21,10 +21,9 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from akunu_py.models.progress import Progress
-from akunu_py.sizes import human_size
+from akunu_py.text import displayable, human_size
 from akunu_py.tui.downloads import DownloadEnded, DownloadMoved, Downloads, in_words
 from akunu_py.tui.model_rows import ModelRow, available_memory, matching, model_rows
-from akunu_py.tui.text import displayable
 
 # What the hub calls a repository; a revision may follow.
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)

@@ -22,8 +22,8 @@ from rich.theme import Theme
 from textual.color import Color
 
 from akunu_py.errors import ArchiveError
+from akunu_py.text import displayable
 from akunu_py.tui.telling import ending_of, spoken, who
-from akunu_py.tui.text import displayable
 from akunu_py.tui.themes import DARK
 from akunu_py.tui.tree import ChatMessage, Tree, title_of
 

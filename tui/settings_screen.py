@@ -22,8 +22,8 @@ from textual.widgets import Checkbox, Input, Label, Select, Static, TextArea
 from akunu_py.errors import AkunuError
 from akunu_py.models import store
 from akunu_py.settings import HOTTEST, Settings, save_settings, settings_file
+from akunu_py.text import displayable, typeable
 from akunu_py.tui import themes
-from akunu_py.tui.text import displayable, typeable
 
 _NOBODY = ""  # the persona that is the plain system prompt
 

@@ -8,8 +8,8 @@ from textual.containers import Vertical
 from textual.content import Content
 from textual.widgets import Static
 
+from akunu_py.text import displayable
 from akunu_py.tui.conversation import Turn
-from akunu_py.tui.text import displayable
 
 _TAIL = 1500  # characters shown of thinking that goes on: all of it would be wrapped for each token
 

@@ -17,12 +17,11 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Static
 
-from akunu_py.sizes import human_size
+from akunu_py.text import displayable, human_size, on_one_line
 from akunu_py.tui.attach import split
 from akunu_py.tui.conversation import Turn
 from akunu_py.tui.drafting_view import DraftedText
 from akunu_py.tui.sections import AnswerText, Section
-from akunu_py.tui.text import displayable, on_one_line
 from akunu_py.tui.thinking_view import ThinkingView
 from akunu_py.types import FinishReason
 

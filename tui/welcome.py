@@ -15,10 +15,9 @@ from textual.content import Content
 from textual.widgets import Static
 
 from akunu_py.models import catalogue
-from akunu_py.sizes import human_size
+from akunu_py.text import displayable, human_size
 from akunu_py.tui.keys import keys_of_actions
 from akunu_py.tui.model_rows import ModelRow
-from akunu_py.tui.text import displayable
 
 _WRITING = (("Enter", "send"), ("Ctrl+J", "new line"), ("@", "attach a file"), ("/", "commands"))
 _ACTIONS = (

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Callable
 from typing import NamedTuple
 
+from akunu_py.arguments import Parser
 from akunu_py.commands import (
     bench_chat,
     bench_compare,
@@ -22,7 +23,6 @@ from akunu_py.commands import (
     bench_speed,
     bench_theory,
 )
-from akunu_py.commands.parser import Parser
 
 
 class _Action(NamedTuple):

@@ -16,9 +16,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from akunu_py.arguments import positive
 from akunu_py.bench.workloads import load_workloads
 from akunu_py.commands.bench_common import add_format, add_model, progress
-from akunu_py.commands.parser import positive
 from akunu_py.errors import INTERRUPTED, AkunuError
 from akunu_py.models import store
 from akunu_py.types import DRAFT_MODES, Stats

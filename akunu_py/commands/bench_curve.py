@@ -7,8 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from akunu_py.arguments import positive
 from akunu_py.commands.bench_common import add_format, add_model
-from akunu_py.commands.parser import positive
 from akunu_py.ngram.planner import choose_length
 
 if TYPE_CHECKING:

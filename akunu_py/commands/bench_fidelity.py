@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from akunu_py.arguments import positive
 from akunu_py.commands.bench_common import add_format, progress
-from akunu_py.commands.parser import positive
 from akunu_py.errors import INTERRUPTED
 from akunu_py.types import DEFAULT_MODEL
 

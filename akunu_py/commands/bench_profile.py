@@ -10,9 +10,9 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from akunu_py.arguments import positive
 from akunu_py.bench.workloads import load_workloads
 from akunu_py.commands.bench_common import add_format, add_model, progress
-from akunu_py.commands.parser import positive
 from akunu_py.errors import INTERRUPTED
 from akunu_py.types import DRAFT_MODES
 
@@ -109,8 +109,8 @@ async def seconds_to_draw(texts: Sequence[str]) -> float:
     from textual.containers import VerticalScroll
     from textual.widgets import Markdown
 
+    from akunu_py.text import displayable
     from akunu_py.tui.sections import markdown_parser
-    from akunu_py.tui.text import displayable
 
     class Page(App[None]):
         def compose(self) -> ComposeResult:

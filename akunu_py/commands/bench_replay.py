@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from akunu_py.arguments import positive
 from akunu_py.bench.curves import CURVES, parse_curve
 from akunu_py.bench.replay import Trace, load_trace
 from akunu_py.bench.replayers import COMPARED, replay_trace
 from akunu_py.commands.bench_common import add_format, add_model
-from akunu_py.commands.parser import positive
 from akunu_py.errors import UsageError
 from akunu_py.types import DEFAULT_DRAFT_TOKENS
 

@@ -6,9 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from akunu_py.arguments import positive
 from akunu_py.bench.workloads import NAMES, load_workloads
 from akunu_py.commands.bench_common import add_model, add_output, progress, write
-from akunu_py.commands.parser import positive
 from akunu_py.errors import INTERRUPTED, UsageError
 from akunu_py.types import DEFAULT_DRAFT_TOKENS
 

@@ -9,10 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from akunu_py.arguments import positive
 from akunu_py.bench.workloads import load_workloads
 from akunu_py.commands.bench_common import add_format, add_model, progress
 from akunu_py.commands.bench_speed import CURVE_ROWS, lengths, temperature
-from akunu_py.commands.parser import positive
 from akunu_py.errors import INTERRUPTED, UsageError
 
 _TABLE_1 = """\

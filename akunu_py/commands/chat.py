@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from akunu_py import paths
-from akunu_py.commands.generation import options_from
-from akunu_py.commands.warn import tell_warnings
+from akunu_py.arguments import options_from
 from akunu_py.errors import UsageError
 from akunu_py.models import store
 from akunu_py.models.install import installed
 from akunu_py.settings import load_settings
+from akunu_py.text import print_warnings
 from akunu_py.types import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -86,14 +86,14 @@ def run(args: argparse.Namespace) -> int:
     if not all_kept:
         code = code or 1
         why = keeper.error or "the disk does not answer"
-        tell_warnings([f"not all that was said could be saved: {why}"])
+        print_warnings([f"not all that was said could be saved: {why}"])
     if not (app.close_downloads(_PATIENCE_S) and session.close(_PATIENCE_S) and all_kept):
         # Python would tear itself down under a thread that is deep in MLX, which may crash. The
         # screen is restored and nothing is left to be written.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-    tell_warnings(warning for experience in learned_from for warning in experience.warnings)
+    print_warnings(warning for experience in learned_from for warning in experience.warnings)
     return code
 
 

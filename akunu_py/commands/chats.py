@@ -11,13 +11,12 @@ from datetime import datetime
 from pathlib import Path
 
 from akunu_py import paths
-from akunu_py.commands.warn import tell_warnings
 from akunu_py.errors import ArchiveError, UsageError
+from akunu_py.text import displayable, for_output, print_warnings
 from akunu_py.tui.archive import Archive, Found
 from akunu_py.tui.archive_search import Hit
 from akunu_py.tui.exchange import as_json, read_json
 from akunu_py.tui.export import FORMATS, SUFFIXES, ExportFormat, render, write_new
-from akunu_py.tui.text import displayable, for_output
 from akunu_py.tui.tree import ConversationInfo
 
 _ID_DIGITS = 8  # enough to tell conversations apart
@@ -33,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     }
     archive = Archive.open(paths.conversations_file())
     try:
-        tell_warnings(archive.warnings)
+        print_warnings(archive.warnings)
         actions[args.action](archive, args)
     finally:
         archive.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from akunu_py.commands.parser import Parser
+from akunu_py.arguments import Parser
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

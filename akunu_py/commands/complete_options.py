@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from akunu_py.commands import generation
+from akunu_py.arguments import Parser, add_drafting, add_loading, positive
 from akunu_py.commands.editor_config import EDITORS
-from akunu_py.commands.parser import Parser, positive
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -23,8 +22,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     _add_filter(parser.add_argument_group("filter: one buffer in, its completion out"))
     _add_limits(parser.add_argument_group("limits, for requests that set none"))
     _add_budgets(parser.add_argument_group("what the model reads at most, in tokens"))
-    generation.add_drafting(parser.add_argument_group("drafting"))
-    generation.add_loading(parser)
+    add_drafting(parser.add_argument_group("drafting"))
+    add_loading(parser)
 
 
 def passed_on(args: argparse.Namespace) -> list[str]:

@@ -11,8 +11,7 @@ from akunu_py import paths
 from akunu_py.errors import UsageError
 from akunu_py.models import store
 from akunu_py.settings import Settings, load_settings, settings_file
-from akunu_py.sizes import human_size
-from akunu_py.tui.text import on_one_line
+from akunu_py.text import human_size, on_one_line
 from akunu_py.version import __version__
 
 _PACKAGES = ("mlx", "mlx-lm", "numpy", "textual", "tokenizers", "transformers", "huggingface-hub")

@@ -9,10 +9,10 @@ import argparse
 from typing import TYPE_CHECKING
 
 from akunu_py import paths
-from akunu_py.commands.warn import tell_warnings
 from akunu_py.models import store
 from akunu_py.models.usage import note_usage
 from akunu_py.settings import load_settings
+from akunu_py.text import print_warnings
 from akunu_py.types import WeightMode
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def load_engine(
     """
     found = store.resolve(model or load_settings().model)
     engine = load_found(found, weights, kv_bits, context=context, force=force)
-    tell_warnings([engine.fit.note] if engine.fit.note else [])
+    print_warnings([engine.fit.note] if engine.fit.note else [])
     return engine
 
 

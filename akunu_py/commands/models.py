@@ -14,8 +14,7 @@ from akunu_py.models import catalogue, cleanup, store
 from akunu_py.models.fit import GIB, usable_memory
 from akunu_py.models.recommend import Recommendation, recommend
 from akunu_py.models.usage import Usage, read_usage
-from akunu_py.sizes import human_size
-from akunu_py.tui.text import on_one_line
+from akunu_py.text import human_size, on_one_line
 
 _UNITS = {"G": GIB, "GB": GIB, "GIB": GIB, "M": 1 << 20, "MB": 1 << 20, "MIB": 1 << 20}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from akunu_py.commands.progress import progress_bar
 from akunu_py.models.local_import import import_model
-from akunu_py.sizes import human_size
+from akunu_py.text import human_size
 
 
 def run(args: argparse.Namespace) -> int:

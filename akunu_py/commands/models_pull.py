@@ -7,7 +7,7 @@ import sys
 
 from akunu_py.commands.progress import watched
 from akunu_py.models.pull import is_here, pull
-from akunu_py.sizes import human_size
+from akunu_py.text import human_size
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,8 +9,7 @@ from akunu_py import experience
 from akunu_py.commands.progress import progress_bar
 from akunu_py.errors import DamagedModel, UsageError
 from akunu_py.models import cleanup, hub_cache, store
-from akunu_py.sizes import human_size
-from akunu_py.tui.text import on_one_line
+from akunu_py.text import human_size, on_one_line
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from tqdm import tqdm
 
 from akunu_py.models.progress import Meter, Progress
-from akunu_py.sizes import human_size
+from akunu_py.text import human_size
 
 _LINE_EVERY_S = 10.0
 

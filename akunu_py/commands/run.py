@@ -10,11 +10,10 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from akunu_py.commands.generation import options_from
+from akunu_py.arguments import options_from
 from akunu_py.commands.load import engine_from, load_experience, note_peak
-from akunu_py.commands.warn import tell_warnings
 from akunu_py.errors import INTERRUPTED, EmptyPrompt, UsageError
-from akunu_py.tui.text import displayable, for_output
+from akunu_py.text import displayable, for_output, print_warnings
 from akunu_py.types import FinishReason, Message
 
 if TYPE_CHECKING:
@@ -41,14 +40,14 @@ def run(args: argparse.Namespace) -> int:
         session.reopen(args.prompt_cache)
     generation = session.generate(tokens, options)
     if options.draft != "off" and engine.no_draft:
-        tell_warnings([f"{engine.name} runs without drafting: {engine.no_draft}"])
+        print_warnings([f"{engine.name} runs without drafting: {engine.no_draft}"])
     with cancelled_by_interrupt(generation):
         if args.format == "json":
             generation.answer()
             print(for_output(json.dumps(as_dict(engine, generation), ensure_ascii=False)))
         else:
             stream(generation)
-    tell_warnings(experience.warnings)
+    print_warnings(experience.warnings)
     note_peak(engine, generation)
     if args.prompt_cache:
         session.save(args.prompt_cache)

@@ -1,10 +1,10 @@
-"""The options that say how an answer is made, shared by the commands that make one."""
+"""The argument parser, and the options that several commands share."""
 
 from __future__ import annotations
 
 import argparse
+from typing import NoReturn
 
-from akunu_py.commands.parser import positive
 from akunu_py.types import (
     DEFAULT_DRAFT_TOKENS,
     DEFAULT_MAX_TOKENS,
@@ -15,11 +15,31 @@ from akunu_py.types import (
 )
 
 
-def add_options(
+class Parser(argparse.ArgumentParser):
+    """Reports wrong usage on one line. Options are never guessed from their beginnings."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(**({"allow_abbrev": False} | options))  # type: ignore[arg-type]
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see: {self.prog} --help\n")
+
+
+def positive(text: str) -> int:
+    """The type of an option that must be an integer above 0."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of 1 or more, got {text!r}")
+    return value
+
+
+def add_generation(
     parser: argparse.ArgumentParser, *, temperature: float | None, top_p: float
 ) -> None:
-    """Adds them to `parser`, with the defaults that suit its command. temperature: None where the
-    settings say it."""
+    """Adds how an answer is generated. temperature: None for the one in the settings."""
     parser.add_argument("--max-tokens", type=positive, default=DEFAULT_MAX_TOKENS, metavar="N")
     parser.add_argument(
         "--stop", action="append", metavar="TEXT", help="ends the answer; may be repeated"

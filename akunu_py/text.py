@@ -1,12 +1,12 @@
-"""Text that is shown as it is: nothing in it is obeyed, by the terminal or by a markup parser.
+"""Text for a terminal: control characters made visible, sizes, and warnings on stderr.
 
-Owns what may reach the screen and what may reach a prompt. Refuses nothing: what cannot be shown
-is replaced, character for character, so that ranges into the text stay true.
+What cannot be shown is replaced character for character, so that ranges into the text stay true.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 
 _REPLACEMENT = "\ufffd"
 
@@ -47,3 +47,18 @@ def for_output(text: str) -> str:
 def on_one_line(text: str) -> str:
     """`displayable` text without line ends and tabs, as long as before."""
     return displayable(text).replace("\n", "⏎").replace("\t", " ")
+
+
+def print_warnings(warnings: Iterable[str]) -> None:
+    """Prints each warning or error to stderr, on one line."""
+    for warning in warnings:
+        print(f"akunu: {on_one_line(warning)}", file=sys.stderr)
+
+
+def human_size(size: float) -> str:
+    """Bytes in the largest decimal unit that keeps a digit before the point, as disks are sold."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
