@@ -8,7 +8,7 @@ from akunu_py.interrupts import end_at_once
 
 end_at_once()  # from the first moment; the rest takes some
 
-from akunu_py.blas import load_openblas  # noqa: E402
+from akunu_py.decoding.blas import load_openblas  # noqa: E402
 from akunu_py.version import __version__  # noqa: E402
 
 load_openblas()

@@ -23,11 +23,11 @@ from akunu_py.completion_types import (
     SourceFile,
     check_request,
 )
-from akunu_py.engine import Engine
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.learned import Experience
+from akunu_py.decoding.session import Generation, Session
 from akunu_py.errors import UsageError
-from akunu_py.experience import Experience
 from akunu_py.models.fim import find_family, load_families
-from akunu_py.session import Generation, Session
 from akunu_py.types import (
     DEFAULT_DRAFT_TOKENS,
     DraftMode,

@@ -18,7 +18,7 @@ from akunu_py.bench.replay import ReplayCounts, TraceItem, replay_item
 from akunu_py.code_tokens import CodeTokens
 from akunu_py.complete import CompleteOptions, Completer, Completion, Request, SourceFile
 from akunu_py.completion_prompt import Prompt
-from akunu_py.engine import Engine
+from akunu_py.decoding.engine import Engine
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import MAX_ROWS
 

@@ -19,13 +19,13 @@ from mlx_lm.sample_utils import make_sampler
 
 from akunu_py.bench.passes import Passes
 from akunu_py.bench.workloads import Workload
-from akunu_py.decode import common_prefix
-from akunu_py.engine import Engine
+from akunu_py.decoding.decode import common_prefix
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.learned import Experience
+from akunu_py.decoding.session import Session
 from akunu_py.errors import UsageError
-from akunu_py.experience import Experience
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.memory import Memory
-from akunu_py.session import Session
 from akunu_py.types import (
     DEFAULT_DRAFT_TOKENS,
     DraftMode,

@@ -21,11 +21,11 @@ from akunu_py.bench.curves import FixedCosts
 from akunu_py.bench.identity import Difference, first_difference
 from akunu_py.bench.passes import Passes
 from akunu_py.bench.rounding import compute_in_float32, round_products
-from akunu_py.drafting import Drafting
-from akunu_py.engine import Engine
+from akunu_py.decoding.drafting import Drafting
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.session import Session
 from akunu_py.errors import StoreError, UsageError
 from akunu_py.ngram.cost import PRIOR_SHAPE, CostCurve
-from akunu_py.session import Session
 from akunu_py.types import DraftMode, GenerateOptions, Message, WeightMode
 
 MODES: tuple[DraftMode, ...] = ("fixed", "auto")

@@ -20,7 +20,7 @@ from akunu_py.bench.contestants import (
 )
 from akunu_py.bench.replay import Trace
 from akunu_py.bench.speed import Plan
-from akunu_py.engine import Engine
+from akunu_py.decoding.engine import Engine
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.memory import CAPACITY_BITS, Memory
 

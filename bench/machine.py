@@ -12,8 +12,8 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.utils import get_total_parameters
 
-from akunu_py import backend
-from akunu_py.engine import Engine
+from akunu_py.decoding import device
+from akunu_py.decoding.engine import Engine
 from akunu_py.version import __version__
 
 _VERSIONS = ("mlx", "mlx-lm", "numpy")
@@ -34,10 +34,10 @@ def describe_model(engine: Engine) -> dict[str, Any]:
 def describe_machine() -> dict[str, Any]:
     """Hardware, system and versions."""
     return {
-        "device": backend.device_name(),
-        "backend": "Metal" if backend.on_metal() else f"CPU, {backend.blas_name()}",
+        "device": device.device_name(),
+        "backend": "Metal" if device.on_metal() else f"CPU, {device.blas_name()}",
         "cores": os.cpu_count(),
-        "memory_bytes": backend.total_memory(),
+        "memory_bytes": device.total_memory(),
         "system": platform.platform(),
         "python": platform.python_version(),
         "versions": {"akunu": __version__} | {name: version(name) for name in _VERSIONS},

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from akunu_py.answer_text import AnswerText
 from akunu_py.bench.contestants import Lent
 from akunu_py.bench.passes import Passes
 from akunu_py.bench.samples import median
 from akunu_py.bench.workloads import Workload
-from akunu_py.decode import Target
-from akunu_py.engine import Engine
+from akunu_py.decoding.decode import Target
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.session import Session
+from akunu_py.decoding.stream_decoder import AnswerText
 from akunu_py.ngram.cost import CostCurve
-from akunu_py.session import Session
 from akunu_py.types import DraftMode, GenerateOptions, Message, TextPiece
 
 STAGES = ("drafting", "building the graph", "device", "sampling", "detokenising", "the rest")

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from akunu_py.bench.workloads import Turn, Workload
-from akunu_py.engine import Engine
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.session import Session
 from akunu_py.errors import StoreError, UsageError
-from akunu_py.session import Session
 from akunu_py.types import GenerateOptions, Message
 
 

@@ -16,7 +16,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
-from akunu_py.engine import Engine
+from akunu_py.decoding.engine import Engine
 
 
 class _Rounded(nn.Module):

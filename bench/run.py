@@ -16,7 +16,7 @@ from akunu_py.bench.replay import load_trace
 from akunu_py.bench.result import Result
 from akunu_py.bench.speed import Plan, measure
 from akunu_py.bench.throughput import make_tests, run_tests
-from akunu_py.engine import Engine
+from akunu_py.decoding.engine import Engine
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.memory import Memory
 

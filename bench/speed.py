@@ -19,7 +19,7 @@ from akunu_py.bench.identity import first_difference
 from akunu_py.bench.loops import loop_start
 from akunu_py.bench.result import Repeat, Series
 from akunu_py.bench.workloads import Workload
-from akunu_py.engine import Engine
+from akunu_py.decoding.engine import Engine
 
 _WARM_UP_TOKENS = 16
 

@@ -18,9 +18,9 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from akunu_py.bench.contestants import PLAIN
 from akunu_py.bench.result import Throughput
-from akunu_py.engine import Engine
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.session import Session
 from akunu_py.errors import UsageError
-from akunu_py.session import Session
 from akunu_py.types import GenerateOptions
 
 OURS = "akunu"

@@ -11,7 +11,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 import pytest
 
-from akunu_py.engine import Engine
+from akunu_py.decoding.engine import Engine
 from akunu_py.errors import DamagedModel, UnknownModel
 from akunu_py.models import store
 from akunu_py.models.pull import pull

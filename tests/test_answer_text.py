@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from akunu_py.engine import Engine
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.session import Generation, Session
 from akunu_py.errors import UsageError
-from akunu_py.session import Generation, Session
 from akunu_py.types import DraftMode, GenerateOptions, Message
 from tests.prompts import REWRITE
 from tests.test_cli import akunu, assert_one_line_error

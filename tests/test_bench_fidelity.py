@@ -8,12 +8,12 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from akunu_py import kvcache
 from akunu_py.bench import fidelity
 from akunu_py.bench.fidelity import MODES, PRECISIONS, compare, load_prompts, read_compared, summed
-from akunu_py.engine import Engine
+from akunu_py.decoding import kvcache
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.session import Session
 from akunu_py.errors import StoreError, UsageError
-from akunu_py.session import Session
 from akunu_py.types import GenerateOptions, WeightMode
 from tests.test_cli import akunu
 from tests.tiny_model import tiny_folder

@@ -12,7 +12,7 @@ import pytest
 
 from akunu_py.bench import peers
 from akunu_py.bench.contestants import Conditions
-from akunu_py.engine import Engine
+from akunu_py.decoding.engine import Engine
 from tests.bench_fakes import workload
 
 END = 2

@@ -22,7 +22,7 @@ from akunu_py.bench.loops import loop_start
 from akunu_py.bench.passes import Passes
 from akunu_py.bench.result import Throughput, load_result, merged
 from akunu_py.bench.workloads import NAMES, Turn, Workload, load_workloads
-from akunu_py.engine import Engine
+from akunu_py.decoding.engine import Engine
 from akunu_py.models.store import StoredModel
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from akunu_py.engine import Engine
+from akunu_py.decoding.engine import Engine
 from akunu_py.models.store import StoredModel
 
 AKUNU = [sys.executable, "-m", "akunu_py"]

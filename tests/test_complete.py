@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from akunu_py.complete import CompleteOptions, Completer, Request
-from akunu_py.engine import Engine
+from akunu_py.decoding.engine import Engine
 from akunu_py.errors import UsageError
 from tests.tiny_fim import load_tiny, sentence_piece, write_model
 
 END = "<|endoftext|>"
-BUFFER = Path("akunu_py/detokenize.py").read_text(encoding="utf-8")
+BUFFER = Path("akunu_py/decoding/detokenize.py").read_text(encoding="utf-8")
 CURSOR = BUFFER.index("        self._window = self._window[self._given :]") + len("        self._w")
 PREFIX, SUFFIX = BUFFER[BUFFER.index("    def __init__(") : CURSOR], BUFFER[CURSOR:]
 

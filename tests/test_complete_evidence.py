@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from akunu_py.decode import common_prefix
-from akunu_py.engine import Engine
+from akunu_py.decoding.decode import common_prefix
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.session import Session
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.index import SuffixIndex
-from akunu_py.session import Session
 from akunu_py.types import GenerateOptions
 from tests.tiny_fim import load_tiny
 

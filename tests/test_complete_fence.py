@@ -11,9 +11,9 @@ import pytest
 
 from akunu_py.complete import Completer, Request
 from akunu_py.completion_fence import is_markdown, unfenced
-from akunu_py.engine import Engine
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.session import Session
 from akunu_py.models.fim import load_families
-from akunu_py.session import Session
 from akunu_py.types import Stats
 from tests.tiny_fim import byte_level, write_model
 

@@ -11,7 +11,7 @@ import pytest
 
 from akunu_py.complete import Completer, Completion, Request
 from akunu_py.completion_thread import CompletionThread, Failure
-from akunu_py.engine import Engine
+from akunu_py.decoding.engine import Engine
 from akunu_py.errors import UsageError
 from tests.tiny_fim import sentence_piece, write_model
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from akunu_py.decode import Target, accept, cut, decode, prefill
+from akunu_py.decoding.decode import Target, accept, cut, decode, prefill
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.fixed import FixedDrafter
 from akunu_py.ngram.off import NoDrafter

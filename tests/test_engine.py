@@ -10,9 +10,9 @@ import mlx.core as mx
 import pytest
 from mlx_lm.generate import generate_step
 
-from akunu_py.engine import Engine
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.session import Session
 from akunu_py.errors import DamagedModel, EmptyPrompt, PromptTooLong, UsageError
-from akunu_py.session import Session
 from akunu_py.types import DraftMode, GenerateOptions, Message
 from tests.prompts import REWRITE, VARIED_PROMPTS
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from akunu_py import experience
-from akunu_py.engine import Engine
+from akunu_py.decoding import learned as learned_module
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.learned import Experience, forget, remembered_bytes
+from akunu_py.decoding.session import Session
 from akunu_py.errors import UsageError
-from akunu_py.experience import Experience, forget, remembered_bytes
 from akunu_py.ngram.cost import CostCurve
-from akunu_py.session import Session
 from akunu_py.settings import Settings, load_settings, settings_file
 from akunu_py.types import GenerateOptions, Message
 
@@ -89,7 +89,7 @@ def test_forgetting_deletes_it() -> None:
 
 
 def test_the_journal_is_folded_into_a_bounded_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experience, "_JOURNAL_TOKENS", 50)
+    monkeypatch.setattr(learned_module, "_JOURNAL_TOKENS", 50)
     one, other = opened(), opened()  # two processes at once
     one.remember(ANSWER)
     for _ in range(12):
@@ -139,7 +139,7 @@ def test_a_disk_that_refuses_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> No
     def refuse(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(experience, "_append", refuse)
+    monkeypatch.setattr(learned_module, "_append", refuse)
     learned = opened()
     learned.remember(ANSWER)
     assert "No space left" in learned.warnings[0]

@@ -20,8 +20,8 @@ import mlx_lm.models
 import pytest
 from mlx_lm.generate import generate_step
 
-from akunu_py import kvcache
-from akunu_py.decode import Target, decode, prefill
+from akunu_py.decoding import kvcache
+from akunu_py.decoding.decode import Target, decode, prefill
 from tests.families import build, kinds, leaves
 from tests.family_table import FAMILIES, WINDOW
 from tests.tiny import VOCABULARY, Adversary
@@ -55,8 +55,8 @@ def test_every_cache_class_of_mlx_lm_is_tested() -> None:
     assert not missing, (
         "mlx-lm has cache classes that no family of tests/family_table.py uses: "
         f"{sorted(missing)}. "
-        "Teach akunu_py/kvcache.py to roll them back and add a family, or say in NOT_FOR_US why "
-        "no model can come with one."
+        "Teach akunu_py/decoding/kvcache.py to roll them back and add a family, or say in "
+        "NOT_FOR_US why no model can come with one."
     )
 
 

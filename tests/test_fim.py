@@ -11,7 +11,7 @@ import pytest
 
 from akunu_py.code_tokens import CodeTokens
 from akunu_py.complete import CompleteOptions, Completer, Request, SourceFile
-from akunu_py.engine import Engine
+from akunu_py.decoding.engine import Engine
 from akunu_py.errors import UsageError
 from akunu_py.models.fim import find_family, load_families
 from tests.tiny_fim import byte_level, load_tiny, sentence_piece, write_model

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from akunu_py.experience import Experience
+from akunu_py.decoding.learned import Experience
 from akunu_py.ngram.cost import CostCurve
 from tests.reliability.fuzz import changed, damaged, explore, lengths
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from akunu_py.engine import Engine
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.session import Session
 from akunu_py.errors import AkunuError, DamagedModel
-from akunu_py.session import Session
 from akunu_py.types import GenerateOptions
 from tests.reliability.fuzz import changed, damaged, explore, lengths
 from tests.tiny_fim import byte_level, load_tiny, write_model

@@ -6,7 +6,7 @@ import os
 import pty
 import subprocess
 
-from akunu_py.engine import Engine
+from akunu_py.decoding.engine import Engine
 from tests.test_cli import AKUNU
 
 ESCAPE = "\x1b"

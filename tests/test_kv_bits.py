@@ -9,8 +9,8 @@ import mlx.core as mx
 import pytest
 from mlx_lm.generate import generate_step
 
-from akunu_py import kvcache
-from akunu_py.decode import Target
+from akunu_py.decoding import kvcache
+from akunu_py.decoding.decode import Target
 from akunu_py.errors import UsageError
 from tests.families import build, kinds
 from tests.family_table import FAMILIES

@@ -19,7 +19,7 @@ from mlx_lm.models.cache import (
 )
 from mlx_lm.models.deepseek_v41 import LayerCache
 
-from akunu_py import kvcache
+from akunu_py.decoding import kvcache
 from akunu_py.errors import UsageError
 from tests.families import build
 

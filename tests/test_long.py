@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 import mlx.core as mx
 import pytest
 
-from akunu_py import decode
-from akunu_py.decode import PREFILL_CHUNK, Target, prefill
-from akunu_py.engine import Engine
-from akunu_py.session import Session
+from akunu_py.decoding import decode
+from akunu_py.decoding.decode import PREFILL_CHUNK, Target, prefill
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.session import Session
 from akunu_py.types import Drafter, GenerateOptions
 from tests.families import build
 from tests.test_prefix import Counting, answer, fresh, some

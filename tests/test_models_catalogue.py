@@ -12,7 +12,7 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes
 
-from akunu_py import footprint
+from akunu_py.decoding import footprint
 from akunu_py.errors import UnknownModel
 from akunu_py.models import catalogue, hub, store
 from akunu_py.models.catalogue import CatalogueEntry, load_catalogue, read_entry, smallest_mac

@@ -11,13 +11,13 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from akunu_py import backend, decode, footprint, kvcache
-from akunu_py.engine import Engine
+from akunu_py.decoding import decode, device, footprint, kvcache
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.session import Session
 from akunu_py.errors import DoesNotFit, UsageError
 from akunu_py.models import fit, usage
 from akunu_py.models.fit import GIB, Activations, Growth, Needs, judge, largest_context
 from akunu_py.models.store import StoredModel
-from akunu_py.session import Session
 from akunu_py.types import GenerateOptions
 from tests.families import build, leaves
 from tests.family_table import FAMILIES, WINDOW
@@ -103,13 +103,13 @@ def test_a_session_holds_what_was_asked_for(starter: StoredModel) -> None:
 def test_too_little_memory_for_the_real_starter(
     starter: StoredModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend, "available_memory", lambda: 200_000_000)
+    monkeypatch.setattr(device, "available_memory", lambda: 200_000_000)
     before = mx.get_active_memory()
     engine = Engine.load(starter.path, name="starter")  # its own format, and less context
     assert 2048 < engine.context_length < 8192
     assert "--kv-bits 8 makes it" in engine.fit.note
     del engine
-    monkeypatch.setattr(backend, "available_memory", lambda: 90_000_000)
+    monkeypatch.setattr(device, "available_memory", lambda: 90_000_000)
     with pytest.raises(DoesNotFit, match=r"98 MB weights.*can give 90 MB.*--force") as caught:
         Engine.load(starter.path, name="starter")
     assert "\n" not in str(caught.value)
@@ -179,22 +179,22 @@ def test_control_groups_bound_the_memory(tmp_path: Path) -> None:
     (inner / "memory.current").write_text("10\n")
     member = tmp_path / "cgroup"
     member.write_text("0::/outer/inner\n")
-    assert min(backend._control_group_limits(member, tmp_path)) == 4000
+    assert min(device._control_group_limits(member, tmp_path)) == 4000
     (tmp_path / "outer" / "memory.stat").write_text(
         "anon 300\ninactive_file 500\nactive_file 200\n"
     )
-    assert min(backend._control_group_limits(member, tmp_path)) == 4700  # files make room
+    assert min(device._control_group_limits(member, tmp_path)) == 4700  # files make room
     old = tmp_path / "memory" / "box"
     old.mkdir(parents=True)
     (old / "memory.limit_in_bytes").write_text("700")
     (old / "memory.usage_in_bytes").write_text("900")
     member.write_text("4:memory:/box\n1:cpu:/x\nrubbish\n")
-    assert min(backend._control_group_limits(member, tmp_path)) == 0
+    assert min(device._control_group_limits(member, tmp_path)) == 0
     (old / "memory.stat").write_text(
         "inactive_file 1\ntotal_inactive_file 250\ntotal_active_file 0\n"
     )
-    assert min(backend._control_group_limits(member, tmp_path)) == 50
-    assert list(backend._control_group_limits(tmp_path / "no")) == [backend.total_memory()]
+    assert min(device._control_group_limits(member, tmp_path)) == 50
+    assert list(device._control_group_limits(tmp_path / "no")) == [device.total_memory()]
 
 
 def test_use_is_noted_where_that_is_possible(

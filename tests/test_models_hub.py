@@ -24,8 +24,8 @@ from tests.hub_server import REPOSITORY, Fault, Hub
 
 
 def test_a_pull_makes_a_model_that_runs(server: Hub, home: Path) -> None:
-    from akunu_py.engine import Engine
-    from akunu_py.session import Session
+    from akunu_py.decoding.engine import Engine
+    from akunu_py.decoding.session import Session
     from akunu_py.types import GenerateOptions
 
     seen: list[Progress] = []

@@ -12,8 +12,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from akunu_py import decode, kvcache
-from akunu_py.decode import Target, prefill
+from akunu_py.decoding import decode, kvcache
+from akunu_py.decoding.decode import Target, prefill
 from tests.families import build
 from tests.family_table import FAMILIES, WINDOW
 from tests.tiny import VOCABULARY, Adversary

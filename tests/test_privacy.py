@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from akunu_py.kernel_folder import keep_kernels_private
+from akunu_py.decoding.kernels import keep_kernels_private
 from akunu_py.tui.archive import Archive
 from tests.chats import exchange_of
 from tests.reliability.watched import Home, can_trace
@@ -175,7 +175,7 @@ def test_kernels_are_compiled_in_a_folder_of_ones_own(
     own = where()
     assert own == tmp_path / f"akunu-{os.getuid()}"
     assert mode(own) == "0o700"
-    ask = "import akunu_py.backend, os; print(os.environ['TMPDIR'])"
+    ask = "import akunu_py.decoding.device, os; print(os.environ['TMPDIR'])"
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, env=environment)
     assert Path(done.stdout.decode().strip()) == own

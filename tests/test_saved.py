@@ -12,12 +12,12 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
 
-from akunu_py import kvcache, saved
-from akunu_py.decode import Target
-from akunu_py.engine import Engine
+from akunu_py.decoding import kvcache, prompt_cache
+from akunu_py.decoding.decode import Target
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.session import Session
 from akunu_py.errors import AkunuError, DamagedCache, StoreError, UsageError
 from akunu_py.models.store import StoredModel
-from akunu_py.session import Session
 from akunu_py.types import GenerateOptions, Message
 from tests.families import build
 from tests.family_table import FAMILIES
@@ -155,9 +155,9 @@ def test_a_file_of_another_model_or_layout_is_refused(
 ) -> None:
     quantised = Engine.load(starter.path, name="starter", kv_bits=8)
     refuse(quantised, talked, UsageError, "--kv-bits")
-    other = saved.identity(starter.path, "another layout")
-    assert other != saved.identity(starter.path, starter_engine.weights)
-    monkeypatch.setattr(saved, "identity", lambda *_: other)
+    other = prompt_cache.identity(starter.path, "another layout")
+    assert other != prompt_cache.identity(starter.path, starter_engine.weights)
+    monkeypatch.setattr(prompt_cache, "identity", lambda *_: other)
     refuse(starter_engine, talked, UsageError, "belongs to starter")
 
 
@@ -169,7 +169,7 @@ def test_models_are_told_apart_by_their_weights(tmp_path: Path) -> None:
         content = bytearray(1_000_000)
         content[place // 15625 * 15625] = 1  # where a sample is taken
         (folder / "model.safetensors").write_bytes(content)
-        seen.add(saved.identity(folder, "float32"))
+        seen.add(prompt_cache.identity(folder, "float32"))
     assert len(seen) == 3
 
 
@@ -189,7 +189,7 @@ def test_a_disk_that_refuses_leaves_the_older_file(
     def full(*_: object) -> None:
         raise RuntimeError("[write] Unable to write 2951525 bytes to file.")  # as MLX says it
 
-    monkeypatch.setattr(saved, "save_prompt_cache", full)
+    monkeypatch.setattr(prompt_cache, "save_prompt_cache", full)
     with pytest.raises(StoreError, match="Unable to write"):
         session.save(talked)
     assert talked.read_bytes() == content

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from akunu_py.decoding.stop_sequences import StopText, TextRun, joined
 from akunu_py.errors import UsageError
-from akunu_py.stopping import StopText, TextRun, joined
 
 ALPHABET = "ab\n\u00e9\u0301\U0001f600"
 PIECES = st.lists(st.tuples(st.text(ALPHABET, max_size=6), st.booleans()), max_size=20)

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from textual.message import Message as Note
 
-from akunu_py.engine import Engine
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.session import Generation, Session
 from akunu_py.errors import DamagedModel
 from akunu_py.models.store import StoredModel
-from akunu_py.session import Generation, Session
 from akunu_py.tui.held import Held
 from akunu_py.tui.messages import Failed, Finished, Gauges, Loaded, PieceArrived, Prefilling
 from akunu_py.tui.worker import SessionThread
@@ -176,7 +176,7 @@ def test_closing_in_the_middle_of_an_answer(starter: StoredModel) -> None:
 
 QUIT = """
 import queue
-from akunu_py.engine import Engine
+from akunu_py.decoding.engine import Engine
 from akunu_py.models import store
 from akunu_py.tui.messages import PieceArrived
 from akunu_py.tui.worker import SessionThread

@@ -13,7 +13,7 @@ from mlx_lm.models import llama
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from akunu_py.engine import Engine
+from akunu_py.decoding.engine import Engine
 
 _CONFIG = {
     "model_type": "llama",

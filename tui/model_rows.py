@@ -51,10 +51,10 @@ class ModelRow:
 
 def available_memory() -> int:
     """Bytes that a model may take on this machine. Imports MLX."""
-    from akunu_py import backend
+    from akunu_py.decoding import device
 
     try:
-        return backend.available_memory()
+        return device.available_memory()
     finally:
         release_streams()
 

@@ -32,7 +32,7 @@ _PATIENCE_S = 300.0
 
 async def take(folder: Path) -> list[Path]:
     """Chats with the starter and saves the same conversation in both views; gives the paths."""
-    from akunu_py.engine import Engine
+    from akunu_py.decoding.engine import Engine
 
     model = store.get(DEFAULT_MODEL)
     session = SessionThread(model.name, lambda name: Engine.load(model.path, name=name))

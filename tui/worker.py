@@ -26,9 +26,9 @@ from akunu_py.tui.threads import release_streams
 from akunu_py.types import GenerateOptions, Message, Stats, TextPiece
 
 if TYPE_CHECKING:  # importing the engine takes a second or two, which the thread spends, not we
-    from akunu_py.engine import Engine
-    from akunu_py.experience import Experience
-    from akunu_py.session import Generation, Session
+    from akunu_py.decoding.engine import Engine
+    from akunu_py.decoding.learned import Experience
+    from akunu_py.decoding.session import Generation, Session
 
 
 @dataclass(slots=True)
@@ -166,7 +166,7 @@ class SessionThread:
         return True
 
     def _answer(self, request: Ask) -> None:
-        from akunu_py.session import Session
+        from akunu_py.decoding.session import Session
 
         assert self._engine is not None
         try:

@@ -41,8 +41,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def complete(options: argparse.Namespace) -> int:
     from akunu_py.bench import completion
-    from akunu_py.commands.load import load_engine
     from akunu_py.complete import CompleteOptions, Completer
+    from akunu_py.decoding.load import load_engine
 
     curve = parse_curve(CURVES.get(options.curve, options.curve))
     engine = load_engine(options.model, options.weights)

@@ -12,7 +12,7 @@ from akunu_py.commands.bench_common import add_format, add_model
 from akunu_py.ngram.planner import choose_length
 
 if TYPE_CHECKING:
-    from akunu_py.engine import Engine
+    from akunu_py.decoding.engine import Engine
 _BAR = 40  # characters
 _CHANCES = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99)
 
@@ -26,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def curve(options: argparse.Namespace) -> int:
     from akunu_py.bench.curve import CONTEXT, measure_curve
-    from akunu_py.commands.load import load_engine
+    from akunu_py.decoding.load import load_engine
 
     engine = load_engine(options.model, options.weights)
     context = options.context or CONTEXT
@@ -40,13 +40,13 @@ def curve(options: argparse.Namespace) -> int:
 
 def machine(engine: Engine) -> dict[str, Any]:
     """What a figure depends on."""
-    from akunu_py import backend
+    from akunu_py.decoding import device
 
     return {
         "model": engine.name,
         "weights": engine.weights,
-        "device": backend.device_name(),
-        "blas": backend.blas_name(),
+        "device": device.device_name(),
+        "blas": device.blas_name(),
     }
 
 

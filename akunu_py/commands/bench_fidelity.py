@@ -50,9 +50,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def fidelity(options: argparse.Namespace) -> int:
-    from akunu_py.backend import on_metal
     from akunu_py.bench import machine
     from akunu_py.bench.fidelity import load_prompts, read_compared, summed
+    from akunu_py.decoding.device import on_metal
 
     prompts = load_prompts(options.answers)
     compared = read_compared(Path(options.keep)) if options.keep else []
@@ -84,7 +84,7 @@ def _compare(
 ) -> None:
     """Adds to `compared` what the precision `name` says, and to the file where one is kept."""
     from akunu_py.bench.fidelity import PRECISIONS, append_compared, compare
-    from akunu_py.commands.load import load_engine
+    from akunu_py.decoding.load import load_engine
 
     weights, altered = PRECISIONS[name]
     engine = load_engine(options.model, weights)

@@ -40,7 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def profile(options: argparse.Namespace) -> int:
     from akunu_py.bench import machine
     from akunu_py.bench.profile import profile as profile_workload
-    from akunu_py.commands.load import load_engine
+    from akunu_py.decoding.load import load_engine
 
     workloads = load_workloads(options.workload)
     engine = load_engine(options.model, options.weights)

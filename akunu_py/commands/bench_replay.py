@@ -105,7 +105,7 @@ def _print_comparison(curve: str, results: dict[str, dict[str, Any]]) -> None:
 def _record(options: argparse.Namespace) -> int:
     from akunu_py.bench.record import read_prompts, record
     from akunu_py.bench.workloads import load_workloads
-    from akunu_py.commands.load import load_engine
+    from akunu_py.decoding.load import load_engine
 
     prompts = read_prompts(Path(options.prompts)) if options.prompts else load_workloads()
     engine = load_engine(options.model, options.weights)

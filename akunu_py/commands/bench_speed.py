@@ -56,7 +56,7 @@ def speed(options: argparse.Namespace) -> int:
     from akunu_py.bench.field import Asked
     from akunu_py.bench.run import Request, run_speed
     from akunu_py.bench.speed import Plan
-    from akunu_py.commands.load import load_engine
+    from akunu_py.decoding.load import load_engine
 
     by_length = any(options.n_prompt) or any(options.n_gen)
     wanted = options.workload or (["none"] if by_length else None)

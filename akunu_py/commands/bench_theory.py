@@ -71,7 +71,7 @@ def _measure(options: argparse.Namespace) -> Any:
     from akunu_py.bench.field import Asked
     from akunu_py.bench.run import Request, run_speed
     from akunu_py.bench.speed import Plan
-    from akunu_py.commands.load import load_engine
+    from akunu_py.decoding.load import load_engine
 
     if 0 in options.draft_tokens:
         raise UsageError("--draft-tokens: expected drafts of 1 token or more")

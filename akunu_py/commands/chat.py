@@ -21,9 +21,9 @@ from akunu_py.text import print_warnings
 from akunu_py.types import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from akunu_py.engine import Engine
-    from akunu_py.experience import Experience
-    from akunu_py.session import Generation
+    from akunu_py.decoding.engine import Engine
+    from akunu_py.decoding.learned import Experience
+    from akunu_py.decoding.session import Generation
 
 _PATIENCE_S = 2.0  # for a pass that is running; a model that is being loaded takes longer
 
@@ -47,13 +47,13 @@ def run(args: argparse.Namespace) -> int:
 
     def load(name: str) -> Engine:
         # Here, in the session's thread, because the import alone takes seconds.
-        from akunu_py.commands.load import load_found
+        from akunu_py.decoding.load import load_found
 
         found = model if model and name == model.name else store.resolve(name)
         return load_found(found, args.weights, args.kv_bits, context=args.context, force=args.force)
 
     def learned(engine: Engine) -> Experience:
-        from akunu_py.commands.load import load_experience
+        from akunu_py.decoding.load import load_experience
 
         learned_from.append(load_experience(engine, no_memory=args.no_memory))
         return learned_from[-1]
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     def answered(engine: Engine, generation: Generation) -> None:
         import mlx.core as mx
 
-        from akunu_py.commands.load import note_peak
+        from akunu_py.decoding.load import note_peak
 
         note_peak(engine, generation)
         mx.reset_peak_memory()  # of one answer, not of the longest one before it

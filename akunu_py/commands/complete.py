@@ -78,8 +78,8 @@ def check_model(args: argparse.Namespace) -> None:
 
 def load_completer(args: argparse.Namespace) -> Completer:
     """Loads the model that `args` ask for; to be called in the thread that will use it."""
-    from akunu_py.commands.load import engine_from, load_experience
     from akunu_py.complete import CompleteOptions, Completer
+    from akunu_py.decoding.load import engine_from, load_experience
 
     engine = engine_from(args)
     options = CompleteOptions(

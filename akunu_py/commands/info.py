@@ -18,7 +18,7 @@ _PACKAGES = ("mlx", "mlx-lm", "numpy", "textual", "tokenizers", "transformers", 
 
 
 def run(args: argparse.Namespace) -> int:
-    from akunu_py import backend
+    from akunu_py.decoding import device
 
     models = store.list_models()
     size = human_size(sum(model.size for model in models))
@@ -26,13 +26,13 @@ def run(args: argparse.Namespace) -> int:
         ("akunu", __version__),
         ("system", platform.platform()),
         ("python", platform.python_version()),
-        ("device", backend.device_name()),
+        ("device", device.device_name()),
         (
             "memory",
-            f"{human_size(backend.total_memory())}, "
-            f"{human_size(backend.available_memory())} for models",
+            f"{human_size(device.total_memory())}, "
+            f"{human_size(device.available_memory())} for models",
         ),
-        ("blas", backend.blas_name()),
+        ("blas", device.blas_name()),
         *((package, _version(package)) for package in _PACKAGES),
         ("store", f"{paths.models_dir()} ({len(models)} models, {size})"),
         ("chats", str(paths.conversations_file())),

@@ -91,9 +91,9 @@ def show(args: argparse.Namespace) -> int:
 def recommend_models(args: argparse.Namespace) -> int:
     memory = parse_memory(args.memory) if args.memory else None
     if memory is None:
-        from akunu_py import backend  # MLX, which says what the GPU takes
+        from akunu_py.decoding import device  # MLX, which says what the GPU takes
 
-        usable = backend.available_memory()
+        usable = device.available_memory()
     else:
         usable = usable_memory(memory)
     found = recommend(usable)
@@ -143,7 +143,7 @@ def _as_dict(recommendation: Recommendation) -> dict[str, object]:
 
 
 def _stored_facts(model: store.StoredModel, *, verified: bool) -> list[tuple[str, str]]:
-    from akunu_py import experience
+    from akunu_py.decoding import learned
     from akunu_py.models.hub_cache import linked_bytes
 
     usage = read_usage(model.name)
@@ -164,7 +164,7 @@ def _stored_facts(model: store.StoredModel, *, verified: bool) -> list[tuple[str
         ("created", model.created),
         ("used", usage.used or "never"),
         *_measured_facts(usage),
-        ("memory", f"{human_size(experience.remembered_bytes(model.path))} of earlier answers"),
+        ("memory", f"{human_size(learned.remembered_bytes(model.path))} of earlier answers"),
         ("checked", "every byte" if verified else "sizes; --verify reads every byte"),
     ]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from akunu_py import experience
 from akunu_py.commands.progress import progress_bar
+from akunu_py.decoding import learned
 from akunu_py.errors import DamagedModel, UsageError
 from akunu_py.models import cleanup, hub_cache, store
 from akunu_py.text import human_size, on_one_line
@@ -85,7 +85,7 @@ def collect(args: argparse.Namespace) -> int:
 
 def forget(args: argparse.Namespace) -> int:
     model = store.resolve(args.name)
-    freed = experience.forget(model.path)
+    freed = learned.forget(model.path)
     print(f"forgot what {model.name} said, {human_size(freed)} freed")
     return 0
 

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from akunu_py.arguments import options_from
-from akunu_py.commands.load import engine_from, load_experience, note_peak
+from akunu_py.decoding.load import engine_from, load_experience, note_peak
 from akunu_py.errors import INTERRUPTED, EmptyPrompt, UsageError
 from akunu_py.text import displayable, for_output, print_warnings
 from akunu_py.types import FinishReason, Message
 
 if TYPE_CHECKING:
-    from akunu_py.engine import Engine
-    from akunu_py.session import Generation
+    from akunu_py.decoding.engine import Engine
+    from akunu_py.decoding.session import Generation
 
 _CUT_SHORT: dict[FinishReason | None, str] = {
     "length": "cut off at --max-tokens",
@@ -31,7 +31,9 @@ def run(args: argparse.Namespace) -> int:
     prompt = read_prompt(args.prompt)
     options = options_from(args)
     engine = engine_from(args)
-    from akunu_py.session import Session  # takes a second, which no mistake should wait for
+    from akunu_py.decoding.session import (
+        Session,  # takes a second, which no mistake should wait for
+    )
 
     experience = load_experience(engine, no_memory=args.no_memory)
     tokens = engine.encode(prompt) if args.raw else engine.encode_chat([Message("user", prompt)])

@@ -27,12 +27,12 @@ from functools import partial
 from pathlib import Path
 
 from akunu_py import paths
-from akunu_py.backend import device_name  # loads the BLAS before MLX
 from akunu_py.complete import Completer, Request
-from akunu_py.engine import Engine
-from akunu_py.experience import Experience
+from akunu_py.decoding.device import device_name  # loads the BLAS before MLX
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.learned import Experience
+from akunu_py.decoding.session import Session
 from akunu_py.models import store
-from akunu_py.session import Session
 from akunu_py.tui.app import ChatApp
 from akunu_py.tui.base import Setup
 from akunu_py.tui.keeper import Keeper

@@ -43,7 +43,7 @@ def killed_archive(folder: Path, random: Random) -> Outcome:
 
 def killed_memory(folder: Path, random: Random) -> Outcome:
     """Kills a process that remembers answers; nothing may be set aside, and none may be lost."""
-    from akunu_py.experience import Experience
+    from akunu_py.decoding.learned import Experience
 
     seconds = random.uniform(0.0, 0.3)
     outcome = Outcome("SIGKILL", "the memory, writing", f"after {seconds:.3f} s")
@@ -60,7 +60,7 @@ def killed_memory(folder: Path, random: Random) -> Outcome:
 
 
 def _remembered(folder: Path) -> int:
-    from akunu_py.experience import Experience
+    from akunu_py.decoding.learned import Experience
 
     os.environ["XDG_CACHE_HOME"] = str(folder)
     memory = Experience(MODEL, "tokens", "layout", memory=True).memory
@@ -101,14 +101,14 @@ def _write_messages(folder: Path) -> None:
 
 
 def _remember_answers(folder: Path) -> None:
-    from akunu_py import experience
+    from akunu_py.decoding import learned
 
-    experience._JOURNAL_TOKENS = 400  # so that a snapshot is made every ten answers
-    learned = experience.Experience(MODEL, "tokens", "layout", memory=True)
+    learned._JOURNAL_TOKENS = 400  # so that a snapshot is made every ten answers
+    state = learned.Experience(MODEL, "tokens", "layout", memory=True)
     while True:
-        learned.remember(range(_LENGTH))
-        if learned.warnings:
-            raise SystemExit(learned.warnings[0])
+        state.remember(range(_LENGTH))
+        if state.warnings:
+            raise SystemExit(state.warnings[0])
         print("kept", flush=True)
 
 

@@ -22,9 +22,9 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
 
-from akunu_py import kvcache
-from akunu_py.decode import Target
-from akunu_py.engine import Engine
+from akunu_py.decoding import kvcache
+from akunu_py.decoding.decode import Target
+from akunu_py.decoding.engine import Engine
 from akunu_py.errors import DamagedCache, DamagedModel, StoreError, UsageError
 from akunu_py.models.safetensors import read_header
 

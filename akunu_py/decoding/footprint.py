@@ -23,7 +23,7 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 
-from akunu_py import backend, kvcache
+from akunu_py.decoding import device, kvcache
 from akunu_py.errors import UnsupportedModel, UsageError
 from akunu_py.models.fit import Growth, Needs, activations_from
 from akunu_py.types import WeightMode
@@ -39,15 +39,15 @@ def needs(
 
     context: tokens it was made for. Raises UsageError where `kv_bits` is impossible.
     """
-    plain = backend.plain_format(model, mode)
+    plain = device.plain_format(model, mode)
     wide = plain is not None and plain == mx.float32
     activations = activations_from(
         config,
-        on_metal=backend.on_metal() and kv_bits is None,  # no kernel reads a quantised cache
+        on_metal=device.on_metal() and kv_bits is None,  # no kernel reads a quantised cache
         itemsize=4 if wide else 2,
     )
     return Needs(
-        weights=backend.weight_bytes(model, plain),
+        weights=device.weight_bytes(model, plain),
         cache=growth(model, kv_bits, wide=wide),
         activations=activations,
         context=context,

@@ -17,8 +17,8 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model
 
-from akunu_py.blas import load_openblas
-from akunu_py.kernel_folder import keep_kernels_private
+from akunu_py.decoding.blas import load_openblas
+from akunu_py.decoding.kernels import keep_kernels_private
 from akunu_py.types import WeightMode
 
 keep_kernels_private()

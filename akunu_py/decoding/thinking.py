@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from akunu_py.stopping import Finder, TextRun, joined
+from akunu_py.decoding.stop_sequences import Finder, TextRun, joined
 
 _LINE_ENDS = "\r\n"
 

@@ -14,11 +14,11 @@ import mlx.core as mx
 from mlx_lm.utils import load_model, load_tokenizer
 from transformers.utils import logging as transformers_logging
 
-from akunu_py import backend, chat_template, footprint, kvcache
-from akunu_py.backend import lay_out_weights
+from akunu_py.decoding import chat_template, device, footprint, kvcache
+from akunu_py.decoding.device import lay_out_weights
+from akunu_py.decoding.thinking import opens_thinking, thinking_markers
 from akunu_py.errors import DamagedModel, UnsupportedModel, UsageError
 from akunu_py.models.fit import Fit, judge
-from akunu_py.thinking import opens_thinking, thinking_markers
 from akunu_py.types import Message, WeightMode
 
 _UNKNOWN_CONTEXT = 4096
@@ -95,7 +95,7 @@ class Engine:
         fit = judge(
             name or path.name,
             needs,
-            backend.available_memory(),
+            device.available_memory(),
             asked=context,
             force=force,
             with_8_bits=lambda: (

@@ -13,15 +13,15 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from akunu_py.answer_text import AnswerText
-from akunu_py.backend import wired_memory
-from akunu_py.decode import Target, decode, prefill, speculate
-from akunu_py.drafting import Drafting
-from akunu_py.engine import Engine
+from akunu_py.decoding.decode import Target, decode, prefill, speculate
+from akunu_py.decoding.device import wired_memory
+from akunu_py.decoding.drafting import Drafting
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.learned import Experience
+from akunu_py.decoding.prompt_cache import open_timeline, save_timeline
+from akunu_py.decoding.sampling import Sampler
+from akunu_py.decoding.stream_decoder import AnswerText
 from akunu_py.errors import DamagedModel, EmptyPrompt, PromptTooLong, UsageError
-from akunu_py.experience import Experience
-from akunu_py.sampling import Sampler
-from akunu_py.saved import open_timeline, save_timeline
 from akunu_py.types import (
     Answer,
     FinishReason,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from akunu_py.detokenize import Detokenizer
-from akunu_py.engine import Engine
-from akunu_py.stopping import StopText, TextRun
-from akunu_py.thinking import (
+from akunu_py.decoding.detokenize import Detokenizer
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.stop_sequences import StopText, TextRun
+from akunu_py.decoding.thinking import (
     ThinkingSplitter,
     opens_thinking,
     special_marker_tokens,

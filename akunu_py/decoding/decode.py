@@ -13,8 +13,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from akunu_py import kvcache
-from akunu_py.sampling import Sampler
+from akunu_py.decoding import kvcache
+from akunu_py.decoding.sampling import Sampler
 from akunu_py.types import Drafter, Piece, SamplingOptions
 
 PREFILL_CHUNK = 512  # positions; bounds memory, and is how soon a cancellation takes effect

@@ -16,9 +16,9 @@ from akunu_py.text import print_warnings
 from akunu_py.types import WeightMode
 
 if TYPE_CHECKING:
-    from akunu_py.engine import Engine
-    from akunu_py.experience import Experience
-    from akunu_py.session import Generation
+    from akunu_py.decoding.engine import Engine
+    from akunu_py.decoding.learned import Experience
+    from akunu_py.decoding.session import Generation
 
 
 def load_engine(
@@ -58,7 +58,7 @@ def load_found(
     store.check(found)
     import mlx.core as mx
 
-    from akunu_py.engine import Engine
+    from akunu_py.decoding.engine import Engine
 
     before = mx.get_active_memory()
     engine = Engine.load(
@@ -96,9 +96,9 @@ def note_peak(engine: Engine, generation: Generation) -> None:
 
 def load_experience(engine: Engine, *, no_memory: bool) -> Experience:
     """What was learned about the engine's model in earlier runs."""
-    from akunu_py import backend
-    from akunu_py.experience import Experience
+    from akunu_py.decoding import device
+    from akunu_py.decoding.learned import Experience
 
-    layout = f"{engine.weights} on {backend.device_name()}"
+    layout = f"{engine.weights} on {device.device_name()}"
     memory = load_settings().memory and not no_memory
     return Experience(engine.path, engine.tokenizer_digest, layout, memory=memory)
