@@ -15,9 +15,15 @@ from importlib import resources
 
 from akunu_py.bench.curves import Curve, FixedCosts
 from akunu_py.bench.replay import ReplayCounts, TraceItem, replay_item
-from akunu_py.code_tokens import CodeTokens
-from akunu_py.complete import CompleteOptions, Completer, Completion, Request, SourceFile
-from akunu_py.completion_prompt import Prompt
+from akunu_py.completion.completer import (
+    CompleteOptions,
+    Completer,
+    Completion,
+    Request,
+    SourceFile,
+)
+from akunu_py.completion.prompt import Prompt
+from akunu_py.completion.tokens import CodeTokens
 from akunu_py.decoding.engine import Engine
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import MAX_ROWS

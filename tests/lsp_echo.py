@@ -14,12 +14,12 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 from akunu_py.commands.complete import leave
-from akunu_py.completion_types import Completion, Request
-from akunu_py.lsp import serve_lsp
+from akunu_py.completion.lsp import serve_lsp
+from akunu_py.completion.types import Completion, Request
 from akunu_py.types import Stats
 
 if TYPE_CHECKING:
-    from akunu_py.complete import Completer
+    from akunu_py.completion.completer import Completer
 
 
 class Echo:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from akunu_py.complete import CompleteOptions, Completer, Request
+from akunu_py.completion.completer import CompleteOptions, Completer, Request
 from akunu_py.decoding.engine import Engine
 from akunu_py.errors import UsageError
 from tests.tiny_fim import load_tiny, sentence_piece, write_model
@@ -103,7 +103,7 @@ def test_a_time_budget_gives_the_best_so_far(
 ) -> None:
     whole = tiny.complete(Request("x = [[[["))
     clock = iter(range(10_000))
-    monkeypatch.setattr("akunu_py.complete.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("akunu_py.completion.completer.time.monotonic", lambda: next(clock))
     cut = tiny.complete(Request("x = [[[[", seconds=10, max_tokens=127))
     assert cut.finish_reason == "time"
     assert 0 < cut.stats.generated_tokens < whole.stats.generated_tokens

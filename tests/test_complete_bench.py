@@ -11,7 +11,7 @@ from akunu_py.bench import completion
 from akunu_py.bench.completion import BUFFER, FILES, PREFIX, TOGETHER
 from akunu_py.bench.curves import CURVES, parse_curve
 from akunu_py.cli import main
-from akunu_py.complete import CompleteOptions, Completer
+from akunu_py.completion.completer import CompleteOptions, Completer
 from akunu_py.decoding.engine import Engine
 from tests.tiny_fim import sentence_piece, write_model
 

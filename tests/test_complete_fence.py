@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from akunu_py.complete import Completer, Request
-from akunu_py.completion_fence import is_markdown, unfenced
+from akunu_py.completion.completer import Completer, Request
+from akunu_py.completion.fence import is_markdown, unfenced
+from akunu_py.completion.fim import load_families
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Session
-from akunu_py.models.fim import load_families
 from akunu_py.types import Stats
 from tests.tiny_fim import byte_level, write_model
 

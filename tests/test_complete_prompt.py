@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from akunu_py.code_tokens import CodeTokens
-from akunu_py.complete import CompleteOptions, Completer, Request, SourceFile
-from akunu_py.completion_prompt import encode_pieces, window_after, window_before
+from akunu_py.completion.completer import CompleteOptions, Completer, Request, SourceFile
+from akunu_py.completion.prompt import encode_pieces, window_after, window_before
+from akunu_py.completion.tokens import CodeTokens
 from akunu_py.decoding.engine import Engine
 from akunu_py.errors import UsageError
 from tests.tiny_fim import load_tiny

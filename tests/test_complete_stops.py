@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from akunu_py.brackets import closed_from_before, depth, left_open
-from akunu_py.completion_stops import CompletionStops
+from akunu_py.completion.brackets import closed_from_before, depth, left_open
+from akunu_py.completion.stops import CompletionStops
 
 FUNCTION = "def f(n):\n"
 

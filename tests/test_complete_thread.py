@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from akunu_py.complete import Completer, Completion, Request
-from akunu_py.completion_thread import CompletionThread, Failure
+from akunu_py.completion.completer import Completer, Completion, Request
+from akunu_py.completion.thread import CompletionThread, Failure
 from akunu_py.decoding.engine import Engine
 from akunu_py.errors import UsageError
 from tests.tiny_fim import sentence_piece, write_model

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from akunu_py.commands.editor_config import EDITORS, editor_config
+from akunu_py.completion.editor_config import EDITORS, editor_config
 from tests.test_cli import akunu, assert_one_line_error
 
 NASTY = ["--model", 'it\'s a "model" \\ $HOME, ok']

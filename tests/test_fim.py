@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from akunu_py.code_tokens import CodeTokens
-from akunu_py.complete import CompleteOptions, Completer, Request, SourceFile
+from akunu_py.completion.completer import CompleteOptions, Completer, Request, SourceFile
+from akunu_py.completion.fim import find_family, load_families
+from akunu_py.completion.tokens import CodeTokens
 from akunu_py.decoding.engine import Engine
 from akunu_py.errors import UsageError
-from akunu_py.models.fim import find_family, load_families
 from tests.tiny_fim import byte_level, load_tiny, sentence_piece, write_model
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "fim_prompts.json").read_text("utf-8"))

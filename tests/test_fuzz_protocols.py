@@ -12,12 +12,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from akunu_py.complete import Request
-from akunu_py.completion_types import check_request
+from akunu_py.completion.completer import Request
+from akunu_py.completion.jsonl import Asked, BadLine, Cancel, parse, read_lines
+from akunu_py.completion.lsp_documents import Document, well_formed
+from akunu_py.completion.lsp_protocol import Garbage, read_frames
+from akunu_py.completion.types import check_request
 from akunu_py.errors import UsageError
-from akunu_py.jsonl import Asked, BadLine, Cancel, parse, read_lines
-from akunu_py.lsp_documents import Document, well_formed
-from akunu_py.lsp_protocol import Garbage, read_frames
 from tests.reliability.fuzz import NUMBERS, TEXTS, changed, damaged, explore, json_like, lengths
 
 ASKED = {

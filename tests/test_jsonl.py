@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from akunu_py.complete import Request
-from akunu_py.jsonl import BadLine, Cancel, parse, read_lines
+from akunu_py.completion.completer import Request
+from akunu_py.completion.jsonl import BadLine, Cancel, parse, read_lines
 from akunu_py.models.store import StoredModel
 from tests.tiny_fim import sentence_piece, write_model
 

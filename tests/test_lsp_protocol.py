@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from akunu_py.lsp_protocol import read_frames
+from akunu_py.completion.lsp_protocol import read_frames
 from akunu_py.models.store import StoredModel
 from tests.test_lsp import ECHO, STARTER
 

@@ -14,7 +14,7 @@ from akunu_py.commands.bench_common import add_format, add_model, progress
 if TYPE_CHECKING:
     from akunu_py.bench.completion import Place
     from akunu_py.bench.replay import ReplayCounts
-    from akunu_py.complete import Completion
+    from akunu_py.completion.completer import Completion
 
 _WORDS = ("the prompt alone", "+ the rest of the buffer", "+ the other files")  # the evidence
 _COUNTS = ("tokens", "passes", "drafted", "accepted", "tokens_per_pass", "score")
@@ -41,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def complete(options: argparse.Namespace) -> int:
     from akunu_py.bench import completion
-    from akunu_py.complete import CompleteOptions, Completer
+    from akunu_py.completion.completer import CompleteOptions, Completer
     from akunu_py.decoding.load import load_engine
 
     curve = parse_curve(CURVES.get(options.curve, options.curve))

@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from akunu_py.commands import complete_options
-from akunu_py.completion_types import Request
+from akunu_py.completion.types import Request
 from akunu_py.errors import INTERRUPTED, ModelError, UsageError
 from akunu_py.models import store
 from akunu_py.settings import load_settings
 
 if TYPE_CHECKING:  # a second or two, which the thread that completes spends, not we
-    from akunu_py.complete import Completer
+    from akunu_py.completion.completer import Completer
 
 _PATIENCE_S = 2.0  # for a pass that is running; a model that is being loaded takes longer
 
@@ -31,12 +31,12 @@ def run(args: argparse.Namespace) -> int:
     if used := [name for name in ("cursor", "offset", "whole", "file") if getattr(args, name)]:
         raise UsageError(f"--{used[0]} goes with --filter")
     if args.print_config:
-        from akunu_py.commands.editor_config import editor_config
+        from akunu_py.completion.editor_config import editor_config
 
         print(editor_config(args.print_config, complete_options.passed_on(args)), end="")
         return 0
     if args.lsp:
-        from akunu_py.lsp import serve_lsp
+        from akunu_py.completion.lsp import serve_lsp
 
         serve_lsp(lambda: load_completer(args), request_from(args), leave)
         return 0
@@ -48,8 +48,8 @@ def serve_lines(args: argparse.Namespace) -> int:
     check_model(args)
     failed: list[str] = []
 
-    from akunu_py.completion_thread import CompletionThread
-    from akunu_py.jsonl import JsonLines
+    from akunu_py.completion.jsonl import JsonLines
+    from akunu_py.completion.thread import CompletionThread
 
     thread = CompletionThread(
         lambda: load_completer(args), on_failed=lambda failure: failed.append(failure.message)
@@ -78,7 +78,7 @@ def check_model(args: argparse.Namespace) -> None:
 
 def load_completer(args: argparse.Namespace) -> Completer:
     """Loads the model that `args` ask for; to be called in the thread that will use it."""
-    from akunu_py.complete import CompleteOptions, Completer
+    from akunu_py.completion.completer import CompleteOptions, Completer
     from akunu_py.decoding.load import engine_from, load_experience
 
     engine = engine_from(args)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from akunu_py.errors import UsageError
 
 if TYPE_CHECKING:
-    from akunu_py.complete import SourceFile
+    from akunu_py.completion.completer import SourceFile
 
 
 def run_filter(args: argparse.Namespace) -> int:
@@ -88,7 +88,7 @@ def find_cursor(text: str, cursor: str | None, offset: str | None) -> int:
 
 
 def _read(path: Path) -> SourceFile:
-    from akunu_py.complete import SourceFile
+    from akunu_py.completion.completer import SourceFile
 
     try:
         return SourceFile(str(path), path.read_bytes().decode())

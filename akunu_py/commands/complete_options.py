@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from akunu_py.arguments import Parser, add_drafting, add_loading, positive
-from akunu_py.commands.editor_config import EDITORS
+from akunu_py.completion.editor_config import EDITORS
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

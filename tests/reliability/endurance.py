@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 
 from akunu_py import paths
-from akunu_py.complete import Completer, Request
+from akunu_py.completion.completer import Completer, Request
 from akunu_py.decoding.device import device_name  # loads the BLAS before MLX
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.learned import Experience

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
-from akunu_py.completion_thread import CompletionThread, Failure, Ticket
-from akunu_py.completion_types import Completion, Request, SourceFile
+from akunu_py.completion.thread import CompletionThread, Failure, Ticket
+from akunu_py.completion.types import Completion, Request, SourceFile
 from akunu_py.errors import UsageError
 
 MAX_LINE = 64 << 20  # bytes; longer ones are refused without being kept

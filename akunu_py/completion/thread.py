@@ -15,12 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from akunu_py.completion_types import Completion, Request
+from akunu_py.completion.types import Completion, Request
 from akunu_py.errors import AkunuError
 from akunu_py.types import Stats
 
 if TYPE_CHECKING:  # a second or two, which `load` spends in the thread, not who starts it
-    from akunu_py.complete import Completer
+    from akunu_py.completion.completer import Completer
 
 
 @dataclass(frozen=True, slots=True)

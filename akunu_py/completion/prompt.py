@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
-from akunu_py.code_tokens import CodeTokens
-from akunu_py.models.fim import FimFamily, fill
+from akunu_py.completion.fim import FimFamily, fill
+from akunu_py.completion.tokens import CodeTokens
 
 _CHARACTERS = 4  # of code, a token; more are never tried
 _EVIDENCE = 60_000  # characters of the buffer on each side of the cursor, and of other files

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 
-from akunu_py.completion_types import Completion, Request
+from akunu_py.completion.types import Completion, Request
 from akunu_py.types import Stats
 
 _KEPT = 16

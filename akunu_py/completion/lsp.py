@@ -25,15 +25,15 @@ from pygls.exceptions import JsonRpcContentModified, JsonRpcException, JsonRpcIn
 from pygls.lsp.server import LanguageServer
 from pygls.uris import to_fs_path
 
-from akunu_py.completion_thread import CompletionThread, Failure
-from akunu_py.completion_types import Completion, Request, SourceFile
+from akunu_py.completion.lsp_documents import Document
+from akunu_py.completion.lsp_protocol import Protocol, serve
+from akunu_py.completion.thread import CompletionThread, Failure
+from akunu_py.completion.types import Completion, Request, SourceFile
 from akunu_py.errors import INTERRUPTED, AkunuError
-from akunu_py.lsp_documents import Document
-from akunu_py.lsp_protocol import Protocol, serve
 from akunu_py.version import __version__
 
 if TYPE_CHECKING:
-    from akunu_py.complete import Completer
+    from akunu_py.completion.completer import Completer
 
 _T = TypeVar("_T")
 

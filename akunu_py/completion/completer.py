@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from akunu_py.code_tokens import CodeTokens
-from akunu_py.completion_fence import is_markdown, unfenced
-from akunu_py.completion_prompt import Budgets, Prompt, make_prompt
-from akunu_py.completion_recall import Recall
-from akunu_py.completion_stops import CompletionStops, Cut
-from akunu_py.completion_types import (
+from akunu_py.completion.fence import is_markdown, unfenced
+from akunu_py.completion.fim import find_family, load_families
+from akunu_py.completion.prompt import Budgets, Prompt, make_prompt
+from akunu_py.completion.recall import Recall
+from akunu_py.completion.stops import CompletionStops, Cut
+from akunu_py.completion.tokens import CodeTokens
+from akunu_py.completion.types import (
     Completion,
     CompletionReason,
     Request,
@@ -27,7 +28,6 @@ from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.learned import Experience
 from akunu_py.decoding.session import Generation, Session
 from akunu_py.errors import UsageError
-from akunu_py.models.fim import find_family, load_families
 from akunu_py.types import (
     DEFAULT_DRAFT_TOKENS,
     DraftMode,

@@ -18,7 +18,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from akunu_py.brackets import closed_from_before, depth, first_excess, left_open
+from akunu_py.completion.brackets import closed_from_before, depth, first_excess, left_open
 
 _SCANNED = 20_000  # characters on each side of the cursor that brackets are looked for in
 _LEADING_LINES = 2  # empty lines before anything is said

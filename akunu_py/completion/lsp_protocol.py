@@ -28,7 +28,7 @@ from pygls.exceptions import (
 from pygls.lsp.server import LanguageServer
 from pygls.protocol import LanguageServerProtocol, lsp_method
 
-from akunu_py.lsp_documents import Document, Documents
+from akunu_py.completion.lsp_documents import Document, Documents
 
 MAX_FRAME_BYTES = 64 << 20  # a document may be large; more than this is a broken header
 
