@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from akunu_py.tui.tree import ChatMessage, Tree
+from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.types import FinishReason, Stats
 
 STATS = Stats(30, 4, 121, 52, 160, 67, prefill_s=0.25, decode_s=1.5)

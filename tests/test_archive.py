@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from akunu_py.chats.store import UNDO_S, Archive
+from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.errors import ArchiveError
-from akunu_py.tui.archive import UNDO_S, Archive
-from akunu_py.tui.tree import ChatMessage, Tree
 from tests.chats import T0, answered, branched, exchange_of, said
 
 

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from akunu_py.chats import database, schema
+from akunu_py.chats.schema import VERSION
+from akunu_py.chats.store import Archive
+from akunu_py.chats.tree import ChatMessage
 from akunu_py.errors import ArchiveError
-from akunu_py.tui import archive_file, archive_schema
-from akunu_py.tui.archive import Archive
-from akunu_py.tui.archive_schema import VERSION
-from akunu_py.tui.tree import ChatMessage
 from tests.chats import T0, branched, exchange_of
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -54,7 +54,7 @@ def test_every_version_is_brought_up_to_date(path: Path, tmp_path: Path, version
     """Golden files are made by golden/make_conversations.py, before a version is released."""
     database = sqlite3.connect(path)
     database.executescript((GOLDEN / f"conversations_v{version}.sql").read_text("utf-8"))
-    assert archive_schema.version_of(database) == version
+    assert schema.version_of(database) == version
     database.close()
     with opened(path) as archive:
         assert [info.title for info in archive.list()] == ["Lists", "What is a queue?"]
@@ -69,7 +69,7 @@ def test_every_version_is_brought_up_to_date(path: Path, tmp_path: Path, version
 def schema_of(path: Path) -> tuple[int, list[tuple[str, str]]]:
     database = sqlite3.connect(path)
     made = database.execute("SELECT name, sql FROM sqlite_master ORDER BY name").fetchall()
-    version = archive_schema.version_of(database)
+    version = schema.version_of(database)
     database.close()
     return version, made
 
@@ -82,8 +82,8 @@ def test_a_migration_that_fails_leaves_the_old_version(
         raise sqlite3.OperationalError("the disk is on fire")
 
     before = schema_of(filled(path))
-    monkeypatch.setattr(archive_schema, "_STEPS", (*archive_schema._STEPS, fail))
-    monkeypatch.setattr(archive_file, "VERSION", VERSION + 1)
+    monkeypatch.setattr(schema, "_STEPS", (*schema._STEPS, fail))
+    monkeypatch.setattr(database, "VERSION", VERSION + 1)
     with pytest.raises(ArchiveError, match="the disk is on fire"):
         Archive.open(path)
     assert schema_of(path) == before
@@ -152,7 +152,7 @@ def test_a_damaged_database_that_another_program_has_open_stays(path: Path) -> N
 
 
 def test_a_locked_database(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive_file, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(database, "_PATIENCE_S", 0.05)
     filled(path)
     other = sqlite3.connect(path, isolation_level=None)
     with opened(path) as archive:
@@ -171,8 +171,8 @@ def test_a_locked_database(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from akunu_py.tui.archive import Archive
-from akunu_py.tui.tree import ChatMessage
+from akunu_py.chats.store import Archive
+from akunu_py.chats.tree import ChatMessage
 archive = Archive.open(Path(sys.argv[1]))
 parent = None
 for number in range(int(sys.argv[3])):

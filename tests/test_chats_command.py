@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from akunu_py import paths
+from akunu_py.chats.store import Archive
 from akunu_py.cli import main
-from akunu_py.tui.archive import Archive
 from tests.chats import T0, branched, exchange_of
 
 Out = pytest.CaptureFixture[str]

@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
+from akunu_py.chats import svg
+from akunu_py.chats.export import as_markdown, file_name, render, standing_alone, write_new
+from akunu_py.chats.json import as_json, read_json
+from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.errors import ArchiveError
-from akunu_py.tui import picture
-from akunu_py.tui.exchange import as_json, read_json
-from akunu_py.tui.export import as_markdown, file_name, render, standing_alone, write_new
-from akunu_py.tui.tree import ChatMessage, Tree
 from tests.chats import T0, answered, branched, exchange_of, said
 
 
@@ -215,7 +215,7 @@ def test_anything_said_makes_a_picture(text: str) -> None:
 
 
 def test_a_conversation_that_is_too_long_for_a_picture() -> None:
-    tree = exchange_of("c", "Count", "\n\n".join(map(str, range(picture.MAX_LINES))), T0)
+    tree = exchange_of("c", "Count", "\n\n".join(map(str, range(svg.MAX_LINES))), T0)
     with pytest.raises(ArchiveError, match="export it as Markdown"):
         render(tree, "svg")
 

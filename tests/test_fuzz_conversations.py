@@ -10,9 +10,9 @@ from xml.etree import ElementTree
 
 from hypothesis import strategies as st
 
-from akunu_py.tui.archive import Archive
-from akunu_py.tui.exchange import as_json, read_json
-from akunu_py.tui.export import as_markdown, render
+from akunu_py.chats.export import as_markdown, render
+from akunu_py.chats.json import as_json, read_json
+from akunu_py.chats.store import Archive
 from tests.chats import branched
 from tests.reliability.fuzz import TEXTS, changed, clear, damaged, explore, lengths
 

@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 from akunu_py.bench import replay
 from akunu_py.bench.replay import load_trace
 from akunu_py.bench.result import Result, load_result
+from akunu_py.chats.json import read_json
 from akunu_py.errors import AkunuError, UsageError
 from akunu_py.models import catalogue
 from akunu_py.models.manifest import FILE_NAME, read_manifest
 from akunu_py.models.usage import note_usage, read_usage
 from akunu_py.settings import Settings, load_settings, save_settings, settings_file
-from akunu_py.tui.exchange import read_json
 from tests.reliability.fuzz import TEXTS, changed, clear, damaged, explore, json_like, lengths
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 
+from akunu_py.chats.json import as_json
+from akunu_py.chats.store import Archive
 from akunu_py.cli import main
 from akunu_py.models.manifest import FileRecord, Manifest, write_manifest
 from akunu_py.settings import settings_file
 from akunu_py.text import displayable, for_output, on_one_line, typeable
-from akunu_py.tui.archive import Archive
-from akunu_py.tui.exchange import as_json
 from akunu_py.tui.messages import Failed, Finished, Loaded
 from tests.chats import exchange_of
 from tests.reliability.fuzz import TEXTS, explore, lengths

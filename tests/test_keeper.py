@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 from textual.message import Message as Note
 
+from akunu_py.chats import database
+from akunu_py.chats.store import Archive
+from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.errors import ArchiveError
-from akunu_py.tui import archive_file, keeper
-from akunu_py.tui.archive import Archive
+from akunu_py.tui import keeper
 from akunu_py.tui.keeper import ArchiveWarning, Keeper, Kept, NotKept
-from akunu_py.tui.tree import ChatMessage, Tree
 from tests.chats import answered, branched, said
 
 
@@ -132,7 +133,7 @@ async def test_closing_writes_what_is_left(path: Path) -> None:
 async def test_a_locked_database_is_written_when_it_is_free(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive_file, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(database, "_PATIENCE_S", 0.05)
     monkeypatch.setattr(keeper, "_RETRY_S", 0.1)
     async with keeping(path) as (it, notes):
         asked, answer = begun()

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from akunu_py.chats.store import Archive
 from akunu_py.decoding.kernels import keep_kernels_private
-from akunu_py.tui.archive import Archive
 from tests.chats import exchange_of
 from tests.reliability.watched import Home, can_trace
 from tests.terminal import Terminal, needs_tmux

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from akunu_py.tui.tree import ChatMessage, Tree, title_of, tree_of
+from akunu_py.chats.tree import ChatMessage, Tree, title_of, tree_of
 from tests.chats import branched
 
 

@@ -16,7 +16,7 @@ from textual.message import Message
 from textual.pilot import Pilot
 from textual.widgets import Input, OptionList, Static
 
-from akunu_py.tui.archive import Archive
+from akunu_py.chats.store import Archive
 from akunu_py.tui.conversation_rows import moment
 from akunu_py.tui.conversations import Chosen, ConversationsScreen
 from akunu_py.tui.keeper import Keeper

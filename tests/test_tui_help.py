@@ -12,6 +12,7 @@ from textual.command import CommandPalette
 from textual.pilot import Pilot
 from textual.widgets import Static
 
+from akunu_py.chats.tree import ConversationInfo
 from akunu_py.settings import save_settings
 from akunu_py.tui.app import ChatApp
 from akunu_py.tui.base import Setup
@@ -20,7 +21,6 @@ from akunu_py.tui.keys import key_name, keys_of_actions
 from akunu_py.tui.palette import ChatCommands
 from akunu_py.tui.prompt import PromptBox
 from akunu_py.tui.slash import COMMANDS, Call, Mistake, parse
-from akunu_py.tui.tree import ConversationInfo
 from akunu_py.types import GenerateOptions
 from tests.tui_host import Compare
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from akunu_py.chats.database import ArchiveFile
+from akunu_py.chats.store import Archive
+from akunu_py.chats.tree import ChatMessage
 from akunu_py.tui import keeper as keeper_module
-from akunu_py.tui.archive import Archive
-from akunu_py.tui.archive_file import ArchiveFile
 from akunu_py.tui.conversations import ConversationsScreen
 from akunu_py.tui.keeper import Keeper
 from akunu_py.tui.messages import Finished
-from akunu_py.tui.tree import ChatMessage
 from tests.tui_chat import STATS, chat
 
 

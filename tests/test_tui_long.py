@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 from textual.widgets import Markdown
 
+from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.tui.messages import Finished, PieceArrived
 from akunu_py.tui.sections import Section, split
 from akunu_py.tui.transcript import Transcript
-from akunu_py.tui.tree import ChatMessage, Tree
 from tests.tui_chat import STATS, Chat, chat
 
 

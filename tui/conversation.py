@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from akunu_py.tui.tree import ChatMessage, Tree, new_id, title_of
+from akunu_py.chats.tree import ChatMessage, Tree, new_id, title_of
 from akunu_py.types import FinishReason, Message, Stats
 
 TurnState = Literal["waiting", "reading", "answering", "done", "failed"]

@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 from textual.content import Content
 from textual.style import Style
 
+from akunu_py.chats.store import Found
+from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.text import displayable
-from akunu_py.tui.archive import Found
-from akunu_py.tui.tree import ChatMessage, Tree
 
 UNTITLED = "Untitled"
 

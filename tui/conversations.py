@@ -23,9 +23,9 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
+from akunu_py.chats.store import Found
 from akunu_py.errors import ArchiveError
 from akunu_py.text import displayable
-from akunu_py.tui.archive import Found
 from akunu_py.tui.conversation_rows import UNTITLED, row_of
 from akunu_py.tui.export_screen import ExportScreen, export_here
 from akunu_py.tui.keeper import Keeper

@@ -15,9 +15,9 @@ from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
+from akunu_py.chats.export import FORMATS, ExportFormat, file_name, render, write_new
+from akunu_py.chats.tree import Tree
 from akunu_py.text import displayable
-from akunu_py.tui.export import FORMATS, ExportFormat, file_name, render, write_new
-from akunu_py.tui.tree import Tree
 
 _WORDS: dict[ExportFormat, tuple[str, str]] = {
     "markdown": ("Markdown", "what is on the screen, as text"),

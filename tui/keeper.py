@@ -22,9 +22,9 @@ from typing import Any, TypeVar
 
 from textual.message import Message as Note
 
+from akunu_py.chats.store import Archive
+from akunu_py.chats.tree import ChatMessage
 from akunu_py.errors import ArchiveError
-from akunu_py.tui.archive import Archive
-from akunu_py.tui.tree import ChatMessage
 from akunu_py.tui.worker import describe
 
 Result = TypeVar("Result")

@@ -10,15 +10,15 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+from akunu_py.chats.export import SUFFIXES, ExportFormat, file_name, render, write_new
+from akunu_py.chats.tree import ConversationInfo, Tree
 from akunu_py.errors import AkunuError, ArchiveError
 from akunu_py.tui.answering import Answering
 from akunu_py.tui.conversation import Conversation
 from akunu_py.tui.conversations import Chosen, ConversationsScreen
-from akunu_py.tui.export import SUFFIXES, ExportFormat, file_name, render, write_new
 from akunu_py.tui.history_screen import HistoryScreen
 from akunu_py.tui.keeper import ArchiveWarning, Kept, NotKept
 from akunu_py.tui.prompt import PromptBox
-from akunu_py.tui.tree import ConversationInfo, Tree
 
 _RECALLED = 500  # prompts of earlier chats
 

@@ -10,8 +10,8 @@ from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.widgets import Static
 
+from akunu_py.chats.store import Found
 from akunu_py.errors import ArchiveError
-from akunu_py.tui.archive import Found
 from akunu_py.tui.conversation_rows import peek
 from akunu_py.tui.keeper import Keeper
 

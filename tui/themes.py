@@ -12,6 +12,8 @@ from typing import Any, Literal
 from textual.app import App
 from textual.theme import BUILTIN_THEMES, Theme
 
+from akunu_py.chats import colors
+
 Background = Literal["dark", "light"]
 
 AUTO = "auto"
@@ -19,26 +21,26 @@ TERMINAL = "terminal"
 
 DARK = Theme(
     name="dark",
-    primary="#6cb6ff",
+    primary=colors.PRIMARY,
     secondary="#4f93d2",
-    accent="#e3b341",
+    accent=colors.ACCENT,
     success="#6bc46d",
-    warning="#e3b341",
+    warning=colors.ACCENT,
     error="#f47067",
-    foreground="#d7dce5",
-    background="#15181e",
-    surface="#1b1f27",
-    panel="#262b36",
+    foreground=colors.FOREGROUND,
+    background=colors.BACKGROUND,
+    surface=colors.SURFACE,
+    panel=colors.PANEL,
     dark=True,
     variables={
         "block-cursor-background": "#24405f",
         "block-cursor-foreground": "#ffffff",
         "block-cursor-text-style": "none",
-        "block-cursor-blurred-background": "#262b36",
-        "border": "#6cb6ff",
+        "block-cursor-blurred-background": colors.PANEL,
+        "border": colors.PRIMARY,
         "border-blurred": "#414a5b",
-        "input-selection-background": "#6cb6ff 30%",
-        "footer-key-foreground": "#6cb6ff",
+        "input-selection-background": f"{colors.PRIMARY} 30%",
+        "footer-key-foreground": colors.PRIMARY,
         "button-focus-text-style": "bold",
     },
 )

@@ -190,8 +190,8 @@ class _Runs:
 
     def _keep_long_chat(self, name: str) -> None:
         """An earlier chat with an answer made of what the workloads ask, which is ours."""
-        from akunu_py.tui.archive import Archive
-        from akunu_py.tui.tree import ChatMessage, Tree
+        from akunu_py.chats.store import Archive
+        from akunu_py.chats.tree import ChatMessage, Tree
 
         texts = [
             turn.user for each in load_workloads(["summary", "question"]) for turn in each.turns
@@ -216,7 +216,7 @@ class _Runs:
     def _answers(self, name: str) -> list[tuple[str, Stats]]:
         """What the chat kept of its answers, the first one first. Raises AkunuError where one did
         not come to its end."""
-        from akunu_py.tui.archive import Archive
+        from akunu_py.chats.store import Archive
 
         archive = Archive.open(self._conversations(name))
         try:

@@ -11,13 +11,13 @@ from datetime import datetime
 from pathlib import Path
 
 from akunu_py import paths
+from akunu_py.chats.export import FORMATS, SUFFIXES, ExportFormat, render, write_new
+from akunu_py.chats.json import as_json, read_json
+from akunu_py.chats.search import Hit
+from akunu_py.chats.store import Archive, Found
+from akunu_py.chats.tree import ConversationInfo
 from akunu_py.errors import ArchiveError, UsageError
 from akunu_py.text import displayable, for_output, print_warnings
-from akunu_py.tui.archive import Archive, Found
-from akunu_py.tui.archive_search import Hit
-from akunu_py.tui.exchange import as_json, read_json
-from akunu_py.tui.export import FORMATS, SUFFIXES, ExportFormat, render, write_new
-from akunu_py.tui.tree import ConversationInfo
 
 _ID_DIGITS = 8  # enough to tell conversations apart
 

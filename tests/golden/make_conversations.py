@@ -11,8 +11,8 @@ import sqlite3
 import tempfile
 from pathlib import Path
 
-from akunu_py.tui.archive import Archive
-from akunu_py.tui.archive_schema import VERSION
+from akunu_py.chats.schema import VERSION
+from akunu_py.chats.store import Archive
 from tests.chats import T0, branched, exchange_of
 
 

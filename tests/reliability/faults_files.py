@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from random import Random
 
-from akunu_py.tui.archive import Archive
+from akunu_py.chats.store import Archive
 from tests.chats import exchange_of
 from tests.reliability.faults import (
     Command,

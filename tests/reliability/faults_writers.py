@@ -24,7 +24,7 @@ _LENGTH = 40  # tokens of an answer
 
 def killed_archive(folder: Path, random: Random) -> Outcome:
     """Kills a process that saves messages; every one that `save` returned for must be there."""
-    from akunu_py.tui.archive import Archive
+    from akunu_py.chats.store import Archive
 
     seconds = random.uniform(0.0, 0.3)
     outcome = Outcome("SIGKILL", "the archive, writing", f"after {seconds:.3f} s")
@@ -87,8 +87,8 @@ def _killed(part: str, folder: Path, seconds: float, outcome: Outcome) -> list[s
 
 
 def _write_messages(folder: Path) -> None:
-    from akunu_py.tui.archive import Archive
-    from akunu_py.tui.tree import ChatMessage
+    from akunu_py.chats.store import Archive
+    from akunu_py.chats.tree import ChatMessage
 
     archive = Archive.open(folder / "conversations.db")
     number = 0

@@ -18,9 +18,9 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any, get_args
 
+from akunu_py.chats.rows import stats_of
+from akunu_py.chats.tree import ChatMessage, Role, Tree, tree_of
 from akunu_py.errors import ArchiveError
-from akunu_py.tui.archive_rows import stats_of
-from akunu_py.tui.tree import ChatMessage, Role, Tree, tree_of
 from akunu_py.types import FinishReason
 
 FORMAT = "akunu-conversations"

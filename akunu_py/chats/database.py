@@ -14,8 +14,8 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
+from akunu_py.chats.schema import VERSION, is_foreign, migrate, version_of
 from akunu_py.errors import ArchiveError
-from akunu_py.tui.archive_schema import VERSION, is_foreign, migrate, version_of
 
 _PATIENCE_S = 5.0  # for another program that is writing
 _PARTS = ("", "-wal", "-shm")  # SQLite's files, as endings of the name

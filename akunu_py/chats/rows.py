@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, fields, replace
 from typing import Any
 
-from akunu_py.tui.tree import ChatMessage, ConversationInfo
+from akunu_py.chats.tree import ChatMessage, ConversationInfo
 from akunu_py.types import Stats
 
 INFO_COLUMNS = """

@@ -14,9 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from akunu_py.errors import ArchiveError
-from akunu_py.tui.archive_file import ArchiveFile
-from akunu_py.tui.archive_rows import (
+from akunu_py.chats.database import ArchiveFile
+from akunu_py.chats.rows import (
     INFO_COLUMNS,
     MESSAGE_COLUMNS,
     info_of,
@@ -24,9 +23,10 @@ from akunu_py.tui.archive_rows import (
     storable,
     values_of,
 )
-from akunu_py.tui.archive_schema import searchable
-from akunu_py.tui.archive_search import Hit, find, terms_of
-from akunu_py.tui.tree import ChatMessage, ConversationInfo, Tree, title_of, tree_of
+from akunu_py.chats.schema import searchable
+from akunu_py.chats.search import Hit, find, terms_of
+from akunu_py.chats.tree import ChatMessage, ConversationInfo, Tree, title_of, tree_of
+from akunu_py.errors import ArchiveError
 
 UNDO_S = 24 * 3600.0  # how long a deleted conversation can be brought back
 _TITLE_LENGTH = 200

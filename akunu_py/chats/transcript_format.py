@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from akunu_py.tui.tree import ChatMessage, Tree
+from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.types import FinishReason
 
 # Why an answer is not whole, as a reader is told.

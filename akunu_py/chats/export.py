@@ -15,11 +15,11 @@ from typing import Literal
 
 from markdown_it import MarkdownIt
 
+from akunu_py.chats.json import as_json
+from akunu_py.chats.transcript_format import ending_of, spoken, who
+from akunu_py.chats.tree import Tree
 from akunu_py.errors import ArchiveError
 from akunu_py.text import displayable
-from akunu_py.tui.exchange import as_json
-from akunu_py.tui.telling import ending_of, spoken, who
-from akunu_py.tui.tree import Tree
 
 ExportFormat = Literal["markdown", "json", "svg"]
 
@@ -35,7 +35,7 @@ def render(tree: Tree, form: ExportFormat) -> str:
     if form == "json":
         return as_json([tree])
     if form == "svg":
-        from akunu_py.tui.picture import as_svg
+        from akunu_py.chats.svg import as_svg
 
         return as_svg(tree)
     return as_markdown(tree)

@@ -21,29 +21,27 @@ from rich.text import Text
 from rich.theme import Theme
 from textual.color import Color
 
+from akunu_py.chats import colors
+from akunu_py.chats.transcript_format import ending_of, spoken, who
+from akunu_py.chats.tree import ChatMessage, Tree, title_of
 from akunu_py.errors import ArchiveError
 from akunu_py.text import displayable
-from akunu_py.tui.telling import ending_of, spoken, who
-from akunu_py.tui.themes import DARK
-from akunu_py.tui.tree import ChatMessage, Tree, title_of
 
 WIDTH = 98  # columns
 MAX_LINES = 3000
 
-_INK, _PAPER = Color.parse(DARK.foreground or ""), Color.parse(DARK.background or "")
-_SURFACE, _PANEL = DARK.surface or "", DARK.panel or ""
+_INK, _PAPER = Color.parse(colors.FOREGROUND), Color.parse(colors.BACKGROUND)
 _MUTED = _PAPER.blend(_INK, 0.6).hex
-_ACCENT = DARK.primary
 _CODE_STYLE = "github-dark"
 _STYLES = Theme(
     {
-        **{f"markdown.h{level}": Style(bold=True, color=_ACCENT) for level in range(1, 7)},
-        "markdown.code": Style(color=DARK.accent, bgcolor=_SURFACE),
+        **{f"markdown.h{level}": Style(bold=True, color=colors.PRIMARY) for level in range(1, 7)},
+        "markdown.code": Style(color=colors.ACCENT, bgcolor=colors.SURFACE),
         "markdown.block_quote": Style(color=_MUTED),
-        "markdown.item.bullet": Style(color=_ACCENT),
-        "markdown.item.number": Style(color=_ACCENT),
+        "markdown.item.bullet": Style(color=colors.PRIMARY),
+        "markdown.item.number": Style(color=colors.PRIMARY),
         "markdown.hr": Style(color=_MUTED),
-        "markdown.link": Style(color=_ACCENT),
+        "markdown.link": Style(color=colors.PRIMARY),
         "markdown.link_url": Style(color=_MUTED),
         "markdown.table.border": Style(color=_MUTED),
         "markdown.table.header": Style(bold=True),
@@ -69,7 +67,7 @@ class _Code(CodeBlock):
             str(self.text).rstrip(),
             self.lexer_name,
             theme=_CODE_STYLE,
-            background_color=_SURFACE,
+            background_color=colors.SURFACE,
             word_wrap=True,
             padding=(0, 1),
         )
@@ -120,8 +118,8 @@ def as_svg(tree: Tree) -> str:
 def _print(console: Console, message: ChatMessage) -> None:
     """One message: a prompt on a panel, an answer under the name of its model."""
     if message.role != "assistant":
-        said = Text(_shown(message.text), style=Style(bgcolor=_PANEL))
-        console.print(Padding(said, (0, 1), style=f"on {_PANEL}", expand=True))
+        said = Text(_shown(message.text), style=Style(bgcolor=colors.PANEL))
+        console.print(Padding(said, (0, 1), style=f"on {colors.PANEL}", expand=True))
         return
     console.print(Padding(Text(_shown(who(message)), style=Style(color=_MUTED)), (0, 1)))
     if message.thinking.strip():

@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from akunu_py.tui.archive_schema import UNSPACED, searchable
+from akunu_py.chats.schema import UNSPACED, searchable
 
 _TERM = re.compile(r'"([^"]*)"|([^\s"]+)')
 _SNIPPET_WORDS = 24
