@@ -15,7 +15,8 @@ from pathlib import Path
 
 from akunu_py import paths
 from akunu_py.errors import StoreError
-from akunu_py.models import hub, store
+from akunu_py.models import store
+from akunu_py.models.hub import api
 from akunu_py.models.locking import lock_model, store_errors
 from akunu_py.models.usage import FOLDER as USAGE
 
@@ -45,7 +46,7 @@ class Unfinished:
     partials: tuple[Path, ...]
 
 
-def begin_pull(name: str, model: hub.HubModel) -> None:
+def begin_pull(name: str, model: api.HubModel) -> None:
     """Notes that `model` is being fetched, so that its unfinished files can be found again."""
     path = _note(name)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,18 +63,18 @@ def end_pull(name: str) -> None:
 
 def unfinished_pulls() -> list[Unfinished]:
     """Pulls that were interrupted, by name. Notes that cannot be read are left out."""
-    from akunu_py.models.hub_cache import HubFolder
+    from akunu_py.models.hub.cache import HubFolder
 
     found = []
     for path in sorted((paths.models_dir() / PULLING).glob("*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             note = json.loads(path.read_text("utf-8"))
-            if hub.parse(note["repository"]) is None:
+            if api.parse(note["repository"]) is None:
                 continue
-            files = tuple(hub.HubFile(*file) for file in note["files"])
-            if not all(hub.well_formed(file) for file in files):
+            files = tuple(api.HubFile(*file) for file in note["files"])
+            if not all(api.well_formed(file) for file in files):
                 continue
-            model = hub.HubModel(note["repository"], "main", note["commit"], files, "")
+            model = api.HubModel(note["repository"], "main", note["commit"], files, "")
             folder = HubFolder(model.repository)
             partials = tuple(p for p in map(folder.partial, files) if p.exists())
             done = sum(folder.fetched(model, file) for file in files)

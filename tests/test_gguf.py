@@ -14,7 +14,7 @@ import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.utils import load_model
 
-from akunu_py.models.gguf_import import import_gguf
+from akunu_py.models.gguf.convert import import_gguf
 from akunu_py.models.safetensors import read_header
 from tests.tiny_gguf import (
     HEADS,

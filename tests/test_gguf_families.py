@@ -14,9 +14,9 @@ import pytest
 from mlx_lm.utils import load_model
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
-from akunu_py.models.gguf import read_gguf
-from akunu_py.models.gguf_families import FAMILIES
-from akunu_py.models.gguf_import import import_gguf, plan_import
+from akunu_py.models.gguf.convert import import_gguf, plan_import
+from akunu_py.models.gguf.families import FAMILIES
+from akunu_py.models.gguf.file import read_gguf
 from tests.test_gguf import load_float32
 from tests.tiny import plain_greedy
 from tests.tiny_gguf import Array

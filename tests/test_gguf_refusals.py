@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
-from akunu_py.models import gguf_import
-from akunu_py.models.gguf import read_gguf
-from akunu_py.models.gguf_import import import_gguf
+from akunu_py.models.gguf import convert
+from akunu_py.models.gguf.convert import import_gguf
+from akunu_py.models.gguf.file import read_gguf
 from tests.tiny_gguf import (
     Tiny,
     write_tiny,
@@ -54,7 +54,7 @@ def test_another_architecture_is_refused(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.close()
     with pytest.raises(UnsupportedModel, match="'mamba'"):
-        gguf_import.plan_import(tmp_path / "x.gguf")
+        convert.plan_import(tmp_path / "x.gguf")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_another_architecture_is_refused(tmp_path: Path) -> None:
 def test_contradictions_are_damage(tmp_path: Path, change: dict[str, Any]) -> None:
     source = write_tiny(tmp_path / "tiny.gguf", Tiny(**change))
     with pytest.raises(DamagedModel) as caught:
-        gguf_import.plan_import(source)
+        convert.plan_import(source)
     assert "\n" not in str(caught.value)
 
 
@@ -95,7 +95,7 @@ def test_a_file_cut_off_anywhere_is_damaged(tmp_path: Path) -> None:
     for length in [*range(0, 400, 7), *range(400, len(whole), 997), len(whole) - 33]:
         cut.write_bytes(whole[:length])
         with pytest.raises(DamagedModel):
-            gguf_import.plan_import(cut)
+            convert.plan_import(cut)
 
 
 def test_absurd_counts_cost_nothing(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from jinja2.exceptions import SecurityError
 from mlx_lm.utils import load_tokenizer
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
-from akunu_py.models.gguf import GgufFile
-from akunu_py.models.gguf_pretokenizers import PRE_TOKENIZERS, PreTokenizer
-from akunu_py.models.gguf_tokenizer import (
+from akunu_py.models.gguf.file import GgufFile
+from akunu_py.models.gguf.pretokenizers import PRE_TOKENIZERS, PreTokenizer
+from akunu_py.models.gguf.tokenizer import (
     BytePairs,
     SentencePieces,
     TokenizerPlan,

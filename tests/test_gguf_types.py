@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from akunu_py.errors import UnsupportedModel
-from akunu_py.models import gguf_weights as weights
-from akunu_py.models.gguf import TENSOR_TYPES, Tensor
+from akunu_py.models.gguf import weights
+from akunu_py.models.gguf.file import TENSOR_TYPES, Tensor
 from tests.tiny_gguf import Array
 
 ROWS, COLUMNS = 48, 512

@@ -14,9 +14,10 @@ from mlx_lm.utils import _get_classes
 
 from akunu_py.decoding import footprint
 from akunu_py.errors import UnknownModel
-from akunu_py.models import catalogue, hub, store
+from akunu_py.models import catalogue, store
 from akunu_py.models.catalogue import CatalogueEntry, load_catalogue, read_entry, smallest_mac
 from akunu_py.models.fit import GIB, activations_from, usable_memory
+from akunu_py.models.hub import api
 from akunu_py.models.progress import Meter, Progress
 from akunu_py.models.recommend import recommend
 
@@ -63,7 +64,7 @@ def test_every_entry_is_whole() -> None:
         assert entry.licence
         assert 0.9 < entry.download_bytes / entry.weight_bytes < 1.4
         if entry.kind == "hub":
-            assert hub.parse(entry.repository) == (entry.repository, None)
+            assert api.parse(entry.repository) == (entry.repository, None)
             assert entry.repository.startswith("mlx-community/")
         else:
             assert len(entry.sha256) == 64

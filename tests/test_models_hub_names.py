@@ -18,7 +18,8 @@ from akunu_py.errors import (
     UnsupportedModel,
     UsageError,
 )
-from akunu_py.models import cleanup, hub, hub_cache, hub_files, store
+from akunu_py.models import cleanup, store
+from akunu_py.models.hub import api, cache, download
 from akunu_py.models.pull import is_here, pull
 from tests.hub_home import NAME, WEIGHTS, everything
 from tests.hub_home import files as files  # fixtures
@@ -75,10 +76,10 @@ def test_a_listing_that_is_malformed_is_refused(server: Hub, harm: str) -> None:
 
 
 def test_names_of_repositories() -> None:
-    assert hub.parse("a/b") == ("a/b", None)
-    assert hub.parse("a-b.c/d_e@refs/pr/1") == ("a-b.c/d_e", "refs/pr/1")
+    assert api.parse("a/b") == ("a/b", None)
+    assert api.parse("a-b.c/d_e@refs/pr/1") == ("a-b.c/d_e", "refs/pr/1")
     for bad in ("a", "/a/b", "a/b/c", "../b", "a/..", "a/b@../x", "a/b@", "a//b", "a/b\n", "a/--"):
-        assert hub.parse(bad) is None, bad
+        assert api.parse(bad) is None, bad
 
 
 def test_revisions(server: Hub) -> None:
@@ -127,7 +128,7 @@ def test_nobody_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_too_little_space(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage("/")._replace(free=70_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    monkeypatch.setattr(hub_files, "_RESERVE", 70_000_000)
+    monkeypatch.setattr(download, "_RESERVE", 70_000_000)
     with pytest.raises(StoreError, match="HF_HOME"):
         pull(REPOSITORY)
 
@@ -144,11 +145,11 @@ def test_files_that_vanish_from_the_cache(server: Hub, home: Path) -> None:
 
 def test_rm_leaves_the_hubs_files_unless_told(server: Hub, home: Path) -> None:
     model = pull(REPOSITORY)
-    size = hub_cache.linked_bytes(model.path)
+    size = cache.linked_bytes(model.path)
     assert size > len(server.files[WEIGHTS])
     store.remove(NAME)
     assert WEIGHTS in everything(home / "hub")
     pull(REPOSITORY)
-    assert hub_cache.delete(REPOSITORY, model.commit) >= size
+    assert cache.delete(REPOSITORY, model.commit) >= size
     assert WEIGHTS not in everything(home / "hub")
     assert paths.models_dir().exists()

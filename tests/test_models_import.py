@@ -19,9 +19,9 @@ from mlx_lm.utils import load_model, load_tokenizer
 from akunu_py import paths
 from akunu_py.cli import main
 from akunu_py.errors import AkunuError, DamagedModel, UnknownModel, UnsupportedModel, UsageError
-from akunu_py.models import folder, store
-from akunu_py.models.gguf import GgufFile
-from akunu_py.models.gguf_tokenizer import plan_tokenizer
+from akunu_py.models import mlx_directory, store
+from akunu_py.models.gguf.file import GgufFile
+from akunu_py.models.gguf.tokenizer import plan_tokenizer
 from akunu_py.models.local_import import import_model
 from tests.tiny_gguf import TOKENIZER, Tiny, write_tiny
 from tests.tiny_gguf_families import CASES, prompt, weights_of, write_folder
@@ -143,10 +143,10 @@ def test_a_name_that_another_process_took_meanwhile(
 ) -> None:
     place = "akunu_py.models.local_import.plan_folder"
 
-    def slow(path: Path) -> folder.FolderPlan:
-        monkeypatch.setattr(place, folder.plan_folder)
+    def slow(path: Path) -> mlx_directory.FolderPlan:
+        monkeypatch.setattr(place, mlx_directory.plan_folder)
         import_model(source, name="mine")
-        return folder.plan_folder(path)
+        return mlx_directory.plan_folder(path)
 
     monkeypatch.setattr(place, slow)
     with pytest.raises(UsageError, match="here already"):
@@ -265,7 +265,7 @@ def test_an_interrupt_leaves_nothing_behind(source: Path, data: Path) -> None:
 
 
 def test_the_list_of_architectures_is_mlx_lms() -> None:
-    known = folder.known_architectures()
+    known = mlx_directory.known_architectures()
     assert {"llama", "mistral", "qwen3", "gemma3", "phi3", "mamba2"} <= set(known)
     assert not {"cache", "base", "rope_utils", "switch_layers"} & set(known)
 

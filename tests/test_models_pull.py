@@ -13,7 +13,8 @@ import pytest
 
 from akunu_py import paths
 from akunu_py.errors import FetchError, StoreError, UnknownModel
-from akunu_py.models import gguf_import, starter, store
+from akunu_py.models import starter, store
+from akunu_py.models.gguf import convert
 from akunu_py.models.progress import Progress
 from akunu_py.models.pull import pull
 from tests.tiny_index import entry_of, leftovers
@@ -126,7 +127,7 @@ def test_the_disks_refusal_in_the_middle(
         raise OSError(number, os.strerror(number), "model.safetensors")
 
     with monkeypatch.context() as patch:
-        patch.setattr(gguf_import, "write_safetensors", refuse)
+        patch.setattr(convert, "write_safetensors", refuse)
         with pytest.raises(StoreError, match=hint) as caught:
             pull("tiny")
     assert "\n" not in str(caught.value)

@@ -11,7 +11,7 @@ import pytest
 from mlx_lm.utils import load_tokenizer
 from tokenizers import Tokenizer
 
-from akunu_py.models.gguf_import import import_gguf
+from akunu_py.models.gguf.convert import import_gguf
 from akunu_py.models.store import StoredModel
 from tests.tiny_gguf import Tiny, vocabulary, write_tiny
 

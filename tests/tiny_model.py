@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from akunu_py.models.gguf_import import import_gguf
+from akunu_py.models.gguf.convert import import_gguf
 from tests.tiny_gguf import write_tiny
 
 

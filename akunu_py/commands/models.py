@@ -144,7 +144,7 @@ def _as_dict(recommendation: Recommendation) -> dict[str, object]:
 
 def _stored_facts(model: store.StoredModel, *, verified: bool) -> list[tuple[str, str]]:
     from akunu_py.decoding import learned
-    from akunu_py.models.hub_cache import linked_bytes
+    from akunu_py.models.hub.cache import linked_bytes
 
     usage = read_usage(model.name)
     where = [("path", str(model.path))]

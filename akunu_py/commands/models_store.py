@@ -8,7 +8,8 @@ import sys
 from akunu_py.commands.progress import progress_bar
 from akunu_py.decoding import learned
 from akunu_py.errors import DamagedModel, UsageError
-from akunu_py.models import cleanup, hub_cache, store
+from akunu_py.models import cleanup, store
+from akunu_py.models.hub import cache
 from akunu_py.text import human_size, on_one_line
 
 
@@ -33,10 +34,10 @@ def remove(args: argparse.Namespace) -> int:
             )
     freed = store.remove(args.name)
     if origin and also:
-        freed += hub_cache.delete(*origin)
+        freed += cache.delete(*origin)
     print(f"removed {args.name}, {human_size(freed)} freed")
     if linked and origin and not also:
-        where = hub_cache.HubFolder(origin[0]).root
+        where = cache.HubFolder(origin[0]).root
         print(f"its {human_size(linked)} stay in the hub's cache: {where}")
         print(f"to delete them too: hf cache rm model/{origin[0]}")
     return 0
@@ -98,7 +99,7 @@ def _in_hub_cache(name: str) -> tuple[int, tuple[str, str] | None]:
         return 0, None
     if not model.repository:
         return 0, None
-    return hub_cache.linked_bytes(model.path), (model.repository, model.commit)
+    return cache.linked_bytes(model.path), (model.repository, model.commit)
 
 
 def _agrees(question: str) -> bool:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
-from akunu_py.models.gguf import GgufFile
-from akunu_py.models.gguf_rope import factors, rope_scaling
-from akunu_py.models.gguf_settings import Settings
+from akunu_py.models.gguf.file import GgufFile
+from akunu_py.models.gguf.rope import factors, rope_scaling
+from akunu_py.models.gguf.settings import Settings
 
 Config = dict[str, Any]
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
-from akunu_py.models.gguf import Tensor
-from akunu_py.models.gguf_settings import Settings
+from akunu_py.models.gguf.file import Tensor
+from akunu_py.models.gguf.settings import Settings
 
 Config = dict[str, Any]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from akunu_py.errors import FetchError
-from akunu_py.models.hub import HubFile, HubModel, Patience, choose_files
+from akunu_py.models.hub.api import HubFile, HubModel, Patience, choose_files
 from akunu_py.models.locking import store_errors
 from akunu_py.models.manifest import FileRecord, sha256_file
 from akunu_py.models.progress import Report

@@ -21,9 +21,8 @@ from typing import Any
 import numpy as np
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
-from akunu_py.models import gguf_weights as weights
-from akunu_py.models.gguf import GgufFile, Tensor, read_gguf
-from akunu_py.models.gguf_families import (
+from akunu_py.models.gguf import weights
+from akunu_py.models.gguf.families import (
     SETTING_TENSORS,
     Family,
     Slot,
@@ -31,8 +30,9 @@ from akunu_py.models.gguf_families import (
     family_of,
     sizes,
 )
-from akunu_py.models.gguf_settings import Settings
-from akunu_py.models.gguf_tokenizer import TokenizerPlan, plan_tokenizer
+from akunu_py.models.gguf.file import GgufFile, Tensor, read_gguf
+from akunu_py.models.gguf.settings import Settings
+from akunu_py.models.gguf.tokenizer import TokenizerPlan, plan_tokenizer
 from akunu_py.models.safetensors import Entry, write_safetensors
 
 

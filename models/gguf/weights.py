@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from akunu_py.errors import UnsupportedModel
-from akunu_py.models.gguf import Tensor
+from akunu_py.models.gguf.file import Tensor
 
 GROUP_SIZE = 32
 BITS = {

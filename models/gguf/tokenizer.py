@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
-from akunu_py.models.gguf import GgufFile
-from akunu_py.models.gguf_pretokenizers import PRE_TOKENIZERS
+from akunu_py.models.gguf.file import GgufFile
+from akunu_py.models.gguf.pretokenizers import PRE_TOKENIZERS
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 _TOKEN_KEYS = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}

@@ -16,8 +16,8 @@ from typing import IO, TYPE_CHECKING
 from urllib.parse import quote
 
 from akunu_py.errors import FetchError, StoreError
-from akunu_py.models.hub import HubFile, HubModel, Patience, explained
-from akunu_py.models.hub_cache import HubFolder, hasher_for
+from akunu_py.models.hub.api import HubFile, HubModel, Patience, explained
+from akunu_py.models.hub.cache import HubFolder, hasher_for
 from akunu_py.models.locking import store_errors
 from akunu_py.models.progress import Report
 

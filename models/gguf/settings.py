@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
-from akunu_py.models.gguf import GgufFile
+from akunu_py.models.gguf.file import GgufFile
 
 # Settings that some families of llama.cpp have, and the value at which they do nothing.
 _NEUTRAL: dict[str, Any] = {
