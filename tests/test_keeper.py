@@ -17,8 +17,8 @@ from akunu_py.chats import database
 from akunu_py.chats.store import Archive
 from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.errors import ArchiveError
-from akunu_py.tui import keeper
-from akunu_py.tui.keeper import ArchiveWarning, Keeper, Kept, NotKept
+from akunu_py.tui.library import store_thread
+from akunu_py.tui.library.store_thread import ArchiveWarning, Keeper, Kept, NotKept
 from tests.chats import answered, branched, said
 
 
@@ -64,7 +64,7 @@ def begun() -> tuple[ChatMessage, ChatMessage]:
 async def test_new_messages_and_ends_are_written_now_and_the_rest_later(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "_INTERVAL_S", 1000.0)
+    monkeypatch.setattr(store_thread, "_INTERVAL_S", 1000.0)
     async with keeping(path) as (it, _):
         asked, answer = begun()
         it.save("c", asked)
@@ -80,7 +80,7 @@ async def test_new_messages_and_ends_are_written_now_and_the_rest_later(
 async def test_an_answer_that_grows_is_written_all_the_while(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "_INTERVAL_S", 0.2)
+    monkeypatch.setattr(store_thread, "_INTERVAL_S", 0.2)
     written: list[str] = []
     save = Archive.save
 
@@ -134,7 +134,7 @@ async def test_a_locked_database_is_written_when_it_is_free(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database, "_PATIENCE_S", 0.05)
-    monkeypatch.setattr(keeper, "_RETRY_S", 0.1)
+    monkeypatch.setattr(store_thread, "_RETRY_S", 0.1)
     async with keeping(path) as (it, notes):
         asked, answer = begun()
         it.save("c", asked)

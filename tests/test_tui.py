@@ -7,10 +7,10 @@ from textual import events
 
 from akunu_py.text import displayable, typeable
 from akunu_py.tui.conversation import Conversation
-from akunu_py.tui.messages import Failed, Finished, Loaded, Prefilling
-from akunu_py.tui.prompt import PromptBox
-from akunu_py.tui.transcript import Transcript
-from akunu_py.tui.turn_view import AnswerView
+from akunu_py.tui.prompt.box import PromptBox
+from akunu_py.tui.session.messages import Failed, Finished, Loaded, Prefilling
+from akunu_py.tui.transcript.turn import AnswerView
+from akunu_py.tui.transcript.view import Transcript
 from akunu_py.types import Message
 from tests.tui_chat import STATS, chat
 

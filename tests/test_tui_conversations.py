@@ -17,9 +17,9 @@ from textual.pilot import Pilot
 from textual.widgets import Input, OptionList, Static
 
 from akunu_py.chats.store import Archive
-from akunu_py.tui.conversation_rows import moment
-from akunu_py.tui.conversations import Chosen, ConversationsScreen
-from akunu_py.tui.keeper import Keeper
+from akunu_py.tui.library.rows import moment
+from akunu_py.tui.library.screen import Chosen, ConversationsScreen
+from akunu_py.tui.library.store_thread import Keeper
 from tests.chats import T0, branched, exchange_of
 from tests.tui_chat import until
 from tests.tui_host import Compare, Host
@@ -285,7 +285,7 @@ def test_picture(
     size: tuple[int, int],
     theme: str,
 ) -> None:
-    monkeypatch.setattr("akunu_py.tui.export_screen.Path.cwd", lambda: Path("/home/me"))
+    monkeypatch.setattr("akunu_py.tui.library.export.Path.cwd", lambda: Path("/home/me"))
     app = WithKeeper(path, theme)
 
     async def press(pilot: Pilot[None]) -> None:

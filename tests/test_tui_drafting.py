@@ -6,10 +6,10 @@ import pytest
 
 from akunu_py.chats.tree import ChatMessage
 from akunu_py.tui.conversation import Turn
-from akunu_py.tui.drafting_view import DraftingPanel, Stretch, sparkline
-from akunu_py.tui.messages import Finished, Gauges, PieceArrived
-from akunu_py.tui.sections import AnswerText
-from akunu_py.tui.thinking_view import ThinkingView
+from akunu_py.tui.session.messages import Finished, Gauges, PieceArrived
+from akunu_py.tui.transcript.drafting import DraftingPanel, Stretch, sparkline
+from akunu_py.tui.transcript.markdown import AnswerText
+from akunu_py.tui.transcript.thinking import ThinkingView
 from akunu_py.types import Message, Stats
 from tests.tui_chat import GAUGES, STATS, chat
 

@@ -8,11 +8,11 @@ import pytest
 
 from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.tui import copying
-from akunu_py.tui.clipboard import find_program, run_program
 from akunu_py.tui.conversation import Conversation
 from akunu_py.tui.copying import code_blocks
-from akunu_py.tui.messages import Failed, Finished
-from akunu_py.tui.turn_column import Earlier, Later
+from akunu_py.tui.session.messages import Failed, Finished
+from akunu_py.tui.terminal.clipboard import find_program, run_program
+from akunu_py.tui.transcript.column import Earlier, Later
 from akunu_py.types import Message
 from tests.tui_chat import STATS, Chat, chat
 

@@ -21,11 +21,11 @@ from textual.widgets import OptionList, Static
 
 from akunu_py.errors import UsageError
 from akunu_py.text import typeable
-from akunu_py.tui.attach import Attachment, attach, join, mentions, read, split
-from akunu_py.tui.completion import Completer
-from akunu_py.tui.completion_popup import CompletionPopup
-from akunu_py.tui.files import FileIndex, best
-from akunu_py.tui.prompt import PromptBox
+from akunu_py.tui.prompt.attachments import Attachment, attach, join, mentions, read, split
+from akunu_py.tui.prompt.box import PromptBox
+from akunu_py.tui.prompt.files import FileIndex, best
+from akunu_py.tui.prompt.popup import CompletionPopup
+from akunu_py.tui.prompt.suggestions import Completer
 from tests.tui_host import Compare, Host
 
 

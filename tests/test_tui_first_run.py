@@ -16,12 +16,12 @@ from akunu_py.errors import Cancelled, FetchError, UnknownModel
 from akunu_py.models import store
 from akunu_py.models.progress import Progress
 from akunu_py.models.store import StoredModel
-from akunu_py.tui import downloads
 from akunu_py.tui.app import ChatApp
 from akunu_py.tui.base import Setup
-from akunu_py.tui.messages import Loaded
-from akunu_py.tui.models_screen import ModelsScreen
-from akunu_py.tui.welcome import Welcome
+from akunu_py.tui.models import downloads
+from akunu_py.tui.models.screen import ModelsScreen
+from akunu_py.tui.session.messages import Loaded
+from akunu_py.tui.transcript.welcome import Welcome
 from akunu_py.types import GenerateOptions
 from tests.terminal import Terminal, needs_tmux
 from tests.terminal import terminal as terminal  # a fixture

@@ -16,11 +16,11 @@ from akunu_py.chats.tree import ConversationInfo
 from akunu_py.settings import save_settings
 from akunu_py.tui.app import ChatApp
 from akunu_py.tui.base import Setup
-from akunu_py.tui.help_screen import HelpScreen, sections
-from akunu_py.tui.keys import key_name, keys_of_actions
-from akunu_py.tui.palette import ChatCommands
-from akunu_py.tui.prompt import PromptBox
-from akunu_py.tui.slash import COMMANDS, Call, Mistake, parse
+from akunu_py.tui.help.keys import key_name, keys_of_actions
+from akunu_py.tui.help.palette import ChatCommands
+from akunu_py.tui.help.screen import HelpScreen, sections
+from akunu_py.tui.prompt.box import PromptBox
+from akunu_py.tui.prompt.slash import COMMANDS, Call, Mistake, parse
 from akunu_py.types import GenerateOptions
 from tests.tui_host import Compare
 

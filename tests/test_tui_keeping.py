@@ -10,10 +10,10 @@ import pytest
 from akunu_py.chats.database import ArchiveFile
 from akunu_py.chats.store import Archive
 from akunu_py.chats.tree import ChatMessage
-from akunu_py.tui import keeper as keeper_module
-from akunu_py.tui.conversations import ConversationsScreen
-from akunu_py.tui.keeper import Keeper
-from akunu_py.tui.messages import Finished
+from akunu_py.tui.library import store_thread as keeper_module
+from akunu_py.tui.library.screen import ConversationsScreen
+from akunu_py.tui.library.store_thread import Keeper
+from akunu_py.tui.session.messages import Finished
 from tests.tui_chat import STATS, chat
 
 

@@ -9,9 +9,9 @@ import pytest
 from textual.widgets import Markdown
 
 from akunu_py.chats.tree import ChatMessage, Tree
-from akunu_py.tui.messages import Finished, PieceArrived
-from akunu_py.tui.sections import Section, split
-from akunu_py.tui.transcript import Transcript
+from akunu_py.tui.session.messages import Finished, PieceArrived
+from akunu_py.tui.transcript.markdown import Section, split
+from akunu_py.tui.transcript.view import Transcript
 from tests.tui_chat import STATS, Chat, chat
 
 

@@ -14,11 +14,11 @@ from textual.pilot import Pilot
 from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.settings import Settings
 from akunu_py.tui.app import ChatApp
-from akunu_py.tui.attach import Attachment, join
 from akunu_py.tui.base import Setup
-from akunu_py.tui.messages import Failed, Finished, Gauges, Loaded, PieceArrived, Prefilling
-from akunu_py.tui.prompt import PromptBox
-from akunu_py.tui.turn_view import AnswerView
+from akunu_py.tui.prompt.attachments import Attachment, join
+from akunu_py.tui.prompt.box import PromptBox
+from akunu_py.tui.session.messages import Failed, Finished, Gauges, Loaded, PieceArrived, Prefilling
+from akunu_py.tui.transcript.turn import AnswerView
 from akunu_py.types import GenerateOptions, Stats
 
 ANSWER = """A **queue** keeps things in order:

@@ -15,9 +15,9 @@ from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Generation, Session
 from akunu_py.errors import DamagedModel
 from akunu_py.models.store import StoredModel
-from akunu_py.tui.held import Held
-from akunu_py.tui.messages import Failed, Finished, Gauges, Loaded, PieceArrived, Prefilling
-from akunu_py.tui.worker import SessionThread
+from akunu_py.tui.session.messages import Failed, Finished, Gauges, Loaded, PieceArrived, Prefilling
+from akunu_py.tui.session.pacing import Held
+from akunu_py.tui.session.worker import SessionThread
 from akunu_py.types import GenerateOptions, Message, Piece, Stats, TextPiece
 
 QUESTION = [Message("user", "Say the word sea three times, then tell me about the sea.")]
@@ -178,8 +178,8 @@ QUIT = """
 import queue
 from akunu_py.decoding.engine import Engine
 from akunu_py.models import store
-from akunu_py.tui.messages import PieceArrived
-from akunu_py.tui.worker import SessionThread
+from akunu_py.tui.session.messages import PieceArrived
+from akunu_py.tui.session.worker import SessionThread
 from akunu_py.types import GenerateOptions, Message
 
 notes = queue.Queue()

@@ -11,13 +11,13 @@ from textual.widgets import Markdown
 
 from akunu_py.tui.app import ChatApp
 from akunu_py.tui.base import Setup
-from akunu_py.tui.drafting_view import DraftedText, Stretch
-from akunu_py.tui.keeper import Keeper
-from akunu_py.tui.messages import Finished, Gauges, Loaded, PieceArrived
-from akunu_py.tui.prompt import PromptBox
+from akunu_py.tui.library.store_thread import Keeper
+from akunu_py.tui.prompt.box import PromptBox
+from akunu_py.tui.session.messages import Finished, Gauges, Loaded, PieceArrived
 from akunu_py.tui.status import StatusLine
-from akunu_py.tui.transcript import Transcript
-from akunu_py.tui.turn_view import AnswerView, Notice, PromptView
+from akunu_py.tui.transcript.drafting import DraftedText, Stretch
+from akunu_py.tui.transcript.turn import AnswerView, Notice, PromptView
+from akunu_py.tui.transcript.view import Transcript
 from akunu_py.types import GenerateOptions, Message, Stats
 
 STATS = Stats(generated_tokens=11, target_passes=5, drafted=10, accepted=5, decode_s=0.5)

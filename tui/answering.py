@@ -11,14 +11,14 @@ import asyncio
 from collections.abc import Sequence
 
 from akunu_py.errors import UsageError
-from akunu_py.tui import slash
-from akunu_py.tui.attach import attach, join, mentions, split
 from akunu_py.tui.base import ChatBase
 from akunu_py.tui.conversation import Turn
-from akunu_py.tui.messages import Failed, Finished, Loaded, PieceArrived, Prefilling
-from akunu_py.tui.prompt import PromptBox
+from akunu_py.tui.prompt import slash
+from akunu_py.tui.prompt.attachments import attach, join, mentions, split
+from akunu_py.tui.prompt.box import PromptBox
+from akunu_py.tui.session.messages import Failed, Finished, Loaded, PieceArrived, Prefilling
 from akunu_py.tui.status import Phase
-from akunu_py.tui.welcome import Welcome
+from akunu_py.tui.transcript.welcome import Welcome
 
 
 class Answering(ChatBase):

@@ -14,25 +14,25 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.driver import Driver
 
-from akunu_py.tui import themes
-from akunu_py.tui.completion_popup import CompletionPopup
 from akunu_py.tui.copying import Copying
-from akunu_py.tui.drafting_view import DraftingPanel
-from akunu_py.tui.driver import ChatDriver
 from akunu_py.tui.editing import Editing
-from akunu_py.tui.help_screen import HelpScreen, sections
-from akunu_py.tui.keeping import Keeping
-from akunu_py.tui.palette import ChatCommands
-from akunu_py.tui.prompt import PromptBox
+from akunu_py.tui.help.palette import ChatCommands
+from akunu_py.tui.help.screen import HelpScreen, sections
+from akunu_py.tui.library.controller import Keeping
+from akunu_py.tui.prompt.box import PromptBox
+from akunu_py.tui.prompt.popup import CompletionPopup
 from akunu_py.tui.status import StatusLine
 from akunu_py.tui.switching import Switching
-from akunu_py.tui.transcript import Transcript
+from akunu_py.tui.terminal import themes
+from akunu_py.tui.terminal.driver import ChatDriver
+from akunu_py.tui.transcript.drafting import DraftingPanel
+from akunu_py.tui.transcript.view import Transcript
 
 
 class ChatApp(Editing, Keeping, Copying, Switching):
     """A conversation with a model, and all that belongs to it."""
 
-    CSS_PATH = ["chat.tcss", "palette.tcss"]  # noqa: RUF012 - declared so in Textual
+    CSS_PATH = ["chat.tcss", "help/palette.tcss"]  # noqa: RUF012 - declared so in Textual
     TITLE = "akunu"
     COMMANDS: ClassVar = {ChatCommands}
     BINDINGS: ClassVar[list[BindingType]] = [

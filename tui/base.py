@@ -15,17 +15,17 @@ from textual.app import App
 
 from akunu_py.settings import Settings
 from akunu_py.tui.conversation import Conversation, Turn
-from akunu_py.tui.downloads import Downloads
-from akunu_py.tui.drafting_view import DraftingPanel
-from akunu_py.tui.keeper import Keeper
-from akunu_py.tui.model_rows import better_model
-from akunu_py.tui.prompt import PromptBox
+from akunu_py.tui.library.store_thread import Keeper
+from akunu_py.tui.models.downloads import Downloads
+from akunu_py.tui.models.rows import better_model
+from akunu_py.tui.prompt.box import PromptBox
+from akunu_py.tui.session.worker import SessionThread
 from akunu_py.tui.status import StatusLine
-from akunu_py.tui.themes import Background
-from akunu_py.tui.transcript import Transcript
-from akunu_py.tui.turn_view import Notice
-from akunu_py.tui.welcome import Welcome
-from akunu_py.tui.worker import SessionThread
+from akunu_py.tui.terminal.themes import Background
+from akunu_py.tui.transcript.drafting import DraftingPanel
+from akunu_py.tui.transcript.turn import Notice
+from akunu_py.tui.transcript.view import Transcript
+from akunu_py.tui.transcript.welcome import Welcome
 from akunu_py.types import GenerateOptions
 
 _IDLE = ("Enter send", "Tab messages", "F2 drafting", "F1 keys", "Ctrl+Q quit")

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from textual.widgets import Markdown
 
-from akunu_py.tui.attach import split
 from akunu_py.tui.base import ChatBase
-from akunu_py.tui.clipboard import find_program, run_program
 from akunu_py.tui.conversation import Turn
-from akunu_py.tui.sections import markdown_parser
+from akunu_py.tui.prompt.attachments import split
+from akunu_py.tui.terminal.clipboard import find_program, run_program
+from akunu_py.tui.transcript.markdown import markdown_parser
 
 
 @dataclass(frozen=True, slots=True)

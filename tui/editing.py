@@ -6,7 +6,7 @@ Nothing is overwritten: what is changed becomes a branch, which Left and Right r
 from __future__ import annotations
 
 from akunu_py.tui.answering import Answering
-from akunu_py.tui.attach import split
+from akunu_py.tui.prompt.attachments import split
 
 
 class Editing(Answering):

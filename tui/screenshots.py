@@ -17,9 +17,9 @@ from akunu_py.models import store
 from akunu_py.settings import Settings
 from akunu_py.tui.app import ChatApp
 from akunu_py.tui.base import Setup
-from akunu_py.tui.prompt import PromptBox
+from akunu_py.tui.prompt.box import PromptBox
+from akunu_py.tui.session.worker import SessionThread
 from akunu_py.tui.status import StatusLine
-from akunu_py.tui.worker import SessionThread
 from akunu_py.types import DEFAULT_MODEL, GenerateOptions
 
 SIZE = (92, 28)

@@ -8,13 +8,13 @@ from dataclasses import replace
 from akunu_py.errors import AkunuError
 from akunu_py.models import store
 from akunu_py.settings import HOTTEST, Settings
-from akunu_py.tui import themes
 from akunu_py.tui.base import ChatBase
-from akunu_py.tui.downloads import DownloadEnded, DownloadMoved, in_words
-from akunu_py.tui.messages import Failed
-from akunu_py.tui.models_screen import ModelsScreen
-from akunu_py.tui.settings_screen import SettingsScreen
-from akunu_py.tui.welcome import Welcome
+from akunu_py.tui.models.downloads import DownloadEnded, DownloadMoved, in_words
+from akunu_py.tui.models.screen import ModelsScreen
+from akunu_py.tui.session.messages import Failed
+from akunu_py.tui.settings.screen import SettingsScreen
+from akunu_py.tui.terminal import themes
+from akunu_py.tui.transcript.welcome import Welcome
 
 _WAYS_ON = "A prompt does so; F4 has other models"
 

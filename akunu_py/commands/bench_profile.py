@@ -110,7 +110,7 @@ async def seconds_to_draw(texts: Sequence[str]) -> float:
     from textual.widgets import Markdown
 
     from akunu_py.text import displayable
-    from akunu_py.tui.sections import markdown_parser
+    from akunu_py.tui.transcript.markdown import markdown_parser
 
     class Page(App[None]):
         def compose(self) -> ComposeResult:

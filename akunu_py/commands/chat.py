@@ -37,11 +37,11 @@ def run(args: argparse.Namespace) -> int:
         args.temperature = settings.temperature
     options = options_from(args)
 
-    from akunu_py.tui import terminal
     from akunu_py.tui.app import ChatApp
     from akunu_py.tui.base import Setup
-    from akunu_py.tui.keeper import Keeper
-    from akunu_py.tui.worker import SessionThread
+    from akunu_py.tui.library.store_thread import Keeper
+    from akunu_py.tui.session.worker import SessionThread
+    from akunu_py.tui.terminal.background import background as ask_background
 
     learned_from: list[Experience] = []
 
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
     session = SessionThread(model.name if model else name, load, learned, answered)
     keeper = Keeper(paths.conversations_file())
-    background = terminal.background()
+    background = ask_background()
     app = ChatApp(
         Setup(
             model.name if model else name,

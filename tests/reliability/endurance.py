@@ -35,10 +35,10 @@ from akunu_py.decoding.session import Session
 from akunu_py.models import store
 from akunu_py.tui.app import ChatApp
 from akunu_py.tui.base import Setup
-from akunu_py.tui.keeper import Keeper
-from akunu_py.tui.prompt import PromptBox
+from akunu_py.tui.library.store_thread import Keeper
+from akunu_py.tui.prompt.box import PromptBox
+from akunu_py.tui.session.worker import SessionThread
 from akunu_py.tui.status import StatusLine
-from akunu_py.tui.worker import SessionThread
 from akunu_py.types import GenerateOptions, Message, SamplingOptions
 from tests.tiny_fim import byte_level, write_model
 

@@ -15,7 +15,7 @@ import time
 import tty
 from collections.abc import Mapping
 
-from akunu_py.tui.themes import Background
+from akunu_py.tui.terminal.themes import Background
 
 _QUESTION = b"\x1b]11;?\x1b\\\x1b[c"
 _COLOUR = re.compile(rb"\x1b\]11;rgba?:([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})")

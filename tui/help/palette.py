@@ -17,10 +17,10 @@ from textual.widgets import TextArea
 from akunu_py.chats.tree import ConversationInfo
 from akunu_py.errors import AkunuError
 from akunu_py.text import displayable
-from akunu_py.tui.completion import WORDS
-from akunu_py.tui.files import best
-from akunu_py.tui.keys import keys_of_actions
-from akunu_py.tui.slash import COMMANDS, Call, Command, dispatch
+from akunu_py.tui.help.keys import keys_of_actions
+from akunu_py.tui.prompt.files import best
+from akunu_py.tui.prompt.slash import COMMANDS, Call, Command, dispatch
+from akunu_py.tui.prompt.suggestions import WORDS
 
 _HEADS = {"model": "Use the model", "persona": "Use the persona", "theme": "Theme"}
 _MOST = 30

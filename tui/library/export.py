@@ -29,7 +29,7 @@ _WORDS: dict[ExportFormat, tuple[str, str]] = {
 class ExportScreen(ModalScreen[ExportFormat | None]):
     """The formats. The result is the one to write, None for none."""
 
-    CSS_PATH = "export_screen.tcss"
+    CSS_PATH = "export.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "close", "Close")]
     COMPONENT_CLASSES: ClassVar[set[str]] = {"export--muted"}
 

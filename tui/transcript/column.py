@@ -14,7 +14,7 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from akunu_py.tui.conversation import Turn
-from akunu_py.tui.turn_view import AnswerView, PromptView
+from akunu_py.tui.transcript.turn import AnswerView, PromptView
 
 PAGE = 10  # turns mounted at once, at first and where one goes on at the end
 _STEP = 5  # turns that come at once where the reader comes near

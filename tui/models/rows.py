@@ -15,7 +15,7 @@ from akunu_py.models import catalogue, store
 from akunu_py.models.catalogue import CatalogueEntry
 from akunu_py.models.recommend import recommend
 from akunu_py.text import human_size
-from akunu_py.tui.threads import release_streams
+from akunu_py.tui.session.threads import release_streams
 
 Fits = Literal["fits", "too large", "unknown"]
 

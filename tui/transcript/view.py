@@ -18,10 +18,10 @@ from textual.reactive import reactive
 from textual.widget import Widget
 
 from akunu_py.tui.conversation import Conversation, Turn
-from akunu_py.tui.sections import Section
-from akunu_py.tui.steady_scroll import SteadyScroll
-from akunu_py.tui.turn_column import MessageView, TurnColumn
-from akunu_py.tui.turn_view import AnswerView, PromptView
+from akunu_py.tui.transcript.column import MessageView, TurnColumn
+from akunu_py.tui.transcript.markdown import Section
+from akunu_py.tui.transcript.scroll import SteadyScroll
+from akunu_py.tui.transcript.turn import AnswerView, PromptView
 
 _NEAR = 2  # screens: closer than that all is drawn
 _FAR = 3  # screens: farther than that all rests

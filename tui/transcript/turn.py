@@ -18,11 +18,11 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from akunu_py.text import displayable, human_size, on_one_line
-from akunu_py.tui.attach import split
 from akunu_py.tui.conversation import Turn
-from akunu_py.tui.drafting_view import DraftedText
-from akunu_py.tui.sections import AnswerText, Section
-from akunu_py.tui.thinking_view import ThinkingView
+from akunu_py.tui.prompt.attachments import split
+from akunu_py.tui.transcript.drafting import DraftedText
+from akunu_py.tui.transcript.markdown import AnswerText, Section
+from akunu_py.tui.transcript.thinking import ThinkingView
 from akunu_py.types import FinishReason
 
 # Drawing takes turns with decoding: after a long block was drawn, so many times its time passes.

@@ -14,8 +14,8 @@ from textual.layout import DockArrangeResult
 from textual.scrollbar import ScrollBar
 from textual.widget import Widget
 
-from akunu_py.tui.turn_column import TurnColumn
-from akunu_py.tui.turn_view import AnswerView, PromptView
+from akunu_py.tui.transcript.column import TurnColumn
+from akunu_py.tui.transcript.turn import AnswerView, PromptView
 
 
 class SteadyScroll(VerticalScroll):

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 from textual.message import Message as Note
 
 from akunu_py.errors import AkunuError
-from akunu_py.tui.held import Held, Pacer
-from akunu_py.tui.messages import Failed, Finished, Gauges, Loaded, Prefilling
-from akunu_py.tui.threads import release_streams
+from akunu_py.tui.session.messages import Failed, Finished, Gauges, Loaded, Prefilling
+from akunu_py.tui.session.pacing import Held, Pacer
+from akunu_py.tui.session.threads import release_streams
 from akunu_py.types import GenerateOptions, Message, Stats, TextPiece
 
 if TYPE_CHECKING:  # importing the engine takes a second or two, which the thread spends, not we

@@ -15,9 +15,9 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from akunu_py.tui.keys import Section, bindings_of, keys_of_actions, rows_of
-from akunu_py.tui.slash import COMMANDS
-from akunu_py.tui.transcript import Transcript
+from akunu_py.tui.help.keys import Section, bindings_of, keys_of_actions, rows_of
+from akunu_py.tui.prompt.slash import COMMANDS
+from akunu_py.tui.transcript.view import Transcript
 
 _WRITING = (
     ("Enter", "Send; while an answer comes, the prompt waits its turn"),
@@ -55,7 +55,7 @@ def sections(app: App[Any]) -> list[Section]:
 class HelpScreen(ModalScreen[None]):
     """Keys and commands, in a dialog that scrolls."""
 
-    CSS_PATH = "help_screen.tcss"
+    CSS_PATH = "screen.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,f1,question_mark", "close", "Close"),
     ]

@@ -15,10 +15,10 @@ from akunu_py.chats.tree import ConversationInfo, Tree
 from akunu_py.errors import AkunuError, ArchiveError
 from akunu_py.tui.answering import Answering
 from akunu_py.tui.conversation import Conversation
-from akunu_py.tui.conversations import Chosen, ConversationsScreen
-from akunu_py.tui.history_screen import HistoryScreen
-from akunu_py.tui.keeper import ArchiveWarning, Kept, NotKept
-from akunu_py.tui.prompt import PromptBox
+from akunu_py.tui.library.screen import Chosen, ConversationsScreen
+from akunu_py.tui.library.store_thread import ArchiveWarning, Kept, NotKept
+from akunu_py.tui.prompt.box import PromptBox
+from akunu_py.tui.prompt.history import HistoryScreen
 
 _RECALLED = 500  # prompts of earlier chats
 

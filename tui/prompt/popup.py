@@ -15,7 +15,7 @@ from textual.widgets import OptionList, TextArea
 from textual.widgets.option_list import Option
 
 from akunu_py.text import displayable
-from akunu_py.tui.completion import Completer, Completion, Suggestion
+from akunu_py.tui.prompt.suggestions import Completer, Completion, Suggestion
 
 _MOVES = {"up": -1, "down": 1, "ctrl+p": -1, "ctrl+n": 1, "pageup": -6, "pagedown": 6}
 _FRAME = 7  # columns of margin, border, padding and scrollbar
@@ -30,7 +30,7 @@ class CompletionPopup(OptionList, can_focus=False):
     Mounted right before that text area; drawn over what is above it.
     """
 
-    DEFAULT_CSS = Path(__file__).with_name("completion_popup.tcss").read_text("utf-8")
+    DEFAULT_CSS = Path(__file__).with_name("popup.tcss").read_text("utf-8")
     COMPONENT_CLASSES = {"completion--place", "completion--note"}  # noqa: RUF012 - declared so
 
     def __init__(self, folder: Path, id: str | None = None) -> None:

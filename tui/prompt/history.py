@@ -23,7 +23,7 @@ _SHOWN = 300  # characters of a prompt
 class HistoryScreen(ModalScreen[str | None]):
     """The prompts that hold all words, the latest first. The result is the chosen one."""
 
-    CSS_PATH = "history_screen.tcss"
+    CSS_PATH = "history.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "close", "Close"),
         Binding("down,ctrl+n", "move(1)", "Older", show=False),

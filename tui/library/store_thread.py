@@ -25,7 +25,7 @@ from textual.message import Message as Note
 from akunu_py.chats.store import Archive
 from akunu_py.chats.tree import ChatMessage
 from akunu_py.errors import ArchiveError
-from akunu_py.tui.worker import describe
+from akunu_py.tui.session.worker import describe
 
 Result = TypeVar("Result")
 

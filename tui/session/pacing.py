@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from akunu_py.tui.conversation import Rejected, Span, add_spans
-from akunu_py.tui.messages import Gauges, PieceArrived
+from akunu_py.tui.session.messages import Gauges, PieceArrived
 from akunu_py.types import Stats, TextPiece
 
 _INTERVAL_S = 1 / 16

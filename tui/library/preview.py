@@ -12,8 +12,8 @@ from textual.widgets import Static
 
 from akunu_py.chats.store import Found
 from akunu_py.errors import ArchiveError
-from akunu_py.tui.conversation_rows import peek
-from akunu_py.tui.keeper import Keeper
+from akunu_py.tui.library.rows import peek
+from akunu_py.tui.library.store_thread import Keeper
 
 _MESSAGES = 6
 _REST_S = 0.1  # a row is looked into when the highlight stays on it

@@ -23,7 +23,7 @@ from akunu_py.errors import AkunuError
 from akunu_py.models import store
 from akunu_py.settings import HOTTEST, Settings, save_settings, settings_file
 from akunu_py.text import displayable, typeable
-from akunu_py.tui import themes
+from akunu_py.tui.terminal import themes
 
 _NOBODY = ""  # the persona that is the plain system prompt
 
@@ -31,7 +31,7 @@ _NOBODY = ""  # the persona that is the plain system prompt
 class SettingsScreen(ModalScreen[Settings | None]):
     """The form. settings: as they are. show_theme: puts a theme on the screen at once."""
 
-    CSS_PATH = "settings_screen.tcss"
+    CSS_PATH = "screen.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "close", "Close without saving"),
         Binding("ctrl+s", "save", "Save", priority=True),

@@ -16,9 +16,9 @@ from akunu_py.errors import AkunuError
 from akunu_py.models import store
 from akunu_py.settings import load_settings
 from akunu_py.text import human_size
-from akunu_py.tui import themes
-from akunu_py.tui.files import FileIndex, Match, best
-from akunu_py.tui.slash import COMMANDS
+from akunu_py.tui.prompt.files import FileIndex, Match, best
+from akunu_py.tui.prompt.slash import COMMANDS
+from akunu_py.tui.terminal import themes
 
 # As `attach` reads it, up to the cursor.
 _MENTION = re.compile(r'(?<![^\s(\[])@(?:"([^"\n]*)|([^\s"@][^\s"]*|))$')

@@ -26,10 +26,10 @@ from textual.widgets.option_list import Option
 from akunu_py.chats.store import Found
 from akunu_py.errors import ArchiveError
 from akunu_py.text import displayable
-from akunu_py.tui.conversation_rows import UNTITLED, row_of
-from akunu_py.tui.export_screen import ExportScreen, export_here
-from akunu_py.tui.keeper import Keeper
-from akunu_py.tui.peek_pane import PeekPane
+from akunu_py.tui.library.export import ExportScreen, export_here
+from akunu_py.tui.library.preview import PeekPane
+from akunu_py.tui.library.rows import UNTITLED, row_of
+from akunu_py.tui.library.store_thread import Keeper
 
 _WIDE, _NORMAL = 100, 60  # columns
 _EMPTY = "No conversations yet. What is said in the chat is kept here."
@@ -65,7 +65,7 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
         conversation: str
         title: str
 
-    CSS_PATH = "conversations.tcss"
+    CSS_PATH = "screen.tcss"
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (_NORMAL, "-normal"), (_WIDE, "-wide")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "close", "Close"),

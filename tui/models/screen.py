@@ -22,8 +22,8 @@ from textual.widgets.option_list import Option
 
 from akunu_py.models.progress import Progress
 from akunu_py.text import displayable, human_size
-from akunu_py.tui.downloads import DownloadEnded, DownloadMoved, Downloads, in_words
-from akunu_py.tui.model_rows import ModelRow, available_memory, matching, model_rows
+from akunu_py.tui.models.downloads import DownloadEnded, DownloadMoved, Downloads, in_words
+from akunu_py.tui.models.rows import ModelRow, available_memory, matching, model_rows
 
 # What the hub calls a repository; a revision may follow.
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
@@ -35,7 +35,7 @@ _BAR = 8
 class ModelsScreen(ModalScreen[str | None]):
     """The list of models. current: the one in use."""
 
-    CSS_PATH = "models_screen.tcss"
+    CSS_PATH = "screen.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "close", "Close"),
         Binding("down,ctrl+j", "move(1)", "Next model", show=False),
