@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from akunu_py.bench.samples import half_range, median
+from akunu_py.bench.statistics import half_range, median
 from akunu_py.errors import AkunuError
 from akunu_py.types import Stats
 

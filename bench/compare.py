@@ -13,7 +13,7 @@ from math import exp, log
 from typing import Literal
 
 from akunu_py.bench.result import Result, Series
-from akunu_py.bench.samples import least_p, median, rank_test
+from akunu_py.bench.statistics import least_p, median, rank_test
 
 Verdict = Literal["slower", "faster", "no difference", "too few repetitions"]
 ALL = "all of them"

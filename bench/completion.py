@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib import resources
 
-from akunu_py.bench.curves import Curve, FixedCosts
-from akunu_py.bench.replay import ReplayCounts, TraceItem, replay_item
+from akunu_py.bench.replay.curves import Curve, FixedCosts
+from akunu_py.bench.replay.trace import ReplayCounts, TraceItem, replay_item
 from akunu_py.completion.completer import (
     CompleteOptions,
     Completer,

@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
-from akunu_py.bench.contestants import Lent
-from akunu_py.bench.curves import FixedCosts
-from akunu_py.bench.identity import Difference, first_difference
-from akunu_py.bench.passes import Passes
+from akunu_py.bench.divergence import Difference, first_difference
+from akunu_py.bench.replay.curves import FixedCosts
 from akunu_py.bench.rounding import compute_in_float32, round_products
+from akunu_py.bench.runners.ours import Lent
+from akunu_py.bench.runners.passes import Passes
 from akunu_py.decoding.drafting import Drafting
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Session

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from akunu_py.bench.contestants import Lent
-from akunu_py.bench.passes import Passes
-from akunu_py.bench.samples import median
+from akunu_py.bench.runners.ours import Lent
+from akunu_py.bench.runners.passes import Passes
+from akunu_py.bench.statistics import median
 from akunu_py.bench.workloads import Workload
 from akunu_py.decoding.decode import Target
 from akunu_py.decoding.engine import Engine

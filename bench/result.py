@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from akunu_py.bench.curves import Curve
-from akunu_py.bench.samples import half_range, median
+from akunu_py.bench.replay.curves import Curve
+from akunu_py.bench.statistics import half_range, median
 from akunu_py.errors import StoreError, UsageError
 
 FORMAT = "akunu bench 1"

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from akunu_py.bench import machine
 from akunu_py.bench.curve import CONTEXT, measure_curve
-from akunu_py.bench.field import MEMORY, Asked, make_contestants, make_memories, tell
-from akunu_py.bench.replay import load_trace
+from akunu_py.bench.replay.trace import load_trace
 from akunu_py.bench.result import Result
+from akunu_py.bench.runners.setup import MEMORY, Asked, make_contestants, make_memories, tell
 from akunu_py.bench.speed import Plan, measure
 from akunu_py.bench.throughput import make_tests, run_tests
 from akunu_py.decoding.engine import Engine

@@ -14,10 +14,10 @@ from statistics import fmean
 import mlx.core as mx
 from mlx_lm.generate import generation_stream
 
-from akunu_py.bench.contestants import PLAIN, Conditions, Contestant, Run
-from akunu_py.bench.identity import first_difference
+from akunu_py.bench.divergence import first_difference
 from akunu_py.bench.loops import loop_start
 from akunu_py.bench.result import Repeat, Series
+from akunu_py.bench.runners.ours import PLAIN, Conditions, Contestant, Run
 from akunu_py.bench.workloads import Workload
 from akunu_py.decoding.engine import Engine
 

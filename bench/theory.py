@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from akunu_py.bench.curves import Curve
+from akunu_py.bench.replay.curves import Curve
 from akunu_py.bench.result import Result, Series
 
 LONGEST = 32

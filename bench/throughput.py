@@ -16,8 +16,8 @@ import mlx.core as mx
 from mlx_lm.generate import generate_step, generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 
-from akunu_py.bench.contestants import PLAIN
 from akunu_py.bench.result import Throughput
+from akunu_py.bench.runners.ours import PLAIN
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Session
 from akunu_py.errors import UsageError

@@ -14,8 +14,8 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models import llama
 
-from akunu_py.bench.contestants import Conditions, Contestant, Run
 from akunu_py.bench.result import Repeat, Result, Series
+from akunu_py.bench.runners.ours import Conditions, Contestant, Run
 from akunu_py.bench.speed import Plan, measure
 from akunu_py.bench.workloads import Turn, Workload
 

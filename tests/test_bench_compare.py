@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from scipy.stats import mannwhitneyu
 
-from akunu_py.bench.samples import half_range, least_p, median, rank_test
+from akunu_py.bench.statistics import half_range, least_p, median, rank_test
 from tests.bench_fakes import PLAIN, Simulated, simulate
 from tests.test_cli import akunu, assert_one_line_error
 

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from akunu_py.bench import peers
-from akunu_py.bench.contestants import Conditions
+from akunu_py.bench.runners import peers
+from akunu_py.bench.runners.ours import Conditions
 from akunu_py.decoding.engine import Engine
 from tests.bench_fakes import workload
 

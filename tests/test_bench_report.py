@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from akunu_py.bench import charts, figures, plots, report
-from akunu_py.bench.readme import regenerated
+from akunu_py.bench.report import charts, figures, pages, plots
+from akunu_py.bench.report.readme import regenerated
 from akunu_py.bench.result import Result
 from tests.bench_fakes import drafted_series, fake_result, plain_series
 from tests.test_cli import akunu, assert_one_line_error
@@ -75,7 +75,7 @@ class Page(HTMLParser):
 
 
 def test_the_page_is_whole_and_needs_nothing_else(result: Result) -> None:
-    html = report.to_html([result])
+    html = pages.to_html([result])
     page = Page()
     page.feed(html)
     page.close()
@@ -110,7 +110,7 @@ def test_charts_stay_within_their_frame(result: Result) -> None:
 
 
 def test_plots_for_a_terminal(result: Result) -> None:
-    text = report.to_text([result])
+    text = pages.to_text([result])
     assert "█" in text
     assert "1.91x" in text
     assert max(map(len, plots.columns([(0, 0.25), (4, 0.75)]).splitlines())) < 80
@@ -125,8 +125,8 @@ def test_report_writes_what_the_ending_says(result: Result, tmp_path: Path) -> N
     page, table = tmp_path / "report.html", tmp_path / "report.md"
     done = akunu("bench", "report", str(path), "-o", str(page), "-o", str(table))
     assert done.returncode == 0, done.stderr
-    assert page.read_text() == report.to_html([result])
-    assert table.read_text() == report.to_markdown([result])
+    assert page.read_text() == pages.to_html([result])
+    assert table.read_text() == pages.to_markdown([result])
     shown = akunu("bench", "report", str(path), str(path))
     assert "Tokens per second" in shown.stdout
     assert "| edit" in shown.stdout

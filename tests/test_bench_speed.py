@@ -15,12 +15,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from akunu_py.bench import rows
-from akunu_py.bench.contestants import Conditions, Ours
-from akunu_py.bench.identity import Difference, first_difference, top_two_margin
+from akunu_py.bench.divergence import Difference, first_difference, top_two_margin
 from akunu_py.bench.loops import loop_start
-from akunu_py.bench.passes import Passes
+from akunu_py.bench.report import tables
 from akunu_py.bench.result import Throughput, load_result, merged
+from akunu_py.bench.runners.ours import Conditions, Ours
+from akunu_py.bench.runners.passes import Passes
 from akunu_py.bench.workloads import NAMES, Turn, Workload, load_workloads
 from akunu_py.decoding.engine import Engine
 from akunu_py.models.store import StoredModel
@@ -65,7 +65,7 @@ def test_a_peer_that_fails_does_not_end_the_run() -> None:
     assert len(peer.repeats) == 1
     assert ("edit", "peer") not in by_name
     assert len(by_name["edit", "auto"].repeats) == 5
-    assert any("out of memory" in line for line in rows.notes(result))
+    assert any("out of memory" in line for line in tables.notes(result))
 
 
 def test_our_own_failure_is_not_hidden() -> None:
@@ -86,7 +86,7 @@ def test_who_says_something_else_is_named() -> None:
     assert auto.difference == {
         "turn": 0, "position": 10, "expected": 10, "found": 99, "margin": None,
     }  # fmt: skip
-    assert any("differs from plain at token 10" in line for line in rows.notes(result))
+    assert any("differs from plain at token 10" in line for line in tables.notes(result))
 
 
 def test_the_margin_at_the_first_difference_is_the_models(starter_engine: Engine) -> None:
@@ -144,20 +144,20 @@ def test_a_result_file_holds_everything(tmp_path: Path) -> None:
 def test_tables_have_llama_benchs_columns_and_every_format_is_valid() -> None:
     result = fake_result([plain_series(), drafted_series(loop=3)])
     result.throughput = [Throughput("pp512 @ d1024", "akunu", [900.0, 1100.0])]
-    headings, cells = rows.throughput_table(result)
+    headings, cells = tables.throughput_table(result)
     assert headings == ["model", "size", "params", "backend", "loop", "test", "t/s"]
     assert cells[0][1:4] == ["514.98 MiB", "135.00 M", "CPU, BLAS"]
     assert cells[0][-2:] == ["pp512 @ d1024", "1000.00 ± 100.00"]
-    parsed = list(csv.DictReader(io.StringIO(rows.to_csv(result))))
+    parsed = list(csv.DictReader(io.StringIO(tables.to_csv(result))))
     assert [row["test"] for row in parsed] == ["pp512 @ d1024", "edit", "edit"]
     assert parsed[0]["params"] == "135000000"
-    lines = [json.loads(line) for line in rows.to_jsonl(result).splitlines()]
+    lines = [json.loads(line) for line in tables.to_jsonl(result).splitlines()]
     assert lines[2]["acceptance_rate"] == 0.5
     assert lines[2]["repeats"] == "90.000 100.000"
-    markdown = rows.to_markdown(rows.speed_table(result)).splitlines()
+    markdown = tables.to_markdown(tables.speed_table(result)).splitlines()
     assert len({line.count("|") for line in markdown}) == 1
     assert "edit*" in markdown[3]
-    assert "yes" in rows.to_text(rows.speed_table(result)).splitlines()[2]
+    assert "yes" in tables.to_text(tables.speed_table(result)).splitlines()[2]
 
 
 def test_workloads_name_their_maker_and_licence() -> None:

@@ -19,8 +19,8 @@ import pytest
 import tomlkit
 from hypothesis import strategies as st
 
-from akunu_py.bench import replay
-from akunu_py.bench.replay import load_trace
+from akunu_py.bench.replay import trace
+from akunu_py.bench.replay.trace import load_trace
 from akunu_py.bench.result import Result, load_result
 from akunu_py.chats.json import read_json
 from akunu_py.errors import AkunuError, UsageError
@@ -229,7 +229,7 @@ def test_settings_nested_without_end() -> None:
 def test_a_trace_that_unpacks_to_more_than_any_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replay, "_MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(trace, "_MAX_BYTES", 1 << 20)
     path = tmp_path / "bomb.gz"
     path.write_bytes(gzip.compress(bytes(64 << 20)))
     tracemalloc.start()

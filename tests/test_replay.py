@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from akunu_py.bench.curves import CURVES, Curve, parse_curve
-from akunu_py.bench.lookup import PromptLookupDrafter
-from akunu_py.bench.replay import TraceItem, load_trace, parse_trace, replay
+from akunu_py.bench.replay.curves import CURVES, Curve, parse_curve
+from akunu_py.bench.replay.lookup import PromptLookupDrafter
+from akunu_py.bench.replay.trace import TraceItem, load_trace, parse_trace, replay
 from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import MAX_ROWS, CostCurve

@@ -261,7 +261,7 @@ def _keys_as_dict(keys: Keys) -> dict[str, Any]:
 
 
 def _print(options: argparse.Namespace, model: str, measured: Measured) -> None:
-    from akunu_py.bench.rows import to_text
+    from akunu_py.bench.report.tables import to_text
 
     print(f"{model}, drafting {options.draft}, in a terminal of 80 x 24\n")
     cells = [
@@ -286,7 +286,7 @@ def _times(keys: Keys) -> list[str]:
 
 def _speed_cells(answers: Sequence[tuple[str, Stats]]) -> list[str]:
     from akunu_py.bench.chat import speeds
-    from akunu_py.bench.samples import half_range, median
+    from akunu_py.bench.statistics import half_range, median
 
     if not answers:
         return ["0", "–", "–", "–", "–"]

@@ -34,28 +34,28 @@ def add_output(parser: argparse.ArgumentParser) -> None:
 
 def write(options: argparse.Namespace, result: Result) -> None:
     """Keeps the result file where one is asked for, then prints."""
-    from akunu_py.bench import rows
+    from akunu_py.bench.report import tables
 
     if options.output:
         result.save(Path(options.output))
     texts = {
-        "csv": rows.to_csv,
+        "csv": tables.to_csv,
         "json": lambda result: result.to_json(),
-        "jsonl": rows.to_jsonl,
+        "jsonl": tables.to_jsonl,
     }
     if options.format in texts:
         print(texts[options.format](result), end="")
         return
-    shape = rows.to_markdown if options.format == "md" else rows.to_text
-    print(rows.heading(result), end="\n\n")
+    shape = tables.to_markdown if options.format == "md" else tables.to_text
+    print(tables.heading(result), end="\n\n")
     for table in (
-        rows.throughput_table(result),
-        rows.curve_table(result),
-        rows.speed_table(result),
+        tables.throughput_table(result),
+        tables.curve_table(result),
+        tables.speed_table(result),
     ):
         if table[1]:
             print(shape(table))
-    for line in rows.notes(result):
+    for line in tables.notes(result):
         print(line)
 
 

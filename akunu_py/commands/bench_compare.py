@@ -36,8 +36,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def compare(options: argparse.Namespace) -> int:
     from akunu_py.bench.compare import any_slower
     from akunu_py.bench.compare import compare as compare_results
+    from akunu_py.bench.report.tables import to_text
     from akunu_py.bench.result import load_result
-    from akunu_py.bench.rows import to_text
 
     comparisons = compare_results(
         [load_result(Path(options.before))],

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from akunu_py.bench.curves import CURVES, parse_curve
+from akunu_py.bench.replay.curves import CURVES, parse_curve
 from akunu_py.commands.bench_common import add_format, add_model, progress
 
 if TYPE_CHECKING:
     from akunu_py.bench.completion import Place
-    from akunu_py.bench.replay import ReplayCounts
+    from akunu_py.bench.replay.trace import ReplayCounts
     from akunu_py.completion.completer import Completion
 
 _WORDS = ("the prompt alone", "+ the rest of the buffer", "+ the other files")  # the evidence

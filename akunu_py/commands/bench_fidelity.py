@@ -103,8 +103,8 @@ def _as_dict(each: Fidelity) -> dict[str, Any]:
 
 
 def _print(found: list[Fidelity]) -> None:
-    from akunu_py.bench.rows import to_text
-    from akunu_py.bench.samples import median
+    from akunu_py.bench.report.tables import to_text
+    from akunu_py.bench.statistics import median
 
     print(_NOTE)
     headings = ["weights", "drafts", "answers", "tokens", "drafted", "drafting passes",

@@ -86,7 +86,7 @@ def _as_dict(one: Profile, drawing: float) -> dict[str, Any]:
 
 def _print(found: Sequence[tuple[Profile, float]]) -> None:
     from akunu_py.bench.profile import STAGES
-    from akunu_py.bench.rows import to_text
+    from akunu_py.bench.report.tables import to_text
 
     print(_NOTE)
     cells = []

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from akunu_py.arguments import positive
-from akunu_py.bench.curves import CURVES, parse_curve
-from akunu_py.bench.replay import Trace, load_trace
-from akunu_py.bench.replayers import COMPARED, replay_trace
+from akunu_py.bench.replay.curves import CURVES, parse_curve
+from akunu_py.bench.replay.drafters import COMPARED, replay_trace
+from akunu_py.bench.replay.trace import Trace, load_trace
 from akunu_py.commands.bench_common import add_format, add_model
 from akunu_py.errors import UsageError
 from akunu_py.types import DEFAULT_DRAFT_TOKENS
@@ -103,7 +103,7 @@ def _print_comparison(curve: str, results: dict[str, dict[str, Any]]) -> None:
 
 
 def _record(options: argparse.Namespace) -> int:
-    from akunu_py.bench.record import read_prompts, record
+    from akunu_py.bench.replay.record import read_prompts, record
     from akunu_py.bench.workloads import load_workloads
     from akunu_py.decoding.load import load_engine
 

@@ -30,7 +30,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def report(options: argparse.Namespace) -> int:
     if options.readme:
         return _readme(Path(options.readme), check=options.check)
-    from akunu_py.bench import report as reports
+    from akunu_py.bench.report import pages as reports
     from akunu_py.bench.result import load_result, merged
 
     if not options.files:
@@ -52,7 +52,7 @@ def report(options: argparse.Namespace) -> int:
 
 
 def _readme(path: Path, *, check: bool) -> int:
-    from akunu_py.bench.readme import regenerated
+    from akunu_py.bench.report.readme import regenerated
 
     text = regenerated(path)
     if text == path.read_text(encoding="utf-8"):

@@ -53,8 +53,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def speed(options: argparse.Namespace) -> int:
     """Prints what was measured, also where it was interrupted."""
-    from akunu_py.bench.field import Asked
     from akunu_py.bench.run import Request, run_speed
+    from akunu_py.bench.runners.setup import Asked
     from akunu_py.bench.speed import Plan
     from akunu_py.decoding.load import load_engine
 

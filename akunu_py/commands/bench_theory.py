@@ -68,8 +68,8 @@ def theory(options: argparse.Namespace) -> int:
 
 
 def _measure(options: argparse.Namespace) -> Any:
-    from akunu_py.bench.field import Asked
     from akunu_py.bench.run import Request, run_speed
+    from akunu_py.bench.runners.setup import Asked
     from akunu_py.bench.speed import Plan
     from akunu_py.decoding.load import load_engine
 
@@ -109,8 +109,8 @@ def _as_dict(result: Any) -> dict[str, Any]:
 
 
 def _print(result: Any) -> None:
-    from akunu_py.bench.report import theory_table
-    from akunu_py.bench.rows import heading, to_text
+    from akunu_py.bench.report.pages import theory_table
+    from akunu_py.bench.report.tables import heading, to_text
 
     whole = _as_dict(result)
     print(heading(result), end="\n\n")

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from akunu_py.bench.contestants import TURN_BREAK, Conditions, Contestant, Run
+from akunu_py.bench.runners.ours import TURN_BREAK, Conditions, Contestant, Run
 from akunu_py.bench.workloads import Workload
 from akunu_py.decoding.engine import Engine
 from akunu_py.errors import UsageError

@@ -17,7 +17,7 @@ from mlx_lm.generate import generate_step, speculative_generate_step
 from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache, trim_prompt_cache
 from mlx_lm.sample_utils import make_sampler
 
-from akunu_py.bench.passes import Passes
+from akunu_py.bench.runners.passes import Passes
 from akunu_py.bench.workloads import Workload
 from akunu_py.decoding.decode import common_prefix
 from akunu_py.decoding.engine import Engine

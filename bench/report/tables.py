@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from akunu_py.bench.result import Result, Series, Throughput
-from akunu_py.bench.samples import half_range, median
+from akunu_py.bench.statistics import half_range, median
 
 Row = dict[str, Any]
 Table = tuple[list[str], list[list[str]]]

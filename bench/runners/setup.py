@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from akunu_py.bench import peers
-from akunu_py.bench.contestants import (
+from akunu_py.bench.replay.trace import Trace
+from akunu_py.bench.runners import peers
+from akunu_py.bench.runners.ours import (
     Conditions,
     Contestant,
     MlxLm,
     MlxLmDraftModel,
     Ours,
 )
-from akunu_py.bench.replay import Trace
 from akunu_py.bench.speed import Plan
 from akunu_py.decoding.engine import Engine
 from akunu_py.ngram.cost import CostCurve

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from akunu_py.bench.figures import Bar, Points
+from akunu_py.bench.report.figures import Bar, Points
 
 _BAR = 40
 _EIGHTHS = " ▏▎▍▌▋▊▉█"

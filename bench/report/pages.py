@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from akunu_py.bench import charts, figures, plots, rows
+from akunu_py.bench.report import charts, figures, plots, tables
 from akunu_py.bench.result import Result, Series
 from akunu_py.bench.theory import predict
 
@@ -59,7 +59,7 @@ def _html_of(result: Result) -> str:
     return (
         f"<h1>{escape(str(result.model.get('name')))} on "
         f"{escape(str(result.machine.get('device')))}</h1>\n"
-        f'<pre class="quiet">{escape(rows.heading(result))}</pre>\n{sections}\n'
+        f'<pre class="quiet">{escape(tables.heading(result))}</pre>\n{sections}\n'
     )
 
 
@@ -70,11 +70,11 @@ def _sections(result: Result) -> list[tuple[str, str, str]]:
     evidence = [("", figures.acceptance_by_evidence(auto))] if auto else []
     by_order = f"auto; the number behind match is its order, in tokens. {_TESTED}"
     yielded, chosen = figures.passes_by_length(auto), figures.chosen_lengths(auto)
-    figures_table = _html_table(rows.speed_table(result)) + _html_notes(result)
+    figures_table = _html_table(tables.speed_table(result)) + _html_notes(result)
     theory = _html_table(theory_table(result))
     return [
         ("Tokens per second", _SPREAD, charts.bars(figures.speed_bars(result), " t/s")),
-        ("Given lengths", "", _html_table(rows.throughput_table(result))),
+        ("Given lengths", "", _html_table(tables.throughput_table(result))),
         ("Cost of a pass by its positions", "One position: 1.", charts.lines(cost, "positions")),
         (
             "Accepted, by position in the draft",
@@ -106,7 +106,7 @@ def _along(auto: Sequence[Series]) -> dict[str, figures.Points]:
     return {series.workload: figures.along(series) for series in auto}
 
 
-def _html_table(table: rows.Table) -> str:
+def _html_table(table: tables.Table) -> str:
     headings, cells = table
     if not cells:
         return ""
@@ -118,7 +118,7 @@ def _html_table(table: rows.Table) -> str:
 
 
 def _html_notes(result: Result) -> str:
-    return "".join(f'<p class="quiet">{escape(line)}</p>' for line in rows.notes(result))
+    return "".join(f'<p class="quiet">{escape(line)}</p>' for line in tables.notes(result))
 
 
 def _answers(result: Result) -> str:
@@ -137,10 +137,14 @@ def to_markdown(results: Sequence[Result]) -> str:
     """Tables, each below what its figures depend on."""
     parts = []
     for result in results:
-        parts.append(f"```\n{rows.heading(result)}\n```\n")
-        tables = (rows.throughput_table(result), rows.curve_table(result), rows.speed_table(result))
-        parts += [rows.to_markdown(table) for table in tables if table[1]]
-        parts += [f"{line}\n" for line in rows.notes(result)]
+        parts.append(f"```\n{tables.heading(result)}\n```\n")
+        shown = (
+            tables.throughput_table(result),
+            tables.curve_table(result),
+            tables.speed_table(result),
+        )
+        parts += [tables.to_markdown(table) for table in shown if table[1]]
+        parts += [f"{line}\n" for line in tables.notes(result)]
     return "\n".join(parts)
 
 
@@ -171,13 +175,13 @@ def to_text(results: Sequence[Result]) -> str:
             "Lengths that the planner chose (auto)": plots.columns(figures.chosen_lengths(auto)),
             "Tokens per pass along an answer (auto)": plots.sparks(_along(auto)),
         }
-        parts.append(rows.heading(result) + "\n")
+        parts.append(tables.heading(result) + "\n")
         parts += [f"{title}\n{plot}\n" for title, plot in drawn.items() if plot]
-        parts += rows.notes(result)
+        parts += tables.notes(result)
     return "\n".join(parts) + "\n"
 
 
-def theory_table(result: Result) -> rows.Table:
+def theory_table(result: Result) -> tables.Table:
     """Predictions beside what was measured; see `theory.Prediction`."""
     headings = ["workload", "temp", "g", "a", "c", "tokens/pass", "measured", "speed, paper",
                 "speed, here", "measured", "positions/token", "best g"]  # fmt: skip

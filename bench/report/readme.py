@@ -11,12 +11,12 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from akunu_py.bench.curves import parse_curve
 from akunu_py.bench.loops import loop_start
-from akunu_py.bench.replay import load_trace
-from akunu_py.bench.replayers import COMPARED, replay_trace
+from akunu_py.bench.replay.curves import parse_curve
+from akunu_py.bench.replay.drafters import COMPARED, replay_trace
+from akunu_py.bench.replay.trace import load_trace
+from akunu_py.bench.report.tables import versions
 from akunu_py.bench.result import Result, Series, load_result, merged
-from akunu_py.bench.rows import versions
 from akunu_py.errors import UsageError
 
 _BLOCK = re.compile(

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from math import ceil, floor, log10
 
-from akunu_py.bench.figures import Bar, Points
+from akunu_py.bench.report.figures import Bar, Points
 
 _WIDTH, _LINE = 720, 22
 _LABELS = 170  # pixels to the left of horizontal bars

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from akunu_py.bench.curves import Curve
-from akunu_py.bench.lookup import PromptLookupDrafter
-from akunu_py.bench.replay import Trace, TraceItem, replay
+from akunu_py.bench.replay.curves import Curve
+from akunu_py.bench.replay.lookup import PromptLookupDrafter
+from akunu_py.bench.replay.trace import Trace, TraceItem, replay
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import MAX_ROWS, CostCurve
 from akunu_py.ngram.fixed import FixedDrafter
