@@ -32,8 +32,7 @@ MINUTES := 25
 reliability: $(VENV)/.installed-dev ## do harm on purpose, for hours: docs/reliability.md
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	$(BIN)/python -m tests.reliability --minutes $(MINUTES)
-	$(BIN)/python -m pytest -m "slow or not slow" tests/test_fuzz_*.py tests/test_endurance.py \
-	  tests/test_privacy*.py tests/test_concurrency.py
+	$(BIN)/python -m pytest -m "slow or not slow" tests/reliability
 	$(BIN)/python -m tests.reliability.endurance
 	$(BIN)/akunu bench fidelity --max-tokens 24
 

@@ -126,7 +126,7 @@ def activations_from(config: dict[str, Any], *, on_metal: bool, itemsize: int) -
     head = number("head_dim") or (hidden // heads if heads else 0)
     fused = on_metal and head in _FUSED_HEADS
     # Gate, up, their product and one more for what is being computed; eight rows of the stream
-    # with queries, keys and values. Held against measured peaks in tests/test_models_fit.py.
+    # with queries, keys and values. Held against measured peaks in tests/models/test_fit.py.
     return Activations(
         4 * inner + 8 * hidden, 0 if fused else heads, number("vocab_size"), itemsize
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from akunu_py.chats.schema import VERSION
 from akunu_py.chats.store import Archive
-from tests.chats import T0, branched, exchange_of
+from tests.support.chats import T0, branched, exchange_of
 
 
 def main() -> None:

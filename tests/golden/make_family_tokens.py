@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.tiny_gguf_families import CASES, prompt, weights_of, write_gguf
+from tests.support.tiny_gguf_families import CASES, prompt, weights_of, write_gguf
 
 
 def evaluate(llama_cpp: Any, path: Path, ids: list[int]) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Makes pre_tokenizers.json: llama.cpp's tokens under each pre-tokenizer that imports know.
 
-The vocabulary is the starter's and a little more (tests/starter_vocabulary.py); only the way of
-splitting into words changes. Kept are the texts that tell the ways apart. In an environment with
-akunu, its tests and llama-cpp-python 0.3.36, with the starter in the store, from the checkout:
+The vocabulary is the starter's and a little more (tests/support/starter_vocabulary.py);
+only the way of splitting into words changes. Kept are the texts that tell the ways apart. In an
+environment with akunu, its tests and llama-cpp-python 0.3.36, with the starter in the store, from
+the checkout:
 
     python -m tests.golden.make_pre_tokenizers
 """
@@ -18,7 +19,7 @@ from typing import Any
 import gguf
 
 from tests.golden.make_smollm2_tokens import CODE, DIGITS, PROSE, SPACES, UNICODE, random_texts
-from tests.starter_vocabulary import distinct_pre_tokenizers, starter_vocabulary
+from tests.support.starter_vocabulary import distinct_pre_tokenizers, starter_vocabulary
 
 MAX_CHARACTERS, TEXTS = 60, 70
 

@@ -23,7 +23,7 @@ from tests.reliability import concurrency, faults_chat, faults_commands, faults_
 from tests.reliability import faults_writers as writers
 from tests.reliability.faults import Command, Home, Outcome, why_no_small_disk
 from tests.reliability.faults_commands import SIGNALS
-from tests.tiny_model import tiny_files
+from tests.support.tiny_model import tiny_files
 
 RUN = Command("run", ("run", "--max-tokens", "4", "--temperature", "0", "Say hello."))
 LIST = Command("models list", ("models", "list"), answers=lambda done: "starter" in done.out)

@@ -12,13 +12,13 @@ import re
 import tomllib
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, metadata, requires
-from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).parents[2]
+from tests.support.paths import ROOT
+
 FILE = "docs/dependencies.md"
 PERMISSIVE = ("mit", "apache", "bsd", "isc", "psf", "mpl", "python software", "unlicense", "0bsd")
 

@@ -40,7 +40,7 @@ from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.session.worker import SessionThread
 from akunu_py.tui.status import StatusLine
 from akunu_py.types import GenerateOptions, Message, SamplingOptions
-from tests.tiny_fim import byte_level, write_model
+from tests.support.tiny_fim import byte_level, write_model
 
 MARKERS = ("<|end|>", "<fim_prefix>", "<fim_suffix>", "<fim_middle>")
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}a:"

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-AKUNU = (sys.executable, "-m", "akunu_py")
+from tests.support.command import AKUNU
+
 NOBODY = 65534
 PATIENCE_S = 120.0  # for a command that loads a model on a busy machine
 _PANIC = ("Traceback (most", "Segmentation fault", "terminate called", "Fatal Python error")

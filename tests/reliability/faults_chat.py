@@ -21,7 +21,7 @@ from pathlib import Path
 from random import Random
 
 from tests.reliability.faults import _PANIC, Home, Outcome, fill, small_disk, stop_and_go
-from tests.terminal import Terminal
+from tests.support.terminal import Terminal
 
 MOMENTS = ("while loading", "just after sending", "while answering", "at rest", "choosing a chat")
 RAW = "the terminal is not as it was"

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from random import Random
 
-from tests.hub_server import REPOSITORY, Fault, Hub, running
 from tests.reliability.faults import (
     Command,
     Done,
@@ -21,6 +20,7 @@ from tests.reliability.faults import (
     finished,
     stop_and_go,
 )
+from tests.support.hub_server import REPOSITORY, Fault, Hub, running
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _DEADLY = {-int(number) for number in SIGNALS} | {130}

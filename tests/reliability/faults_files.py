@@ -12,7 +12,6 @@ from pathlib import Path
 from random import Random
 
 from akunu_py.chats.store import Archive
-from tests.chats import exchange_of
 from tests.reliability.faults import (
     Command,
     Done,
@@ -24,6 +23,7 @@ from tests.reliability.faults import (
     finished,
     small_disk,
 )
+from tests.support.chats import exchange_of
 
 KEPT = ("Why is the sky blue?", "Light is scattered by the air.")
 CHATS = Command("chats list", ("chats", "list"), answers=lambda done: "sky" in done.out)

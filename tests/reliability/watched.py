@@ -13,7 +13,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.support.paths import ROOT
 
 # Python runs a module of this name before anything else. Audit events cannot be worked around from
 # Python code; sockets of the system's own (AF_UNIX: tmux, clipboards) lead nowhere outside.

@@ -1,0 +1,105 @@
+"""`akunu bench chat`: the chat on a pseudo-terminal, its answers and its keys. No timings."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from akunu_py.bench.chat import LETTERS, Keys, Measured, chat_terminal
+from akunu_py.cli import main
+from akunu_py.commands import bench_chat
+from akunu_py.errors import INTERRUPTED, AkunuError
+from akunu_py.types import Stats
+from tests.support.tiny_fim import sentence_piece, write_model
+
+END = "<|endoftext|>"
+TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"
+CONTEXT = 16384  # a letter is a token of this model
+
+
+def write_chat_model(folder: Path) -> Path:
+    """A tiny model that can be talked to."""
+    write_model(folder, sentence_piece([END]), end=END)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": CONTEXT}))
+    return folder
+
+
+def test_percentiles_are_values_that_were_measured() -> None:
+    keys = Keys([number / 100 for number in range(100, 0, -1)])
+    assert keys.median == pytest.approx(0.505)
+    assert keys.p95 == 0.95
+    assert Keys([0.2]).p95 == 0.2
+    assert Keys().median == Keys().p95 == 0.0
+
+
+def test_the_ratio_is_of_the_medians() -> None:
+    measured = Measured()
+    assert measured.ratio == measured.spread == 0.0
+    for alone, chat in ((100, 90), (50, 60), (101, 95)):
+        measured.alone.append(("a", Stats(generated_tokens=alone + 1, decode_s=1.0)))
+        measured.chat.append(("a", Stats(generated_tokens=chat + 1, decode_s=1.0)))
+    assert measured.ratio == pytest.approx(0.9)
+    assert measured.spread == pytest.approx((1.2 - 0.9) / 2)
+    assert measured.identical
+    measured.chat.append(("b", Stats()))
+    assert not measured.identical
+
+
+def test_letters_are_told_apart_and_fit_into_the_box() -> None:
+    assert len(set(LETTERS)) == len(LETTERS) <= 70
+    assert all(letter.isprintable() for letter in LETTERS)
+
+
+def test_a_program_that_ends_is_told_with_its_last_words() -> None:
+    command = [sys.executable, "-c", "print('\\x1b[1mno model here')"]
+    with pytest.raises(AkunuError, match="no model here"), chat_terminal(command, {}):
+        pass
+
+
+def test_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a tiny model; what is kept goes elsewhere than where the user's things are."""
+    user = tmp_path / "user"
+    for name in ("DATA", "CACHE", "CONFIG"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(user))
+    folder = write_chat_model(tmp_path / "model")
+    options = ["--model", str(folder), "--repeats", "1", "--max-tokens", "24", "--keys", "2"]
+    assert main(["bench", "chat", *options, "--long", "--force", "--format", "json"]) == 0
+    captured = capsys.readouterr()
+    result = json.loads(captured.out)
+    assert "in the chat, 1/1" in captured.err
+    assert not user.exists()
+    keys = result["keys"]
+    assert keys["idle"]["count"] + keys["idle"]["lost"] == 8
+    for name in ("idle", "decoding", "decoding, long chat"):
+        assert len(keys[name]["ms"]) == keys[name]["count"]
+    assert 0 <= keys["decoding"]["count"] <= 2
+    assert len(result["alone"]) == len(result["chat"]) == 1
+    assert result["identical"]
+    assert {each["prompt_tokens"] for each in (*result["alone"], *result["chat"])} == {
+        result["alone"][0]["prompt_tokens"]
+    }
+    assert result["long_chat_tokens"] > 1000
+    assert result["ratio"] > 0
+
+
+def test_an_interrupt_keeps_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(runs: object, measured: Measured) -> None:
+        measured.alone.append(("a", Stats(generated_tokens=11, decode_s=1.0)))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench_chat._Runs, "measure", interrupted)
+    folder = write_chat_model(tmp_path)
+    assert main(["bench", "chat", "--model", str(folder)]) == INTERRUPTED
+    captured = capsys.readouterr()
+    (row,) = [line for line in captured.out.splitlines() if line.startswith("without the chat")]
+    assert row.split()[3:] == ["1", "11", "10.0", "0.0", "0.00"]
+    assert "interrupted" in captured.err

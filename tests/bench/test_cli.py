@@ -1,0 +1,210 @@
+"""`akunu bench` as a person runs it. Counts and shapes are checked, never times."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from akunu_py.models.store import StoredModel
+from tests.support.bench_fakes import write_quick_model
+from tests.support.command import akunu, assert_one_line_error
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text that repeats itself, and one that does not."""
+    loop = {"prompt": list(range(50)) * 2, "output": list(range(50)) * 2}
+    fresh = {"prompt": list(range(100, 150)), "output": list(range(200, 290))}
+    content = {"tokenizer": "none", "workloads": {"loop": [loop, loop], "fresh": [fresh]}}
+    path = tmp_path_factory.mktemp("traces") / "trace.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(content).encode()))
+    return path
+
+
+@pytest.fixture(scope="module")
+def quick(starter: StoredModel, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_quick_model(tmp_path_factory.mktemp("model") / "quick", starter.path)
+
+
+def bench(*args: str) -> Any:
+    done = akunu("bench", *args, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_replay_prints_what_it_promises(trace: Path) -> None:
+    result = bench("replay", str(trace), "--curve", "m5max")
+    assert (result["curve"], result["draft"]) == ("m5max", "auto")
+    loop, fresh = result["workloads"]["loop"], result["workloads"]["fresh"]
+    assert set(loop) == {
+        "items", "tokens", "passes", "drafted", "accepted", "tokens_per_pass", "score",
+        "draft_us_per_token",
+    }  # fmt: skip
+    assert (loop["items"], loop["tokens"]) == (2, 198)
+    assert loop["passes"] + loop["accepted"] == loop["tokens"]
+    assert loop["score"] > 3
+    assert fresh["score"] == pytest.approx(1.0, abs=0.02)
+
+
+def test_replay_modes_and_given_curves(trace: Path) -> None:
+    off = bench("replay", str(trace), "--draft", "off")["workloads"]["loop"]
+    assert (off["score"], off["passes"], off["drafted"]) == (1.0, 198, 0)
+    fixed = bench("replay", str(trace), "--draft", "fixed", "--curve", "1:1,5:2,9:4")
+    assert fixed["workloads"]["loop"]["tokens_per_pass"] > 4
+    short = bench("replay", str(trace), "--draft", "fixed", "--draft-tokens", "2")
+    assert short["workloads"]["loop"]["tokens_per_pass"] <= 3
+    dear = bench("replay", str(trace), "--curve", "1:1,2:40")
+    assert dear["workloads"]["loop"]["score"] == 1.0
+
+
+def test_memory_learns_from_item_to_item(tmp_path: Path) -> None:
+    item = {"prompt": [1, 2, 3], "output": list(range(500, 600))}
+    path = tmp_path / "cold.json"
+    path.write_text(json.dumps({"tokenizer": "none", "workloads": {"cold": [item] * 4}}))
+    without = bench("replay", str(path))["workloads"]["cold"]
+    learned = bench("replay", str(path), "--memory")["workloads"]["cold"]
+    assert learned["passes"] < 0.7 * without["passes"]
+
+
+def test_compare_puts_them_side_by_side(trace: Path) -> None:
+    table = akunu("bench", "replay", str(trace), "--compare").stdout
+    for word in ("fixed 4", "prompt lookup", "auto", "loop", "fresh"):
+        assert word in table
+    both = bench("replay", str(trace), "--compare", "--workload", "loop")["drafters"]
+    assert set(both["auto"]) == {"loop"}
+    assert both["auto"]["loop"]["score"] > both["fixed 4"]["loop"]["score"]
+
+
+def test_replay_refuses_what_it_cannot_read(trace: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.gz"
+    damaged.write_bytes(trace.read_bytes()[:40])
+    for args, word in (
+        ((), "TRACES"),
+        ((str(tmp_path / "none"),), "none"),
+        ((str(damaged),), "damaged"),
+        ((str(trace), "--curve", "m9"), "m5max"),
+        ((str(trace), "--curve", "2:1"), "1 row"),
+        ((str(trace), "--workload", "wibble"), "loop"),
+        (("--record", str(tmp_path / "t"), "--prompts", str(tmp_path / "none")), "none"),
+    ):
+        assert_one_line_error(akunu("bench", "replay", *args), 2, word)
+
+
+def test_recording_ones_own_prompts(quick: str, tmp_path: Path) -> None:
+    prompts, out = tmp_path / "prompts.txt", tmp_path / "own.json.gz"
+    prompts.write_text('Name a colour.\n{"workload": "sums", "prompt": "What is 2 + 2?"}\n')
+    done = akunu(
+        "bench",
+        "replay",
+        "--record",
+        str(out),
+        "--prompts",
+        str(prompts),
+        "--max-tokens",
+        "12",
+        "--model",
+        quick,
+    )
+    assert done.returncode == 0, done.stderr
+    result = bench("replay", str(out))["workloads"]
+    assert set(result) == {"prompts", "sums"}
+    assert all(0 < row["tokens"] < 12 for row in result.values())
+
+
+def test_speed_compares_with_mlx_lm(quick: str) -> None:
+    """One short run of everything that a run can have, one peer that is not there among it."""
+    result = bench(
+        "-p", "16", "-n", "4", "-d", "0,32", "--workload", "summary", "--workload", "multi-turn",
+        "--max-tokens", "8", "--repeats", "1", "--draft-model", quick, "--model", quick,
+        "--draft", "off",
+        "--draft", "fixed", "--draft", "auto", "--draft", "memory", "--llama-cpp", "none.gguf",
+    )  # fmt: skip
+    assert result["complete"] is True
+    assert [(row["test"], row["contestant"]) for row in result["throughput"]] == [
+        (test, loop)
+        for test in ("pp16", "pp16 @ d32", "tg4", "tg4 @ d32")
+        for loop in ("mlx-lm", "akunu")
+    ]
+    assert all(row["rates"][0] > 0 for row in result["throughput"])
+    summary = {r["contestant"]: r for r in result["runs"] if r["workload"] == "summary"}
+    ours = ["off", "fixed 4", "auto", "auto + memory"]
+    assert list(summary) == ["mlx-lm", "mlx-lm + draft model", *ours, "llama.cpp"]
+    assert "llama" in summary.pop("llama.cpp")["failed"]
+    assert all(row["repeats"][0]["tokens"] == 7 for row in summary.values())
+    assert all(row["repeats"][0]["peak_bytes"] > 0 for row in summary.values())
+    assert all(row["identical"] for name, row in summary.items() if name != "mlx-lm")
+    assert summary["off"]["tokens_per_pass"] == 1
+    talk = {r["contestant"]: r for r in result["runs"] if r["workload"] == "multi-turn"}
+    assert list(talk) == ["mlx-lm", "mlx-lm + draft model", *ours]  # who failed is not asked again
+    assert all(row["repeats"][0]["tokens"] == 21 for row in talk.values())
+    assert talk["auto"]["identical"] is True
+    assert result["machine"]["versions"]["mlx"]
+    assert result["command"].startswith("akunu bench -p 16")
+    assert "1" in result["curve_s"]
+
+
+def test_above_temperature_0_ours_draw_the_same_with_the_same_seed(quick: str) -> None:
+    result = bench(
+        "--workload", "summary", "--temperature", "0.7", "--max-tokens", "8", "--repeats", "2",
+        "--draft", "off", "--draft", "auto", "--model", quick,
+    )  # fmt: skip
+    plain, off, auto = result["runs"]
+    assert (plain["identical"], off["identical"], auto["identical"]) == (None, None, True)
+    assert auto["reference"] == "off"
+
+
+def test_speed_refuses_what_it_cannot_measure(quick: str) -> None:
+    for args, word in (
+        (("--workload", "wibble"), "multi-turn"),
+        (("--workload", "none"), "nothing to measure"),
+        (("-p", "many"), "512"),
+        (("-n", "8000", "-d", "8000"), "context"),
+        (("--temperature", "-1"), "temperature"),
+        (("--memory-from", "none.json", "--workload", "chat"), "none.json"),
+    ):
+        assert_one_line_error(akunu("bench", *args, "--model", quick), 2, word)
+
+
+def test_the_module_prints_tables_and_keeps_the_figures(quick: str, tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "akunu_py.bench", "--max-tokens", "2", "--repeats", "1",
+         "--workload", "story", "--draft", "off", "--format", "md", "-o", str(out),
+         "--model", quick],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "| story |" in done.stdout
+    assert "story, temperature 0: repetition 1 of 1" in done.stderr
+    assert "MiB" in done.stdout
+    assert json.loads(out.read_text())["runs"][0]["workload"] == "story"
+
+
+def test_profile_says_where_the_time_goes(quick: str) -> None:
+    result = bench("profile", "--workload", "summary", "--max-tokens", "12", "--repeats", "1",
+                   "--model", quick)  # fmt: skip
+    (one,) = result["profiles"]
+    assert one["tokens"] == 11
+    stages = one["stages_s"]
+    assert list(stages) == [
+        "drafting", "building the graph", "device", "sampling", "detokenising", "the rest",
+    ]  # fmt: skip
+    assert sum(stages.values()) == pytest.approx(one["staged_s"])
+    assert stages["device"] > stages["drafting"] > 0
+    assert one["drawing_s"] > 0
+
+
+def test_curve_measures_every_row_count(quick: str) -> None:
+    result = bench("curve", "--repeats", "1", "--context", "32", "--model", quick)
+    assert list(result["curve_s"]) == [str(rows) for rows in range(1, 33)]
+    chosen = list(result["draft_tokens_at_acceptance"].values())
+    assert len(chosen) == 8
+    assert all(0 <= length <= 31 for length in chosen)
+    assert (
+        "%" in akunu("bench", "curve", "--repeats", "1", "--context", "32", "--model", quick).stdout
+    )

@@ -1,0 +1,190 @@
+"""`akunu bench report`: what is drawn, that pages need nothing else, and the README's tables."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from akunu_py.bench.report import charts, figures, pages, plots
+from akunu_py.bench.report.readme import regenerated
+from akunu_py.bench.result import Result
+from tests.support.bench_fakes import drafted_series, fake_result, plain_series
+from tests.support.command import akunu, assert_one_line_error
+from tests.support.paths import ROOT
+
+README = ROOT / "README.md"
+
+
+@pytest.fixture
+def result() -> Result:
+    fixed = drafted_series("fixed 4", drafted=[4, 4, 4, 4], accepted=[4, 0, 2, 0])
+    return fake_result(
+        [
+            plain_series(),
+            drafted_series(),
+            fixed,
+            plain_series("json"),
+            *(drafted_series(workload="json") for _ in range(2)),
+        ]
+    )
+
+
+def test_figures_count_what_was_tested() -> None:
+    many = [drafted_series() for _ in range(5)]
+    # Of 3 drafts the first token was tested, and accepted in 2; the second in 2, accepted in 1.
+    assert figures.acceptance_by_position(many)[:2] == [(1, 2 / 3), (2, 1 / 2)]
+    assert figures.acceptance_by_position(many[:1]) == []  # too few to say
+    assert figures.passes_by_length(many) == [(1, 0.5), (2, 0.25), (3, 0), (4, 0), (5, 0.25)]
+    assert figures.chosen_lengths(many) == [(0, 0.25), (1, 0), (2, 0.25), (3, 0), (4, 0.5)]
+    assert [(bar.label, bar.value) for bar in figures.acceptance_by_evidence(many)] == [
+        ("match 3", 0.75),
+        ("copy", 0.5),
+    ]
+    along = figures.along(many[0])
+    assert [x for x, _ in along] == [2.5, 6, 7.5, 8.5]  # the middle of each pass's tokens
+    assert along[0][1] == 9 / 4
+
+
+def test_evidence_stands_in_order() -> None:
+    evidence = {name: [1, 1] for name in ("memory", "match 16-31", "copy", "match 3", "match 8-15")}
+    bars = figures.acceptance_by_evidence([drafted_series(evidence=evidence)])
+    assert [bar.label for bar in bars] == ["match 3", "match 8-15", "match 16-31", "copy", "memory"]
+
+
+class Page(HTMLParser):
+    """Checks that tags close, and collects what a page names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_needs_nothing_else(result: Result) -> None:
+    html = pages.to_html([result])
+    page = Page()
+    page.feed(html)
+    page.close()
+    assert page.open == []
+    assert page.links == []
+    assert "script" not in page.tags
+    assert not re.search(r"https?:|@import|url\(", html)
+    assert page.tags.count("svg") >= 6
+    assert "a &lt;machine&gt;" in html
+    assert "said &amp; &lt;done&gt;" in html
+    for svg in re.findall(r"<svg.*?</svg>", html, re.DOTALL):
+        ElementTree.fromstring(svg)  # well-formed
+    for title in ("Tokens per second", "by position", "rested on", "planner chose", "Theory"):
+        assert title in html
+
+
+def test_charts_stay_within_their_frame(result: Result) -> None:
+    svg = charts.bars(figures.speed_bars(result), " t/s")
+    root = ElementTree.fromstring(svg)
+    width = float(root.attrib["viewBox"].split()[2])
+    ends = [float(r.attrib["x"]) + float(r.attrib["width"]) for r in root.iter("rect")]
+    assert max(ends) < width
+    assert min(ends) > 0
+    points = {"one": [(1.0, 1.0), (32.0, 3.2)], "two": [(1.0, 1.0), (8.0, 2.0)]}
+    curves = ElementTree.fromstring(charts.lines(points, "positions"))
+    for line in curves.iter("polyline"):
+        for pair in line.attrib["points"].split():
+            x, y = map(float, pair.split(","))
+            assert 0 <= x <= width
+            assert 0 <= y <= 260
+    assert charts.lines({}, "") == charts.columns([], "") == charts.bars([], "") == ""
+
+
+def test_plots_for_a_terminal(result: Result) -> None:
+    text = pages.to_text([result])
+    assert "█" in text
+    assert "1.91x" in text
+    assert max(map(len, plots.columns([(0, 0.25), (4, 0.75)]).splitlines())) < 80
+    assert plots.horizontal(0.5, 4) == "██"
+    assert plots.horizontal(1 / 32, 4) == "▏"
+    assert plots.horizontal(2.0, 4) == "████"
+
+
+def test_report_writes_what_the_ending_says(result: Result, tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    result.save(path)
+    page, table = tmp_path / "report.html", tmp_path / "report.md"
+    done = akunu("bench", "report", str(path), "-o", str(page), "-o", str(table))
+    assert done.returncode == 0, done.stderr
+    assert page.read_text() == pages.to_html([result])
+    assert table.read_text() == pages.to_markdown([result])
+    shown = akunu("bench", "report", str(path), str(path))
+    assert "Tokens per second" in shown.stdout
+    assert "| edit" in shown.stdout
+    for args, word in (
+        ((), "FILE"),
+        ((str(path), "-o", "report.pdf"), ".html"),
+        ((str(tmp_path / "none.json"),), "none.json"),
+        (("--readme", str(path)), "bench:speed"),
+    ):
+        assert_one_line_error(akunu("bench", "report", *args), 2, word)
+
+
+def test_readme_tables_are_made_from_results_and_checked(result: Result, tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    result.save(tmp_path / "results" / "one.json")
+    fake_result([plain_series("chat"), drafted_series(workload="chat")]).save(
+        tmp_path / "results" / "two.json"
+    )
+    readme = tmp_path / "README.md"
+    start, end = "<!-- bench:speed results/one.json results/two.json -->", "<!-- /bench -->"
+    readme.write_text(f"# Before\n\n{start}\nold\n{end}\n\nafter\n")
+    check = ("bench", "report", "--readme", str(readme), "--check")
+    old = akunu(*check)
+    assert_one_line_error(old, 1, "akunu bench report --readme")
+    assert akunu("bench", "report", "--readme", str(readme)).returncode == 0
+    text = readme.read_text()
+    assert text.startswith(f"# Before\n\n{start}\n")
+    assert text.endswith(f"{end}\n\nafter\n")
+    assert "| edit | 49.7 | **95.0 (1.91x)** | 95.0 (1.91x) | 2.25 |" in text
+    assert "| chat | 49.7 | **95.0 (1.91x)** |  | 2.25 |" in text
+    assert "`akunu bench --made-up`" in text
+    assert "mlx 0.32.4" in text
+    assert akunu(*check).returncode == 0
+    readme.write_text(text.replace("49.7", "39.7"))
+    assert akunu(*check).returncode == 1
+
+
+def test_a_replay_in_the_readme_is_counted_anew(tmp_path: Path) -> None:
+    words = list(range(100, 160))
+    items = [{"prompt": words, "output": words}, {"prompt": [1], "output": [5, 6] * 20}]
+    trace = {"tokenizer": "letters", "workloads": {"copy": items[:1], "circles": items[1:]}}
+    (tmp_path / "t.json").write_text(json.dumps(trace))
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- bench:replay t.json 1:1,33:1 1:1,2:40 -->\nold\n<!-- /bench -->\n")
+    text = regenerated(readme)
+    assert "| costs of | copy | circles* |" in text
+    titles = [line.split(" |")[0] for line in text.splitlines() if line.startswith("| 1:1")]
+    assert titles == [
+        "| 1:1,33:1, fixed 4",
+        "| 1:1,33:1, prompt lookup",
+        "| 1:1,33:1, **akunu**",
+        "| 1:1,2:40, **akunu**",
+    ]
+    assert "**akunu** | **1.00** | **1.00** |" in text  # where drafts are dear, none
+    assert "100 tokens said by letters" in text
+    assert "old" not in text
+
+
+def test_our_readme_agrees_with_its_results() -> None:
+    assert regenerated(README) == README.read_text()

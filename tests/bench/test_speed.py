@@ -1,0 +1,239 @@
+"""How the speed bench measures: turns, repetitions, failures, interruptions."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from akunu_py.bench.divergence import Difference, first_difference, top_two_margin
+from akunu_py.bench.loops import loop_start
+from akunu_py.bench.report import tables
+from akunu_py.bench.result import Throughput, load_result, merged
+from akunu_py.bench.runners.ours import Conditions, Ours
+from akunu_py.bench.runners.passes import Passes
+from akunu_py.bench.workloads import NAMES, Turn, Workload, load_workloads
+from akunu_py.decoding.engine import Engine
+from akunu_py.models.store import StoredModel
+from akunu_py.ngram.auto import AutoDrafter
+from akunu_py.ngram.cost import CostCurve
+from akunu_py.ngram.fixed import FixedDrafter
+from tests.support.bench_fakes import (
+    PLAIN,
+    Simulated,
+    drafted_series,
+    fake_result,
+    plain_series,
+    simulate,
+    write_quick_model,
+)
+
+
+def test_contestants_take_turns_and_every_repetition_is_kept() -> None:
+    order: list[str] = []
+    field = [
+        Simulated(name, before=lambda conditions, name=name: order.append(name))  # type: ignore[misc]
+        for name in (PLAIN, "b", "c")
+    ]
+    result = simulate(field, workloads=("chat",), repeats=3)
+    assert order == [PLAIN, "b", "c", PLAIN, "b", "c", "b", "c", PLAIN, "c", PLAIN, "b"]
+    assert [len(series.repeats) for series in result.runs] == [3, 3, 3]
+    assert [c.max_tokens for c in field[1].asked] == [16, 64, 64, 64]  # the first warms up
+    assert len({c.seed for c in field[1].asked[1:]}) == 3
+    assert all(series.identical for series in result.runs[1:])
+    assert result.runs[0].identical is None
+
+
+def test_a_peer_that_fails_does_not_end_the_run() -> None:
+    def fail(conditions: Conditions) -> None:
+        if conditions.seed == 2:
+            raise RuntimeError("out of memory")
+
+    result = simulate([Simulated(PLAIN), Simulated("peer", before=fail), Simulated("auto")])
+    by_name = {(series.workload, series.contestant): series for series in result.runs}
+    peer = by_name["chat", "peer"]
+    assert peer.failed == "RuntimeError: out of memory"
+    assert len(peer.repeats) == 1
+    assert ("edit", "peer") not in by_name
+    assert len(by_name["edit", "auto"].repeats) == 5
+    assert any("out of memory" in line for line in tables.notes(result))
+
+
+def test_our_own_failure_is_not_hidden() -> None:
+    def fail(conditions: Conditions) -> None:
+        raise RuntimeError("a bug of ours")
+
+    ours = Simulated("auto", before=fail)
+    ours.foreign = False
+    with pytest.raises(RuntimeError, match="ours"):
+        simulate([Simulated(PLAIN), ours])
+
+
+def test_who_says_something_else_is_named() -> None:
+    other = Simulated("auto", tokens=[*range(10), 99, *range(30)])
+    result = simulate([Simulated(PLAIN), other], workloads=("chat",))
+    auto = result.runs[1]
+    assert auto.identical is False
+    assert auto.difference == {
+        "turn": 0, "position": 10, "expected": 10, "found": 99, "margin": None,
+    }  # fmt: skip
+    assert any("differs from plain at token 10" in line for line in tables.notes(result))
+
+
+def test_the_margin_at_the_first_difference_is_the_models(starter_engine: Engine) -> None:
+    prompt = starter_engine.encode("The capital of France is")
+    said = starter_engine.encode(" the city")
+    found = first_difference(starter_engine, [(prompt, [*said, 5])], [(prompt, [*said, 7, 8])])
+    logits = sorted(starter_engine.model(mx.array([[*prompt, *said]]))[0, -1].tolist())
+    assert found is not None
+    assert found == Difference(0, len(said), 5, 7, found.margin)
+    assert found.margin == pytest.approx(logits[-1] - logits[-2], abs=1e-3)
+    assert top_two_margin(starter_engine, prompt) > 0
+    assert first_difference(None, [(prompt, said)], [(prompt, said)]) is None
+    cut = first_difference(None, [(prompt, said)], [(prompt, said[:-1])])
+    assert cut == Difference(0, len(said) - 1, said[-1], -1, None)
+
+
+def test_loops_are_seen() -> None:
+    assert loop_start([1, 2, 3, 4, 5, 4, 5, 4, 5]) == 3
+    assert loop_start([9, *[1, 2, 3] * 3, 1]) == 1
+    assert loop_start([7] * 4) == 0
+    assert loop_start([1, 2, 3, 1, 2, 3]) is None
+    assert loop_start([]) is None
+
+
+def test_interrupted_keeps_what_was_measured() -> None:
+    def stop(line: str) -> None:
+        if line == "edit, temperature 0: repetition 2 of 5":
+            raise KeyboardInterrupt
+
+    runs: list[Any] = []
+    with pytest.raises(KeyboardInterrupt):
+        simulate([Simulated(PLAIN), Simulated("auto")], progress=stop, runs=runs)
+    assert [len(series.repeats) for series in runs] == [5, 5, 1, 1]
+
+
+def test_a_result_file_holds_everything(tmp_path: Path) -> None:
+    result = fake_result([plain_series(), drafted_series()])
+    result.throughput = [Throughput("pp512", "akunu", [900.0, 1100.0])]
+    path = tmp_path / "deep" / "result.json"
+    result.save(path)
+    assert load_result(path) == result
+    text = path.read_text()
+    assert '"drafted": [4, 4, 0, 2]' in text  # a list of numbers is one line
+    content = json.loads(text)
+    auto = content["runs"][1]
+    assert auto["tokens_per_pass"] == 2.25
+    assert auto["speedup"] == pytest.approx(1.91, abs=0.01)
+    # Four passes over 5, 5, 1 and 3 rows cost 2 + 2 + 1 + 1.5.
+    assert auto["score"] == pytest.approx(9 / 6.5, abs=1e-4)
+    (both,) = merged([result, fake_result([plain_series("chat")])])
+    assert [series.workload for series in both.runs] == ["edit", "edit", "chat"]
+    assert len(result.runs) == 2
+
+
+def test_tables_have_llama_benchs_columns_and_every_format_is_valid() -> None:
+    result = fake_result([plain_series(), drafted_series(loop=3)])
+    result.throughput = [Throughput("pp512 @ d1024", "akunu", [900.0, 1100.0])]
+    headings, cells = tables.throughput_table(result)
+    assert headings == ["model", "size", "params", "backend", "loop", "test", "t/s"]
+    assert cells[0][1:4] == ["514.98 MiB", "135.00 M", "CPU, BLAS"]
+    assert cells[0][-2:] == ["pp512 @ d1024", "1000.00 ± 100.00"]
+    parsed = list(csv.DictReader(io.StringIO(tables.to_csv(result))))
+    assert [row["test"] for row in parsed] == ["pp512 @ d1024", "edit", "edit"]
+    assert parsed[0]["params"] == "135000000"
+    lines = [json.loads(line) for line in tables.to_jsonl(result).splitlines()]
+    assert lines[2]["acceptance_rate"] == 0.5
+    assert lines[2]["repeats"] == "90.000 100.000"
+    markdown = tables.to_markdown(tables.speed_table(result)).splitlines()
+    assert len({line.count("|") for line in markdown}) == 1
+    assert "edit*" in markdown[3]
+    assert "yes" in tables.to_text(tables.speed_table(result)).splitlines()[2]
+
+
+def test_workloads_name_their_maker_and_licence() -> None:
+    workloads = load_workloads()
+    assert [workload.name for workload in workloads] == list(NAMES)
+    for workload in workloads:
+        assert workload.maker
+        assert workload.licence in ("CC0-1.0", "MIT")
+        assert any(turn.assistant is None for turn in workload.turns)
+
+
+def test_a_conversation_gives_examples_and_asks_for_the_rest() -> None:
+    turns = (Turn("a", "given"), Turn("b"), Turn("c"))
+    heard: list[list[str]] = []
+
+    def answer(messages: Any) -> str:
+        heard.append([message.content for message in messages])
+        return f"answer {len(heard)}"
+
+    assert Workload("talk", turns).talk(answer) == ["answer 1", "answer 2"]
+    assert heard == [["a", "given", "b"], ["a", "given", "b", "answer 1", "c"]]
+
+
+@pytest.mark.parametrize("drafter", [AutoDrafter(), FixedDrafter(4)])
+def test_watching_a_drafter_counts_and_changes_nothing(drafter: Any) -> None:
+    text = list(range(20)) * 3
+    twin = AutoDrafter() if isinstance(drafter, AutoDrafter) else FixedDrafter(4)
+    passes = Passes()
+    watched = passes.watch(drafter)
+    for one in (watched, twin):
+        one.extend(text[:25])
+    said, accepted_in_all = 25, 0
+    while said < len(text):
+        limit = len(text) - said - 1
+        draft = watched.propose(limit)
+        assert draft == twin.propose(limit)
+        kept = len(draft) if draft == text[said : said + len(draft)] else 0
+        for one in (watched, twin):
+            one.feedback(kept, 1 + len(draft), 0.01)
+            one.extend(text[said : said + kept + 1])
+        said += kept + 1
+        accepted_in_all += kept
+    assert sum(passes.accepted) == accepted_in_all > 10
+    assert passes.draft_s > 0
+    assert sum(tested for tested, _ in passes.evidence.values()) == sum(passes.drafted)
+    assert all(name.startswith(("match", "copy")) for name in passes.evidence)
+
+
+def test_the_starter_does_the_edit_that_is_measured(starter_engine: Engine) -> None:
+    """Copying is only an achievement where it is what was asked for."""
+    (edit,) = load_workloads(["edit"])
+    run = Ours(starter_engine, "auto", CostCurve()).run(edit, Conditions(edit.max_tokens))
+    asked = edit.turns[-1].user
+    file = asked[asked.index("```") :]
+    assert run.text == file.replace("port = 8080", "port = 9090")
+    assert loop_start(run.turns[0][1]) is None
+
+
+def test_ctrl_c_writes_valid_output(starter: StoredModel, tmp_path: Path) -> None:
+    model = write_quick_model(tmp_path / "quick", starter.path)
+    out = tmp_path / "partial.json"
+    child = subprocess.Popen(
+        [sys.executable, "-m", "akunu_py.bench", "--workload", "story", "--draft", "off",
+         "--max-tokens", "8", "--repeats", "5000", "--format", "json", "-o", str(out),
+         "--model", model],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert child.stderr is not None
+    for line in child.stderr:
+        if "repetition 3 of" in line:
+            break
+    os.kill(child.pid, signal.SIGINT)
+    stdout, stderr = child.communicate(timeout=60)
+    assert child.returncode == 130, stderr
+    content = json.loads(stdout)
+    assert content["complete"] is False
+    assert all(len(series["repeats"]) >= 2 for series in content["runs"])
+    assert load_result(out).runs[0].contestant == "mlx-lm"
+    assert "interrupted" in stderr

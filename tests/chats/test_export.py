@@ -1,0 +1,265 @@
+"""Conversations as Markdown, JSON and pictures, and JSON back again."""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from akunu_py.chats import svg
+from akunu_py.chats.export import as_markdown, file_name, render, standing_alone, write_new
+from akunu_py.chats.json import as_json, read_json
+from akunu_py.chats.tree import ChatMessage, Tree
+from akunu_py.errors import ArchiveError
+from tests.support.chats import T0, answered, branched, exchange_of, said
+
+
+@pytest.fixture(autouse=True)
+def one_time_zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+MARKDOWN = """\
+# What is a queue?
+
+*21 November 2026, 05:46, exported from akunu*
+
+## You
+
+What is a queue?
+Show me Python.
+
+## starter
+
+<details><summary>Thinking</summary>
+
+Easy.
+
+</details>
+
+First in, first *out*.
+
+*cut off at the limit of tokens*
+
+## You
+
+Thank you!
+
+## starter
+
+You are welcome.
+"""
+
+
+def test_markdown() -> None:
+    assert as_markdown(branched()) == MARKDOWN
+
+
+def headings(text: str) -> list[str]:
+    tokens = MarkdownIt("commonmark").parse(text)
+    return [
+        tokens[place + 1].content
+        for place, token in enumerate(tokens)
+        if token.type == "heading_open" and token.level == 0
+    ]
+
+
+@pytest.mark.parametrize(
+    "unfinished",
+    [
+        "Here:\n\n```python\nprint(",
+        "~~~~\ntext\n~~~",
+        "1. a list\n\n   ```\n   code",
+        "> ```\n> code",
+        "<!-- a comment",
+        "<pre>\n",
+        "<?php echo",
+        "````\n```\n````\n```sh\nls",
+        "<script>\n```\n",
+    ],
+)
+def test_an_unfinished_block_does_not_swallow_what_follows(unfinished: str) -> None:
+    tree = exchange_of("c", "Go on", unfinished, T0)
+    said(tree, "And now?", "c-1")
+    assert headings(as_markdown(tree)) == ["Go on", "You", "starter", "You"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet="a `~<>!-#*\n\t?[]/pre", max_size=40))
+def test_whatever_is_said_ends_where_it_ends(text: str) -> None:
+    around = f"# before\n\n{standing_alone(text)}\n\n# after\n"
+    assert headings(around)[-1:] == ["after"]
+
+
+def test_a_title_is_no_markdown() -> None:
+    tree = exchange_of("c", "*bold* <b> [link](x) `code`", "Yes", T0)
+    parsed = MarkdownIt("commonmark").parse(as_markdown(tree))
+    assert [token.type for token in parsed[1].children or []] == ["text"]
+
+
+def test_json_holds_everything() -> None:
+    trees = [branched(), exchange_of("lists", "我想 \ud83d\ude00", "Yes", T0), Tree("empty")]
+    again = read_json(as_json(trees), "file")
+    for one, other in zip(trees, again, strict=True):
+        assert (one.conversation, one.title) == (other.conversation, other.title)
+        assert (one.messages, one.path()) == (other.messages, other.path())
+
+
+def broken(change: Callable[[dict[str, Any]], object]) -> str:
+    """The JSON of a conversation in which something was changed."""
+    content = json.loads(as_json([branched()]))
+    change(content)
+    return json.dumps(content)
+
+
+def message(content: dict[str, Any], number: int = 1) -> dict[str, Any]:
+    found: dict[str, Any] = content["conversations"][0]["messages"][number]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda it: it.update(format="other"), "akunu-conversations"),
+        (lambda it: it.update(version=2), "expected version 1, found 2"),
+        (lambda it: it.update(conversations={}), "a list of conversations"),
+        (lambda it: it["conversations"].append(3), "a conversation, found 3"),
+        (lambda it: it["conversations"][0].update(id="../x"), "an id of letters"),
+        (lambda it: it["conversations"][0].pop("title"), "a title, found None"),
+        (lambda it: message(it).update(role="tool"), "a role, found 'tool'"),
+        (lambda it: message(it).update(role=["user"]), "a role"),
+        (lambda it: message(it).update(role="user"), "that may follow user, found 'user'"),
+        (lambda it: message(it).update(parent=None), "that may follow nothing, found 'assistant'"),
+        (lambda it: message(it).update(parent="later"), "an earlier message"),
+        (lambda it: message(it).update(parent=["x"]), "an id of letters"),
+        (lambda it: message(it, 0).update(parent="queue-1"), "an earlier message"),
+        (lambda it: message(it).update(id="queue-0"), "an id of its own"),
+        (lambda it: message(it).update(text=None), "a text for text"),
+        (lambda it: message(it).update(created=float("nan")), "a time, found nan"),
+        (lambda it: message(it).update(created=1e300), "a time"),
+        (lambda it: message(it).update(created=True), "a time"),
+        (lambda it: message(it).update(finish_reason="tired"), "a reason, found 'tired'"),
+        (lambda it: message(it).update(stats={"drafted": "many"}), "a number for drafted"),
+        (lambda it: message(it).update(stats=[]), "statistics"),
+        (lambda it: message(it).clear(), "a role, found None"),
+    ],
+)
+def test_what_is_not_ours_is_refused(
+    change: Callable[[dict[str, Any]], object], expected: str
+) -> None:
+    with pytest.raises(ArchiveError) as caught:
+        read_json(broken(change), "talk.json")
+    assert str(caught.value).startswith("cannot import talk.json: ")
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", "[" * 100_000, '{"format": 1}'])
+def test_what_is_no_json_of_ours_is_refused(text: str) -> None:
+    with pytest.raises(ArchiveError, match="cannot import"):
+        read_json(text, "file")
+
+
+def test_what_a_later_version_measures_is_left_out() -> None:
+    text = broken(lambda it: message(it)["stats"].update(new_measure={"a": 1}))
+    assert read_json(text, "file")[0].messages == branched().messages
+
+
+def words_of(svg: str) -> str:
+    root = ElementTree.fromstring(svg)
+    return " ".join(" ".join(each.itertext()) for each in root.iter() if each.tag.endswith("text"))
+
+
+def test_a_picture() -> None:
+    words = " ".join(words_of(render(branched(), "svg")).split())
+    for expected in (
+        "What is a queue?",
+        "Show me Python.",
+        "starter",
+        "Easy.",
+        "cut off at the limit of tokens",
+        "Thank you!",
+        "You are welcome.",
+    ):
+        assert expected in words
+    assert "A line of people" not in words
+
+
+def test_a_picture_loads_nothing() -> None:
+    svg = render(exchange_of("c", "Look", "![x](https://example.com/x.png) <img src=x>", T0), "svg")
+    assert "url(http" not in svg
+    assert "href" not in svg
+    assert "<img" not in svg
+    assert "<img src=x>" in words_of(svg).replace("\xa0", " ")
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.text(max_size=60))
+def test_anything_said_makes_a_picture(text: str) -> None:
+    tree = exchange_of("c", text, text, T0)
+    ElementTree.fromstring(render(tree, "svg"))
+
+
+def test_a_conversation_that_is_too_long_for_a_picture() -> None:
+    tree = exchange_of("c", "Count", "\n\n".join(map(str, range(svg.MAX_LINES))), T0)
+    with pytest.raises(ArchiveError, match="export it as Markdown"):
+        render(tree, "svg")
+
+
+def test_an_answer_that_was_never_begun_is_left_out() -> None:
+    tree = Tree("c", "Hello")
+    asked = said(tree, "Hello")
+    answered(tree, "", asked.id, finish=None)
+    assert as_markdown(tree).count("##") == 1
+    tree.replace(replace(tree["c-1"], text="Hi the"))
+    assert as_markdown(tree).endswith("Hi the\n\n*not finished*\n")
+    assert as_markdown(Tree("c")) == "# Untitled\n"
+
+
+def test_who_speaks() -> None:
+    tree = Tree("c", "Hello")
+    tree.add(ChatMessage("system", "Be kind.", id="s"))
+    asked = said(tree, "Hello", "s")
+    tree.add(replace(answered(copy.copy(tree), "Hi", asked.id), model="", id="other"))
+    assert headings(as_markdown(tree)) == ["Hello", "System", "You", "Assistant"]
+
+
+@pytest.mark.parametrize(
+    ("title", "name"),
+    [
+        ("What is a queue?", "what-is-a-queue.md"),
+        ("../../etc/passwd", "etc-passwd.md"),
+        ("Ärger: 我想", "ärger-我想.md"),
+        ("…", "conversation.md"),
+        ("", "conversation.md"),
+        ("x" * 300, "conversation.md"),
+        ("word " * 30, "-".join(["word"] * 12) + ".md"),
+    ],
+)
+def test_names_of_files(title: str, name: str) -> None:
+    assert file_name(title, "markdown") == name
+
+
+def test_no_file_is_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "talk.md"
+    names = [write_new(path, str(number), numbered=True).name for number in range(3)]
+    assert names == ["talk.md", "talk-2.md", "talk-3.md"]
+    assert path.read_text() == "0"
+    with pytest.raises(ArchiveError, match="exists"):
+        write_new(path, "other")
+    with pytest.raises(ArchiveError, match="cannot write"):
+        write_new(path / "inside.md", "other")

@@ -1,0 +1,94 @@
+"""The tree of messages and its active branch."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from akunu_py.chats.tree import ChatMessage, Tree, title_of, tree_of
+from tests.support.chats import branched
+
+
+def texts(tree: Tree) -> list[str]:
+    return [message.text for message in tree.path()]
+
+
+def test_the_active_branch() -> None:
+    tree = branched()
+    assert texts(tree)[1:] == ["First in, first *out*.", "Thank you!", "You are welcome."]
+    assert tree.siblings("queue-1") == ("queue-1", "queue-2")
+    assert (tree.neighbour("queue-1", 1), tree.neighbour("queue-1", -1)) == ("queue-2", None)
+    tree.activate("queue-2")
+    assert texts(tree)[1:] == ["A line of people."]
+    tree.activate("queue-1")
+    assert texts(tree)[2:] == ["Thank you!", "You are welcome."]  # as it was left
+
+
+def test_choosing_a_message_makes_all_before_it_active() -> None:
+    tree = branched()
+    tree.activate("queue-2")
+    tree.choose("queue-3")
+    assert texts(tree)[1:] == ["First in, first *out*.", "Thanks."]
+
+
+def test_a_message_that_is_removed_takes_along_what_follows() -> None:
+    tree = branched()
+    tree.remove("queue-4")
+    assert len(tree) == 4
+    assert texts(tree)[2:] == ["Thanks."]
+    tree.remove("queue-0")
+    assert (len(tree), tree.path(), tree.messages) == (0, [], [])
+    tree.add(ChatMessage("user", "again"))
+    assert texts(tree) == ["again"]
+
+
+def test_replacing() -> None:
+    tree = branched()
+    tree.replace(ChatMessage("assistant", "Other", "queue-4", id="queue-5"))
+    assert texts(tree)[-1] == "Other"
+    with pytest.raises(ValueError, match="cannot move"):
+        tree.replace(ChatMessage("assistant", "Other", "queue-0", id="queue-5"))
+
+
+def test_messages_that_follow_nothing_are_refused() -> None:
+    tree = branched()
+    with pytest.raises(ValueError, match="unknown"):
+        tree.add(ChatMessage("user", "?", "nobody"))
+    with pytest.raises(ValueError, match="already"):
+        tree.add(tree["queue-0"])
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_any_tree_is_made_again_from_its_messages_and_what_is_chosen(data: st.DataObject) -> None:
+    tree = Tree("c", "title")
+    for number in range(data.draw(st.integers(0, 20))):
+        parents = [None, *(message.id for message in tree.messages)]
+        parent = data.draw(st.sampled_from(parents))
+        tree.add(ChatMessage("user", f"text {number}", parent, id=str(number)))
+        if data.draw(st.booleans()):
+            tree.choose(data.draw(st.sampled_from([each.id for each in tree.messages])))
+    again = tree_of("c", "title", tree.messages, tree.chosen())
+    assert again.messages == tree.messages
+    assert again.path() == tree.path()
+    for message in tree.messages:
+        tree.choose(message.id)
+        again.choose(message.id)
+        assert message in tree.path()
+        assert again.path() == tree.path()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "title"),
+    [
+        ("What?", "What?"),
+        ("\n\n  What\tis  this?\nMore", "What is this?"),
+        ("", ""),
+        ("word " * 40, "word " * 14 + "word…"),
+        ("x" * 100, "x" * 79 + "…"),
+    ],
+)
+def test_titles(prompt: str, title: str) -> None:
+    assert title_of(prompt) == title
+    assert len(title_of(prompt)) <= 80

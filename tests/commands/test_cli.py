@@ -1,0 +1,253 @@
+"""The commands as a person runs them: real processes, real model, real pipes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from akunu_py.decoding.engine import Engine
+from akunu_py.models.store import StoredModel
+from tests.support.command import AKUNU, akunu, assert_one_line_error
+
+
+def test_help_names_every_command() -> None:
+    done = akunu("--help")
+    assert done.returncode == 0
+    for command in ("chat", "run", "models", "info", "bench"):
+        assert command in done.stdout
+
+
+@pytest.mark.parametrize(
+    "words", ["--help", "run hi --model nope", "bench report nofile", "models show nope"]
+)
+def test_help_and_mistakes_load_nothing_heavy(words: str) -> None:
+    script = (
+        "import sys; from akunu_py.cli import main\n"
+        f"try: main({words.split()})\n"
+        "except SystemExit: pass\n"
+        "heavy = {'mlx', 'mlx_lm', 'transformers', 'textual', 'numpy', 'huggingface_hub'}\n"
+        "sys.exit(repr(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+
+
+def test_version() -> None:
+    assert akunu("--version").stdout.startswith("akunu ")
+
+
+def test_run_prints_the_answer_and_statistics_apart(starter: StoredModel) -> None:
+    done = akunu("run", "Say hello.", "--max-tokens", "12")
+    assert done.returncode == 0
+    assert done.stdout.endswith("\n")
+    assert done.stdout.strip()
+    assert "12 tokens" in done.stderr
+    assert "tokens/pass" in done.stderr
+    assert "cut off at --max-tokens" in done.stderr
+
+
+def test_run_json_from_stdin_in_both_modes(starter_engine: Engine) -> None:
+    answers = {}
+    for mode in ("fixed", "off"):
+        done = akunu(
+            "run",
+            "-",
+            "--format",
+            "json",
+            "--draft",
+            mode,
+            "--max-tokens",
+            "16",
+            stdin="Count to ten.",
+        )
+        assert done.returncode == 0, done.stderr
+        answers[mode] = json.loads(done.stdout)
+    assert answers["fixed"]["tokens"] == answers["off"]["tokens"]
+    answer = answers["fixed"]
+    assert set(answer) == {"text", "tokens", "finish_reason", "stats"}
+    assert answer["finish_reason"] == "length"
+    assert answer["text"] == starter_engine.tokenizer.decode(answer["tokens"])
+    stats = answer["stats"]
+    assert stats["generated_tokens"] == len(answer["tokens"]) == 16
+    assert answers["off"]["stats"]["target_passes"] == 15
+    assert stats["target_passes"] + stats["accepted"] == 15
+    for name in (
+        "prompt_tokens",
+        "cached_tokens",
+        "drafted",
+        "prefill_s",
+        "decode_s",
+        "tokens_per_s",
+    ):
+        assert name in stats
+
+
+def test_raw_continues_the_text(starter: StoredModel) -> None:
+    done = akunu("run", "--raw", "--quiet", "--max-tokens", "4", "The capital of France is")
+    assert done.stdout.startswith(" Paris")
+    assert done.stderr == ""
+
+
+def test_wrong_usage_is_one_line_with_exit_code_2(starter: StoredModel) -> None:
+    assert_one_line_error(akunu("run", "hi", "--max-tokens", "0"), 2, "1 or more")
+    assert_one_line_error(akunu("run", "hi", "--max-tokens", "many"), 2, "1 or more")
+    assert_one_line_error(akunu("run", "hi", "--wibble"), 2, "--wibble", "--help")
+    assert_one_line_error(akunu("wibble"), 2, "wibble")
+    assert_one_line_error(akunu("run", "hi", "--draft", "wild"), 2, "wild")
+    assert_one_line_error(akunu("run", stdin=""), 2, "empty")
+    assert_one_line_error(akunu("run", "   "), 2, "empty")
+    assert_one_line_error(akunu("run", "-", stdin=b"\xff\xfe\x00"), 2, "UTF-8")
+    assert_one_line_error(akunu("bench", "--workload", "wibble"), 2, "wibble", "multi-turn")
+
+
+def test_plausible_accidents_are_one_line(starter: StoredModel) -> None:
+    shell = " ".join(AKUNU)
+    for script, code, word in (
+        (f"{shell} run $(printf 'caf\\351')", 2, "UTF-8"),
+        (f"{shell} run <&-", 2, "empty"),
+        (f"{shell} run hi --quiet --max-tokens 3 >/dev/full", 1, "space"),
+        (f"{shell} run hi --logit-bias 999999=5", 2, "49152"),
+        (f"{shell} run hi --kv-bits 5", 2, "4 or 8"),
+        (f"{shell} run hi --temperature -1", 2, "temperature"),
+    ):
+        done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60)
+        assert done.returncode == code, (script, done.stderr)
+        assert len(done.stderr.strip().splitlines()) == 1, (script, done.stderr)
+        assert word in done.stderr, (script, done.stderr)
+    closed = subprocess.run(
+        ["sh", "-c", f"{shell} run hi --quiet --max-tokens 3 >&-"], capture_output=True, timeout=60
+    )
+    assert (closed.returncode, closed.stderr) == (0, b"")
+
+
+def test_a_quantised_cache_drafts_what_plain_decoding_says(starter: StoredModel) -> None:
+    said = {
+        json.loads(
+            akunu("run", "Count to ten.", "--kv-bits", "8", "--draft", mode, "--format", "json",
+                  "--no-memory", "--max-tokens", "40").stdout
+        )["text"]
+        for mode in ("off", "fixed")
+    }  # fmt: skip
+    assert len(said) == 1
+
+
+def test_chat_needs_a_terminal(starter: StoredModel) -> None:
+    assert_one_line_error(akunu("chat"), 2, "terminal", "akunu run")
+
+
+def test_unknown_and_damaged_models(starter: StoredModel, tmp_path: Path) -> None:
+    assert_one_line_error(akunu("run", "hi", "--model", "startr"), 1, "starter")
+    assert_one_line_error(akunu("run", "hi", "--model", str(tmp_path)), 1, "config.json")
+    assert_one_line_error(akunu("models", "show", "wibble"), 1, "wibble")
+    store = tmp_path / "akunu" / "models"
+    shutil.copytree(starter.path, store / "starter")
+    weights = store / "starter" / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size // 2)
+    home = {"XDG_DATA_HOME": str(tmp_path)}
+    assert_one_line_error(
+        akunu("run", "hi", env=home), 1, "model.safetensors", "akunu models pull starter"
+    )
+    # The same without a manifest to compare with.
+    (store / "starter" / "akunu.json").unlink()
+    folder = shutil.move(store / "starter", tmp_path / "loose")
+    assert_one_line_error(akunu("run", "hi", "--model", str(folder)), 1, "damaged")
+
+
+def test_an_empty_store_says_what_to_run(tmp_path: Path) -> None:
+    home = {"XDG_DATA_HOME": str(tmp_path)}
+    assert_one_line_error(akunu("run", "hi", env=home), 1, "akunu models pull starter")
+    listing = akunu("models", "list", env=home)
+    assert listing.returncode == 0
+    assert "starter" in listing.stdout
+
+
+def test_no_network_is_one_line(tmp_path: Path) -> None:
+    home = {
+        "XDG_DATA_HOME": str(tmp_path),
+        "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
+        "PIP_EXTRA_INDEX_URL": "",
+        "PIP_FIND_LINKS": "",
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_RETRIES": "1",
+    }
+    done = akunu("models", "pull", "starter", env=home)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("akunu: ")
+    assert "network" in last
+    assert "Traceback" not in done.stderr
+    assert [entry.name for entry in (tmp_path / "akunu" / "models").glob("starter*")] == []
+
+
+def test_a_prompt_longer_than_the_context(starter: StoredModel) -> None:
+    done = akunu("run", "-", stdin="word " * 9000)
+    assert_one_line_error(done, 1, "8192", "shorten")
+
+
+def test_interrupt_ends_cleanly_with_what_was_said(starter: StoredModel) -> None:
+    command = [*AKUNU, "run", "Tell me a very long story.", "--max-tokens", "2000"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    first = process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert (first + out).strip()
+    assert out.endswith(b"\n")
+    assert b"tokens/s" in err
+    assert b"interrupted" in err
+    assert b"Traceback" not in err
+
+
+def test_interrupt_while_loading_is_quiet(starter: StoredModel) -> None:
+    process = subprocess.Popen(
+        [*AKUNU, "run", "hi"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode in (130, -signal.SIGINT)
+    assert b"Traceback" not in err
+
+
+def test_a_closed_pipe_is_quiet(starter: StoredModel) -> None:
+    process = subprocess.Popen(
+        [*AKUNU, "run", "--quiet", "Tell me a story.", "--max-tokens", "200"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.read(1)
+    process.stdout.close()
+    assert process.stderr is not None
+    err = process.stderr.read()
+    assert process.wait(timeout=60) == 0
+    assert err == b""
+
+
+def test_models_list_and_show(starter: StoredModel) -> None:
+    listing = akunu("models", "list").stdout
+    assert "starter" in listing
+    assert "8,192" in listing
+    shown = akunu("models", "show", "starter")
+    assert "Apache-2.0" in shown.stdout
+    assert shown.returncode == 0
+
+
+def test_rm_asks_and_keeps_without_a_yes(starter: StoredModel) -> None:
+    assert_one_line_error(akunu("models", "rm", "starter"), 2, "--yes")
+    assert starter.path.exists()
+
+
+def test_info_has_what_a_bug_report_needs(starter: StoredModel) -> None:
+    done = akunu("info")
+    assert done.returncode == 0
+    for word in ("akunu", "device", "memory", "blas", "mlx-lm", "store", "python"):
+        assert word in done.stdout

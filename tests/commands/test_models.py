@@ -1,0 +1,205 @@
+"""`akunu models` as a program: processes of their own against a hub of our own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from akunu_py.cli import main
+from tests.support.hub_home import WEIGHTS
+from tests.support.hub_home import server as server  # a fixture
+from tests.support.hub_server import REPOSITORY, Fault, Hub
+from tests.support.paths import ROOT
+from tests.support.tiny_model import tiny_files
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    return tiny_files(tmp_path_factory.mktemp("made"))
+
+
+@pytest.fixture
+def environment(tmp_path: Path, server: Hub, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Empty places and the server for the hub, for this process too."""
+    places = {
+        "XDG_DATA_HOME": str(tmp_path / "data"),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "HF_HOME": str(tmp_path / "hf"),
+        "HF_ENDPOINT": server.url,
+        "HF_TOKEN": "hf_secret",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+    for name, value in places.items():
+        monkeypatch.setenv(name, value)
+    return os.environ | places
+
+
+def akunu(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "akunu_py", *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        timeout=120,
+    )
+
+
+def test_a_model_of_the_catalogue_from_pull_to_rm(
+    environment: dict[str, str],
+    server: Hub,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    server.repository = "mlx-community/Qwen3-0.6B-4bit"
+    pulled = akunu(environment, "models", "pull", "qwen3-0.6b")
+    assert pulled.returncode == 0, pulled.stderr
+    assert "qwen3-0.6b is ready" in pulled.stderr
+    assert (tmp_path / "hf" / "hub" / "models--mlx-community--Qwen3-0.6B-4bit").is_dir()
+    capsys.readouterr()
+    assert main(["models", "pull", "qwen3-0.6b"]) == 0
+    assert "here already" in capsys.readouterr().out
+
+    said = akunu(environment, "run", "--raw", "--model", "qwen3-0.6b", "--max-tokens", "3", "a b")
+    assert said.returncode == 0, said.stderr
+    assert main(["models", "show", "qwen3-0.6b", "--verify"]) == 0
+    shown = capsys.readouterr().out
+    facts = {line[:8].strip(): line[10:] for line in shown.splitlines()}
+    assert facts["hub"] == f"{server.repository}@{server.commit}"
+    assert facts["licence"] == "Apache-2.0"  # the catalogue's word, not the card's
+    assert facts["used"] != "never"
+    assert "estimated" in facts["loaded"]
+    assert "tokens" in facts["peak"]
+    assert facts["checked"] == "every byte"
+    error = abs(float(facts["loaded"].split(", ")[-1].split("%")[0]))
+    assert error < 5
+
+    assert main(["models", "list"]) == 0
+    listed = capsys.readouterr().out
+    assert f"{server.repository}" in listed.splitlines()[1]
+    removed = akunu(environment, "models", "rm", "qwen3-0.6b", "--yes")
+    assert "stay in the hub's cache" in removed.stdout
+    assert list((tmp_path / "hf").rglob(WEIGHTS))
+    assert akunu(environment, "models", "pull", "qwen3-0.6b").returncode == 0
+    removed = akunu(environment, "models", "rm", "qwen3-0.6b", "--yes", "--hub-files")
+    assert removed.returncode == 0
+    assert not list((tmp_path / "hf").rglob(WEIGHTS))
+
+
+def test_two_at_once_fetch_once(environment: dict[str, str], server: Hub) -> None:
+    server.faults[WEIGHTS].append(Fault(pause=0.002))
+    command = [sys.executable, "-m", "akunu_py", "models", "pull", REPOSITORY]
+    processes = [
+        subprocess.Popen(command, env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    errors = [process.communicate(timeout=120)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], errors
+    assert server.asked(WEIGHTS) == [""]
+    assert "verified" in akunu(environment, "models", "verify").stdout
+
+
+def test_ctrl_c_and_a_kill_leave_something_to_go_on_from(
+    environment: dict[str, str], server: Hub, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "akunu_py", "models", "pull", REPOSITORY]
+    for number, code in ((signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)):
+        server.faults[WEIGHTS].append(Fault(pause=0.2))
+        with subprocess.Popen(
+            command, env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True
+        ) as process:
+            before = _partial_bytes(tmp_path)
+            until = time.monotonic() + 60
+            while _partial_bytes(tmp_path) <= before + 5000 and time.monotonic() < until:
+                time.sleep(0.02)
+            process.send_signal(number)
+            _, stderr = process.communicate(timeout=60)
+        assert process.returncode == code
+        assert ("to go on: akunu models pull" in stderr) == (number == signal.SIGINT)
+    listed = akunu(environment, "models", "list").stdout
+    assert f"unfinished: {REPOSITORY}" in listed
+    server.requests.clear()
+    assert akunu(environment, "models", "pull", REPOSITORY).returncode == 0
+    (wanted,) = server.asked(WEIGHTS)
+    assert int(wanted.removeprefix("bytes=").rstrip("-")) > 5000
+    assert "unfinished" not in akunu(environment, "models", "list").stdout
+
+
+def _partial_bytes(tmp_path: Path) -> int:
+    return sum(path.stat().st_size for path in (tmp_path / "hf").rglob("*.incomplete"))
+
+
+def test_a_failure_is_one_line_and_gc_cleans_up(
+    environment: dict[str, str],
+    server: Hub,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    server.faults[WEIGHTS].extend([Fault(cut=9000), *[Fault(status=403)] * 3])
+    failed = akunu(environment, "models", "pull", REPOSITORY)
+    assert failed.returncode == 1
+    (line,) = [text for text in failed.stderr.splitlines() if text.startswith("akunu:")]
+    assert "HF_TOKEN" in line
+    assert "hf_secret" not in failed.stdout + failed.stderr
+    would = akunu(environment, "models", "gc", "--dry-run").stdout
+    assert f"an unfinished pull of {REPOSITORY}" in would
+    assert _partial_bytes(tmp_path) == 9000
+    assert "freed" in akunu(environment, "models", "gc").stdout
+    assert _partial_bytes(tmp_path) == 0
+    assert main(["models", "gc"]) == 0
+    assert "nothing to remove" in capsys.readouterr().out
+    offline = akunu(environment | {"HF_HUB_OFFLINE": "1"}, "models", "pull", "someone/other")
+    assert offline.returncode == 1
+    assert "HF_HUB_OFFLINE" in offline.stderr
+
+
+def test_a_model_that_does_not_fit_is_refused_with_the_figures(
+    files: dict[str, bytes],
+    environment: dict[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "vast"
+    folder.mkdir()
+    config = json.loads(files["config.json"]) | {"max_position_embeddings": 10**9}
+    for name, content in (files | {"config.json": json.dumps(config).encode()}).items():
+        (folder / name).write_bytes(content)
+    run = ["run", "--raw", "--quiet", "--model", str(folder), "--max-tokens", "2", "a b"]
+    assert main([*run, "--context", "900000000"]) == 1
+    error = capsys.readouterr().err
+    assert "KV cache" in error
+    assert "--context" in error
+    assert "--force" in error
+    assert main(run) == 0
+    assert "tokens of context" in capsys.readouterr().err
+    assert main([*run, "--context", "900000000", "--force"]) == 0
+    assert main([*run, "--context", "2000000000"]) == 2
+    assert main([*run, "--context", "2"]) == 1
+    assert "the context of vast holds 2" in capsys.readouterr().err
+
+
+def test_list_and_recommend_in_this_process(
+    environment: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["models", "list"]) == 0
+    assert "akunu models recommend" in capsys.readouterr().out
+    assert main(["models", "recommend", "--memory", "16G"]) == 0
+    text = capsys.readouterr().out
+    assert main(["models", "recommend", "--memory", "16GB", "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    for purpose in ("chat", "code"):
+        assert f"{purpose}: {found[purpose]['name']}" in text
+        assert found[purpose]["why"] in text
+    for wrong in ("16", "G", "-3G", "1e999G", "16X"):
+        assert main(["models", "recommend", f"--memory={wrong}"]) == 2
+    assert main(["models", "show", "qwen3-8b"]) == 0
+    assert "akunu models pull qwen3-8b" in capsys.readouterr().out

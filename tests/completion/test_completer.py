@@ -1,0 +1,152 @@
+"""Completing at a cursor: what is reused from keystroke to keystroke, limits, cancelling."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from akunu_py.completion.completer import CompleteOptions, Completer, Request
+from akunu_py.decoding.engine import Engine
+from akunu_py.errors import UsageError
+from tests.support.tiny_fim import load_tiny, sentence_piece, write_model
+
+END = "<|endoftext|>"
+BUFFER = Path("akunu_py/decoding/detokenize.py").read_text(encoding="utf-8")
+CURSOR = BUFFER.index("        self._window = self._window[self._given :]") + len("        self._w")
+PREFIX, SUFFIX = BUFFER[BUFFER.index("    def __init__(") : CURSOR], BUFFER[CURSOR:]
+
+
+@pytest.fixture(scope="module")
+def completer(starter_engine: Engine) -> Completer:
+    return Completer(starter_engine)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Completer:
+    """Its tokens are printable characters, chosen at random."""
+    folder = Path(tmp_path_factory.mktemp("tiny"))
+    return Completer(Engine.load(write_model(folder, sentence_piece([END]), end=END)))
+
+
+def test_from_keystroke_to_keystroke(completer: Completer) -> None:
+    """Typing what was predicted costs nothing; anything else costs what is new."""
+    first = completer.complete(Request(PREFIX, SUFFIX))
+    assert first.text
+    assert first.finish_reason == "stop"
+    assert first.stats.prompt_tokens > 100
+    assert first.evidence_tokens == len(completer.code.encode(SUFFIX))
+    typed = completer.complete(Request(PREFIX + first.text[:2], SUFFIX))
+    assert typed.text == first.text[2:]
+    assert typed.reused
+    assert (typed.stats.prompt_tokens, typed.stats.target_passes) == (0, 0)
+    assert completer.complete(Request(PREFIX, SUFFIX)).text == first.text  # taken back again
+    other = "a" if not first.text.startswith("a") else "b"
+    changed = completer.complete(Request(PREFIX + other, SUFFIX))
+    assert not changed.reused
+    assert changed.stats.prompt_tokens - changed.stats.cached_tokens <= 4
+    elsewhere = completer.complete(Request(PREFIX + first.text[:2], SUFFIX + "# changed\n"))
+    assert not elsewhere.reused
+
+
+def test_the_prefix_is_healed(completer: Completer) -> None:
+    """A cursor inside a token, or behind the spaces that belong to the next one."""
+    assert completer.complete(Request("import numpy as n")).text == "p"
+    done = completer.complete(Request("def add(first, second):\n    "))
+    assert done.text.startswith("return first + second")
+    assert done.stats.generated_tokens > done.stats.target_passes >= 1
+
+
+def test_parts_join_to_the_whole(completer: Completer) -> None:
+    parts: list[str] = []
+    asked = Request("def fibonacci(n):\n    ", "\n\nprint(fibonacci(10))\n", max_tokens=32)
+    done = completer.complete(asked, on_text=parts.append)
+    assert "".join(parts) == done.text
+    assert len(parts) > 1
+    again: list[str] = []
+    assert completer.complete(asked, on_text=again.append).reused
+    assert again == [done.text]
+
+
+def test_windows_line_ends(completer: Completer) -> None:
+    unix = Request("def fibonacci(n):\n    ", "\n\nprint(fibonacci(10))\n", max_tokens=32)
+    windows = Request(
+        unix.prefix.replace("\n", "\r\n"), unix.suffix.replace("\n", "\r\n"), max_tokens=32
+    )
+    parts: list[str] = []
+    done = completer.complete(windows, on_text=parts.append)
+    assert done.text == completer.complete(unix).text.replace("\n", "\r\n")
+    assert "\r\n" in done.text
+    assert "".join(parts) == done.text
+
+
+def test_nothing_is_made_up_of_nothing(tiny: Completer) -> None:
+    assert tiny.complete(Request("", "x = 1\n")).text == ""
+    assert tiny.complete(Request(" \n\n")).stats.prompt_tokens == 0
+
+
+def test_cancelling_takes_effect_within_one_pass(tiny: Completer) -> None:
+    for limit in range(1, 8):
+        answers = [False] * limit + [True]  # a further question finds none
+
+        done = tiny.complete(Request("a = ("), cancelled=partial(answers.pop, 0))
+        tiny.reset()
+        assert done.finish_reason in ("cancelled", "stop")
+        # Asked twice before the first token, then once a pass.
+        assert done.stats.target_passes <= limit
+        assert not (done.finish_reason == "cancelled" and answers)
+
+
+def test_a_time_budget_gives_the_best_so_far(
+    tiny: Completer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = tiny.complete(Request("x = [[[["))
+    clock = iter(range(10_000))
+    monkeypatch.setattr("akunu_py.completion.completer.time.monotonic", lambda: next(clock))
+    cut = tiny.complete(Request("x = [[[[", seconds=10, max_tokens=127))
+    assert cut.finish_reason == "time"
+    assert 0 < cut.stats.generated_tokens < whole.stats.generated_tokens
+    assert whole.text.startswith(cut.text)
+    none = tiny.complete(Request("y = [[[[", seconds=0.5))
+    assert (none.text, none.finish_reason) == ("", "time")
+
+
+def test_limits(tiny: Completer) -> None:
+    done = tiny.complete(Request("x = [[[[", max_tokens=3))
+    assert done.finish_reason == "length"
+    assert done.stats.generated_tokens == 3
+    for bad, words in [
+        (Request("x", max_tokens=0), "max_tokens"),
+        (Request("x", max_tokens=10**9), "max_tokens"),
+        (Request("x", max_lines=-1), "max_lines"),
+        (Request("x", seconds=0), "time"),
+        (Request("x", temperature=-1), "temperature"),
+    ]:
+        with pytest.raises(UsageError, match=words):
+            tiny.complete(bad)
+
+
+def test_never_half_a_character(tmp_path: Path) -> None:
+    """The tiny model's tokens are bytes, and random ones are hardly ever whole characters."""
+    tiny = Completer(load_tiny(tmp_path, [END]))
+    for seed, prefix in enumerate(["é = '", '日本 = "', "x = '😀"]):
+        for tokens in range(1, 12):
+            asked = Request(prefix, max_tokens=tokens, temperature=1.0 + seed)
+            assert not tiny.complete(asked).text.count("\ufffd")
+
+
+def test_sampling_gives_another_sample(tiny: Completer) -> None:
+    said = {tiny.complete(Request("value = (", temperature=2.0)).text for _ in range(8)}
+    assert len(said) > 1
+
+
+def test_fim_reads_the_suffix_and_draws_on_the_rest(tmp_path: Path) -> None:
+    markers = ["<|endoftext|>", "<fim_prefix>", "<fim_suffix>", "<fim_middle>"]
+    engine = load_tiny(tmp_path, [*markers, "<repo_name>", "<file_sep>"])
+    completer = Completer(engine, CompleteOptions(suffix_tokens=20))
+    assert completer.family is not None
+    suffix = "\n" + "line()\n" * 50
+    done = completer.complete(Request("x = ", suffix, max_tokens=5))
+    assert done.stats.prompt_tokens == 3 + len("x = ") + len("\nline()\nline()\n")
+    assert done.evidence_tokens == len(suffix) - len("\nline()\nline()\n")

@@ -1,0 +1,138 @@
+"""Drafting from what the model never reads, and learning again only what changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from akunu_py.decoding.decode import common_prefix
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.session import Session
+from akunu_py.ngram.auto import AutoDrafter
+from akunu_py.ngram.index import SuffixIndex
+from akunu_py.types import GenerateOptions
+from tests.support.tiny_fim import load_tiny
+
+TOKENS = st.lists(st.integers(0, 4), max_size=40)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    return load_tiny(Path(tmp_path_factory.mktemp("tiny")), ["<|endoftext|>"])
+
+
+def state(index: SuffixIndex) -> dict[str, Any]:
+    return dict(vars(index))
+
+
+@settings(max_examples=200, deadline=None)
+@given(TOKENS, TOKENS, TOKENS, st.booleans())
+def test_an_index_that_went_back_is_as_if_it_had_never_gone_on(
+    first: list[int], gone: list[int], then: list[int], one_by_one: bool
+) -> None:
+    index, fresh = SuffixIndex(), SuffixIndex()
+    index.extend(first)
+    if one_by_one:
+        for token in gone:
+            index.append(token)
+    else:
+        index.extend(gone)
+    index.tokens.append(3)  # a tentative one
+    index.rewind(len(first))
+    fresh.extend(first)
+    assert state(index) == state(fresh)
+    for token in then:
+        index.append(token)
+    fresh.extend(then)
+    assert state(index) == state(fresh)
+    assert index.sources() == fresh.sources()
+
+
+@given(st.lists(st.integers(0, 1), max_size=600), st.lists(st.integers(0, 1), max_size=600))
+def test_common_prefix(left: list[int], right: list[int]) -> None:
+    for pair in ((left, right), (left + right, left), (left, left)):
+        length = common_prefix(*pair)
+        assert pair[0][:length] == pair[1][:length]
+        assert length == min(map(len, pair)) or pair[0][length] != pair[1][length]
+
+
+def told(session: Session) -> list[list[int]]:
+    """What the session's drafters are told from here on, a list for each time."""
+    calls: list[list[int]] = []
+
+    class Watched:
+        def __init__(self, drafter: Any) -> None:
+            self.propose, self.feedback = drafter.propose, drafter.feedback
+            self._drafter = drafter
+
+        def extend(self, tokens: Sequence[int]) -> None:
+            calls.append(list(tokens))
+            self._drafter.extend(tokens)
+
+    session.drafting.watch = Watched
+    return calls
+
+
+def test_only_what_changed_is_learned_again(engine: Engine) -> None:
+    session = Session(engine)
+    calls = told(session)
+    options = GenerateOptions(max_tokens=8)
+    evidence = [tuple(range(10, 60)), tuple(range(60, 90))]
+    prompt = engine.encode("def compute(first, second):\n    return fir")
+    session.generate(prompt, options, evidence).answer()
+    assert sum(map(len, calls)) >= 82 + len(prompt)
+    calls.clear()
+    typed = [*prompt, *engine.encode("s")]
+    answer = session.generate(typed, options, evidence).answer()
+    # The letter, if the model had not said it anyhow, and the answer.
+    assert sum(map(len, calls)) <= 1 + len(answer.tokens) + 1
+    calls.clear()
+    session.generate(typed, options, [evidence[0], (1, 2, 3)]).answer()
+    assert 4 + len(typed) <= sum(map(len, calls)) <= 4 + len(typed) + 9
+
+
+@pytest.mark.parametrize("mode", ["auto", "fixed", "off"])
+def test_evidence_changes_no_token(engine: Engine, mode: Any) -> None:
+    prompt = engine.encode("a = b\nc = ")
+    options = GenerateOptions(max_tokens=40, draft=mode)
+    plain = Session(engine).generate(prompt, GenerateOptions(max_tokens=40, draft="off")).answer()
+    with_it = Session(engine).generate(prompt, options, [prompt, plain.tokens]).answer()
+    assert with_it.tokens == plain.tokens
+    if mode == "fixed":  # which asks no planner: the answer was in the evidence
+        assert with_it.stats.target_passes < plain.stats.target_passes / 2
+
+
+def test_costs_are_those_of_the_context_that_the_model_has() -> None:
+    drafter = AutoDrafter()
+    drafter.unread = 3
+    drafter.extend([1, 2, 3, 4, 5])
+    seen: list[int] = []
+    table = drafter.curve.table
+    drafter.curve.table = lambda context: seen.append(context) or table(context)  # type: ignore
+    drafter.propose(4)
+    assert seen == [2]
+
+
+def test_what_a_completion_says_is_not_remembered(engine: Engine) -> None:
+    class Kept:
+        memory, curve = None, AutoDrafter().curve
+        remembered = 0
+
+        def remember(self, tokens: Sequence[int]) -> None:
+            self.remembered += 1
+
+        def save_curve(self) -> None:
+            self.remembered += 1
+
+    kept: Any = Kept()
+    session = Session(engine, kept)
+    prompt = engine.encode("a = ")
+    session.generate(prompt, GenerateOptions(max_tokens=4, remember=False)).answer()
+    assert kept.remembered == 0
+    session.generate(prompt, GenerateOptions(max_tokens=4)).answer()
+    assert kept.remembered == 2

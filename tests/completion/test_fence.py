@@ -1,0 +1,90 @@
+"""A Markdown fence around an answer is taken off, letter by letter as it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from akunu_py.completion.completer import Completer, Request
+from akunu_py.completion.fence import is_markdown, unfenced
+from akunu_py.completion.fim import load_families
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.session import Session
+from akunu_py.types import Stats
+from tests.support.tiny_fim import byte_level, write_model
+
+MARKERS = [*load_families()["qwen3-coder"].markers]
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "closed"),
+    [
+        ("```python\nx = 1\ny = 2\n```", "x = 1\ny = 2", True),
+        ("```\nx\n```\nThis is why.", "x", True),
+        ("```c++ \nx = '`'\n", "x = '`'\n", False),  # cut off by max_tokens
+        ("x = 1\n```\n", "x = 1\n```\n", False),
+        ("`${name}`", "`${name}`", False),
+        ("`", "`", False),
+        ("```pyth", "", False),
+        ("", "", False),
+    ],
+)
+def test_a_fence_is_taken_off(answer: str, code: str, closed: bool) -> None:
+    assert unfenced(answer, final=True) == (code, closed)
+    given = ""
+    for end in range(len(answer) + 1):  # what was given once stays
+        now, _ = unfenced(answer[:end], final=False)
+        assert now.startswith(given)
+        given = now
+    assert code.startswith(given)
+
+
+def test_markdown_keeps_its_fences() -> None:
+    assert is_markdown("docs/README.MD", "")
+    assert is_markdown("untitled", "markdown")
+    assert not is_markdown("a.py", "python")
+
+
+class Saying(Session):
+    """A session whose model says one letter a pass of what it was told to."""
+
+    answer = ""
+
+    def generate(self, prompt: Sequence[int], options: Any, evidence: Any = ()) -> Any:
+        def letters() -> Iterator[SimpleNamespace]:
+            for letter in self.answer:
+                said.tokens.append(0)
+                yield SimpleNamespace(text=letter)
+
+        class Said(SimpleNamespace):
+            __iter__: Callable[[Any], Iterator[Any]] = lambda _: letters()
+
+        said = Said(tokens=[], stats=Stats(), cancel=lambda: None, finish_reason="stop")
+        return said
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    folder = Path(tmp_path_factory.mktemp("qwen3"))
+    return Engine.load(write_model(folder, byte_level(MARKERS), end="<|im_end|>"))
+
+
+def test_an_answer_in_a_fence_is_its_code(engine: Engine) -> None:
+    completer = Completer(engine)
+    assert completer.family is load_families()["qwen3-coder"]
+    said = completer.session = Saying(engine)
+    parts: list[str] = []
+    for path, answer, text in [
+        ("a.py", "```python\nreturn a + b\n```\nIt adds them.", "return a + b"),
+        ("b.py", "return a + b", "return a + b"),
+        ("c.md", "```python\nreturn a + b\n```", "```python"),  # the line
+    ]:
+        said.answer = answer
+        parts.clear()
+        done = completer.complete(Request("def add(a, b):\n    ", "\n", path), on_text=parts.append)
+        assert (done.text, done.finish_reason) == (text, "stop")
+        assert "".join(parts) == text

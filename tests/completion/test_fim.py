@@ -1,0 +1,175 @@
+"""Fill-in-the-middle prompts are, token for token, what each family's maker published."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from akunu_py.completion.completer import CompleteOptions, Completer, Request, SourceFile
+from akunu_py.completion.fim import find_family, load_families
+from akunu_py.completion.tokens import CodeTokens
+from akunu_py.decoding.engine import Engine
+from akunu_py.errors import UsageError
+from tests.support.paths import GOLDEN
+from tests.support.tiny_fim import byte_level, load_tiny, sentence_piece, write_model
+
+EXPECTED = json.loads((GOLDEN / "fim_prompts.json").read_text("utf-8"))
+BUFFER = EXPECTED["buffer"]
+NAMES = list(EXPECTED["families"])
+PLAIN = "<|endoftext|>"
+
+
+def markers_of(name: str) -> list[str]:
+    family = load_families()[name]
+    return sorted({*family.tokens, *family.stop} - {"</s>", "<eos>"})
+
+
+def completer_for(name: str, folder: Path, model: str = "tiny", fim: str = "auto") -> Completer:
+    """A tiny model whose vocabulary has all that the golden file's prompt has."""
+    golden = EXPECTED["families"][name]
+    stop = golden["stop"][0]
+    markers = [*markers_of(name), *({stop} - set(markers_of(name)))]
+    first = golden["alone"][0]
+    bos = first if first not in load_families()[name].markers and first.startswith("<") else None
+    make = sentence_piece if golden.get("spm") else byte_level
+    write_model(folder, make(markers, bos), end=stop)
+    return Completer(Engine.load(folder, name=model), CompleteOptions(fim=fim))
+
+
+def expected(completer: Completer, pieces: list[str], *, spm: bool) -> list[int]:
+    """The golden tokens: a marker is one, and in these vocabularies every other letter is one."""
+    vocabulary = completer.engine.tokenizer.get_vocab()
+    tokens: list[int] = []
+    for piece in pieces:
+        if piece in vocabulary and len(piece) > 1:
+            tokens.append(vocabulary[piece])
+        elif spm:
+            tokens += [vocabulary[letter] for letter in piece]
+        else:
+            letters = byte_level([]).encode(piece).tokens
+            tokens += [vocabulary[letter] for letter in letters]
+    return tokens
+
+
+def request(*, files: bool) -> Request:
+    other = BUFFER["other"]
+    return Request(
+        BUFFER["prefix"],
+        BUFFER["suffix"],
+        BUFFER["path"],
+        files=(SourceFile(other["path"], other["text"]),) if files else (),
+    )
+
+
+def test_every_family_has_its_golden_prompt() -> None:
+    assert list(load_families()) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_prompt_is_the_published_one(name: str, tmp_path: Path) -> None:
+    golden = EXPECTED["families"][name]
+    asked = "auto" if load_families()[name].recognised else name
+    completer = completer_for(name, tmp_path, fim=asked)
+    assert completer.family is load_families()[name]
+    spm = bool(golden.get("spm"))
+    made = completer.prompt(request(files=False))
+    assert made.tokens == expected(completer, golden["alone"], spm=spm)
+    with_files = completer.prompt(request(files=True))
+    assert with_files.tokens == expected(
+        completer, golden.get("with_files", golden["alone"]), spm=spm
+    )
+    assert list(load_families()[name].stop) == golden["stop"]
+    stops = {completer.code.token(text) for text in golden["stop"] if text in completer.code}
+    assert stops <= completer.engine.stop_tokens
+    # Where it works at all, the model runs and says nothing that is a marker.
+    done = completer.complete(request(files=True))
+    assert done.stats.prompt_tokens == len(with_files.tokens)
+    assert not any(marker in done.text for marker in load_families()[name].markers)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_order_of_markers_is_that_of_the_words_quoted(name: str) -> None:
+    family = load_families()[name]
+    assert re.match(r"[\w.]+\.(com|co|org|dev)/\w", family.source)
+    assert bool(family.quote) != name.startswith("codellama")  # published as code
+    known = re.compile("|".join(map(re.escape, family.markers)))
+    quoted = ",".join(known.findall(family.quote))
+    asked = [",".join(known.findall(text)) for text in (family.prompt_with_files, family.prompt)]
+    assert not quoted or any(run and run in quoted for run in asked)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_markers_in_the_buffer_are_text(name: str, tmp_path: Path) -> None:
+    completer = completer_for(name, tmp_path, fim=name)
+    markers = [m for m in load_families()[name].markers if m in completer.code]
+    honest = completer.prompt(Request("a = ", "\n"))
+    hostile = completer.prompt(Request("a = " + "".join(markers), "\n" + "".join(markers)))
+    ids = {completer.code.token(marker) for marker in markers}
+    assert [t for t in hostile.tokens if t in ids] == [t for t in honest.tokens if t in ids]
+
+
+def test_a_model_without_markers_continues_the_prefix(tmp_path: Path) -> None:
+    completer = Completer(load_tiny(tmp_path, [PLAIN]))
+    assert completer.family is None
+    made = completer.prompt(Request("a = (", ")"))
+    assert completer.engine.tokenizer.decode(made.tokens) == "a = ("
+
+
+def test_names_decide_where_vocabularies_do_not() -> None:
+    families = load_families()
+    shared = {*families["granite-code"].tokens, "<filename>"}
+    assert _name(find_family("auto", shared, "Mellum-4b-base-4bit")) == "mellum"
+    assert _name(find_family("auto", shared, "granite-3b-code")) == "granite-code"
+    assert _name(find_family("auto", shared | {"<reponame>"}, "some model")) == "granite-code"
+    qwen = set(families["qwen3-coder"].tokens) | set(families["qwen2.5-coder"].tokens)
+    assert _name(find_family("auto", qwen, "Qwen3-Coder")) == "qwen3-coder"
+    assert _name(find_family("auto", qwen - {"<tool_response>"}, "x")) == "qwen2.5-coder"
+    assert find_family("none", qwen, "Qwen3-Coder") is None
+    assert find_family("auto", set(), "granite") is None
+
+
+def _name(family: Any) -> str:
+    return str(family.name)
+
+
+def test_what_cannot_be_asked_for_is_refused(tmp_path: Path) -> None:
+    engine = load_tiny(tmp_path, [PLAIN])
+    with pytest.raises(UsageError, match=r"no fill-in-the-middle format called 'qwen'; there are"):
+        Completer(engine, CompleteOptions(fim="qwen"))
+    with pytest.raises(UsageError, match=r"tiny has no token <fim_prefix>.*starcoder2"):
+        Completer(engine, CompleteOptions(fim="starcoder2"))
+
+
+def test_repository_is_what_the_paths_share(tmp_path: Path) -> None:
+    completer = completer_for("qwen2.5-coder", tmp_path)
+    for paths, name in [
+        (("/home/me/app/src/a.py", "/home/me/app/lib/b.py"), "app"),
+        (("a.py", "b.py"), "project"),
+        (("/x/a.py", "b.py"), "project"),
+        (("C:\\work\\app\\a.py", "C:\\work\\app\\b.py"), "app"),
+    ]:
+        made = completer.prompt(Request("x", "y", paths[0], files=(SourceFile(paths[1], "z"),)))
+        text = completer.engine.tokenizer.decode(made.tokens)
+        assert text.startswith(f"<|repo_name|>{name}\n")
+
+
+def test_runs_of_spaces_among_the_added_tokens_stay_tokens() -> None:
+    tokenizer = byte_level(["<mark>", "    "])
+
+    class Wrapped:
+        backend_tokenizer = tokenizer
+
+        def get_vocab(self) -> dict[str, int]:
+            return dict(tokenizer.get_vocab())
+
+        def encode(self, text: str) -> list[int]:
+            return list(tokenizer.encode(text).ids)
+
+    code = CodeTokens(Wrapped())
+    spaces, mark = tokenizer.token_to_id("    "), tokenizer.token_to_id("<mark>")
+    assert spaces in code.encode("x\n    y")
+    assert mark not in code.encode("x<mark>y")

@@ -1,0 +1,239 @@
+"""The JSON lines protocol, against the real process over real pipes, on the starter."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from akunu_py.completion.completer import Request
+from akunu_py.completion.jsonl import BadLine, Cancel, parse, read_lines
+from akunu_py.models.store import StoredModel
+from tests.support.paths import DOCS
+from tests.support.tiny_fim import sentence_piece, write_model
+
+PAGE = DOCS / "complete.md"
+STATS = {"prompt_tokens", "cached_tokens", "target_passes", "evidence_tokens", "reused"}
+
+
+class Helper:
+    """A running `akunu complete`."""
+
+    def __init__(self, model: Path, *options: str) -> None:
+        command = [sys.executable, "-m", "akunu_py", "complete", "--no-memory", *options]
+        self.process = subprocess.Popen(
+            [*command, "--model", str(model)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        self.seen: list[dict[str, Any]] = []
+
+    def send(self, *lines: Any) -> None:
+        assert self.process.stdin is not None
+        for line in lines:
+            raw = line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n"
+            self.process.stdin.write(raw)
+        self.process.stdin.flush()
+
+    def read(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        reply: dict[str, Any] = json.loads(self.process.stdout.readline())
+        self.seen.append(reply)
+        return reply
+
+    def answer(self, id: Any) -> dict[str, Any]:
+        """The final reply to a request, whatever comes before it."""
+        while True:
+            reply = self.read()
+            if reply["id"] == id and "delta" not in reply:
+                return reply
+
+    def end(self) -> tuple[int, list[dict[str, Any]], bytes]:
+        """Closes stdin -> exit code, the replies that were left, stderr."""
+        out, error = self.process.communicate(timeout=120)
+        return self.process.returncode, [json.loads(line) for line in out.splitlines()], error
+
+
+@pytest.fixture(scope="module")
+def helper(starter: StoredModel) -> Iterator[Helper]:
+    made = Helper(starter.path, "--prefix-tokens", "256")  # reading more takes long here
+    yield made
+    if made.process.returncode is None:
+        assert made.end() == (0, [], b"")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that loads fast, for what does not depend on what is said."""
+    end = "<|endoftext|>"
+    return write_model(Path(tmp_path_factory.mktemp("tiny")), sentence_piece([end]), end=end)
+
+
+def transcript() -> list[tuple[str, str]]:
+    """The steps of the documented transcript: ("->" or "<-", line)."""
+    text = PAGE.read_text(encoding="utf-8")
+    block = text.split("```transcript\n")[1].split("```")[0]
+    return [(line[:2], line[3:]) for line in block.splitlines()]
+
+
+def test_the_documented_transcript(helper: Helper) -> None:
+    joined = ""
+    for direction, line in transcript():
+        if direction == "->":
+            helper.send(line.encode() + b"\n")
+            continue
+        expected = json.loads(line.replace("{...}", "{}"))
+        reply = helper.read()
+        if "delta" in expected:
+            joined = reply["delta"]
+            while joined != expected["delta"]:
+                assert expected["delta"].startswith(joined)
+                joined += helper.read()["delta"]
+            continue
+        if "stats" in expected:
+            assert set(reply["stats"]) >= STATS
+            expected["stats"] = reply["stats"]
+        if expected.get("finish_reason") == "cancelled":
+            expected["text"] = reply["text"]
+        assert reply == expected
+
+
+def test_garbage_is_named_and_survived(helper: Helper) -> None:
+    for line, words in [
+        (b"\xff\xfe\n", "not UTF-8 text (byte 0)"),
+        (b"\x00\x00\n", "not JSON"),
+        (b'{"id": 1, "prefix": "a\x00b"}\n', "not JSON"),
+        (b"[" * 100_000 + b"\n", "not JSON"),
+        (b"[1, 2]\n", "expected an object, found list"),
+        (b'{"prefix": "x"}\n', 'no "id"'),
+        (b'{"id": true, "prefix": "x"}\n', "id: expected"),
+        (b'{"id": 1, "prefix": "x", "temperature": NaN}\n', "NaN is no number"),
+        (b'{"cancel": [1]}\n', "cancel: expected"),
+    ]:
+        helper.send(line)
+        reply = helper.read()
+        assert reply["id"] is None
+        assert words in reply["error"]
+    for field, value, words in [
+        ("prefix", 1, "prefix: expected a text, found 1"),
+        ("prefix", "a\ud800", "half a character"),
+        ("max_tokens", True, "expected a whole number"),
+        ("max_tokens", 0, "max_tokens must be from 1"),
+        ("time_ms", 0, "time must be above 0"),
+        ("temperature", -1, "temperature"),
+        ("files", [{"path": "a"}], 'objects with "path" and "text"'),
+        ("files", {}, "files: expected a list"),
+        ("stream", "yes", "true or false"),
+        ("colour", "red", "unknown field 'colour'; there are: id, cancel, prefix"),
+    ]:
+        helper.send({"id": "bad", "prefix": "x"} | {field: value})
+        reply = helper.read()
+        assert reply["id"] == "bad"
+        assert words in reply["error"]
+    helper.send(b"\n", b"  \r\n", {"id": 1, "prefix": "import numpy as n"})
+    assert helper.read()["text"] == "p"
+
+
+def test_large_buffers_nul_windows_ends_and_edges(helper: Helper) -> None:
+    big = "".join(f"value_{number} = {number}\n" for number in range(60_000))
+    assert len(big) > 1_000_000
+    helper.send({"id": "big", "prefix": big + "import numpy as n", "suffix": "\n" + big})
+    big_reply = helper.answer("big")
+    assert big_reply["finish_reason"] == "stop"
+    assert big_reply["stats"]["prompt_tokens"] <= 256
+    assert big_reply["stats"]["evidence_tokens"] > 10_000
+    helper.send({"id": "nul", "prefix": "x = '\0'\nimport numpy as n"})
+    assert helper.answer("nul")["text"] == "p"
+    helper.send({"id": "dos", "prefix": "def add(a, b):\r\n    ", "suffix": "\r\nx\r\n"})
+    assert "\n" not in helper.answer("dos")["text"].replace("\r\n", "")
+    helper.send({"id": "start", "prefix": "", "suffix": "x = 1\n"}, {"id": "none", "prefix": ""})
+    assert helper.answer("start")["text"] == ""
+    assert helper.answer("none")["text"] == ""
+
+
+def test_interleaved_and_superseded(helper: Helper) -> None:
+    helper.send({"id": "plain", "prefix": "import numpy as n", "suffix": "\n#"})
+    words = "def describe(items):\n    for item in items:\n        print(item)"
+    ends = range(21, len(words), 2)
+    for end in ends:
+        helper.send({"id": end, "prefix": words[:end], "channel": "c", "stream": True})
+        time.sleep(0.05)
+    helper.send({"id": "last", "prefix": "import numpy as n", "suffix": "\n\n#", "channel": "c"})
+    last = helper.answer("last")
+    assert (last["text"], last["finish_reason"]) == ("p", "stop")
+    done = {r["id"]: r for r in helper.seen if "finish_reason" in r}
+    assert done["plain"]["text"] == "p"
+    assert all(done[end]["finish_reason"] in ("cancelled", "stop", "length") for end in ends)
+    assert sum(done[end]["finish_reason"] == "cancelled" for end in ends) >= len(ends) // 2
+    for end in ends:  # what was streamed is how the answer begins, to the last letter
+        parts = [r["delta"] for r in helper.seen if r["id"] == end and "delta" in r]
+        assert "".join(parts) == done[end]["text"]
+
+
+def test_an_id_that_is_being_answered_is_refused(helper: Helper) -> None:
+    helper.send(*[{"id": "twice", "prefix": "numbers = [1, ", "max_tokens": 1000}] * 2)
+    assert "still being answered" in helper.read()["error"]
+    helper.send({"cancel": "twice"}, {"cancel": "unknown"})
+    assert helper.answer("twice")["finish_reason"] == "cancelled"
+
+
+def test_half_a_line_then_the_end(helper: Helper) -> None:
+    """The last test of this helper."""
+    helper.send({"id": 1, "prefix": "import numpy as n", "suffix": "\n"}, b'{"id": 2, "pre')
+    code, replies, error = helper.end()
+    assert (code, error) == (0, b"")
+    assert sorted((str(r["id"]), r.get("text")) for r in replies) == [("1", "p"), ("None", None)]
+
+
+def test_a_model_that_does_not_load(tmp_path: Path, tiny: Path) -> None:
+    missing = Helper(tmp_path / "none")
+    code, replies, error = missing.end()
+    assert (code, replies) == (1, [])
+    assert error.startswith(b"akunu: ")
+    broken = Helper(tiny, "--fim", "starcoder2")
+    broken.send({"id": 1, "prefix": "x"})
+    assert "has no token <fim_prefix>" in broken.read()["error"]
+    code, _, error = broken.end()
+    assert code == 1
+    assert error.count(b"\n") == 1
+
+
+def test_a_reader_that_went_away_and_an_interrupt(tiny: Path) -> None:
+    gone = Helper(tiny)
+    assert gone.process.stdout is not None
+    gone.process.stdout.close()
+    gone.send(b"garbage\n", b"garbage\n")
+    assert gone.process.stdin is not None
+    gone.process.stdin.close()
+    assert gone.process.wait(120) == 0
+    stopped = Helper(tiny)
+    stopped.send({"id": 1, "prefix": "import numpy as n"})
+    stopped.read()
+    os.kill(stopped.process.pid, signal.SIGINT)
+    assert stopped.process.wait(120) == 130
+
+
+def test_lines_are_bounded() -> None:
+    stream = io.BytesIO(b"short\r\n" + b"x" * 50 + b"\nnext\n" + b"y" * 50)
+    assert list(read_lines(stream, 20)) == [b"short", None, b"next", None]
+    assert list(read_lines(io.BytesIO(b"x" * 20 + b"\n"), 20)) == [b"x" * 20]
+    with pytest.raises(BadLine, match="longer than 64 MB"):
+        parse(None, Request(""))
+
+
+def test_limits_of_the_command_hold_where_a_request_sets_none() -> None:
+    defaults = Request("", max_tokens=7, seconds=2.0)
+    asked = parse(b'{"id": 1, "prefix": "x", "time_ms": 500}', defaults)
+    assert asked is not None
+    assert not isinstance(asked, Cancel)
+    assert (asked.request.max_tokens, asked.request.seconds) == (7, 0.5)

@@ -1,0 +1,242 @@
+"""The language server in a process of its own, with a real client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from lsprotocol import types as lsp
+from pygls.exceptions import JsonRpcException
+from pygls.lsp.client import LanguageClient
+
+from akunu_py.models.store import StoredModel
+from tests.support.lsp_echo import ECHO, STARTER
+
+CODE = "def add(a, b):\n    return a + b\n\ndef subtract(a, b):\n"
+
+
+class Editor:
+    """A client, its notes of what the server told it, and the process."""
+
+    def __init__(self) -> None:
+        self.client = LanguageClient("tests", "1")
+        self.progress: list[Any] = []
+        self.messages: list[str] = []
+
+        def create(_: lsp.WorkDoneProgressCreateParams) -> None:
+            self.progress.append("create")
+
+        def progress(params: lsp.ProgressParams) -> None:
+            self.progress.append(params.value)
+
+        def message(params: lsp.ShowMessageParams) -> None:
+            self.messages.append(params.message)
+
+        self.client.feature(lsp.WINDOW_WORK_DONE_PROGRESS_CREATE)(create)
+        self.client.feature(lsp.PROGRESS)(progress)
+        self.client.feature(lsp.WINDOW_SHOW_MESSAGE)(message)
+
+    async def start(
+        self, command: list[str], encodings: list[lsp.PositionEncodingKind | str] | None = None
+    ) -> lsp.ServerCapabilities:
+        await self.client.start_io(*command)
+        capabilities = lsp.ClientCapabilities(
+            general=lsp.GeneralClientCapabilities(position_encodings=encodings),
+            window=lsp.WindowClientCapabilities(work_done_progress=True),
+        )
+        result = await self.client.initialize_async(lsp.InitializeParams(capabilities))
+        self.client.initialized(lsp.InitializedParams())
+        return result.capabilities
+
+    def open(self, uri: str, text: str) -> None:
+        document = lsp.TextDocumentItem(uri, "python", 1, text)
+        self.client.text_document_did_open(lsp.DidOpenTextDocumentParams(document))
+
+    def close(self, uri: str) -> None:
+        document = lsp.TextDocumentIdentifier(uri)
+        self.client.text_document_did_close(lsp.DidCloseTextDocumentParams(document))
+
+    def change(self, uri: str, *changes: tuple[int, int, int, int, str] | str) -> None:
+        """Each change replaces the text between two positions, or all of it."""
+        self.client.text_document_did_change(
+            lsp.DidChangeTextDocumentParams(
+                lsp.VersionedTextDocumentIdentifier(2, uri),
+                [
+                    lsp.TextDocumentContentChangeWholeDocument(change)
+                    if isinstance(change, str)
+                    else lsp.TextDocumentContentChangePartial(
+                        text=change[4],
+                        range=lsp.Range(lsp.Position(*change[:2]), lsp.Position(*change[2:4])),
+                    )
+                    for change in changes
+                ],
+            )
+        )
+
+    async def complete(
+        self, uri: str, line: int, character: int, chosen: lsp.SelectedCompletionInfo | None = None
+    ) -> list[lsp.InlineCompletionItem]:
+        automatic = lsp.InlineCompletionTriggerKind.Automatic
+        found = await self.client.text_document_inline_completion_async(
+            lsp.InlineCompletionParams(
+                lsp.InlineCompletionContext(automatic, chosen),
+                lsp.TextDocumentIdentifier(uri),
+                lsp.Position(line, character),
+            )
+        )
+        assert isinstance(found, lsp.InlineCompletionList)
+        return list(found.items)
+
+    async def asked(self, uri: str, line: int, character: int) -> dict[str, Any]:
+        """What the echo server would have asked the model."""
+        (item,) = await self.complete(uri, line, character)
+        assert isinstance(item.insert_text, str)
+        request: dict[str, Any] = json.loads(item.insert_text)
+        return request
+
+    async def leave(self) -> int | None:
+        """Ends the server by the book; its exit code."""
+        await self.client.shutdown_async(None)
+        self.client.exit(None)
+        return await asyncio.wait_for(self.process.wait(), 20)
+
+    @property
+    def process(self) -> asyncio.subprocess.Process:
+        assert self.client._server is not None
+        return self.client._server
+
+
+@pytest.fixture
+async def editor() -> AsyncIterator[Editor]:
+    editor = Editor()
+    yield editor
+    if editor.process.returncode is None:
+        editor.process.kill()
+        await editor.process.wait()
+
+
+async def test_a_session_on_the_starter(editor: Editor, starter: StoredModel) -> None:
+    offered = await editor.start(STARTER)
+    assert offered.position_encoding == lsp.PositionEncodingKind.Utf16
+    assert isinstance(offered.text_document_sync, lsp.TextDocumentSyncOptions)
+    assert offered.text_document_sync.change == lsp.TextDocumentSyncKind.Incremental
+    assert offered.inline_completion_provider == lsp.InlineCompletionOptions()
+
+    editor.open("file:///tmp/a.py", CODE)  # while the model loads
+    items = await editor.complete("file:///tmp/a.py", 4, 0)
+    assert [item.insert_text for item in items] == ["    return a - b"]
+    assert items[0].range == lsp.Range(lsp.Position(4, 0), lsp.Position(4, 0))
+    create, begin, end = editor.progress
+    assert (create, begin["kind"], end["kind"]) == ("create", "begin", "end")
+    assert end["message"] == "starter is ready"
+
+    editor.change("file:///tmp/a.py", (4, 0, 4, 0, "    return "))
+    (item,) = await editor.complete("file:///tmp/a.py", 4, 11)
+    assert item.insert_text == "a - b"
+    assert editor.messages == []
+    assert await editor.leave() == 0
+
+
+async def test_edits_are_understood_in_utf_16(editor: Editor) -> None:
+    await editor.start(ECHO)
+    uri = "file:///tmp/%C3%A9.py"
+    editor.open(uri, "s = '😀漢'\r\n\x0cend\n")
+    asked = await editor.asked(uri, 0, 7)
+    assert (asked["prefix"], asked["suffix"]) == ("s = '😀", "漢'\r\n\x0cend\n")
+    assert (asked["path"], asked["language"]) == ("/tmp/é.py", "python")
+    assert (asked["max_lines"], asked["seconds"]) == (7, 3.0)
+
+    editor.change(uri, (0, 7, 0, 8, "字字"), (1, 1, 1, 4, "fin"), (0, 5, 0, 7, ""))
+    asked = await editor.asked(uri, 1, 99)
+    assert asked["prefix"] + "|" + asked["suffix"] == "s = '字字'\r\n\x0cfin|\n"
+    editor.change(uri, "all new\n")
+    assert (await editor.asked(uri, 99, 0))["prefix"] == "all new\n"
+    assert await editor.leave() == 0
+
+
+@pytest.mark.parametrize(
+    ("offered", "chosen", "column"),
+    [
+        (["utf-8"], "utf-8", 4),
+        (["ucs-2", "utf-32", "utf-16"], "utf-32", 1),
+        (["ucs-2"], "utf-16", 2),
+    ],
+)
+async def test_the_position_encoding_is_negotiated(
+    editor: Editor, offered: list[lsp.PositionEncodingKind | str], chosen: str, column: int
+) -> None:
+    capabilities = await editor.start(ECHO, offered)
+    assert capabilities.position_encoding == chosen
+    editor.open("file:///a", "😀x")
+    assert (await editor.asked("file:///a", 0, column))["prefix"] == "😀"
+
+
+async def test_stdout_carries_nothing_but_the_protocol(editor: Editor) -> None:
+    await editor.start(ECHO)
+    editor.open("file:///a", "print")
+    for _ in range(2):
+        assert (await editor.asked("file:///a", 0, 5))["prefix"] == "print"
+
+
+async def test_open_documents_are_the_other_files(editor: Editor) -> None:
+    await editor.start(ECHO)
+    for name in "abc":
+        editor.open(f"file:///{name}", f"text of {name}")
+    editor.open("untitled:Untitled-1", "")  # empty
+    editor.change("file:///a", (0, 0, 0, 4, "TEXT"))
+    editor.close("file:///b")
+    asked = await editor.asked("file:///c", 0, 0)
+    assert asked["files"] == [{"path": "/a", "text": "TEXT of a"}]
+    with pytest.raises(JsonRpcException, match="not open: file:///b") as refused:
+        await editor.complete("file:///b", 0, 0)
+    assert refused.value.code == lsp.ErrorCodes.InvalidParams.value
+    editor.change("file:///b", "x")  # told, because nobody waits for an answer
+    await editor.asked("file:///c", 0, 0)
+    assert ["not open: file:///b" in message for message in editor.messages] == [True]
+
+
+async def test_an_entry_chosen_in_a_menu_counts_as_typed(editor: Editor) -> None:
+    await editor.start(ECHO)
+    editor.open("file:///a", "os.pa\n")
+    word = lsp.Range(lsp.Position(0, 3), lsp.Position(0, 5))
+    chosen = lsp.SelectedCompletionInfo(word, "path")
+    (item,) = await editor.complete("file:///a", 0, 5, chosen)
+    assert item.range == word
+    assert isinstance(item.insert_text, str)
+    asked = json.loads(item.insert_text.removeprefix("path"))
+    assert (asked["prefix"], asked["suffix"]) == ("os.path", "\n")
+
+
+async def test_cancelled_and_superseded_requests(editor: Editor) -> None:
+    await editor.start(ECHO)
+    editor.open("file:///a", "wait")
+    editor.open("file:///b", "wait")
+    waiting = [asyncio.ensure_future(editor.complete("file:///a", 0, 4)) for _ in range(20)]
+    other = asyncio.ensure_future(editor.complete("file:///b", 0, 4))
+    await asyncio.sleep(0)
+    last = next(reversed(editor.client.protocol._request_futures))
+    editor.client.cancel_request(lsp.CancelParams(last))
+    with pytest.raises(JsonRpcException) as cancelled:
+        await other
+    assert cancelled.value.code == lsp.LSPErrorCodes.RequestCancelled.value
+    editor.change("file:///a", (0, 0, 0, 0, "x"), (0, 5, 0, 5, "!"))
+    assert (await editor.asked("file:///a", 0, 6))["prefix"] == "xwait!"
+    for request in waiting:
+        with pytest.raises(JsonRpcException) as superseded:
+            await request
+        assert superseded.value.code == lsp.LSPErrorCodes.ContentModified.value
+    editor.client.cancel_request(lsp.CancelParams(last))  # late, and harmless
+    assert await editor.leave() == 0
+    assert editor.messages == []
+
+
+async def test_a_model_that_cannot_be_loaded_is_told(editor: Editor) -> None:
+    await editor.start([*STARTER[:-1], "no-such-model"])
+    editor.open("file:///a", "x")
+    with pytest.raises(JsonRpcException, match="no model called 'no-such-model'"):
+        await editor.complete("file:///a", 0, 1)
+    assert ["no model called 'no-such-model'" in message for message in editor.messages] == [True]
+    assert await editor.leave() == 0

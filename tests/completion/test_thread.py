@@ -1,0 +1,193 @@
+"""The thread that completes: superseding, cancelling, failures, and how many passes they cost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from akunu_py.completion.completer import Completer, Completion, Request
+from akunu_py.completion.thread import CompletionThread, Failure
+from akunu_py.decoding.engine import Engine
+from akunu_py.errors import UsageError
+from tests.support.tiny_fim import sentence_piece, write_model
+
+END = "<|endoftext|>"
+PREFIX = "x = [[[["  # brackets that the random model never closes: it goes on to max_tokens
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(Path(tmp_path_factory.mktemp("tiny")), sentence_piece([END]), end=END)
+
+
+class Host:
+    """A thread with a tiny model, and what came of the requests; forward passes are counted."""
+
+    def __init__(self, folder: Path, break_it: Callable[[], None] = lambda: None) -> None:
+        self.done: dict[str, Completion | Failure] = {}
+        self.order: list[str] = []
+        self.passes_when: dict[str, int] = {}
+        self.passes = 0
+        self.failed: list[Failure] = []
+        self.changed = threading.Condition()
+        self._folder, self._break_it = folder, break_it
+        self.thread = CompletionThread(self._load, on_failed=self.failed.append)
+
+    def _load(self) -> Completer:
+        self._break_it()
+        completer = Completer(Engine.load(self._folder))
+        reset = completer.reset
+
+        def counted() -> None:
+            reset()
+            forward = completer.session.target.forward
+
+            def count(tokens: Any) -> Any:
+                self.passes += 1
+                return forward(tokens)
+
+            completer.session.target.forward = count  # type: ignore[method-assign]
+
+        completer.reset = counted  # type: ignore[method-assign]
+        counted()
+        return completer
+
+    def ask(self, name: str, channel: str = "", prefix: str = PREFIX, **options: Any) -> Any:
+        def on_done(done: Completion | Failure) -> None:
+            with self.changed:
+                assert name not in self.done
+                self.done[name] = done
+                self.order.append(name)
+                self.passes_when[name] = self.passes
+                self.changed.notify_all()
+
+        on_text = options.pop("on_text", lambda text: None)
+        request = Request(prefix, **options)
+        return self.thread.submit(request, channel=channel, on_text=on_text, on_done=on_done)
+
+    def wait(self, *names: str) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: all(n in self.done for n in names), 60)
+
+    def reason(self, name: str) -> str:
+        done = self.done[name]
+        assert isinstance(done, Completion)
+        return done.finish_reason
+
+
+@pytest.fixture
+def host(folder: Path) -> Any:
+    made = Host(folder)
+    made.thread.start()
+    yield made
+    assert made.thread.close(60)
+
+
+def test_a_newer_request_ends_the_older_within_one_pass(host: Host) -> None:
+    asked_at: list[int] = []
+
+    def supersede(text: str) -> None:
+        if not asked_at:
+            asked_at.append(host.passes)
+            host.ask("new", "buffer", PREFIX + "(", max_tokens=4)
+
+    host.ask("old", "buffer", on_text=supersede)
+    host.wait("old")
+    # At most the pass that was under way already was run to its end.
+    assert host.reason("old") == "cancelled"
+    old = host.done["old"]
+    assert isinstance(old, Completion)
+    assert old.text
+    assert host.passes_when["old"] - asked_at[0] <= 1
+    host.wait("new")
+    assert host.reason("new") == "length"
+
+
+def test_other_channels_and_none_are_left_alone(host: Host) -> None:
+    for name, channel in [("a", "1"), ("b", "2"), ("c", ""), ("d", "")]:
+        host.ask(name, channel, max_tokens=3)
+    host.wait("a", "b", "c", "d")
+    assert host.order == ["a", "b", "c", "d"]
+    assert {host.reason(name) for name in "abcd"} == {"length"}
+
+
+def test_a_storm_costs_a_pass_a_request_at_most(host: Host, folder: Path) -> None:
+    text = PREFIX + "abcdefghijklmnopqrstuvwxyz" * 2
+    names = [str(end) for end in range(len(PREFIX), len(text) + 1)]
+    for name in names:
+        host.ask(name, "buffer", text[: int(name)], max_tokens=20)
+    host.wait(*names)
+    reasons = [host.reason(name) for name in names]
+    assert reasons[-1] == "length"
+    assert set(reasons[:-1]) <= {"cancelled", "length"}
+    last = host.done[names[-1]]
+    assert isinstance(last, Completion)
+    finished = reasons.count("length")
+    assert host.passes <= 22 * finished + 2 * len(names)
+    # Whatever went on before it, the last answer is the one that it alone would have had.
+    alone = Completer(Engine.load(folder)).complete(Request(text, max_tokens=20))
+    assert last.text == alone.text
+
+
+def test_cancelling_before_and_while_it_runs(host: Host) -> None:
+    tickets: dict[str, Any] = {}
+    tickets["a"] = host.ask("a", on_text=lambda text: tickets["a"].cancel())
+    tickets["b"] = host.ask("b")
+    tickets["b"].cancel()
+    host.wait("a", "b")
+    tickets["a"].cancel()  # long over
+    assert (host.reason("a"), host.reason("b")) == ("cancelled", "cancelled")
+
+
+def test_a_bad_request_fails_alone(host: Host) -> None:
+    host.ask("bad", max_tokens=-1)
+    host.ask("good", max_tokens=2)
+    host.wait("bad", "good")
+    assert host.done["bad"] == Failure("max_tokens must be from 1 to 1024, got -1", usage=True)
+    assert host.reason("good") == "length"
+
+
+def test_a_bug_costs_the_session_not_the_helper(host: Host) -> None:
+    def broken(text: str) -> None:
+        raise RuntimeError("no reader")
+
+    host.ask("bad", on_text=broken)
+    host.ask("good", max_tokens=2)
+    host.wait("bad", "good")
+    assert host.done["bad"] == Failure("RuntimeError: no reader")
+    assert host.reason("good") == "length"
+
+
+def test_a_model_that_does_not_load(folder: Path) -> None:
+    def refuse() -> None:
+        raise UsageError("no such model")
+
+    host = Host(folder, refuse)
+    host.ask("early")
+    host.thread.start()
+    host.ask("late")
+    assert host.thread.close(60, drain=True)
+    assert host.failed == [Failure("no such model", usage=True)]
+    assert set(host.done) == {"early", "late"}
+    assert host.done["late"] == host.failed[0]
+
+
+def test_closing_answers_everybody(folder: Path) -> None:
+    host = Host(folder)
+    stop = threading.Thread(target=host.thread.close)
+
+    def close(text: str) -> None:
+        if stop.ident is None:
+            stop.start()
+
+    names = [str(number) for number in range(5)]
+    for name in names:
+        host.ask(name, on_text=close)
+    host.thread.start()
+    host.wait(*names)
+    stop.join(60)
+    assert {host.reason(name) for name in names} == {"cancelled"}

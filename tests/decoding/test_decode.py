@@ -1,0 +1,181 @@
+"""The loop: whatever is drafted, the target's own words come out and the cache holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+
+from akunu_py.decoding.decode import Target, accept, cut, decode, prefill
+from akunu_py.ngram.auto import AutoDrafter
+from akunu_py.ngram.fixed import FixedDrafter
+from akunu_py.ngram.off import NoDrafter
+from akunu_py.types import Drafter, Piece
+from tests.support.tiny import VOCABULARY, Adversary, plain_greedy, tiny_llama
+
+PROMPT = [(7 * index + 3) % VOCABULARY for index in range(20)]
+COUNT = 200
+
+MODEL = tiny_llama()
+TRUTH = plain_greedy(MODEL, PROMPT, COUNT)
+
+
+def ready(model: Any, prompt: list[int]) -> Target:
+    target = Target(model)
+    assert target.go_to(prompt) == 0
+    assert prefill(target, lambda done: True)
+    return target
+
+
+def run(
+    drafter: Drafter,
+    limit: int = COUNT,
+    stop: Collection[int] = (),
+    *,
+    patience: int | None = None,
+    leave_after: int | None = None,
+) -> tuple[Target, list[Piece]]:
+    target = ready(MODEL, PROMPT)
+    drafter.extend(PROMPT)
+    pieces: list[Piece] = []
+    passes = decode(target, drafter, limit, stop, patience=patience)
+    for piece in passes:
+        pieces.append(piece)
+        if len(pieces) == leave_after:
+            break
+    passes.close()
+    return target, pieces
+
+
+def said(pieces: list[Piece]) -> list[int]:
+    return [token for piece in pieces for token in piece.tokens]
+
+
+def assert_in_step(target: Target, tokens: list[int]) -> None:
+    """The cache holds what it is booked to hold, and at most the last token is missing."""
+    assert target.tokens + target.pending == PROMPT + tokens
+    assert len(target.pending) <= 1
+    assert {entry.offset for entry in target.cache} == {len(target.tokens)}
+
+
+def test_the_truth_varies() -> None:
+    assert len(set(TRUTH)) > 20
+
+
+@pytest.mark.parametrize("patience", [None, 0, 2])
+@pytest.mark.parametrize("seed", range(5))
+def test_an_adversarial_drafter_changes_nothing(seed: int, patience: int | None) -> None:
+    drafter = Adversary(PROMPT, TRUTH, seed)
+    target, pieces = run(drafter, patience=patience)
+    assert said(pieces) == TRUTH
+    assert drafter.told == PROMPT + TRUTH
+    assert drafter.accepted == sum(piece.accepted for piece in pieces) > 0
+    assert_in_step(target, TRUTH)
+
+
+@pytest.mark.parametrize("drafter", [NoDrafter(), FixedDrafter(4), FixedDrafter(16)])
+@pytest.mark.parametrize("patience", [None, 0, 2])
+def test_our_drafters_change_nothing(drafter: Drafter, patience: int | None) -> None:
+    target, pieces = run(drafter, patience=patience)
+    assert said(pieces) == TRUTH
+    assert_in_step(target, TRUTH)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 17])
+@pytest.mark.parametrize("patience", [None, 0, 2])
+def test_the_limit_is_kept_exactly(limit: int, patience: int | None) -> None:
+    target, pieces = run(Adversary(PROMPT, TRUTH, 1), limit, patience=patience)
+    assert said(pieces) == TRUTH[:limit]
+    assert_in_step(target, TRUTH[:limit])
+
+
+@pytest.mark.parametrize("patience", [None, 0, 2])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_stop_token_ends_it_wherever_it_falls(seed: int, patience: int | None) -> None:
+    stop = TRUTH[40 + seed]
+    expected = TRUTH[: TRUTH.index(stop) + 1]
+    target, pieces = run(Adversary(PROMPT, TRUTH, seed), stop={stop}, patience=patience)
+    assert said(pieces) == expected
+    assert_in_step(target, expected)
+
+
+@pytest.mark.parametrize("patience", [None, 0, 2])
+@pytest.mark.parametrize("drafts", [False, True])
+def test_leaving_early_leaves_the_cache_right(patience: int | None, drafts: bool) -> None:
+    drafter = Adversary(PROMPT, TRUTH, 3) if drafts else NoDrafter()
+    target, pieces = run(drafter, patience=patience, leave_after=9)
+    assert_in_step(target, said(pieces))
+    # What comes next from this very cache is still the truth.
+    known = PROMPT + said(pieces)
+    assert target.go_to(known) == len(known) - 1
+    rest = decode(target, NoDrafter(), 20, (), patience=0)
+    count = len(said(pieces))
+    assert said(list(rest)) == TRUTH[count : count + 20]
+
+
+def test_pieces_say_what_was_drafted() -> None:
+    _, pieces = run(Adversary(PROMPT, TRUTH, 2))
+    assert any(piece.accepted and piece.rejected for piece in pieces)
+    assert all(piece.accepted < len(piece.tokens) for piece in pieces[:-1])
+
+
+def test_plain_steps_that_run_ahead_take_one_pass_each() -> None:
+    calls = 0
+
+    class Counting:
+        def __getattr__(self, name: str) -> object:
+            return getattr(MODEL, name)
+
+        def __call__(self, *args: object, **options: object) -> object:
+            nonlocal calls
+            calls += 1
+            return MODEL(*args, **options)
+
+    target = ready(Counting(), PROMPT)
+    calls = 0
+    pieces = list(decode(target, NoDrafter(), 50, (), patience=0))
+    assert said(pieces) == TRUTH[:50]
+    assert calls == 50
+
+
+def test_prefill_can_be_cancelled_between_chunks() -> None:
+    target = Target(MODEL)
+    seen: list[int] = []
+
+    def go_on(done: int) -> bool:
+        seen.append(done)
+        return done < 1024
+
+    target.go_to([5] * 2000)
+    assert not prefill(target, go_on)
+    assert seen == [0, 512, 1024]
+    assert target.tokens == [5] * 1024
+
+
+def test_accept_and_cut() -> None:
+    assert accept([], [9]) == 0
+    assert accept([1, 2, 3], [1, 2, 4, 8]) == 2
+    assert accept([1, 2], [1, 2, 3]) == 2
+    assert cut([1, 2, 3], {2}) == [1, 2]
+    assert cut([1, 2, 3], ()) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("length", range(33))
+def test_every_length_of_the_planner_changes_nothing(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The drafter has seen the answer, with every 23rd token changed: long drafts, some wrong."""
+
+    def forced(chances: list[float], costs: object, rate: float, limit: int, **_: object) -> int:
+        return min(length, limit, len(chances))
+
+    monkeypatch.setattr("akunu_py.ngram.auto.choose_length", forced)
+    drafter = AutoDrafter()
+    altered = [token if i % 23 else (token + 1) % VOCABULARY for i, token in enumerate(TRUTH)]
+    drafter.extend([*PROMPT, *altered])
+    target, pieces = run(drafter, patience=4)
+    assert said(pieces) == TRUTH
+    assert_in_step(target, TRUTH)
+    drafted = [piece.accepted + len(piece.rejected) for piece in pieces]
+    assert max(drafted) == length

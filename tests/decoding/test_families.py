@@ -1,0 +1,251 @@
+"""Every cache kind of mlx-lm drafts, and says what the target alone would say.
+
+The adversarial drafter is right, partly right and wrong by turns; the plain output that ours must
+equal is that of mlx-lm's own loop.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import pkgutil
+import random
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm.models
+import pytest
+from mlx_lm.generate import generate_step
+
+from akunu_py.decoding import kvcache
+from akunu_py.decoding.decode import Target
+from tests.support.families import build, kinds, leaves
+from tests.support.family_table import FAMILIES, WINDOW
+from tests.support.targets import answer_with, tokens_of
+from tests.support.tiny import VOCABULARY, Adversary
+
+COUNT = 400
+SHORT = [1, 2, 3, 5, 9, 17, 33]  # lengths of prompts; the families take turns
+LONG = [300, 260, 150, 97]
+
+# Classes of mlx-lm that no model makes for a single conversation.
+NOT_FOR_US = {
+    "BatchKVCache": "for several prompts at once",
+    "BatchRotatingKVCache": "for several prompts at once",
+    "LRUPromptCache": "keeps whole caches of other kinds, for a server",
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def uncompiled() -> Iterator[None]:
+    """On a CPU, compiling a model's functions takes longer than all they do here."""
+    mx.disable_compile()
+    yield
+    mx.enable_compile()
+
+
+by_name = pytest.mark.parametrize("name", FAMILIES)
+
+
+def test_every_cache_class_of_mlx_lm_is_tested() -> None:
+    tested = {kind for name in FAMILIES for kind in kinds(kvcache.new_cache(build(name)))}
+    missing = cache_classes() - tested - set(NOT_FOR_US)
+    assert not missing, (
+        "mlx-lm has cache classes that no family of tests/support/family_table.py uses: "
+        f"{sorted(missing)}. "
+        "Teach akunu_py/decoding/kvcache.py to roll them back and add a family, or say in "
+        "NOT_FOR_US why no model can come with one."
+    )
+
+
+def test_every_mixture_of_kinds_in_mlx_lm_is_tested() -> None:
+    tested = {kinds_in_source(family.module) for family in FAMILIES.values()}
+    made = {module: kinds_in_source(module) for module in modules()}
+    assert len(made) > 100
+    missing = {module: sorted(kinds) for module, kinds in made.items() if kinds not in tested}
+    assert not missing, (
+        f"no family of tests/support/family_table.py mixes its cache kinds as these do: {missing}. "
+        "Add one."
+    )
+
+
+def test_the_sources_are_read_right() -> None:
+    made: dict[str, set[str]] = {}
+    for name, family in FAMILIES.items():
+        if family.caches is None:
+            made.setdefault(family.module, set()).update(kinds(kvcache.new_cache(build(name))))
+    assert made == {module: set(kinds_in_source(module)) for module in made}
+
+
+@by_name
+def test_every_family_can_draft(name: str) -> None:
+    assert kvcache.why_not(kvcache.new_cache(build(name))) is None
+
+
+@by_name
+@pytest.mark.parametrize("long", [False, True])
+def test_drafting_changes_nothing(name: str, long: bool) -> None:
+    prompt, truth = prompt_of(name, long), truth_of(name, long)
+    assert len(set(truth)) > 20
+    assert len(set(truth[-100:])) > 10
+    for patience in [0] if long else [None, 0]:
+        drafter = Adversary(prompt, truth, seed=len(prompt))
+        target = Target(build(name))
+        assert answer_with(target, prompt, drafter, len(truth), patience) == truth, explain(
+            name, long
+        )
+        assert 0.3 < drafter.accepted / drafter.proposed < 0.9
+        assert target.tokens + target.pending == prompt + truth
+        offsets = {leaf.offset for leaf in leaves(target.cache) if hasattr(leaf, "offset")}
+        assert offsets <= {len(target.tokens)}
+
+
+@by_name
+def test_going_back_to_an_earlier_prefix_changes_nothing(name: str) -> None:
+    prompt, truth = prompt_of(name, False), truth_of(name, False)
+    target = Target(build(name))
+    answer_with(target, prompt, Adversary(prompt, truth), COUNT, 0)
+    # Half a window back, several windows, and to before the window was full.
+    for kept in (COUNT - 21, 2 * WINDOW, WINDOW // 3):
+        known = prompt + truth[:kept]
+        drafter = Adversary(known, truth[kept:], seed=kept)
+        assert answer_with(target, known, drafter, 20, 0 if kept % 2 else None) == truth[kept:][:20]
+    # Another continuation than the one that was forgotten.
+    for kept in (WINDOW // 4, 0):
+        known = [*prompt, *truth[:kept], (truth[kept] + 1) % VOCABULARY]
+        expected = plain(name, known, 20)
+        assert answer_with(target, known, Adversary(known, expected), 20, None) == expected
+
+
+@by_name
+def test_each_layer_that_is_not_rolled_back_is_noticed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the tests above would pass whatever the cache holds."""
+    prompt, truth = prompt_of(name, False), truth_of(name, False)[:200]
+
+    def said_without(index: int, seed: int) -> list[int]:
+        target = Target(build(name))
+        skipped = partial(_skip, leaves(target.cache)[index])
+        said: list[int] = []
+        with monkeypatch.context() as patch, contextlib.suppress(ValueError):
+            # A cache and a mask that no longer fit together are noticed too, by the ValueError.
+            patch.setattr(kvcache, "_forget", skipped(kvcache._forget))
+            patch.setattr(kvcache, "_restore", skipped(kvcache._restore))
+            for token in tokens_of(target, prompt, Adversary(prompt, truth, seed), len(truth)):
+                said.append(token)
+                if token != truth[len(said) - 1]:
+                    break
+        return said
+
+    for index in range(len(leaves(kvcache.new_cache(build(name))))):
+        # What one layer adds may be too little to change a word under every pattern of drafts.
+        noticed = any(said_without(index, seed) != truth for seed in range(4))
+        assert noticed, f"layer {index} could hold anything"
+
+
+def _skip(skipped: Any, function: Callable[..., None]) -> Callable[..., None]:
+    """`function` for all entries of a cache but one."""
+
+    def some(entry: Any, *args: Any) -> None:
+        if entry is not skipped:
+            function(entry, *args)
+
+    return some
+
+
+def prompt_of(name: str, long: bool) -> list[int]:
+    turn = list(FAMILIES).index(name)
+    length = LONG[turn % len(LONG)] if long else SHORT[turn % len(SHORT)]
+    randomly = random.Random(length)
+    return [randomly.randrange(VOCABULARY) for _ in range(length)]
+
+
+@cache
+def truth_of(name: str, long: bool) -> list[int]:
+    return plain(name, prompt_of(name, long), COUNT)
+
+
+def plain(name: str, prompt: Sequence[int], count: int) -> list[int]:
+    """What mlx-lm's own loop says."""
+    model = build(name)
+    entries = kvcache.new_cache(model)
+    steps = generate_step(mx.array(prompt), model, max_tokens=count, prompt_cache=entries)
+    return [int(token) for token, _ in steps]
+
+
+def explain(name: str, long: bool) -> str:
+    """The least distance between the two best tokens: where it is tiny, take another seed."""
+    prompt, truth = prompt_of(name, long), truth_of(name, long)
+    model = build(name)
+    logits = model(mx.array([prompt + truth[:-1]]), cache=kvcache.new_cache(model))[0]
+    best = mx.sort(logits[len(prompt) - 1 :], axis=-1)[:, -2:]
+    return f"least margin of the truth: {mx.min(best[:, 1] - best[:, 0]).item():.2g}"
+
+
+def modules() -> list[str]:
+    """The modules of mlx-lm that hold a model, by name."""
+    return [name for name in _names() if {"Model", "ModelArgs"} <= _bound(name)]
+
+
+@cache
+def kinds_in_source(module: str) -> frozenset[str]:
+    """The cache kinds that `module` names where it makes its cache.
+
+    Read from its source, not by importing it: some modules need packages that are not here, or a
+    GPU. One that names none makes what the modules it takes models from make, or plain KV caches.
+    """
+    found = {
+        name
+        for function in ast.walk(_tree(module))
+        if isinstance(function, ast.FunctionDef) and function.name == "make_cache"
+        for call in ast.walk(function)
+        if isinstance(call, ast.Call) and "Cache" in (name := _called(call))
+    }
+    if not found:
+        for node in ast.walk(_tree(module)):
+            if isinstance(node, ast.ImportFrom) and node.level == 1:
+                names = {node.module} if node.module else {alias.name for alias in node.names}
+                for name in names & set(modules()):
+                    found |= kinds_in_source(name)
+    return frozenset(found) or frozenset({"KVCache"})
+
+
+def cache_classes() -> set[str]:
+    """The cache classes that mlx-lm defines, wherever it does."""
+    return {
+        node.name
+        for module in _names()
+        for node in _tree(module).body
+        if isinstance(node, ast.ClassDef) and "Cache" in node.name and node.name[0] != "_"
+    }
+
+
+@cache
+def _names() -> list[str]:
+    return [module.name for module in pkgutil.iter_modules(mlx_lm.models.__path__)]
+
+
+@cache
+def _tree(module: str) -> ast.Module:
+    source = Path(mlx_lm.models.__path__[0]) / f"{module}.py"
+    return ast.parse(source.read_text(encoding="utf-8"))
+
+
+@cache
+def _bound(module: str) -> set[str]:
+    """The classes that a module defines, and the names that it imports."""
+    names = set()
+    for node in _tree(module).body:
+        if isinstance(node, ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+    return names
+
+
+def _called(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else ast.unparse(call.func)

@@ -1,0 +1,158 @@
+"""Long prompts: memory grows with the cache and no further, reading can be stopped between chunks,
+and a shorter request that follows in the same session is answered right."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Iterator, Sequence
+
+import mlx.core as mx
+import pytest
+
+from akunu_py.decoding import decode
+from akunu_py.decoding.decode import PREFILL_CHUNK, Target, prefill
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.session import Session
+from akunu_py.types import Drafter, GenerateOptions
+from tests.support.families import build
+from tests.support.targets import Counting, answer, fresh, some
+
+LONG = 16_000
+MB = 1 << 20
+# One of each way to hold what was read. Attention over all of it is computed whole on a CPU, a
+# row of 16,000 scores a head and a position of the chunk: 4 heads x 512 x 16,000 x 4 bytes = 125
+# MB, twice where the mask is as large. That is the working space; what counts is that it neither
+# grows from chunk to chunk beyond that nor stays.
+WORKING_SPACE = 400 * MB
+TINY = ["llama", "llama-sliding", "llama4", "deepseek_v3", "llama-kv8", "qwen3_next", "mamba2"]
+_HALF_A_MINUTE = ("llama4", "deepseek_v3", "llama-kv8")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def uncompiled() -> Iterator[None]:
+    """On a CPU, compiling a model's functions takes longer than all they do here."""
+    mx.disable_compile()
+    yield
+    mx.enable_compile()
+
+
+def settled() -> int:
+    """Bytes that MLX holds when nothing is under way."""
+    gc.collect()
+    mx.clear_cache()
+    return int(mx.get_active_memory())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in _HALF_A_MINUTE else ()) for name in TINY],
+)
+def test_a_prompt_of_16000_tokens_takes_what_its_cache_needs(name: str) -> None:
+    model, prompt = build(name), some(LONG, 1)
+    before = settled()
+    mx.reset_peak_memory()
+    target = Target(model)
+    target.go_to(prompt)
+    assert prefill(target, lambda done: True)
+    held, peak = settled() - before, int(mx.get_peak_memory()) - before
+    needed = sum(entry.nbytes for entry in target.cache)
+    marks = sum(mark.state.nbytes for mark in target.marks)
+    print(
+        f"{name}: cache {needed / MB:.1f} MB, marks {marks / MB:.1f}, held {held / MB:.1f}, "
+        f"peak {peak / MB:.1f}"
+    )
+    assert held <= needed + marks + 1 * MB
+    assert peak <= needed + marks + WORKING_SPACE
+    # Something shorter, in the same session: nothing of the long prompt is left in it.
+    short = [*prompt[:40], *some(30, 2)]
+    target.go_to(short)
+    assert answer(target, short, []) == fresh(name, short)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_the_second_turn_of_4000_tokens_reads_only_what_is_new(name: str) -> None:
+    target = Target(Counting(build(name)))
+    first = some(4000, 1)
+    target.go_to(first)
+    said = answer(target, first, [])
+    second = [*first, *said, *some(30, 2)]
+    target.model.rows = 0
+    assert target.go_to(second) == len(first) + len(said) - 1
+    assert prefill(target, lambda done: True)
+    decode.speculate(target, (), ())
+    assert target.model.rows == 31  # the last token said was not read yet
+    target.go_to(second)
+    assert answer(target, second, []) == fresh(name, second)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+def test_reading_stops_within_a_chunk(name: str) -> None:
+    target, told = Target(build(name)), []
+    target.go_to(some(LONG, 1))
+
+    def go_on(done: int) -> bool:
+        told.append(done)
+        return done < 3 * PREFILL_CHUNK
+
+    assert not prefill(target, go_on)
+    assert told == [0, PREFILL_CHUNK, 2 * PREFILL_CHUNK, 3 * PREFILL_CHUNK]
+    assert len(target.tokens) == 3 * PREFILL_CHUNK
+    # What was read is not lost: the same prompt goes on from there.
+    assert target.go_to(some(3 * PREFILL_CHUNK + 90, 1)) == 3 * PREFILL_CHUNK
+    longer = some(3 * PREFILL_CHUNK + 90, 1)
+    assert answer(target, longer, []) == fresh(name, longer)
+
+
+@pytest.mark.parametrize("count", [1500, pytest.param(6000, marks=pytest.mark.slow)])
+def test_the_starter_reads_a_long_prompt(starter_engine: Engine, count: int) -> None:
+    randomly = random.Random(1)
+    prompt = [randomly.randrange(1000, 40_000) for _ in range(count)]
+    session = Session(starter_engine)
+    cancelled = session.generate(prompt, GenerateOptions(max_tokens=4))
+    told: list[int] = []
+
+    def stop_soon(done: int, total: int) -> None:
+        told.append(done)
+        if done >= 2 * PREFILL_CHUNK:
+            cancelled.cancel()
+
+    cancelled.on_prefill = stop_soon
+    assert cancelled.answer().finish_reason == "cancelled"
+    assert told == [0, PREFILL_CHUNK, 2 * PREFILL_CHUNK]
+    assert len(session.target.tokens) == 2 * PREFILL_CHUNK
+
+    before = settled()
+    mx.reset_peak_memory()
+    whole = session.generate(prompt, GenerateOptions(max_tokens=4)).answer()
+    assert whole.stats.cached_tokens == 2 * PREFILL_CHUNK
+    held, peak = settled() - before, int(mx.get_peak_memory()) - before
+    needed = sum(entry.nbytes for entry in session.target.cache)
+    print(f"starter: cache {needed / MB:.0f} MB, held {held / MB:.0f}, peak {peak / MB:.0f}")
+    # 9 heads x 512 x 6,000 scores, 110 MB, and 512 rows of a few thousand values beside them.
+    assert held <= needed
+    assert peak <= needed + WORKING_SPACE
+
+    short = GenerateOptions(max_tokens=8)
+    again = session.generate(prompt[:300], short).answer()
+    assert again.stats.cached_tokens == 299
+    assert again.tokens == Session(starter_engine).generate(prompt[:300], short).answer().tokens
+
+
+def test_the_drafter_learns_the_prompt_as_it_is_read(starter_engine: Engine) -> None:
+    session, heard = Session(starter_engine), []
+
+    def listen(drafter: Drafter) -> Drafter:
+        learn = drafter.extend
+
+        def extend(tokens: Sequence[int]) -> None:
+            heard.append(len(tokens))
+            learn(tokens)
+
+        drafter.extend = extend  # type: ignore[method-assign]
+        return drafter
+
+    session.drafting.watch = listen
+    prompt = [token % 1000 + 1000 for token in range(PREFILL_CHUNK + 200)]
+    session.generate(prompt, GenerateOptions(max_tokens=1)).answer()
+    assert [count for count in heard if count] == [PREFILL_CHUNK, 199, 2]

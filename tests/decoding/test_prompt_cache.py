@@ -1,0 +1,218 @@
+"""Sessions on disk: reopened they go on as if never closed; anything else is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
+
+from akunu_py.decoding import kvcache, prompt_cache
+from akunu_py.decoding.decode import Target
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.session import Session
+from akunu_py.errors import AkunuError, DamagedCache, StoreError, UsageError
+from akunu_py.models.store import StoredModel
+from akunu_py.types import GenerateOptions, Message
+from tests.support.command import akunu, assert_one_line_error
+from tests.support.families import build
+from tests.support.family_table import FAMILIES
+from tests.support.targets import answer, fresh, some
+
+OPTIONS = GenerateOptions(max_tokens=12)
+FIRST = [Message("user", "Name three colours.")]
+
+
+@pytest.fixture(scope="module")
+def talked(starter_engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a session with one answer."""
+    session = Session(starter_engine)
+    session.chat(FIRST, OPTIONS).answer()
+    path = tmp_path_factory.mktemp("saved") / "talk.safetensors"
+    session.save(path)
+    return path
+
+
+@pytest.fixture
+def uncompiled() -> Iterator[None]:
+    mx.disable_compile()
+    yield
+    mx.enable_compile()
+
+
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "deepseek_v41"])
+def test_every_family_goes_on_where_it_was(name: str, tmp_path: Path) -> None:
+    file, prompt = str(tmp_path / "cache.safetensors"), some(70, 1)
+    target = Target(build(name))
+    target.go_to(prompt)
+    said = answer(target, prompt, [])
+    save_prompt_cache(file, kvcache.packed(target.cache))
+    again = Target(build(name))
+    again.adopt(load_prompt_cache(file), target.tokens, target.pending)
+    longer = [*prompt, *said, *some(30, 2)]
+    assert again.go_to(longer) == len(target.tokens)
+    assert answer(again, longer, []) == fresh(name, longer)
+
+
+def test_what_mlx_lm_cannot_keep_is_refused() -> None:
+    why = kvcache.why_not_saved(kvcache.new_cache(build("deepseek_v41")))
+    assert why is not None
+    assert "LayerCache" in why
+
+
+def test_the_rows_of_forgotten_turns_are_not_kept() -> None:
+    target = Target(build("llama"))
+    target.go_to(some(600, 1))
+    answer(target, some(600, 1), [])
+    target.go_to(some(600, 1)[:20])
+    packed = kvcache.packed(target.cache)
+    assert [entry.keys.shape[2] for entry in packed] == [19, 19]
+    assert target.cache[0].keys.shape[2] > 600
+
+
+def test_a_reopened_session_reads_only_what_is_new(starter_engine: Engine, talked: Path) -> None:
+    session = Session(starter_engine)
+    session.reopen(talked)
+    held = len(session.target.tokens)
+    first = Session(starter_engine).chat(FIRST, OPTIONS).answer()
+    talk = [*FIRST, Message("assistant", first.text), Message("user", "And one more?")]
+    again = session.chat(talk, OPTIONS).answer()
+    assert again.stats.cached_tokens >= held - 1
+    assert again.tokens == Session(starter_engine).chat(talk, OPTIONS).answer().tokens
+
+
+def test_mlx_lm_reads_the_file(starter_engine: Engine, talked: Path) -> None:
+    entries, metadata = load_prompt_cache(str(talked), return_metadata=True)
+    about = json.loads(metadata["akunu"])
+    assert {entry.offset for entry in entries} == {len(about["tokens"])}
+    assert os.stat(talked).st_mode & 0o777 == 0o600
+
+
+def refuse(engine: Engine, path: Path, error: type[AkunuError], *words: str) -> None:
+    """It is refused in one line that has these words, and the session is as before."""
+    session = Session(engine)
+    session.chat(FIRST, OPTIONS).answer()
+    before = list(session.target.tokens)
+    with pytest.raises(error) as raised:
+        session.reopen(path)
+    assert "\n" not in str(raised.value)
+    for word in words:
+        assert word in str(raised.value)
+    assert session.target.tokens == before
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_changed_byte_is_noticed(
+    starter_engine: Engine, talked: Path, tmp_path: Path, seed: int
+) -> None:
+    content = bytearray(talked.read_bytes())
+    randomly = random.Random(seed)
+    header = 8 + int.from_bytes(content[:8], "little")
+    at = randomly.randrange(header) if seed % 3 == 0 else randomly.randrange(header, len(content))
+    content[at] ^= 1 << randomly.randrange(8)
+    path = tmp_path / "changed.safetensors"
+    path.write_bytes(content)
+    session, refused = Session(starter_engine), ""
+    try:
+        session.reopen(path)
+    except AkunuError as error:
+        refused = str(error)
+    assert "\n" not in refused
+    if refused:
+        assert session.target.tokens == []
+    else:  # only the words about it may differ: its model's name, or other keys of its metadata
+        original = Session(starter_engine)
+        original.reopen(talked)
+        assert at < header
+        assert session.target.tokens == original.target.tokens
+        assert session.target.pending == original.target.pending
+
+
+@pytest.mark.parametrize("part", [0.0, 0.0001, 0.5, 0.99])
+def test_a_file_that_is_cut_off_is_refused(
+    starter_engine: Engine, talked: Path, tmp_path: Path, part: float
+) -> None:
+    content = talked.read_bytes()
+    path = tmp_path / "cut.safetensors"
+    path.write_bytes(content[: int(len(content) * part)])
+    refuse(starter_engine, path, DamagedCache, str(path))
+
+
+def test_other_files_are_refused(starter: StoredModel, starter_engine: Engine) -> None:
+    refuse(starter_engine, starter.path / "model.safetensors", DamagedCache, "not a session")
+    refuse(starter_engine, starter.path / "config.json", UsageError, ".safetensors")
+    refuse(starter_engine, starter.path / "none.safetensors", StoreError, "No such file")
+
+
+def test_a_file_of_another_model_or_layout_is_refused(
+    starter: StoredModel, starter_engine: Engine, talked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quantised = Engine.load(starter.path, name="starter", kv_bits=8)
+    refuse(quantised, talked, UsageError, "--kv-bits")
+    other = prompt_cache.identity(starter.path, "another layout")
+    assert other != prompt_cache.identity(starter.path, starter_engine.weights)
+    monkeypatch.setattr(prompt_cache, "identity", lambda *_: other)
+    refuse(starter_engine, talked, UsageError, "belongs to starter")
+
+
+def test_models_are_told_apart_by_their_weights(tmp_path: Path) -> None:
+    seen = set()
+    for place in (0, 500_000, 999_999):
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        content = bytearray(1_000_000)
+        content[place // 15625 * 15625] = 1  # where a sample is taken
+        (folder / "model.safetensors").write_bytes(content)
+        seen.add(prompt_cache.identity(folder, "float32"))
+    assert len(seen) == 3
+
+
+def test_nothing_to_save_is_refused(starter_engine: Engine, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nothing to save"):
+        Session(starter_engine).save(tmp_path / "empty.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_refuses_leaves_the_older_file(
+    starter_engine: Engine, talked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(starter_engine)
+    session.reopen(talked)
+    content = talked.read_bytes()
+
+    def full(*_: object) -> None:
+        raise RuntimeError("[write] Unable to write 2951525 bytes to file.")  # as MLX says it
+
+    monkeypatch.setattr(prompt_cache, "save_prompt_cache", full)
+    with pytest.raises(StoreError, match="Unable to write"):
+        session.save(talked)
+    assert talked.read_bytes() == content
+    assert list(talked.parent.iterdir()) == [talked]
+    with pytest.raises(StoreError, match="cannot write"):
+        session.save(talked.parent / "none" / "x.safetensors")
+
+
+def test_run_keeps_a_prompt_cache(tmp_path: Path) -> None:
+    file = tmp_path / "document.safetensors"
+    document = "The owl sat on the old barn and watched the fields. " * 30
+    options = ["--raw", "--max-tokens", "4", "--format", "json", "--prompt-cache", str(file)]
+
+    def ask(question: str) -> dict[str, int]:
+        done = akunu("run", *options, document + question)
+        assert done.returncode == 0, done.stderr
+        stats: dict[str, int] = json.loads(done.stdout)["stats"]
+        return stats
+
+    first, second = ask("What sat on the barn?"), ask("Who watched?")
+    assert first["cached_tokens"] == 0
+    assert second["prompt_tokens"] - second["cached_tokens"] < 8
+    file.write_bytes(b"something else")
+    done = akunu("run", "--prompt-cache", str(file), "hi")
+    assert_one_line_error(done, 1, str(file), "not a session")
+    assert file.read_bytes() == b"something else"

@@ -1,0 +1,231 @@
+"""Sampling with drafts is sampling: the same distribution, and with a seed the same tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from akunu_py.decoding.decode import Target, accept, decode, prefill
+from akunu_py.decoding.sampling import Sampler, accepted_leniently, filtered
+from akunu_py.errors import UsageError
+from akunu_py.ngram.off import NoDrafter
+from akunu_py.types import Drafter, SamplingOptions
+from tests.support.tiny import VOCABULARY, Adversary, tiny_llama
+
+WARM = SamplingOptions(temperature=0.9)
+FILTERS = {
+    "temperature": WARM,
+    "cold": replace(WARM, temperature=0.4),
+    "top-p": replace(WARM, top_p=0.8),
+    "top-k": replace(WARM, top_k=4),
+    "min-p": replace(WARM, min_p=0.1),
+    "all": replace(WARM, top_p=0.9, top_k=6, min_p=0.05),
+    "repetition": replace(WARM, repetition_penalty=1.5, penalty_window=4),
+    "presence": replace(WARM, presence_penalty=1.0, penalty_window=8),
+    "frequency": replace(WARM, frequency_penalty=0.7, penalty_window=8),
+    "bias": replace(WARM, logit_bias=((3, 2.0), (5, -4.0))),
+    "everything": SamplingOptions(
+        0.7, 0.95, 0.02, 8, 1.2, 0.3, 0.2, 6, logit_bias=((1, 1.0),)
+    ),
+}  # fmt: skip
+
+SMALL = 12  # tokens in the small vocabulary
+ROWS = 4
+SEEDS = 1200
+PROMPT = [(5 * index + 2) % VOCABULARY for index in range(12)]
+MODEL = tiny_llama(3)
+
+
+def plain_distribution(
+    logits: np.ndarray, before: Sequence[int], options: SamplingOptions
+) -> np.ndarray:
+    """What one row's distribution ought to be, written from the definitions: [vocab]."""
+    logits = logits.astype(np.float64).copy()
+    for token, bias in options.logit_bias:
+        logits[token] += bias
+    recent = list(before[-options.penalty_window :])
+    for token in set(recent):
+        factor = options.repetition_penalty
+        logits[token] = logits[token] * factor if logits[token] < 0 else logits[token] / factor
+        logits[token] -= options.presence_penalty
+        logits[token] -= options.frequency_penalty * recent.count(token)
+    p = np.exp(logits - logits.max())
+    p /= p.sum()
+    order = np.argsort(-p)
+    keep = np.ones(len(p), bool)
+    if options.top_p < 1:
+        above = np.cumsum(p[order]) - p[order]
+        keep[order[above >= options.top_p]] = False
+    if options.min_p > 0:
+        keep &= p >= options.min_p * p.max()
+    if options.top_k:
+        ranked = sorted(np.flatnonzero(keep), key=lambda token: -p[token])
+        keep[ranked[options.top_k :]] = False
+    tempered = np.where(keep, p, 0) ** (1 / options.temperature)
+    return np.asarray(tempered / tempered.sum())
+
+
+def p_value(counts: np.ndarray, expected: np.ndarray) -> float:
+    possible = expected > 0
+    assert counts[~possible].sum() == 0, "a token came out that the filters cut away"
+    return float(chisquare(counts[possible], expected[possible] * counts.sum()).pvalue)
+
+
+Rule = Callable[[Sampler, mx.array, list[int], list[int]], list[int]]
+
+
+def our_rule(sampler: Sampler, logits: mx.array, prompt: list[int], draft: list[int]) -> list[int]:
+    """What a pass over the draft says, as the loop accepts it."""
+    before = mx.array([*prompt, *draft])
+    says = [int(token) for token in sampler.choose(logits, before, len(prompt)).tolist()]
+    return says[: accept(draft, says) + 1]
+
+
+def forgetful_rule(
+    sampler: Sampler, logits: mx.array, prompt: list[int], draft: list[int]
+) -> list[int]:
+    """The same with a planted bug: what is drawn after a rejection is not kept off the draft."""
+    said = our_rule(sampler, logits, prompt, draft)
+    if len(said) <= len(draft):
+        row = len(said) - 1
+        again = Sampler(replace(sampler.options, seed=sampler.seed + 77777))
+        before = mx.array([*prompt, *draft[:row]])
+        said[row] = int(again.choose(logits[row : row + 1], before, len(prompt) + row).item())
+    return said
+
+
+def p_values(name: str, rule: Rule) -> list[float]:
+    """One for each position of the draft, over the runs that got there, and one for the bonus."""
+    generator = np.random.default_rng(7)
+    logits = generator.normal(size=(ROWS, SMALL)).astype(np.float32) * 1.5
+    prompt = [3, 1, 4, 1, 5]
+    options = FILTERS[name]
+    # The likeliest token of each row, so that many runs get to the end of the draft.
+    draft: list[int] = []
+    for row in range(ROWS - 1):
+        draft.append(int(plain_distribution(logits[row], [*prompt, *draft], options).argmax()))
+    counts = np.zeros((ROWS, SMALL))
+    for seed in range(SEEDS):
+        sampler = Sampler(replace(options, seed=seed))
+        for row, token in enumerate(rule(sampler, mx.array(logits), prompt, draft)):
+            counts[row, token] += 1
+    return [
+        p_value(counts[row], plain_distribution(logits[row], [*prompt, *draft[:row]], options))
+        for row in range(ROWS)
+        if counts[row].sum() > 100
+    ]
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_the_distribution_is_that_of_plain_sampling(name: str) -> None:
+    values = p_values(name, our_rule)
+    print(f"{name}: p = {', '.join(f'{value:.3f}' for value in values)}")
+    assert len(values) >= 2
+    assert min(values) > 1e-4
+
+
+def test_a_planted_bug_is_found() -> None:
+    assert min(p_values("temperature", forgetful_rule)) < 1e-6
+
+
+@pytest.mark.parametrize("name", FILTERS)
+@pytest.mark.parametrize("patience", [None, 0])
+def test_with_a_seed_the_tokens_are_those_of_plain_sampling(
+    name: str, patience: int | None
+) -> None:
+    options = replace(FILTERS[name], seed=11)
+
+    def run(drafter: Drafter, patience: int | None) -> list[int]:
+        target = Target(MODEL)
+        target.sampler = Sampler(options)
+        target.go_to(PROMPT)
+        prefill(target, lambda done: True)
+        drafter.extend(PROMPT)
+        passes = decode(target, drafter, 80, (), patience=patience)
+        return [token for piece in passes for token in piece.tokens]
+
+    plain = run(NoDrafter(), None)
+    assert len(set(plain)) > 10
+    adversary = Adversary(PROMPT, plain)
+    assert run(adversary, patience) == plain
+    assert adversary.accepted > 20
+    assert run(NoDrafter(), 0) == plain
+
+
+def test_seeds_differ_and_no_seed_is_a_new_one() -> None:
+    logits = mx.zeros((20, 50))
+    before = mx.array([1] * 20)
+
+    def said(seed: int | None) -> list[int]:
+        return list(Sampler(replace(WARM, seed=seed)).choose(logits, before, 5).tolist())
+
+    assert said(1) == said(1) != said(2)
+    assert said(None) != said(None)
+    # Rows of one pass differ too, though their logits are the same.
+    assert len(set(said(1))) > 5
+
+
+@given(
+    st.lists(st.integers(-40, 40), min_size=SMALL, max_size=SMALL, unique=True),
+    st.sampled_from(sorted(FILTERS)),
+)
+def test_filters_are_those_of_the_definition(fifths: list[int], name: str) -> None:
+    options = replace(
+        FILTERS[name], repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0,
+        logit_bias=(),
+    )  # fmt: skip
+    row = np.array(fifths, np.float32) / 5
+    expected = plain_distribution(row, [], options)
+    got = np.array(mx.softmax(filtered(mx.array(row[None]), options), axis=-1))[0]
+    # Where a cut falls between two nearly equal tokens, float32 may cut the other one.
+    assert (
+        np.allclose(got, expected, atol=2e-3)
+        or abs(np.count_nonzero(got) - np.count_nonzero(expected)) == 1
+    )
+
+
+@pytest.mark.parametrize("lenience", [0.3, 0.7])
+def test_lenience_accepts_as_often_as_it_says(lenience: float) -> None:
+    logits = mx.log(mx.array([[0.2, 0.5, 0.3]] * 2))
+    options = replace(WARM, temperature=1.0, lenience=lenience)
+    before = mx.array([9, 0])  # 0 was drafted
+    counts = [0, 0, 0]
+    for seed in range(SEEDS):
+        counts[int(Sampler(replace(options, seed=seed)).choose(logits, before, 1)[0].item())] += 1
+    first = min(1.0, 0.2 / lenience)
+    expected = np.array([first, (1 - first) * 5 / 8, (1 - first) * 3 / 8])
+    assert chisquare(counts, expected * SEEDS).pvalue > 1e-4
+
+
+def test_lenient_acceptance_by_the_formulas() -> None:
+    logits = mx.log(mx.array([[0.5, 0.4, 0.1], [0.9, 0.08, 0.02]]))
+    draft = mx.array([1, 1])
+    key = mx.random.key(0)
+    greedy = SamplingOptions(lenience=0.7)
+    assert accepted_leniently(logits, draft, greedy, key).tolist() == [True, False]
+    exact = SamplingOptions(lenience=0.99)
+    assert accepted_leniently(logits, draft, exact, key).tolist() == [False, False]
+    # Entropies 0.94 and 0.37: bounds 0.04 and 0.04, then 0.18 and 0.25.
+    low, high = SamplingOptions(typical=0.04), SamplingOptions(typical=0.25)
+    assert accepted_leniently(logits, draft, low, key).tolist() == [True, True]
+    assert accepted_leniently(logits, draft, high, key).tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1), ("top_p", 1.5), ("min_p", -1.0), ("top_k", -1),
+        ("repetition_penalty", 0.0), ("penalty_window", 0), ("seed", -1), ("seed", 2**32),
+        ("lenience", 0.0), ("typical", 2.0),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_honoured_is_refused(field: str, value: float) -> None:
+    with pytest.raises(UsageError, match=field):
+        Sampler(SamplingOptions(**{field: value}))  # type: ignore[arg-type]

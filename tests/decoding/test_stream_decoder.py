@@ -1,0 +1,97 @@
+"""Stop sequences and thinking in real answers of the starter, with and without drafts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.session import Generation, Session
+from akunu_py.errors import UsageError
+from akunu_py.types import DraftMode, GenerateOptions, Message
+from tests.support.command import akunu, assert_one_line_error
+from tests.support.prompts import REWRITE
+
+MODES: tuple[DraftMode, ...] = ("off", "fixed", "auto")
+
+
+def generation(engine: Engine, options: GenerateOptions) -> Generation:
+    return Session(engine).chat([Message("user", REWRITE)], options)
+
+
+@pytest.fixture(scope="module")
+def whole(starter_engine: Engine) -> str:
+    return generation(starter_engine, GenerateOptions(max_tokens=90)).answer().text
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("stop", ["self.name = name", "ount <= 0:\n", "\n\n    def", "class"])
+def test_a_stop_sequence_ends_the_answer_before_it(
+    starter_engine: Engine, whole: str, mode: DraftMode, stop: str
+) -> None:
+    assert stop in whole
+    made = generation(
+        starter_engine, GenerateOptions(max_tokens=90, draft=mode, stop=("never said", stop))
+    )
+    pieces = list(made)
+    assert made.text == whole[: whole.index(stop)]
+    assert "".join(piece.text for piece in pieces) == made.text
+    assert made.finish_reason == "stop"
+    assert stop in starter_engine.tokenizer.decode(made.tokens)
+    assert len(made.tokens) == made.stats.generated_tokens < 90
+    for piece in pieces:
+        assert all(0 <= start < end <= len(piece.text) for start, end in piece.drafted)
+
+
+def test_what_looked_like_a_stop_sequence_is_given_out(starter_engine: Engine, whole: str) -> None:
+    almost = whole[-20:] + "¶"
+    made = generation(starter_engine, GenerateOptions(max_tokens=90, stop=(almost,)))
+    assert made.answer().text == whole
+    assert made.finish_reason == "length"
+
+
+def test_the_next_turn_after_a_stop_is_right(starter_engine: Engine) -> None:
+    options = GenerateOptions(max_tokens=40, stop=("name",))
+    session = Session(starter_engine)
+    messages = [Message("user", REWRITE)]
+    first = session.chat(messages, options).answer()
+    messages += [Message("assistant", first.text), Message("user", "Say it again.")]
+    plain = GenerateOptions(max_tokens=20)
+    assert (
+        session.chat(messages, plain).answer().tokens
+        == Session(starter_engine).chat(messages, plain).answer().tokens
+    )
+
+
+class Reasoner:
+    """The starter's tokenizer with two texts of its answer as the markers of a thinking block."""
+
+    def __init__(self, tokenizer: Any, start: str, end: str) -> None:
+        self._tokenizer = tokenizer
+        self.has_thinking, self.think_start, self.think_end = True, start, end
+        self.think_start_tokens = self.think_end_tokens = ()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_thinking_is_told_apart(starter_engine: Engine, whole: str, mode: DraftMode) -> None:
+    start, end = whole[:9], "def add"
+    thought = whole[len(start) : whole.index(end)].lstrip("\r\n")
+    answer = whole[whole.index(end) + len(end) :].lstrip("\r\n")
+    engine = replace(starter_engine, tokenizer=Reasoner(starter_engine.tokenizer, start, end))
+    # A stop sequence that comes in the thinking does not end it.
+    made = generation(engine, GenerateOptions(max_tokens=90, draft=mode, stop=("__init__",)))
+    pieces = list(made)
+    assert made.thinking == "".join(piece.thinking for piece in pieces) == thought
+    assert made.text == "".join(piece.text for piece in pieces) == answer
+    assert "__init__" in thought
+
+
+def test_an_empty_stop_is_refused(starter_engine: Engine) -> None:
+    with pytest.raises(UsageError, match="stop"):
+        generation(starter_engine, GenerateOptions(stop=("",)))
+    assert_one_line_error(akunu("run", "hi", "--stop", ""), 2, "stop")

@@ -1,0 +1,84 @@
+"""`--print-config`: the snippets, read by the editors' own languages where they are installed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from akunu_py.completion.editor_config import EDITORS, editor_config
+from tests.support import paths
+from tests.support.command import akunu, assert_one_line_error
+
+NASTY = ["--model", 'it\'s a "model" \\ $HOME, ok']
+PROGRAM = [str(Path(sys.executable).with_name("akunu"))]
+
+
+def read_vim(path: Path, out: Path) -> None:
+    """Writes the command of the sourced snippet to `out`, as JSON."""
+    write = f"call writefile([json_encode(g:akunu_command)], '{out}')"
+    subprocess.run(["vim", "-Nu", "NONE", "-es", "-S", path, "-c", write, "-c", "q"], timeout=60)
+
+
+def read_neovim(path: Path, out: Path) -> None:
+    write = f"vim.fn.writefile({{vim.json.encode(vim.lsp.config.akunu.cmd)}}, '{out}')"
+    commands = [f"+luafile {path}", f"+lua {write}", "+q"]
+    subprocess.run(["nvim", "--clean", "--headless", *commands], timeout=60)
+
+
+def read_vscode(path: Path, out: Path) -> None:
+    settings = "".join(line for line in path.open() if not line.startswith("//"))
+    out.write_text(json.dumps(json.loads(settings)["akunu.command"]))
+
+
+@pytest.mark.parametrize(
+    ("editor", "program", "read", "more"),
+    [
+        ("vim", "vim", read_vim, []),
+        ("neovim", "nvim", read_neovim, ["--lsp"]),
+        ("vscode", None, read_vscode, []),
+    ],
+)
+def test_the_command_arrives_as_it_was_meant(
+    editor: str,
+    program: str | None,
+    read: Callable[[Path, Path], None],
+    more: list[str],
+    tmp_path: Path,
+) -> None:
+    if program and not shutil.which(program):
+        pytest.skip(f"{program} is not installed")
+    snippet, out = tmp_path / "snippet", tmp_path / "out"
+    snippet.write_text(editor_config(editor, NASTY))
+    read(snippet, out)
+    assert json.loads(out.read_text()) == [*PROGRAM, "complete", *NASTY, *more]
+
+
+@pytest.mark.parametrize("editor", EDITORS)
+def test_every_editor_is_pointed_at_its_folder_and_at_this_akunu(editor: str) -> None:
+    done = akunu("complete", "--print-config", editor)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert PROGRAM[0] in done.stdout
+    assert "@" not in done.stdout
+    assert editor == "neovim" or str(paths.EDITORS / editor) in done.stdout
+
+
+def test_other_options_go_along(tmp_path: Path) -> None:
+    options = ["--max-lines", "3", "--draft", "off", "--no-memory", "--file-tokens", "0"]
+    done = akunu("complete", "--print-config", "vscode", "--model", str(tmp_path), *options)
+    settings = "".join(line for line in done.stdout.splitlines() if not line.startswith("//"))
+    command = json.loads(settings)["akunu.command"]
+    assert command[:4] == [*PROGRAM, "complete", "--model", str(tmp_path)]
+    assert sorted(command[4:]) == sorted(options)
+
+
+def test_wrong_usage() -> None:
+    done = akunu("complete", "--print-config", "vim", "--lsp")
+    assert_one_line_error(done, 2, "expected one of --filter, --lsp and --print-config")
+    done = akunu("complete", "--print-config", "ed")
+    assert_one_line_error(done, 2, "invalid choice: 'ed'")

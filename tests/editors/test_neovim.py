@@ -1,0 +1,117 @@
+"""Neovim's own inline completion, configured by the snippet that is printed, on the starter."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from akunu_py.models.store import StoredModel
+from tests.support.command import AKUNU
+from tests.support.terminal import Terminal, needs_tmux
+from tests.support.terminal import terminal as terminal  # a fixture
+
+PRINT_CONFIG = [*AKUNU, "complete", "--print-config", "neovim", "--model", "starter"]
+PRINT_CONFIG += ["--time-ms", "200000"]  # on a busy machine too
+CODE = "def add(a, b):\n    return a + b\n\ndef subtract(a, b):\n"
+GHOST = "return a - b"  # what the starter proposes there
+
+
+def has_inline_completion() -> bool:
+    if not shutil.which("nvim"):
+        return False
+    command = [
+        "nvim",
+        "--clean",
+        "--headless",
+        "+lua print(vim.lsp.inline_completion ~= nil)",
+        "+q",
+    ]
+    return "true" in subprocess.run(command, capture_output=True, text=True).stderr
+
+
+pytestmark = [
+    needs_tmux,
+    pytest.mark.skipif(not has_inline_completion(), reason="Neovim 0.12 is not installed"),
+]
+
+
+def start(terminal: Terminal, folder: Path) -> Path:
+    """Neovim on a file; returns its path as soon as the server has started."""
+    printed = subprocess.run(
+        PRINT_CONFIG,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    ready = (
+        "vim.o.ttimeoutlen = 50\n"
+        "vim.api.nvim_create_autocmd('LspProgress', {pattern = 'end', callback = function(its)\n"
+        "  vim.o.statusline = its.data.params.value.message .. ', at %l:%c'\n"
+        "end})\n"
+    )
+    (folder / "init.lua").write_text(printed + ready)
+    path = folder / "a.py"
+    path.write_text(CODE)
+    nvim = f"XDG_STATE_HOME={folder} nvim -n -i NONE -u {folder}/init.lua"
+    terminal.type(f"{nvim} {path}; echo code=$?", "Enter")
+    terminal.wait_for("starter is ready", seconds=150)
+    return path
+
+
+def start_with_a_ghost(terminal: Terminal, folder: Path) -> Path:
+    path = start(terminal, folder)
+    terminal.type("G", "o")
+    terminal.wait_for(GHOST, seconds=150)
+    return path
+
+
+def written(terminal: Terminal, path: Path) -> str:
+    """The buffer, after leaving insert mode and Neovim."""
+    terminal.type("Escape")
+    terminal.wait_for(r"\n(?!.*-- INSERT --)[^\n]*$")
+    terminal.type(":wq", "Enter")
+    terminal.wait_for("code=0")
+    return path.read_text()
+
+
+def test_a_ghost_from_the_starter_is_accepted_with_tab(
+    terminal: Terminal, tmp_path: Path, starter: StoredModel
+) -> None:
+    path = start_with_a_ghost(terminal, tmp_path)
+    assert path.read_text() == CODE
+    terminal.type("Tab")
+    assert re.fullmatch(f"{re.escape(CODE)} *{GHOST}\n", written(terminal, path))
+
+
+def test_a_ghost_is_accepted_word_by_word_without_a_pause(
+    terminal: Terminal, tmp_path: Path, starter: StoredModel
+) -> None:
+    path = start_with_a_ghost(terminal, tmp_path)
+    for column in (11, 13, 15, 17):  # after return, a, -, b
+        terminal.type("C-f")
+        terminal.wait_for(f"at 5:{column}")
+    assert re.fullmatch(rf"{re.escape(CODE)} *{GHOST}\n", written(terminal, path))
+
+
+def test_a_line_of_what_a_word_left_is_accepted(
+    terminal: Terminal, tmp_path: Path, starter: StoredModel
+) -> None:
+    path = start_with_a_ghost(terminal, tmp_path)
+    terminal.type("C-f")
+    terminal.wait_for("at 5:11")
+    terminal.type("C-l")
+    terminal.wait_for("at 5:17")
+    assert re.fullmatch(rf"{re.escape(CODE)} *{GHOST}\n", written(terminal, path))
+
+
+def test_without_a_ghost_the_keys_are_themselves(
+    terminal: Terminal, tmp_path: Path, starter: StoredModel
+) -> None:
+    path = start(terminal, tmp_path)
+    terminal.type(":lua vim.lsp.inline_completion.enable(false)", "Enter")
+    terminal.type("G", "o", "(", "C-l", "Tab", ")")
+    assert re.fullmatch(rf"{re.escape(CODE)} *\(\f\s+\)\n", written(terminal, path))

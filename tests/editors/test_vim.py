@@ -1,0 +1,174 @@
+"""The Vim plugin: real Vim in a real terminal, with the starter and with helpers that fail."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from akunu_py.models.store import StoredModel
+from tests.support.command import AKUNU
+from tests.support.paths import EDITORS
+from tests.support.terminal import Terminal, needs_tmux
+from tests.support.terminal import terminal as terminal  # a fixture
+
+PLUGIN = EDITORS / "vim"
+COMPLETE = [*AKUNU, "complete"]
+CODE = "def add(a, b):\n    return a + b\n\ndef subtract(a, b):\n"
+GHOST = "return a - b"  # what the starter proposes there
+
+needs_vim = pytest.mark.skipif(not shutil.which("vim"), reason="vim is not installed")
+pytestmark = [needs_tmux, needs_vim]
+
+
+@cache
+def snippet() -> str:
+    """What is printed to be pasted."""
+    command = [*COMPLETE, "--print-config", "vim", "--model", "starter"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+class Vim:
+    """Vim with the plugin, on a file that can be read back."""
+
+    def __init__(self, terminal: Terminal, folder: Path, *, text: str, settings: str = "") -> None:
+        """settings: lines of the vimrc; they come after the snippet that is printed."""
+        self.terminal = terminal
+        self.path = folder / "a.py"
+        self.path.write_text(text)
+        options = "set nocompatible noswapfile viminfo= ttimeout ttimeoutlen=50\n"
+        options += "let g:akunu_time_ms = 200000\n"  # on a busy machine too
+        (folder / "vimrc").write_text(options + snippet() + settings)
+        terminal.type(f"vim -Nu {folder}/vimrc {self.path}; echo code=$?", "Enter")
+        terminal.wait_for(re.escape(text.splitlines()[0]))
+
+    def type(self, *keys: str) -> None:
+        self.terminal.type(*keys)
+
+    def wait_for(self, pattern: str) -> str:
+        return self.terminal.wait_for(pattern, seconds=150)
+
+    def written(self) -> str:
+        """The buffer, after leaving insert mode and Vim."""
+        self.type("Escape")
+        self.wait_for(r"\n(?!.*-- INSERT --)[^\n]*$")
+        self.type(":wq", "Enter")
+        self.wait_for("code=0")
+        return self.path.read_text()
+
+
+def test_a_ghost_from_the_starter_is_accepted_with_tab(
+    terminal: Terminal, tmp_path: Path, starter: StoredModel
+) -> None:
+    vim = Vim(terminal, tmp_path, text=CODE)
+    vim.type("G", "o")
+    vim.wait_for(GHOST)
+    assert vim.path.read_text() == CODE
+    vim.type("Tab")
+    assert vim.written() == CODE + f"    {GHOST}\n"
+
+
+def test_typing_into_the_ghost_and_accepting_it_in_parts(
+    terminal: Terminal, tmp_path: Path, starter: StoredModel
+) -> None:
+    vim = Vim(terminal, tmp_path, text=CODE)
+    vim.type("G", "o")
+    vim.wait_for(GHOST)
+    vim.type("    re", "C-f")  # the rest of the word
+    vim.wait_for(GHOST)  # its rest is a ghost still
+    vim.type("C-f", "x")  # " a", and then something else
+    vim.wait_for("return ax")
+    vim.type("BSpace")
+    vim.wait_for(GHOST)
+    vim.type("C-l")
+    assert vim.written() == CODE + f"    {GHOST}\n"
+
+
+# A helper that completes on the spot, so that the keys can be tried one by one.
+HELPER = """
+import json, sys
+for line in sys.stdin:
+    request = json.loads(line)
+    if "cancel" in request:
+        continue
+    text = "" if request["prefix"].split("\\n")[-1].strip() else "one two(\\n\\tthree\\n\\n)"
+    print(json.dumps({"id": request["id"], "text": text, "finish_reason": "stop", "stats": {}}))
+    sys.stdout.flush()
+"""
+
+
+def helper(folder: Path, code: str = HELPER) -> str:
+    """The vimrc line that makes `code` the helper."""
+    (folder / "helper.py").write_text(code)
+    return f"let g:akunu_command = ['{sys.executable}', '{folder}/helper.py']\n"
+
+
+def test_a_ghost_of_several_lines(terminal: Terminal, tmp_path: Path) -> None:
+    vim = Vim(terminal, tmp_path, text="first\nlast\n", settings=helper(tmp_path))
+    vim.type("o")
+    shown = r"first *\none two\( *\n {8}three *\n *\n\) *\nlast *\n"
+    vim.wait_for(shown)
+    vim.type("o")  # typed through
+    vim.wait_for(shown)
+    vim.type("C-f")
+    vim.type("C-f")
+    vim.wait_for(shown)
+    vim.type("Escape")
+    vim.wait_for(r"first *\none two *\nlast *\n")
+    vim.type("u")  # and undo brings no ghost back
+    vim.wait_for(r"first *\nlast *\n~")
+    vim.type("o", "Escape")
+    vim.wait_for(r"first *\n *\nlast *\n~")
+    vim.type("i")  # on the empty line: nothing changes, nothing moves
+    vim.wait_for(shown)
+    vim.type("C-l", "C-l", "C-l")
+    vim.wait_for(shown)
+    assert vim.written() == "first\none two(\n\tthree\n\nlast\n"
+
+
+def test_without_a_ghost_keys_do_what_they_did(terminal: Terminal, tmp_path: Path) -> None:
+    settings = helper(tmp_path) + "inoremap <expr> <C-F> '[' .. line('.') .. ']'\n"
+    vim = Vim(terminal, tmp_path, text="first\n", settings=settings)
+    vim.type("o")
+    vim.wait_for("one two")
+    vim.type("C-]")
+    vim.wait_for(r"first *\n *\n~")
+    vim.type("Tab", "C-f")
+    vim.wait_for(r"\[2\]")
+    vim.type("Enter")
+    vim.wait_for("one two")
+    vim.type("z", "Tab", "C-f")  # in one burst, faster than the ghost can be hidden
+    assert vim.written() == "first\n\t[2]\nz\t[3]\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("let g:akunu_command = ['no-such-program']\n", "akunu: no-such-program: no such program"),
+        ("let g:akunu_command += ['--model', 'nonesuch']\n", "ended with 1: .*no model called"),
+    ],
+)
+def test_a_helper_that_is_missing_or_fails_is_told_once(
+    terminal: Terminal, tmp_path: Path, settings: str, message: str
+) -> None:
+    vim = Vim(terminal, tmp_path, text="first\n", settings=settings)
+    vim.type("o", "a")
+    vim.wait_for("akunu: ")
+    vim.type("Enter", "b", "Tab", "Escape")
+    vim.type(":redir! > ", str(tmp_path / "messages"), " | messages | redir END", "Enter")
+    vim.type("Enter")
+    assert vim.written() == "first\na\nb\t\n"
+    said = (tmp_path / "messages").read_text().replace("\n", " ")
+    assert len(re.findall(message, said)) == 1
+    assert len(re.findall("akunu:", said)) == 1
+
+
+def test_the_help_tags_are_those_of_the_help(tmp_path: Path) -> None:
+    shutil.copytree(PLUGIN / "doc", tmp_path / "doc")
+    subprocess.run(["vim", "-Nu", "NONE", "-es", "-c", f"helptags {tmp_path}/doc", "-c", "q"])
+    assert (tmp_path / "doc" / "tags").read_text() == (PLUGIN / "doc" / "tags").read_text()

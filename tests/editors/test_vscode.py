@@ -1,0 +1,74 @@
+"""The VS Code extension in node, with the starter; VS Code itself is stood in for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from akunu_py.models.store import StoredModel
+from akunu_py.version import __version__
+from tests.support.command import AKUNU
+from tests.support.paths import EDITORS, ROOT
+
+FOLDER = EDITORS / "vscode" / "extension"
+RUN = ROOT / "tests" / "support" / "vscode_run.js"
+HELPER = [*AKUNU, "complete", "--model", "starter"]
+CODE = "def add(a, b):\n    return a + b\n\ndef subtract(a, b):\n"
+
+needs_node = pytest.mark.skipif(not shutil.which("node"), reason="node is not installed")
+
+
+def answers(command: list[str], *asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """What VS Code would be given; the requests are made at the same time."""
+    done = subprocess.run(
+        ["node", RUN, FOLDER / "extension.js", *command],
+        input="\n".join(map(json.dumps, asked)),
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@needs_node
+def test_the_starter_completes_and_what_is_not_wanted_any_more_is_not_shown(
+    starter: StoredModel,
+) -> None:
+    here = {"text": CODE, "line": 4, "character": 0}
+    word = {"start": {"line": 4, "character": 0}, "end": {"line": 4, "character": 2}}
+    chosen = {"range": word, "text": "    return"}
+    cancelled = here | {"cancel": 1}
+    menu = here | {"text": CODE + "re", "character": 2, "chosen": chosen}
+    found = answers(HELPER, here, cancelled, menu)
+    items = [[item["insertText"] for item in answer["items"]] for answer in found]
+    assert sorted(items) == [[], [], ["    return a - b"]]
+    (item,) = found[-1]["items"]  # the last one superseded the others
+    assert item["range"] == word
+    assert [answer["warnings"] for answer in found] == [[], [], []]
+
+
+@needs_node
+def test_a_helper_that_is_missing_or_fails_is_told_once() -> None:
+    here = {"text": CODE, "line": 4, "character": 0}
+    for command, message in (
+        (["no-such-program"], "akunu: spawn no-such-program ENOENT"),
+        ([*HELPER[:-1], "nonesuch"], "akunu: no model called 'nonesuch'"),
+        ([sys.executable, "-c", "print('hello'); input()"], "akunu: not an answer: hello"),
+    ):
+        found = answers(command, here, here)
+        assert [answer["items"] for answer in found] == [[], []]
+        (warning,) = [warning for answer in found for warning in answer["warnings"]]
+        assert message in warning
+
+
+def test_the_manifest() -> None:
+    manifest = json.loads((FOLDER / "package.json").read_text())
+    assert manifest["version"] == __version__
+    assert (FOLDER / manifest["main"]).exists()
+    assert "dependencies" not in manifest  # the folder is all there is to install

@@ -1,0 +1,180 @@
+"""Reading GGUF files and converting them without loss."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from akunu_py.models.gguf.convert import import_gguf
+from akunu_py.models.safetensors import read_header
+from tests.support.tiny_gguf import (
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    Array,
+    Tiny,
+    load_float32,
+    random_tensors,
+    reference_logits,
+    write_tiny,
+)
+
+KINDS = ["F32", "F16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
+
+
+def convert(folder: Path, tiny: Tiny) -> tuple[Path, Path]:
+    source = write_tiny(folder / "tiny.gguf", tiny)
+    target = folder / "model"
+    target.mkdir()
+    import_gguf(source, target)
+    return source, target
+
+
+def load_arrays(path: Path) -> dict[str, mx.array]:
+    arrays: Any = mx.load(str(path))
+    assert isinstance(arrays, dict)
+    return arrays
+
+
+def numpy_weight(weights: dict[str, mx.array], module: str) -> Array:
+    """A module's weight in float32, dequantised where it is quantised."""
+    weight = weights[f"{module}.weight"]
+    if f"{module}.scales" in weights:
+        scales, biases = weights[f"{module}.scales"], weights[f"{module}.biases"]
+        bits = weight.shape[-1] * 32 // (scales.shape[-1] * 32)
+        weight = mx.dequantize(
+            weight, scales.astype(mx.float32), biases.astype(mx.float32), group_size=32, bits=bits
+        )
+    return np.array(weight.astype(mx.float32))
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "BF16"])
+def test_dequantised_weights_equal_the_gguf_packages(tmp_path: Path, kind: str) -> None:
+    norms_too = kind != "BF16"  # there they are rounded to it
+    source, folder = convert(tmp_path, Tiny(kind=kind, embedding=kind, tied=False))
+    weights = load_arrays(folder / "model.safetensors")
+    expected = {
+        tensor.name.removesuffix(".weight"): gguf.dequantize(tensor.data, tensor.tensor_type)
+        for tensor in gguf.GGUFReader(source).tensors
+    }
+    modules = {
+        "token_embd": "model.embed_tokens",
+        "output": "lm_head",
+        "output_norm": "model.norm",
+        "blk.1.attn_v": "model.layers.1.self_attn.v_proj",
+        "blk.1.attn_output": "model.layers.1.self_attn.o_proj",
+        "blk.0.ffn_gate": "model.layers.0.mlp.gate_proj",
+        "blk.0.ffn_up": "model.layers.0.mlp.up_proj",
+        "blk.0.ffn_down": "model.layers.0.mlp.down_proj",
+        "blk.0.attn_norm": "model.layers.0.input_layernorm",
+        "blk.1.ffn_norm": "model.layers.1.post_attention_layernorm",
+    }
+    for name, module in modules.items():
+        if norms_too or "norm" not in name:
+            actual = numpy_weight(weights, module)
+            np.testing.assert_allclose(actual, expected[name], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+def test_packed_bits_equal_those_of_mlxs_own_reader(tmp_path: Path, kind: str) -> None:
+    source, folder = convert(tmp_path, Tiny(kind=kind, embedding=kind))
+    ours, theirs = load_arrays(folder / "model.safetensors"), load_arrays(source)
+    for name, module in {
+        "token_embd": "model.embed_tokens",
+        "blk.0.attn_v": "model.layers.0.self_attn.v_proj",
+        "blk.1.ffn_down": "model.layers.1.mlp.down_proj",
+    }.items():
+        for part in ("weight", "scales", "biases"):
+            left, right = ours[f"{module}.{part}"], theirs[f"{name}.{part}"]
+            assert left.dtype == right.dtype
+            assert mx.array_equal(left, right).item()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_q_and_k_rows_are_put_back(tmp_path: Path, kind: str) -> None:
+    original: dict[str, Array] = {}
+
+    def permute(tensors: dict[str, Array]) -> None:
+        """What llama.cpp's conversion from transformers does to Q and K."""
+        for name, heads in {"attn_q": HEADS, "attn_k": KV_HEADS}.items():
+            values = tensors[f"blk.0.{name}.weight"]
+            original[name] = values
+            pairs = values.reshape(heads, 2, HIDDEN // HEADS // 2, HIDDEN).swapaxes(1, 2)
+            tensors[f"blk.0.{name}.weight"] = np.ascontiguousarray(pairs.reshape(values.shape))
+
+    _, folder = convert(tmp_path, Tiny(kind=kind, embedding=kind, edit=permute))
+    weights = load_arrays(folder / "model.safetensors")
+    for name, values in original.items():
+        module = f"model.layers.0.self_attn.{name[-1]}_proj"
+        type_ = gguf.GGMLQuantizationType[kind]
+        rounded = gguf.dequantize(gguf.quantize(values, type_), type_)
+        np.testing.assert_allclose(numpy_weight(weights, module), rounded, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tied", [True, False])
+def test_logits_equal_a_forward_pass_on_the_gguf(tmp_path: Path, kind: str, tied: bool) -> None:
+    source, folder = convert(tmp_path, Tiny(kind=kind, embedding=kind, tied=tied))
+    ids = np.random.default_rng(1).integers(0, 250, 24).tolist()
+    logits = np.array(load_float32(folder)(mx.array([ids]))[0])
+    np.testing.assert_allclose(logits, reference_logits(source, ids), rtol=0, atol=2e-4)
+
+
+def test_the_config_names_every_width(tmp_path: Path) -> None:
+    _, folder = convert(tmp_path, Tiny(kind="Q4_0", embedding="Q8_0"))
+    config = json.loads((folder / "config.json").read_text())
+    assert config["quantization"] == {
+        "group_size": 32,
+        "bits": 4,
+        "mode": "affine",
+        "model.embed_tokens": {"group_size": 32, "bits": 8},
+    }
+    assert config["rms_norm_eps"] == 1e-5
+    assert config["max_position_embeddings"] == 128
+    assert config["tie_word_embeddings"] is True
+    assert config["eos_token_id"] == 2
+
+
+def test_plain_weights_get_no_quantisation_settings(tmp_path: Path) -> None:
+    _, folder = convert(tmp_path, Tiny(kind="F16", embedding="F16"))
+    assert "quantization" not in json.loads((folder / "config.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("kind", "embedding", "expected"),
+    [
+        ("Q4_1", "Q8_0", "F16"),
+        ("F16", "F16", "F16"),
+        ("Q5_0", "F32", "F16"),
+        ("F32", "F32", "F32"),
+        ("BF16", "BF16", "BF16"),
+        ("Q4_0", "BF16", "BF16"),
+    ],
+)
+def test_all_floats_have_one_type(tmp_path: Path, kind: str, embedding: str, expected: str) -> None:
+    """A single float32 norm would make MLX compute everything in float32."""
+    _, folder = convert(tmp_path, Tiny(kind=kind, embedding=embedding, exact_norms=False))
+    header = read_header(folder / "model.safetensors")
+    header.pop("__metadata__")
+    assert {entry["dtype"] for entry in header.values()} - {"U32"} == {expected}
+
+
+def test_norms_beyond_half_precision_choose_bfloat(tmp_path: Path) -> None:
+    def enlarge(tensors: dict[str, Array]) -> None:
+        tensors["output_norm.weight"] *= np.float32(100_000)
+
+    _, folder = convert(tmp_path, Tiny(edit=enlarge))
+    assert read_header(folder / "model.safetensors")["model.norm.weight"]["dtype"] == "BF16"
+    largest = float(mx.max(load_arrays(folder / "model.safetensors")["model.norm.weight"]).item())
+    assert 65504 < largest < 200_000
+
+
+def test_random_tensors_are_repeatable() -> None:
+    first, second = random_tensors(Tiny(seed=3)), random_tensors(Tiny(seed=3))
+    assert all(np.array_equal(first[name], second[name]) for name in first)

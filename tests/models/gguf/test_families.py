@@ -1,0 +1,191 @@
+"""Each family says the same from GGUF as from safetensors, and the same as llama.cpp."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.utils import load_model
+
+from akunu_py.errors import DamagedModel, UnsupportedModel
+from akunu_py.models.gguf.convert import import_gguf, plan_import
+from akunu_py.models.gguf.families import FAMILIES
+from akunu_py.models.gguf.file import read_gguf
+from tests.support.paths import GOLDEN
+from tests.support.tiny import plain_greedy
+from tests.support.tiny_gguf import Array, load_float32
+from tests.support.tiny_gguf_families import (
+    CASES,
+    FamilyCase,
+    as_llama_cpp,
+    prompt,
+    weights_of,
+    write_folder,
+    write_gguf,
+)
+
+EXPECTED = GOLDEN / "family_tokens.json"
+NEAR_TIE = 0.02  # between float32 in one order of summation and in another
+LLAMA_CPP_LOGITS = 0.02  # it looks gelu up in a table of half precision
+
+
+def imported(folder: Path, source: Path) -> Path:
+    target = folder / "imported"
+    target.mkdir()
+    import_gguf(source, target)
+    return target
+
+
+def float32_logits(folder: Path) -> Array:
+    return np.array(load_float32(folder)(mx.array([prompt()]))[0])
+
+
+def test_all_families_are_covered() -> None:
+    assert {case.architecture for case in CASES.values()} == set(FAMILIES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_greedy_tokens_are_those_of_the_safetensors(tmp_path: Path, name: str) -> None:
+    case = CASES[name]
+    weights = weights_of(case)
+    folder = write_folder(tmp_path / "folder", case, weights)
+    target = imported(tmp_path, write_gguf(tmp_path / "x.gguf", case, weights))
+    (from_folder, _), (from_gguf, config) = load_model(folder), load_model(target)
+    said = []
+    for length in (5, 20, 40):  # the last one goes beyond gemma3's window
+        start = prompt()[:length]
+        said.append(plain_greedy(from_folder, start, 16))
+        assert plain_greedy(from_gguf, start, 16) == said[-1]
+    assert len({token for tokens in said for token in tokens}) > 3
+    assert config["model_type"] == case.config["model_type"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tokens_and_logits_are_llama_cpps(tmp_path: Path, name: str) -> None:
+    case, golden = CASES[name], json.loads(EXPECTED.read_text("utf-8"))["cases"][name]
+    source = write_gguf(tmp_path / "x.gguf", case, weights_of(case))
+    logits = float32_logits(imported(tmp_path, source))
+    margins = np.array(golden["margins"])
+    same = logits.argmax(-1) == np.array(golden["tokens"])
+    assert (same | (margins < NEAR_TIE)).all()
+    np.testing.assert_allclose(logits[-1, :16], golden["logits"], atol=LLAMA_CPP_LOGITS)
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q5_1", "Q8_0"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "phi3"])
+def test_quantised_files_give_the_tokens_of_their_rounded_weights(
+    tmp_path: Path, name: str, kind: str
+) -> None:
+    case = CASES[name]
+    weights = weights_of(case)
+    target = imported(tmp_path, write_gguf(tmp_path / "x.gguf", case, weights, kind))
+    folder = write_folder(tmp_path / "folder", case, rounded(case, weights, kind))
+    expected, actual = float32_logits(folder), float32_logits(target)
+    ranked = np.sort(expected, -1)
+    # Floats of bfloat16 (all of Gemma, BF16 norms of the others) round by 2**-9, half by 2**-12.
+    coarse = kind == "BF16" or name == "gemma3"
+    near = ranked[:, -1] - ranked[:, -2] < (0.1 if coarse else 0.01) * expected.std()
+    assert ((actual.argmax(-1) == expected.argmax(-1)) | near).all()
+    assert np.abs(actual - expected).mean() < (0.05 if coarse else 0.005) * expected.std()
+
+
+def rounded(case: FamilyCase, weights: dict[str, Array], kind: str) -> dict[str, Array]:
+    """The weights after a round trip through `kind`, as the gguf package rounds."""
+    type_ = gguf.GGMLQuantizationType[kind]
+    made = {}
+    for name, values in weights.items():
+        plain = values.ndim == 1 or name.endswith("mlp.gate.weight")
+        made[name] = values if plain else gguf.dequantize(gguf.quantize(values, type_), type_)
+    return made
+
+
+def test_only_llamas_rows_are_permuted() -> None:
+    for name, moved in {"llama": True, "qwen2": False, "qwen3": False, "gemma3": False}.items():
+        weights = weights_of(CASES[name])["model.layers.0.self_attn.q_proj.weight"]
+        stored = as_llama_cpp(CASES[name], "model.layers.0.self_attn.q_proj.weight", weights)
+        assert np.array_equal(stored, weights) is not moved
+
+
+def plan_with(tmp_path: Path, name: str, keys: Any = None, **changes: Any) -> Any:
+    case = CASES[name]
+
+    def all_keys(writer: Any) -> None:
+        case.keys(writer)
+        if keys:
+            keys(writer)
+
+    changed = dataclasses.replace(case, keys=all_keys, **changes)
+    return plan_import(write_gguf(tmp_path / "x.gguf", changed, weights_of(case)))
+
+
+def test_settings_of_the_families(tmp_path: Path) -> None:
+    gemma = plan_with(tmp_path, "gemma3").config
+    assert gemma["sliding_window"] == 32
+    assert gemma["sliding_window_pattern"] == 6
+    assert gemma["query_pre_attn_scalar"] == 16
+    assert gemma["rope_local_base_freq"] == 10000.0
+    phi = plan_with(tmp_path, "phi3 long").config
+    assert phi["partial_rotary_factor"] == 0.75
+    assert phi["rope_scaling"]["long_factor"] == [1.0, 1.1, 1.3, 1.7, 2.5, 4.0]
+    assert phi["original_max_position_embeddings"] == 128
+    llama = plan_with(tmp_path, "llama 3.2").config
+    assert llama["rope_scaling"] == CASES["llama 3.2"].config["rope_scaling"]
+    assert plan_with(tmp_path, "qwen2").config["tie_word_embeddings"] is True
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "message"),
+    [
+        ("gemma3", lambda w: w.add_final_logit_softcapping(30.0), "softcapping"),
+        ("qwen2", lambda w: w.add_key_length(8), "key_length|shape"),
+        ("qwen3moe", lambda w: w.add_expert_weights_scale(2.5), "expert_weights_scale"),
+        ("qwen3moe", lambda w: w.add_expert_shared_count(1), "expert_shared_count"),
+        ("phi3", lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.YARN), "scaling"),
+        ("llama", lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE), "scaling"),
+        ("qwen3", lambda w: w.add_rope_dimension_count(8), "dimension_count"),
+    ],
+)
+def test_settings_that_mlx_lm_would_not_honour_are_refused(
+    tmp_path: Path, name: str, keys: Any, message: str
+) -> None:
+    with pytest.raises((UnsupportedModel, DamagedModel), match=message):
+        plan_with(tmp_path, name, keys)
+
+
+def test_frequency_tables_of_other_families_are_not_ignored(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="rope_factors_long"):
+        plan_with(tmp_path, "qwen3", tables={"rope_factors_long.weight": [2.0] * 16})
+
+
+def test_an_unknown_architecture_names_those_known(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(str(tmp_path / "x.gguf"), "mamba")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedModel, match=r"'mamba'.*llama, qwen2, qwen3.*gemma3, phi3"):
+        plan_import(tmp_path / "x.gguf")
+
+
+def test_split_files_are_read_as_one(tmp_path: Path) -> None:
+    case = CASES["llama"]
+    weights = weights_of(case)
+    whole = read_gguf(write_gguf(tmp_path / "whole.gguf", case, weights))
+    first = write_gguf(tmp_path / "m.gguf", case, weights, shard_tensors=6)
+    assert first.name == "m-00001-of-00004.gguf"
+    assert read_gguf(first).tensors.keys() == whole.tensors.keys()
+    target = imported(tmp_path, first)
+    folder = write_folder(tmp_path / "folder", case, weights)
+    assert np.array_equal(float32_logits(target), float32_logits(folder))
+    with pytest.raises(DamagedModel, match="m-00001-of-00004"):
+        read_gguf(tmp_path / "m-00002-of-00004.gguf")
+    (tmp_path / "m-00003-of-00004.gguf").unlink()
+    with pytest.raises(DamagedModel, match=r"m-00003-of-00004.*fetch that part"):
+        read_gguf(first)
+    with pytest.raises(DamagedModel, match="00001-of-00004"):
+        read_gguf(first.rename(tmp_path / "renamed.gguf"))

@@ -1,0 +1,135 @@
+"""GGUF files that are damaged or that we cannot import: refused before anything is written."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from akunu_py.errors import DamagedModel, UnsupportedModel
+from akunu_py.models.gguf import convert
+from akunu_py.models.gguf.convert import import_gguf
+from akunu_py.models.gguf.file import read_gguf
+from tests.support.tiny_gguf import (
+    Tiny,
+    write_tiny,
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"metadata": {"llama.expert_count": 8}}, "expert_count"),
+        ({"metadata": {"llama.rope.scaling.type": "spiral"}}, "scaling"),
+        ({"metadata": {"llama.rope.dimension_count": 8}}, "dimension_count"),
+        ({"metadata": {"llama.attention.sliding_window": 64}}, "sliding_window"),
+        ({"metadata": {"llama.attention.scale": 0.5}}, "attention.scale"),
+        ({"metadata": {"llama.final_logit_softcapping": 30.0}}, "softcapping"),
+        ({"metadata": {"tokenizer.ggml.model": "bert"}}, "tokenizer"),
+        ({"metadata": {"tokenizer.ggml.pre": "default"}}, "pre-tokenizer"),
+        ({"metadata": {"tokenizer.ggml.pre": None}}, "pre-tokenizer"),
+        ({"metadata": {"tokenizer.ggml.add_eos_token": True}}, "add_eos_token"),
+        ({"extra": {"blk.0.attn_q.bias": np.ones(64, np.float32)}}, "attn_q.bias"),
+    ],
+)
+def test_what_we_cannot_import_is_refused_before_writing(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    source = write_tiny(tmp_path / "tiny.gguf", Tiny(**change))
+    folder = tmp_path / "model"
+    folder.mkdir()
+    with pytest.raises(UnsupportedModel, match=message) as caught:
+        import_gguf(source, folder)
+    assert "\n" not in str(caught.value)
+    assert not list(folder.iterdir())
+
+
+def test_another_architecture_is_refused(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(str(tmp_path / "x.gguf"), "mamba")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedModel, match="'mamba'"):
+        convert.plan_import(tmp_path / "x.gguf")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"without": {"blk.1.ffn_up.weight"}},
+        {"without": {"token_embd.weight"}},
+        {"metadata": {"llama.block_count": 2_000_000_000}},
+        {"metadata": {"llama.block_count": 0}},
+        {"metadata": {"llama.embedding_length": "many"}},
+        {"metadata": {"llama.attention.head_count": 1_000}},
+        {"metadata": {"llama.context_length": None}},
+        {"metadata": {"llama.attention.layer_norm_rms_epsilon": float("nan")}},
+        {"metadata": {"tokenizer.ggml.eos_token_id": 100_000}},
+        {"metadata": {"tokenizer.ggml.eos_token_id": None}},
+        {"metadata": {"tokenizer.ggml.merges": ["no such", "h e"]}},
+        {"metadata": {"tokenizer.ggml.tokens": ["a", "a"]}},
+        {"metadata": {"tokenizer.ggml.token_type": [1, 1]}},
+        {"metadata": {"general.alignment": 48}},
+        {"metadata": {"llama.rope.scaling.type": "linear"}},
+        {"metadata": {"tokenizer.ggml.model": "llama"}},
+        {"metadata": {"tokenizer.ggml.add_bos_token": "yes"}},
+        {"metadata": {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": None}},
+        {"extra": {"rope_freqs.weight": np.ones(3, np.float32)}},
+        {"extra": {"rope_freqs.weight": np.zeros(8, np.float32)}},
+    ],
+)
+def test_contradictions_are_damage(tmp_path: Path, change: dict[str, Any]) -> None:
+    source = write_tiny(tmp_path / "tiny.gguf", Tiny(**change))
+    with pytest.raises(DamagedModel) as caught:
+        convert.plan_import(source)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_cut_off_anywhere_is_damaged(tmp_path: Path) -> None:
+    whole = write_tiny(tmp_path / "tiny.gguf").read_bytes()
+    cut = tmp_path / "cut.gguf"
+    for length in [*range(0, 400, 7), *range(400, len(whole), 997), len(whole) - 33]:
+        cut.write_bytes(whole[:length])
+        with pytest.raises(DamagedModel):
+            convert.plan_import(cut)
+
+
+def test_absurd_counts_cost_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "absurd.gguf"
+    huge = 2**63
+    key = struct.pack("<Q", 1) + b"k"
+    for body in (
+        struct.pack("<IQQ", 3, huge, 0),
+        struct.pack("<IQQ", 3, 0, huge),
+        struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", huge),
+        struct.pack("<IQQ", 3, 0, 1) + key + struct.pack("<IQ", 8, huge),
+        struct.pack("<IQQ", 3, 0, 1) + key + struct.pack("<IIQ", 9, 4, huge),
+        struct.pack("<IQQ", 3, 0, 1) + key + struct.pack("<IIQ", 9, 8, huge),
+        struct.pack("<IQQ", 3, 0, 1) + key + struct.pack("<IIQ", 9, 9, 1),
+        struct.pack("<IQQ", 3, 1, 0) + key + struct.pack("<I", 2**31),
+        struct.pack("<IQQ", 3, 1, 0) + key + struct.pack("<IQIQ", 1, huge, 0, 0),
+        struct.pack("<IQQ", 3, 1, 0) + key + struct.pack("<IQIQ", 1, 32, 0, huge),
+    ):
+        path.write_bytes(b"GGUF" + body + b"\0" * 64)
+        with pytest.raises(DamagedModel):
+            read_gguf(path)
+
+
+def test_other_versions_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "old.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 1, 0, 0))
+    with pytest.raises(UnsupportedModel, match="v1"):
+        read_gguf(path)
+    path.write_bytes(b"GGUF" + struct.pack(">IQQ", 3, 0, 0))
+    with pytest.raises(UnsupportedModel, match="big-endian"):
+        read_gguf(path)
+
+
+def test_a_type_that_mlx_has_nothing_for_is_named(tmp_path: Path) -> None:
+    source = write_tiny(tmp_path / "tiny.gguf", Tiny(extra={"x": np.ones(32, np.int32)}))
+    with pytest.raises(UnsupportedModel, match="I32"):
+        read_gguf(source)

@@ -1,0 +1,222 @@
+"""Tokenizers from GGUF: every pre-tokenizer as llama.cpp's, SentencePiece as its own library."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import sentencepiece
+from jinja2.exceptions import SecurityError
+from mlx_lm.utils import load_tokenizer
+
+from akunu_py.errors import DamagedModel, UnsupportedModel
+from akunu_py.models.gguf.file import GgufFile
+from akunu_py.models.gguf.pretokenizers import PRE_TOKENIZERS, PreTokenizer
+from akunu_py.models.gguf.tokenizer import (
+    BytePairs,
+    SentencePieces,
+    TokenizerPlan,
+    plan_tokenizer,
+)
+from akunu_py.models.store import StoredModel
+from tests.golden.make_smollm2_tokens import CODE, DIGITS, PROSE, SPACES, UNICODE, random_texts
+from tests.support.paths import GOLDEN
+from tests.support.starter_vocabulary import starter_vocabulary
+from tests.support.tiny_gguf import TOKENIZER
+
+EXPECTED = json.loads((GOLDEN / "pre_tokenizers.json").read_text("utf-8"))
+TEXTS = [*PROSE, *DIGITS, *SPACES, *UNICODE, *CODE, *random_texts(150)]
+RUNS = ["▁" * length for length in range(2, 17)] + ["\n" * length for length in range(1, 8)]
+# Gemma's way (runs of spaces and lines as tokens, no space in front), and Llama's and Phi's.
+KINDS: dict[str, dict[str, Any]] = {
+    "gemma": {"add_dummy_prefix": False, "user_defined_symbols": ["<start_of_turn>", *RUNS]},
+    "llama": {"add_dummy_prefix": True, "user_defined_symbols": ["<|user|>", "<|end|>"]},
+}
+
+
+def plan_for(pre: str) -> TokenizerPlan:
+    tokens, merges = starter_vocabulary()
+    return TokenizerPlan(
+        tokens=tokens,
+        kind=BytePairs(merges, pre),
+        control=[],
+        user_defined=[],
+        strips_right=frozenset(),
+        roles={"bos": 1, "eos": 2},
+        add_bos=False,
+        chat_template=None,
+        context_length=100,
+    )
+
+
+def test_the_golden_file_has_every_kind() -> None:
+    without_defaults = {
+        dataclasses.replace(PRE_TOKENIZERS[pre], add_bos=False) for pre in EXPECTED["ids"]
+    }
+    assert without_defaults == {
+        dataclasses.replace(kind, add_bos=False) for kind in PRE_TOKENIZERS.values()
+    }
+    assert len(EXPECTED["texts"]) >= 40
+
+
+@pytest.mark.parametrize("pre", EXPECTED["ids"])
+def test_words_are_split_as_by_llama_cpp(starter: StoredModel, pre: str) -> None:
+    tokenizer = plan_for(pre).build()
+    wrong = [
+        text
+        for text, ids in zip(EXPECTED["texts"], EXPECTED["ids"][pre], strict=True)
+        if tokenizer.encode(text).ids != ids
+    ]
+    assert not wrong
+
+
+def test_another_way_of_splitting_would_be_noticed(starter: StoredModel) -> None:
+    for pre, expected in EXPECTED["ids"].items():
+        for other in EXPECTED["ids"]:
+            same_splits = PRE_TOKENIZERS[pre].splits == PRE_TOKENIZERS[other].splits
+            assert same_splits or EXPECTED["ids"][other] != expected
+
+
+@pytest.fixture(scope="module")
+def processors() -> dict[str, Any]:
+    """SentencePiece models trained on the test's own texts."""
+    made = {}
+    for name, options in KINDS.items():
+        model = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter([*PROSE, *DIGITS, *UNICODE, *CODE] * 3),
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=1500,
+            character_coverage=0.98,
+            byte_fallback=True,
+            split_digits=True,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            allow_whitespace_only_pieces=True,
+            minloglevel=2,
+            **options,
+        )
+        made[name] = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    return made
+
+
+def metadata_of(name: str, processor: Any, **changes: Any) -> GgufFile:
+    """What llama.cpp's conversion writes for a SentencePiece model."""
+    ids = range(processor.vocab_size())
+    user_defined = set(KINDS[name]["user_defined_symbols"])
+
+    def kind(i: int) -> int:
+        types = gguf.TokenType
+        for asked, answer in {
+            processor.is_unknown: types.UNKNOWN,
+            processor.is_control: types.CONTROL,
+            processor.is_byte: types.BYTE,
+            lambda i: processor.id_to_piece(i) in user_defined: types.USER_DEFINED,
+        }.items():
+            if asked(i):
+                return int(answer)
+        return int(types.NORMAL)
+
+    metadata = {
+        "general.architecture": "llama",
+        "llama.context_length": 100,
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [processor.id_to_piece(i) for i in ids],
+        "tokenizer.ggml.scores": np.array([processor.get_score(i) for i in ids], np.float32),
+        "tokenizer.ggml.token_type": np.array([kind(i) for i in ids], np.int32),
+        "tokenizer.ggml.add_space_prefix": KINDS[name]["add_dummy_prefix"],
+    } | changes
+    return GgufFile(Path("x.gguf"), metadata, {})
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_sentencepiece_tokens_are_its_own_librarys(processors: dict[str, Any], name: str) -> None:
+    processor = processors[name]
+    tokenizer = plan_tokenizer(metadata_of(name, processor)).build()
+    for text in TEXTS:
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        assert ids == processor.encode(text), text
+        if "▁" not in text:
+            assert tokenizer.decode(ids) == text
+
+
+def test_texts_begin_with_the_token_for_that(processors: dict[str, Any], tmp_path: Path) -> None:
+    template = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    file = metadata_of("gemma", processors["gemma"], **{"tokenizer.chat_template": template})
+    plan_tokenizer(file).write(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.encode("Hi")[0] == tokenizer.bos_token_id == 1
+    chat = tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}])
+    assert chat == tokenizer.encode("Hi")
+    assert tokenizer.eos_token_ids == {2}
+
+
+def test_phi_3s_special_tokens_swallow_the_space_behind_them(processors: dict[str, Any]) -> None:
+    processor = processors["llama"]
+    named = metadata_of("llama", processor, **{"general.name": "Phi-3 mini"})
+    plain = metadata_of("llama", processor)
+    text, bare = "<|user|>\n Hi<|end|>\n", "<|user|>Hi<|end|>"
+    swallows, keeps = (plan_tokenizer(file).build() for file in (named, plain))
+    assert swallows.encode(text).ids == swallows.encode(bare).ids == keeps.encode(bare).ids
+    assert len(keeps.encode(text).ids) > len(keeps.encode(bare).ids)
+
+
+def test_the_end_of_a_turn_is_found_by_its_name(processors: dict[str, Any]) -> None:
+    file = metadata_of("llama", processors["llama"])
+    end = file.metadata["tokenizer.ggml.tokens"].index("<|end|>")
+    file.metadata["tokenizer.ggml.token_type"][end] = gguf.TokenType.CONTROL
+    assert plan_tokenizer(file).config_ids()["eos_token_id"] == sorted({2, end})
+
+
+def test_pieces_of_equal_score_join_from_the_left() -> None:
+    pieces = SentencePieces({"a": 0.0, "aa": 0.0, "aaa": 0.0, "b": -1.0}, "a", False)
+    assert pieces.merges() == [("aa", "a"), ("a", "aa"), ("a", "a")]
+
+
+def test_sentencepiece_without_bytes_is_refused(processors: dict[str, Any]) -> None:
+    file = metadata_of("llama", processors["llama"])
+    file.metadata["tokenizer.ggml.token_type"][5] = gguf.TokenType.NORMAL
+    with pytest.raises(UnsupportedModel, match="every byte"):
+        plan_tokenizer(file)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tokenizer.ggml.scores": None},
+        {"tokenizer.ggml.unknown_token_id": 100_000},
+        {"tokenizer.ggml.add_space_prefix": 1},
+        {"tokenizer.chat_template": 7},
+    ],
+)
+def test_contradictions_are_damage(processors: dict[str, Any], change: dict[str, Any]) -> None:
+    with pytest.raises(DamagedModel):
+        plan_tokenizer(metadata_of("llama", processors["llama"], **change))
+
+
+def test_defaults_depend_on_the_pre_tokenizer() -> None:
+    kind = PRE_TOKENIZERS["llama-bpe"]
+    assert kind.add_bos
+    assert kind.whole_words
+    assert PRE_TOKENIZERS["qwen2"] == PreTokenizer(PRE_TOKENIZERS["qwen2"].splits)
+    metadata = TOKENIZER | {"tokenizer.ggml.pre": "llama-bpe", "general.architecture": "llama"}
+    metadata.pop("tokenizer.ggml.token_type")
+    assert plan_tokenizer(GgufFile(Path("x.gguf"), metadata, {})).add_bos
+
+
+def test_a_hostile_template_is_only_stored_and_rendered_in_a_sandbox(tmp_path: Path) -> None:
+    template = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
+    metadata = TOKENIZER | {"tokenizer.chat_template": template, "general.architecture": "llama"}
+    metadata.pop("tokenizer.ggml.token_type")
+    plan_tokenizer(GgufFile(Path("x.gguf"), metadata, {})).write(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.chat_template == template
+    with pytest.raises(SecurityError):
+        tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}])

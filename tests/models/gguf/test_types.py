@@ -1,0 +1,168 @@
+"""Every storage type of GGUF: our weights are the gguf package's, within the type's rounding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from akunu_py.errors import UnsupportedModel
+from akunu_py.models.gguf import weights
+from akunu_py.models.gguf.file import TENSOR_TYPES, Tensor
+from tests.support.tiny_gguf import Array
+
+ROWS, COLUMNS = 48, 512
+NAMES = {type_.name: type_ for type_ in TENSOR_TYPES.values()}
+# Where the float16 numbers of a block are. The other bytes may have any value.
+HALVES = {
+    "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q2_K": [80, 82],
+    "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
+}  # fmt: skip
+EXACT = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
+REQUANTISED = ["Q2_K", "Q3_K", "Q6_K"]
+
+
+def random_blocks(kind: str, seed: int = 0) -> Array:
+    """Blocks with random contents and scales of a usual size: uint8 [blocks, bytes]."""
+    draw, type_ = np.random.default_rng(seed), NAMES[kind]
+    blocks = ROWS * COLUMNS // type_.block
+    raw = draw.integers(0, 256, (blocks, type_.size), np.uint8)
+    for at in HALVES[kind]:
+        halves = draw.uniform(0.001, 0.01, blocks).astype("<f2")
+        raw[:, at : at + 2] = halves.view(np.uint8).reshape(blocks, 2)
+    return raw
+
+
+def tensor_of(folder: Path, kind: str, raw: Array) -> Tensor:
+    path = folder / "blocks"
+    path.write_bytes(raw.tobytes())
+    return Tensor("blk.0.ffn_up.weight", NAMES[kind], (ROWS, COLUMNS), path, 0)
+
+
+def theirs(kind: str, raw: Array) -> Array:
+    values: Array = gguf.dequantize(raw.reshape(ROWS, -1), gguf.GGMLQuantizationType[kind])
+    return values
+
+
+def ours(tensor: Tensor, dtype: str) -> tuple[Array, Array]:
+    """What MLX makes of the converted tensor, and the size of a step, for every weight."""
+    made = weights.quantised(tensor, dtype)
+    scales, biases = weights.load(made.scales, dtype), weights.load(made.biases, dtype)
+    values = mx.dequantize(
+        mx.array(made.packed),
+        mx.array(scales),
+        mx.array(biases),
+        group_size=weights.GROUP_SIZE,
+        bits=weights.BITS[tensor.type.name],
+    )
+    return np.array(values), np.abs(scales).repeat(weights.GROUP_SIZE, -1)
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_one_scale_for_32_weights_is_kept_exactly(tmp_path: Path, kind: str) -> None:
+    raw = random_blocks(kind)
+    values, _ = ours(tensor_of(tmp_path, kind, raw), "F16")
+    assert np.array_equal(values, theirs(kind, raw))
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K"])
+def test_products_of_scales_are_rounded_and_nothing_else(tmp_path: Path, kind: str) -> None:
+    raw = random_blocks(kind)
+    tensor, expected = tensor_of(tmp_path, kind, raw), theirs(kind, raw)
+    assert np.array_equal(ours(tensor, "F32")[0], expected)
+    values, steps = ours(tensor, "F16")
+    # Both terms of scale * code + bias round by 2**-11 of themselves at most.
+    spread = steps * (2 ** weights.BITS[kind] - 1)
+    bound = 2.0**-11 * (2 * spread + np.abs(expected)) * 1.01 + 1e-7
+    assert (np.abs(values - expected) <= bound).all()
+    assert np.abs(values - expected).mean() < 3e-4 * np.abs(expected).mean()
+
+
+@pytest.mark.parametrize("dtype", ["F16", "BF16"])
+@pytest.mark.parametrize("kind", REQUANTISED)
+def test_types_with_a_scale_for_16_weights_are_quantised_anew(
+    tmp_path: Path, kind: str, dtype: str
+) -> None:
+    raw = random_blocks(kind)
+    tensor, expected = tensor_of(tmp_path, kind, raw), theirs(kind, raw)
+    values, steps = ours(tensor, dtype)
+    # Half a step of ours; where the scale was rounded down, the last code falls short by more.
+    slack = 1.2 if dtype == "BF16" else 0.6
+    assert (np.abs(values - expected) <= slack * steps + 1e-6).all()
+
+
+def quantise_like_ggml(kind: str, values: Array) -> Array:
+    """What a quantiser of `kind` makes of [groups, 16] values, before scales are rounded."""
+    if kind == "Q2_K":
+        low = np.minimum(values.min(1, keepdims=True), 0)
+        steps = (values.max(1, keepdims=True) - low) / 3
+        return np.asarray(np.rint((values - low) / steps) * steps + low)
+    half = 4 if kind == "Q3_K" else 32
+    steps = np.abs(values).max(1, keepdims=True) / half
+    return np.asarray(np.clip(np.rint(values / steps), -half, half - 1) * steps)
+
+
+@pytest.mark.parametrize("kind", REQUANTISED)
+def test_quantising_anew_adds_less_than_a_tenth_to_the_types_own_error(kind: str) -> None:
+    original = np.random.default_rng(0).standard_normal((20_000, 16)) * 0.02
+    stored = quantise_like_ggml(kind, original).reshape(-1, 32).astype(np.float32)
+    codes, scales, biases = weights.requantise(stored, weights.BITS[kind], "F16")
+    added = codes * scales[:, None] + biases[:, None] - stored
+    own = stored - original.reshape(-1, 32)
+    assert (added**2).mean() < 0.1 * (own**2).mean()
+
+
+@pytest.mark.parametrize("kind", [*EXACT, "Q4_K", "Q5_K", *REQUANTISED])
+def test_bfloat_scales_stay_within_the_types_rounding(tmp_path: Path, kind: str) -> None:
+    """Gemma runs in bfloat16: its scales have 8 bits, as all weights of the original have."""
+    raw = random_blocks(kind)
+    expected = theirs(kind, raw)
+    values, _ = ours(tensor_of(tmp_path, kind, raw), "BF16")
+    error = np.sqrt(((values - expected) ** 2).mean() / (expected**2).mean())
+    assert error < (0.05 if kind in REQUANTISED else 0.003)
+
+
+@pytest.mark.parametrize("bits", [4, 5, 8])
+def test_packing_is_mlxs(bits: int) -> None:
+    draw = np.random.default_rng(0)
+    codes = draw.integers(0, 1 << bits, (64, 32), np.uint8)
+    back = mx.dequantize(
+        mx.array(weights.pack(codes, bits)),
+        mx.ones((64, 1)),
+        mx.zeros((64, 1)),
+        group_size=32,
+        bits=bits,
+    )
+    assert np.array_equal(np.array(back), codes)
+
+
+def test_bfloat_rounds_as_mlx_does() -> None:
+    draw = np.random.default_rng(0)
+    values = (draw.standard_normal(5000) * 10.0 ** draw.integers(-30, 30, 5000)).astype(np.float32)
+    values[:4] = [0.0, -0.0, np.inf, 1.00390625]
+    rounded = weights.round_to(values, "BF16")
+    expected = np.array(mx.array(values).astype(mx.bfloat16).astype(mx.float32))
+    assert np.array_equal(rounded, expected)
+    assert np.array_equal(weights.load(weights.store(rounded, "BF16"), "BF16"), expected)
+
+
+def test_slices_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = random_blocks("Q6_K")
+    tensor = tensor_of(tmp_path, "Q6_K", raw)
+    whole, _ = ours(tensor, "F16")
+    monkeypatch.setattr(weights, "_SLICE_WEIGHTS", 5 * 256)
+    assert np.array_equal(ours(tensor, "F16")[0], whole)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"), [("Q4_0", 60_000.0), ("Q8_0", np.nan), ("Q6_K", np.inf)]
+)
+def test_scales_that_overflow_are_refused(tmp_path: Path, kind: str, value: float) -> None:
+    raw = random_blocks(kind)
+    at = HALVES[kind][0]
+    raw[7, at : at + 2] = np.array([value], "<f2").view(np.uint8)
+    with pytest.raises(UnsupportedModel, match="F16"):
+        weights.quantised(tensor_of(tmp_path, kind, raw), "F16")

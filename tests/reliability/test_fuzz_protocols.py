@@ -1,0 +1,179 @@
+"""What editors may send, any bytes, any JSON: requests are answered, and nothing ends a server."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import subprocess
+import sys
+from typing import Any
+
+from hypothesis import strategies as st
+
+from akunu_py.completion.completer import Request
+from akunu_py.completion.jsonl import Asked, BadLine, Cancel, parse, read_lines
+from akunu_py.completion.lsp_documents import Document, well_formed
+from akunu_py.completion.lsp_protocol import Garbage, read_frames
+from akunu_py.completion.types import check_request
+from akunu_py.errors import UsageError
+from tests.reliability.fuzz import NUMBERS, TEXTS, changed, damaged, explore, json_like, lengths
+from tests.support.paths import ROOT
+
+ASKED = {
+    "id": 1, "prefix": "def f(", "suffix": ")", "path": "a.py", "language": "python",
+    "channel": "a", "files": [{"path": "b.py", "text": "x = 1"}], "max_tokens": 8, "max_lines": 1,
+    "time_ms": 250, "temperature": 0.5, "stream": True,
+}  # fmt: skip
+
+
+def check_line(line: bytes) -> None:
+    """A line is understood, refused with words that JSON can carry, or empty."""
+    try:
+        asked = parse(line, Request(""))
+        if isinstance(asked, Asked):
+            check_request(asked.request)
+            assert math.isfinite(asked.request.temperature)
+    except BadLine as error:
+        json.dumps({"id": error.id, "error": str(error)}, ensure_ascii=False).encode()
+    except UsageError as error:
+        str(error).encode()
+    else:
+        assert asked is None or isinstance(asked, Asked | Cancel)
+
+
+@lengths(150)
+def test_json_lines(examples: int) -> None:
+    explore(lambda value: check_line(json.dumps(value).encode()), examples, changed(ASKED))
+
+
+@lengths(100)
+def test_json_lines_with_bytes_turned_over(examples: int) -> None:
+    whole = json.dumps(ASKED).encode()
+    explore(check_line, examples, damaged(whole) | st.binary(max_size=40))
+
+
+@lengths(50)
+def test_numbers_at_the_ends_of_their_types(examples: int) -> None:
+    def check(changes: dict[str, Any]) -> None:
+        check_line(json.dumps(ASKED | changes).encode())
+
+    names = ("max_tokens", "max_lines", "time_ms", "temperature")
+    explore(check, examples, st.fixed_dictionaries({}, optional=dict.fromkeys(names, NUMBERS)))
+
+
+@lengths(75)
+def test_lines_of_any_length(examples: int) -> None:
+    """Whatever comes, each line is given once, and none that is longer than the limit."""
+
+    def check(data: bytes) -> None:
+        lines = list(read_lines(io.BytesIO(data), longest=8))
+        expected = data.split(b"\n")
+        assert len(lines) == len(expected) - (expected[-1] == b"")
+        assert all(line is None or len(line) <= 8 for line in lines)
+
+    parts = st.sampled_from([b"\n", b"\r", b"a", b"12345678", b"{}"])
+    explore(check, examples, st.lists(parts, max_size=24).map(b"".join))
+
+
+def framed(body: bytes) -> bytes:
+    return b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+@lengths(100)
+def test_frames_survive_garbage(examples: int) -> None:
+    """After any garbage that is no half of a frame, the next frame is read as it was sent."""
+
+    def check(data: bytes) -> None:
+        frames = list(read_frames(io.BytesIO(data + b"\n\n" + framed(b'{"last": 1}'))))
+        if b"content-length" not in data.lower():
+            assert frames[-1] == b'{"last": 1}'
+            assert all(isinstance(frame, Garbage) for frame in frames[:-1])
+
+    pieces = st.sampled_from(
+        [b"Content-Length: 3\r\n", b"\r\n", b"X: y\r\n", b"{}", b"\xff", b": "]
+    )
+    garbage = st.lists(pieces | st.binary(max_size=8), max_size=8).map(b"".join)
+    explore(check, examples, garbage | damaged(framed(b'{"jsonrpc": "2.0"}')))
+
+
+@lengths(100)
+def test_positions_in_documents(examples: int) -> None:
+    """Any two positions, in any units, delimit a piece of the text."""
+
+    def check(case: tuple[str, list[int], str]) -> None:
+        text, (line, column, to_line, to_column), encoding = case
+        document = Document("file:///a", "x", well_formed(text))
+        start = document.offset(line, column, encoding)
+        assert 0 <= start <= len(document.text)
+        made = document.changed("new", (line, column), (to_line, to_column), encoding)
+        made.text.encode()
+
+    numbers = st.lists(st.integers(0, 2**31), min_size=4, max_size=4)
+    small = st.lists(st.integers(0, 5), min_size=4, max_size=4)
+    units = st.sampled_from(["utf-8", "utf-16", "utf-32"])
+    texts = st.text(st.sampled_from("ab\r\n\u00e9\U0001f600\ud83d\u2028\x0c"), max_size=12)
+    explore(check, examples, st.tuples(texts, small | numbers, units))
+
+
+URI = "file:///a.py"
+POSITION = {"line": 0, "character": 1}
+MESSAGES: list[dict[str, Any]] = [
+    {"method": "textDocument/didOpen", "params": {"textDocument": {
+        "uri": URI, "languageId": "python", "version": 1, "text": "print(1)\n"}}},
+    {"method": "textDocument/didChange", "params": {
+        "textDocument": {"uri": URI, "version": 2},
+        "contentChanges": [{"range": {"start": POSITION, "end": POSITION}, "text": "x"}]}},
+    {"method": "textDocument/didClose", "params": {"textDocument": {"uri": URI}}},
+    {"method": "textDocument/inlineCompletion", "id": 5, "params": {
+        "textDocument": {"uri": URI}, "position": POSITION, "context": {"triggerKind": 1}}},
+    {"method": "workspace/executeCommand", "id": 6, "params": {"command": "x"}},
+    {"method": "$/cancelRequest", "params": {"id": 5}},
+    {"id": 7, "result": None},
+]  # fmt: skip
+
+
+@lengths(75)
+def test_a_language_server_answers_every_request(examples: int) -> None:
+    """One server is sent all of them; each request that has an id of its own is answered, and
+    the server still shuts down in order."""
+    sent: list[bytes] = []
+
+    def note(message: Any) -> None:
+        body = {"jsonrpc": "2.0"} | message if isinstance(message, dict) else message
+        if isinstance(body, dict) and "id" in body:
+            body["id"] = f"r{len(sent)}"
+        if not isinstance(body, dict) or body.get("method") not in ("exit", "shutdown"):
+            sent.append(json.dumps(body).encode())
+
+    shapes = st.one_of([changed(message) for message in MESSAGES])
+    explore(note, examples, shapes | json_like(TEXTS))
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.lsp_echo"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+    )
+    first = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"capabilities": {}}}
+    last = [
+        {"jsonrpc": "2.0", "id": "end", "method": "shutdown"},
+        {"jsonrpc": "2.0", "method": "exit"},
+    ]
+    opened = {"jsonrpc": "2.0"} | MESSAGES[0]
+    bodies = [json.dumps(first).encode(), json.dumps(opened).encode(), *sent]
+    bodies += [json.dumps(message).encode() for message in last]
+    out, err = server.communicate(b"".join(map(framed, bodies)), timeout=120)
+    assert server.returncode == 0, err.decode()[-3000:]
+    replies = [json.loads(frame) for frame in read_frames(io.BytesIO(out))]
+    answered = [reply["id"] for reply in replies if "method" not in reply]
+    asked = [json.loads(body) for body in sent]
+    wanted = [
+        each["id"]
+        for each in asked
+        if isinstance(each, dict) and isinstance(each.get("id"), str)
+        and each.get("jsonrpc") == "2.0" and isinstance(each.get("method"), str)
+    ]  # fmt: skip
+    assert len(wanted) > examples // 8
+    assert [id for id in wanted if answered.count(id) != 1] == []
+    assert "end" in answered

@@ -1,0 +1,192 @@
+"""What SECURITY.md promises: nothing leaves the machine unasked, and what was said is for its
+owner's eyes only. What no source of ours may do is in `test_privacy_sources`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from akunu_py.chats.store import Archive
+from akunu_py.decoding.kernels import keep_kernels_private
+from tests.reliability.watched import Home, can_trace
+from tests.support.chats import exchange_of
+from tests.support.terminal import Terminal, needs_tmux
+from tests.support.terminal import terminal as terminal  # a fixture
+from tests.support.tiny_fim import byte_level, write_model
+from tests.support.tiny_gguf import write_tiny
+
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """Where somebody imported a model, was answered by it, and kept the session."""
+    home = Home(tmp_path_factory.mktemp("home"))
+    write_tiny(home.folder / "tiny.gguf")
+    folder = write_model(home.folder / "plain", byte_level(["<|end|>"]), end="<|end|>")
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    (home.folder / "trace.json").write_text(
+        json.dumps({"tokenizer": "t", "workloads": {"a": [{"prompt": [1, 2], "output": [1, 2]}]}})
+    )
+    done = home.akunu("models", "import", "tiny.gguf", "--name", "tiny")
+    assert done.returncode == 0, done.stderr
+    return home
+
+
+ASKED = json.dumps({"id": 1, "prefix": "def f(", "max_tokens": 4}).encode() + b"\n"
+COMMANDS: list[tuple[list[str], bytes]] = [
+    (["models", "list"], b""),
+    (["models", "show", "tiny"], b""),
+    (["models", "verify"], b""),
+    (["models", "gc"], b""),
+    (["models", "import", "plain", "--name", "copy"], b""),
+    (["run", "--model", "tiny", "--raw", "--max-tokens", "8", "--prompt-cache",
+      "kept.safetensors", "Once"], b""),
+    (["run", "--model", "plain", "--max-tokens", "8", "Once"], b""),
+    (["complete", "--model", "tiny"], ASKED),
+    (["chats", "list"], b""),
+    (["bench", "replay", "trace.json"], b""),
+    (["info"], b""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "data"), COMMANDS, ids=[" ".join(words[:3]) for words, _ in COMMANDS]
+)
+def test_nothing_leaves_the_machine(words: list[str], data: bytes, home: Home) -> None:
+    done = home.akunu(*words, data=data)
+    assert done.returncode == 0, done.stderr
+    assert home.attempts == []
+
+
+@needs_tmux
+def test_a_chat_leaves_the_machine_alone(terminal: Terminal, home: Home) -> None:
+    script = home.folder / "chat.sh"
+    own = (f"export {name}='{value}'" for name, value in home.own.items())
+    plain = str(home.folder / "plain")
+    command = " ".join([*home.command, "chat", "--max-tokens", "8", plain])
+    script.write_text("\n".join([*own, "umask 022", "cd /", "clear", command, "echo code=$?"]))
+    terminal.type(f"sh {script}", "Enter")
+    terminal.wait_for("Ask something", seconds=120)
+    terminal.type("Hello", "Enter")
+    terminal.wait_for("▌ Hello", seconds=60)
+    terminal.wait_for(r"\d tok/s", seconds=60)
+    terminal.type("C-q")
+    terminal.wait_for("code=0", seconds=60)
+    assert home.attempts == []
+    archive = Archive.open(home.folder / "data" / "akunu" / "conversations.db")
+    kept = [info.title for info in archive.list()]
+    archive.close()
+    assert "Hello" in kept
+
+
+def test_a_pull_is_what_asks_the_network(tmp_path: Path) -> None:
+    """The watch sees what it is there to see."""
+    home = Home(tmp_path)
+    with home.start(sys.executable, "-m", "akunu_py", "models", "pull", "owner/name") as pull:
+        while not home.attempts and pull.poll() is None:
+            time.sleep(0.05)
+        os.killpg(pull.pid, signal.SIGKILL)
+    assert home.attempts
+
+
+@pytest.mark.skipif(not can_trace(), reason="strace is not installed, or may not watch here")
+def test_the_watch_sees_native_code_too(tmp_path: Path) -> None:
+    """What Python does not know of: a connection of the C library."""
+    home = Home(tmp_path)
+    home.run(
+        sys.executable,
+        "-c",
+        "import ctypes, struct; address = struct.pack('=HH', 2, 9) + bytes([127, 0, 0, 1]) + "
+        "bytes(8); c = ctypes.CDLL(None); c.connect(c.socket(2, 1, 0), address, 16)",
+    )
+    (attempt,) = home.attempts
+    assert "connect(" in attempt
+    assert "127.0.0.1" in attempt
+
+
+def mode(path: Path) -> str:
+    return oct(stat.S_IMODE(path.stat().st_mode))
+
+
+def test_what_was_said_is_for_its_owner_alone(home: Home) -> None:
+    """With a mask that lets everybody read."""
+    done = home.akunu("run", "--model", "tiny", "--raw", "--max-tokens", "4", "--prompt-cache",
+                      "modes.safetensors", "Twice")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    before = os.umask(0o022)
+    try:
+        archive = Archive.open(home.folder / "data" / "akunu" / "conversations.db")
+        archive.save_tree(exchange_of("private", "secret", "secret", 1e9))
+        found = {path.name: mode(path) for path in (home.folder / "data" / "akunu").glob("conv*")}
+        archive.close()
+    finally:
+        os.umask(before)
+    assert {"conversations.db", "conversations.db-wal", "conversations.db.lock"} <= set(found)
+    assert set(found.values()) == {"0o600"}
+    assert mode(home.folder / "modes.safetensors") == "0o600"
+    learned = home.folder / "cache" / "akunu" / "learned"
+    folders = [folder for folder in learned.iterdir() if folder.is_dir()]
+    assert folders
+    assert {mode(folder) for folder in folders} == {"0o700"}
+    kept = [path for folder in folders for path in folder.iterdir() if path.name != "lock"]
+    assert [path for path in kept if path.name.startswith("memory-")]
+    assert {mode(path) for path in kept} == {"0o600"}
+
+
+def test_settings_are_for_their_owner_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from akunu_py.settings import save_settings, settings_file
+
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    before = os.umask(0o022)
+    try:
+        save_settings({"system_prompt": "secret"})
+    finally:
+        os.umask(before)
+    assert mode(settings_file()) == "0o600"
+
+
+def test_kernels_are_compiled_in_a_folder_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLX loads the libraries that it finds below TMPDIR, so they must be nobody else's."""
+
+    def where() -> Path:
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
+        monkeypatch.setattr("tempfile.tempdir", None)
+        keep_kernels_private()
+        return Path(os.environ["TMPDIR"])
+
+    tmp_path.chmod(0o700)
+    assert where() == tmp_path
+    if sys.platform != "linux":
+        return
+    tmp_path.chmod(0o1777)
+    own = where()
+    assert own == tmp_path / f"akunu-{os.getuid()}"
+    assert mode(own) == "0o700"
+    ask = "import akunu_py.decoding.device, os; print(os.environ['TMPDIR'])"
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, env=environment)
+    assert Path(done.stdout.decode().strip()) == own
+    own.rename(tmp_path / "theirs")
+    (tmp_path / "theirs").chmod(0o777)
+    own.symlink_to(tmp_path / "theirs")
+    other = where()
+    assert other not in (own, tmp_path / "theirs")
+    assert mode(other) == "0o700"
+
+
+def test_nothing_else_is_left_in_the_folder_for_temporary_files(home: Home) -> None:
+    kept = {path.name for path in (home.folder / "tmp").iterdir()}
+    assert {name for name in kept if not name.startswith("tmux")} <= {"mlx"}

@@ -1,0 +1,101 @@
+"""What SECURITY.md promises of the sources: no file can make the program run code of its own, and
+what is installed is listed, with its licence."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from tests.reliability.dependencies import FILE, PERMISSIVE, declared, facts
+from tests.support.paths import ROOT
+
+SOURCES = sorted(
+    path
+    for folder in ("akunu_py", "ngram", "tui", "models", "bench")
+    for path in (ROOT / folder).rglob("*.py")
+    if not any(parent.is_symlink() for parent in path.parents)
+)
+RUNS_CODE = {"pickle", "cPickle", "marshal", "shelve", "dill", "joblib", "cloudpickle", "code"}
+CALLS = {
+    "eval", "exec", "compile", "__import__", "os.system", "os.popen", "os.execv", "os.execvp",
+    "os.spawnv", "np.load", "numpy.load", "torch.load", "yaml.load", "tempfile.mktemp",
+    "subprocess.getoutput", "subprocess.getstatusoutput", "asyncio.create_subprocess_shell",
+}  # fmt: skip
+
+
+def test_every_source_is_looked_at() -> None:
+    names = {path.relative_to(ROOT).as_posix() for path in SOURCES}
+    assert {
+        "akunu_py/decoding/engine.py",
+        "tui/app.py",
+        "models/store.py",
+        "ngram/memory.py",
+    } <= names
+
+
+def test_no_pickle_no_shell_no_code_from_files() -> None:
+    assert [problem for path in SOURCES for problem in problems(path)] == []
+
+
+def test_what_is_forbidden_is_found(tmp_path: Path) -> None:
+    lines = [
+        "import pickle", "from marshal import loads", "eval('1')", "os.system(x)",
+        "load(path, trust_remote_code=True)", "run(x, shell=True)", "read(x, allow_pickle=True)",
+    ]  # fmt: skip
+    path = tmp_path / "bad.py"
+    path.write_text("import json\nrun(x, shell=False)\n" + "\n".join(lines))
+    assert [each.partition(": ")[2] for each in problems(path)] == lines
+
+
+def problems(path: Path) -> list[str]:
+    """The places in a source that do what none may."""
+    tree = ast.parse(path.read_text("utf-8"))
+    return [
+        f"{path.name}:{node.lineno}: {ast.unparse(node).replace(chr(10), ' ')}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom | ast.Call) and is_forbidden(node)
+    ]
+
+
+def is_forbidden(node: ast.Import | ast.ImportFrom | ast.Call) -> bool:
+    if isinstance(node, ast.Import):
+        return any(name.name.partition(".")[0] in RUNS_CODE for name in node.names)
+    if isinstance(node, ast.ImportFrom):
+        return (node.module or "").partition(".")[0] in RUNS_CODE
+    options = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+    return (
+        ast.unparse(node.func) in CALLS
+        or options.get("trust_remote_code") == "True"
+        or options.get("allow_pickle") == "True"
+        or options.get("shell", "False") != "False"
+    )
+
+
+# Dependencies
+
+
+def listed() -> dict[str, tuple[str, str]]:
+    """The page's first table: where each is installed, and its licence."""
+    page = (ROOT / FILE).read_text("utf-8").partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    return {name: (where, licence) for name, where, licence, _ in rows[1:]}
+
+
+def test_the_list_of_dependencies_is_that_of_the_project() -> None:
+    """`python -m tests.reliability.dependencies` writes it anew."""
+    assert {name: where for name, (where, _) in listed().items()} == declared()
+    assert all(facts(name).purpose for name in declared())
+
+
+def test_licences_are_permissive() -> None:
+    named = listed()
+    for name in declared():
+        found = facts(name).licence  # "?": not on this system
+        for licence in (named[name][1], found if found != "?" else "mit"):
+            assert any(word in licence.lower() for word in PERMISSIVE), (name, licence)
+
+
+def test_security_names_what_is_tested_here() -> None:
+    text = (ROOT / "SECURITY.md").read_text("utf-8")
+    for word in ("conversations.db", "settings.toml", "learned", "0600", "dependencies.md"):
+        assert word in text

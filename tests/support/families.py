@@ -1,0 +1,64 @@
+"""Tiny random-weight models of mlx-lm's families, from mlx-lm's own classes."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_map_with_path
+from mlx_lm.models.cache import CacheList
+
+from tests.support.family_table import COMMON, FAMILIES, Family
+
+
+class Cached:
+    """A model with another cache than its own."""
+
+    def __init__(self, model: Any, make: Callable[[], Any]) -> None:
+        self.model, self.layers, self._make = model, model.layers, make
+
+    def make_cache(self) -> list[Any]:
+        return [self._make() for _ in self.layers]
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self.model(*args, **options)
+
+
+@cache
+def build(name: str, **more: int) -> Any:
+    """The tiny model of the family, with `more` arguments or others."""
+    family = FAMILIES[name]
+    module = importlib.import_module(f"mlx_lm.models.{family.module}")
+    args = {**COMMON, **family.args, **more, "model_type": family.module}
+    if family.inner:
+        args = {family.inner: args, "model_type": family.module}
+    mx.random.seed(family.seed)
+    model = module.Model(module.ModelArgs.from_dict(args))
+    model.update(tree_map_with_path(partial(_randomise, family), model.parameters()))
+    model.eval()
+    mx.eval(model.parameters())
+    return Cached(model, family.caches) if family.caches else model
+
+
+def _randomise(family: Family, path: str, weight: mx.array) -> mx.array:
+    scale = family.embedding if path.endswith("embed_tokens.weight") else family.scale
+    noise = mx.random.normal(weight.shape) * scale
+    # Norms, decays and biases stay near what their module starts them with.
+    return noise if weight.ndim > 1 else weight.astype(mx.float32) + noise
+
+
+def leaves(entries: Iterable[Any]) -> list[Any]:
+    """The entries of a cache, those inside a CacheList one by one."""
+    return [
+        leaf
+        for entry in entries
+        for leaf in (leaves(entry.caches) if isinstance(entry, CacheList) else [entry])
+    ]
+
+
+def kinds(entries: Sequence[Any]) -> set[str]:
+    """The names of the classes in a cache, CacheList itself among them."""
+    return {type(entry).__name__ for entry in [*entries, *leaves(entries)]}

@@ -1,0 +1,53 @@
+"""A hub on this machine with a tiny model, and empty places of our own.
+
+Import `files`, `home` and `server` to have the fixtures; `server` offers what `files` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from akunu_py.models.hub import api
+from tests.support.hub_server import Hub, running
+from tests.support.tiny_model import tiny_files
+
+WEIGHTS = "model.safetensors"
+NAME = "tiny-model"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """A whole model, and what nobody needs."""
+    content = tiny_files(tmp_path_factory.mktemp("made"))
+    return content | {"README.md": b"# tiny", "modeling_tiny.py": b"raise SystemExit", "a/b": b"x"}
+
+
+@pytest.fixture
+def server(files: dict[str, bytes]) -> Iterator[Hub]:
+    with running(dict(files)) as running_hub:
+        yield running_hub
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, server: Hub, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Empty places, and the server for the hub."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setattr(constants, "ENDPOINT", server.url)
+    template = f"{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(api, "_FIRST_WAIT_S", 0.01)
+    return tmp_path
+
+
+def everything(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+def partials(home: Path) -> list[Path]:
+    return sorted((home / "hub").rglob("*.incomplete"))

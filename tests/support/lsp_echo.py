@@ -1,0 +1,46 @@
+"""A language server like the real one, but for the model: it completes with what it was asked.
+
+Run as `python -m tests.support.lsp_echo`. A prefix that ends with "wait" is completed only when
+that is cancelled; one with "print" is printed to stdout first, as a careless library might.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+from akunu_py.commands.complete import leave
+from akunu_py.completion.lsp import serve_lsp
+from akunu_py.completion.types import Completion, Request
+from akunu_py.types import Stats
+
+if TYPE_CHECKING:
+    from akunu_py.completion.completer import Completer
+
+ECHO = [sys.executable, "-m", "tests.support.lsp_echo"]
+_TIME = ["--time-ms", "200000"]  # on a busy machine too
+STARTER = [sys.executable, "-m", "akunu_py", "complete", "--lsp", *_TIME, "--model", "starter"]
+
+
+class Echo:
+    engine = SimpleNamespace(name="echo")
+
+    def complete(
+        self, request: Request, cancelled: Callable[[], bool], on_text: Callable[[str], None]
+    ) -> Completion:
+        while request.prefix.endswith("wait") and not cancelled():
+            time.sleep(0.01)
+        if request.prefix.endswith("print"):
+            print("Content-Length: 1000000", flush=True)
+        reason = "cancelled" if cancelled() else "stop"
+        text = json.dumps(asdict(request), ensure_ascii=False)
+        return Completion(text, reason, Stats())  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    serve_lsp(lambda: cast("Completer", Echo()), Request("", max_lines=7), leave)

@@ -1,0 +1,69 @@
+"""Targets of tiny models, and the answers that an adversarial drafter draws from them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+
+from akunu_py.decoding import decode
+from akunu_py.decoding.decode import Target, prefill
+from tests.support.families import build
+from tests.support.tiny import VOCABULARY, Adversary
+
+COUNT = 40  # tokens of an answer
+
+
+class Counting:
+    """A model that counts the rows it is given."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.rows = model, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def __call__(self, tokens: mx.array, *args: Any, **options: Any) -> Any:
+        self.rows += tokens.shape[1]
+        return self.model(tokens, *args, **options)
+
+
+def some(count: int, seed: int) -> list[int]:
+    randomly = random.Random(seed)
+    return [randomly.randrange(VOCABULARY) for _ in range(count)]
+
+
+def answer(target: Target, prompt: list[int], truth: list[int], count: int = COUNT) -> list[int]:
+    drafter = Adversary(prompt, truth, seed=len(prompt))
+    drafter.extend(prompt)
+    assert prefill(target, lambda done: True)
+    pieces = decode.decode(target, drafter, count, (), patience=None)
+    return [token for piece in pieces for token in piece.tokens]
+
+
+def fresh(name: str, prompt: list[int]) -> list[int]:
+    target = Target(build(name))
+    assert target.go_to(prompt) == 0
+    return answer(target, prompt, [])
+
+
+def answer_with(
+    target: Target, prompt: list[int], drafter: Adversary, count: int, patience: int | None
+) -> list[int]:
+    return list(tokens_of(target, prompt, drafter, count, patience))
+
+
+def tokens_of(
+    target: Target,
+    prompt: list[int],
+    drafter: Adversary,
+    count: int,
+    patience: int | None = None,
+) -> Iterator[int]:
+    target.go_to(prompt)
+    assert prefill(target, lambda done: True)
+    drafter.extend(prompt)
+    for piece in decode.decode(target, drafter, count, (), patience=patience):
+        yield from piece.tokens

@@ -1,0 +1,280 @@
+"""Tiny random-weight models of each family that GGUF import knows, as safetensors and as GGUF.
+
+The weights are made for mlx-lm's own classes. Their way into GGUF is that of llama.cpp's
+conversion: names and keys come from the gguf package, and what llama.cpp changes in the values is
+done here in the open, so that nothing is shared with the import that these files are for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
+
+from tests.support.tiny_gguf import Array, add_tokenizer, vocabulary
+
+CONTEXT, LAYERS, HEADS, KV_HEADS, INNER = 512, 2, 4, 2, 96
+
+
+@dataclass(frozen=True)
+class FamilyCase:
+    """A family's tiny model. `config` is mlx-lm's, `keys` what the gguf writer is told besides the
+    usual, `tables` tensors of rotary factors."""
+
+    architecture: str
+    config: dict[str, Any]
+    keys: Callable[[Any], None] = lambda writer: None
+    tables: dict[str, list[float]] = field(default_factory=dict)
+
+
+def _config(model_type: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "model_type": model_type,
+        "hidden_size": 64,
+        "intermediate_size": INNER,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": 16,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": CONTEXT,
+        "vocab_size": len(vocabulary()),
+        "tie_word_embeddings": False,
+        "eos_token_id": 2,
+    } | changes
+
+
+def _llama3_divisors() -> list[float]:
+    """Llama 3.2's scaling of 8 frequencies, by the formula of its release."""
+    divisors = []
+    for i in range(8):
+        wavelength = 2 * np.pi * 500000.0 ** (i / 8)
+        smooth = (8192 / wavelength - 1) / 3
+        if wavelength < 8192 / 4:
+            divisors.append(1.0)
+        elif wavelength > 8192:
+            divisors.append(32.0)
+        else:
+            divisors.append(float(1 / ((1 - smooth) / 32 + smooth)))
+    return divisors
+
+
+def _wide_keys(writer: Any) -> None:
+    writer.add_key_length(32)
+    writer.add_value_length(32)
+
+
+def _gemma3_keys(writer: Any) -> None:
+    writer.add_sliding_window(32)
+    writer.add_rope_freq_base(1000000.0)
+
+
+def _moe_keys(writer: Any) -> None:
+    writer.add_expert_count(4)
+    writer.add_expert_used_count(2)
+    writer.add_expert_feed_forward_length(32)
+
+
+def _yarn_keys(writer: Any) -> None:
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(4.0)
+    writer.add_rope_scaling_orig_ctx_len(128)
+
+
+def _linear_keys(writer: Any) -> None:
+    writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+    writer.add_rope_scaling_factor(8.0)
+
+
+def _long_keys(writer: Any) -> None:
+    writer.add_rope_dimension_count(12)
+    writer.add_rope_scaling_orig_ctx_len(128)
+    writer.add_rope_scaling_attn_factors(float(np.sqrt(1 + np.log(4) / np.log(128))))
+    writer.add_sliding_window(256)
+
+
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+_YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+_FACTORS = [1.0, 1.1, 1.3, 1.7, 2.5, 4.0]
+_OWN_TABLE = [1.0, 1.0, 1.5, 2.0, 3.0, 5.0, 6.0, 7.0]
+
+CASES = {
+    "llama": FamilyCase("llama", _config("llama")),
+    "llama tied": FamilyCase("llama", _config("llama", tie_word_embeddings=True)),
+    "llama wide heads": FamilyCase("llama", _config("llama", head_dim=32), _wide_keys),
+    "llama 3.2": FamilyCase(
+        "llama",
+        _config("llama", rope_theta=500000.0, rope_scaling=_LLAMA3),
+        tables={"rope_freqs.weight": _llama3_divisors()},
+    ),
+    "llama own table": FamilyCase(
+        "llama",
+        _config(
+            "llama",
+            rope_scaling={
+                "rope_type": "longrope",
+                "original_max_position_embeddings": CONTEXT,
+                "short_factor": _OWN_TABLE,
+                "long_factor": _OWN_TABLE,
+            },
+        ),
+        tables={"rope_freqs.weight": _OWN_TABLE},
+    ),
+    "llama linear": FamilyCase(
+        "llama", _config("llama", rope_scaling={"type": "linear", "factor": 8.0}), _linear_keys
+    ),
+    "qwen2": FamilyCase("qwen2", _config("qwen2", tie_word_embeddings=True)),
+    "qwen2 yarn": FamilyCase("qwen2", _config("qwen2", rope_scaling=_YARN), _yarn_keys),
+    "qwen3": FamilyCase("qwen3", _config("qwen3", head_dim=32), _wide_keys),
+    "qwen3moe": FamilyCase(
+        "qwen3moe",
+        _config(
+            "qwen3_moe",
+            num_experts=4,
+            num_experts_per_tok=2,
+            decoder_sparse_step=1,
+            mlp_only_layers=[],
+            moe_intermediate_size=32,
+            norm_topk_prob=True,
+        ),
+        _moe_keys,
+    ),
+    "gemma3": FamilyCase(
+        "gemma3",
+        _config(
+            "gemma3_text",
+            num_hidden_layers=7,
+            rope_theta=1000000.0,
+            rope_local_base_freq=10000.0,
+            query_pre_attn_scalar=16,
+            sliding_window=32,
+            sliding_window_pattern=6,
+            tie_word_embeddings=True,
+        ),
+        _gemma3_keys,
+    ),
+    "phi3": FamilyCase("phi3", _config("phi3")),
+    "phi3 long": FamilyCase(
+        "phi3",
+        _config(
+            "phi3",
+            partial_rotary_factor=0.75,
+            original_max_position_embeddings=128,
+            rope_scaling={"type": "longrope", "long_factor": _FACTORS, "short_factor": _FACTORS},
+        ),
+        _long_keys,
+        tables={"rope_factors_long.weight": _FACTORS, "rope_factors_short.weight": _FACTORS},
+    ),
+}
+
+
+def weights_of(case: FamilyCase, seed: int = 0) -> dict[str, Array]:
+    """Random float32 parameters by mlx-lm's names, the same ones every time."""
+    module = importlib.import_module(f"mlx_lm.models.{case.config['model_type']}")
+    model = module.Model(module.ModelArgs.from_dict(case.config))
+    draw = np.random.RandomState(seed)  # its stream never changes
+    parameters: Any = tree_flatten(model.parameters())
+    made: dict[str, Array] = {}
+    for name, value in sorted(parameters):
+        if name == "lm_head.weight" and case.config["tie_word_embeddings"]:
+            continue
+        values = draw.standard_normal(value.shape)
+        if name.endswith("norm.weight"):
+            values = 0.2 * values + (0 if case.architecture == "gemma3" else 1)
+        elif "embed_tokens" not in name:
+            values *= 1.5 / np.sqrt(value.shape[-1])
+        elif case.config["tie_word_embeddings"]:
+            # Otherwise it would find the token that it has just read the likeliest.
+            values *= 0.03 if case.architecture == "gemma3" else 0.2
+        made[name] = values.astype(np.float32)
+    return made
+
+
+def write_folder(folder: Path, case: FamilyCase, weights: dict[str, Array]) -> Path:
+    """Writes config.json and model.safetensors as mlx-lm loads them, without a tokenizer."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(case.config))
+    arrays = {name: mx.array(values) for name, values in weights.items()}
+    mx.save_safetensors(str(folder / "model.safetensors"), arrays)
+    return folder
+
+
+def write_gguf(
+    path: Path,
+    case: FamilyCase,
+    weights: dict[str, Array],
+    kind: str = "F32",
+    name: str = "tiny",
+    shard_tensors: int = 0,
+) -> Path:
+    """Writes the GGUF file that llama.cpp's conversion would make of `weights`.
+
+    shard_tensors: how many to put into each part of a split file, 0 for one file. Gives the first.
+    """
+    writer = gguf.GGUFWriter(str(path), case.architecture, split_max_tensors=shard_tensors)
+    config = case.config
+    writer.add_name(name)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if case.architecture == "gemma3":
+        writer.add_key_length(config["head_dim"])
+        writer.add_value_length(config["head_dim"])
+    else:
+        writer.add_rope_freq_base(config["rope_theta"])
+    case.keys(writer)
+    add_tokenizer(writer)
+    for table, factors in case.tables.items():
+        writer.add_tensor(table, np.array(factors, np.float32))
+    arch = next(key for key, text in gguf.MODEL_ARCH_NAMES.items() if text == case.architecture)
+    names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
+    for parameter, values in weights.items():
+        known = parameter.replace("switch_mlp", "experts")
+        target = names.get_name(known, try_suffixes=(".weight", ".bias"))
+        assert target, parameter
+        stored = "F32" if values.ndim == 1 or "ffn_gate_inp" in target else kind
+        converted = as_llama_cpp(case, parameter, values)
+        type_ = gguf.GGMLQuantizationType[stored]
+        writer.add_tensor(target, gguf.quantize(converted, type_), raw_dtype=type_)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path if path.exists() else min(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))
+
+
+def as_llama_cpp(case: FamilyCase, parameter: str, values: Array) -> Array:
+    """What llama.cpp's conversion does to a parameter's values."""
+    if case.architecture == "llama" and (found := re.search(r"\.([qk])_proj\.weight", parameter)):
+        heads = HEADS if found[1] == "q" else KV_HEADS
+        halves = values.reshape(heads, 2, len(values) // heads // 2, -1)
+        return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
+    if case.architecture == "gemma3" and parameter.endswith("norm.weight"):
+        return values + np.float32(1)
+    return values
+
+
+def prompt() -> list[int]:
+    """80 tokens of text: longer than the tiny window of gemma3."""
+    ids: list[int] = np.random.RandomState(1).randint(3, 260, 80).tolist()
+    return ids

@@ -1,0 +1,21 @@
+"""A whole tiny model with random weights, as a folder or as the files that a hub offers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from akunu_py.models.gguf.convert import import_gguf
+from tests.support.tiny_gguf import write_tiny
+
+
+def tiny_folder(work: Path) -> Path:
+    """The model as the store keeps one, made in `work`."""
+    folder = work / "model"
+    folder.mkdir()
+    import_gguf(write_tiny(work / "tiny.gguf"), folder)
+    return folder
+
+
+def tiny_files(work: Path) -> dict[str, bytes]:
+    """The content of its files by name; `work` is where they are made."""
+    return {path.name: path.read_bytes() for path in sorted(tiny_folder(work).iterdir())}

@@ -1,0 +1,274 @@
+"""Asking and being answered, driven by pilots. What a session would tell is posted by hand."""
+
+from __future__ import annotations
+
+import pytest
+from textual import events
+
+from akunu_py.text import displayable, typeable
+from akunu_py.tui.conversation import Conversation
+from akunu_py.tui.prompt.box import PromptBox
+from akunu_py.tui.session.messages import Failed, Finished, Loaded, Prefilling
+from akunu_py.tui.transcript.turn import AnswerView
+from akunu_py.tui.transcript.view import Transcript
+from akunu_py.types import Message
+from tests.support.tui_chat import STATS, chat
+
+
+async def test_a_question_and_its_answer() -> None:
+    async with chat() as it:
+        assert it.phase() == "ready"
+        await it.press(*"why", "enter")
+        assert (it.prompts, it.text(), it.phase()) == (["why"], "", "reading")
+        await it.post(Prefilling(1, 40, 100))
+        assert "read  40%" in str(it.status.render())
+        await it.piece("Be")
+        await it.piece("cause")
+        assert it.phase() == "answering"
+        assert it.markdown == ["Because"]
+        for number in ("20.0", "50%", "2.00"):
+            assert number in str(it.status.render())
+        await it.post(Finished(1, "stop", STATS))
+        assert it.phase() == "ready"
+        assert "20.0" in str(it.status.render())
+
+
+async def test_enter_sends_and_other_keys_break_the_line() -> None:
+    async with chat() as it:
+        await it.press("a", "ctrl+j", "b", "shift+enter", "c")
+        assert it.text() == "a\nb\nc"
+        await it.press("enter")
+        assert it.prompts == ["a\nb\nc"]
+        await it.press("enter")
+        await it.press("space", "enter")
+        assert len(it.prompts) == 1, "an empty prompt is not sent"
+
+
+async def test_a_paste_of_many_lines_is_one_harmless_prompt() -> None:
+    async with chat() as it:
+        it.app.post_message(events.Paste("one\r\ntwo\x1b[2J\rthree\x07\ttab\x00"))
+        await it.pilot.pause()
+        assert it.text() == "one\ntwo[2J\nthree\ttab"
+        await it.press("enter")
+        assert it.prompts == ["one\ntwo[2J\nthree\ttab"]
+
+
+async def test_the_box_grows_and_stays_small() -> None:
+    async with chat() as it:
+        heights = [it.box.size.height]
+        for lines in (3, 100):
+            it.box.text = "\n".join("x" * lines)
+            await it.pilot.pause()
+            heights.append(it.box.size.height)
+        assert heights == [1, 3, 8]
+
+
+async def test_up_and_down_browse_earlier_prompts() -> None:
+    async with chat() as it:
+        for prompt in ("first", "second"):
+            await it.say(prompt)
+        await it.press("up")
+        assert it.text() == "second"
+        await it.press("up")
+        assert it.text() == "first"
+        await it.press("up")
+        assert it.text() == "first"
+        await it.press("down")
+        assert it.text() == "second"
+        await it.press("down")
+        assert it.text() == ""
+        await it.press(*"mine", "up")
+        assert it.text() == "mine", "what was typed is not lost"
+
+
+async def test_escape_stops_at_once_and_keeps_what_was_said() -> None:
+    async with chat() as it:
+        await it.say("go")
+        await it.piece("Once upon")
+        await it.press("escape")
+        assert it.phase() == "stopped"
+        await it.piece(" a time")
+        await it.post(Finished(1, "cancelled", STATS))
+        assert it.markdown == ["Once upon"]
+        assert it.feet == ["■ stopped"]
+        await it.say("more")
+        assert it.phase() == "reading"
+        assert it.history == [
+            Message("user", "go"),
+            Message("assistant", "Once upon"),
+            Message("user", "more"),
+        ]
+
+
+async def test_escape_before_an_answer_gives_the_prompt_back() -> None:
+    async with chat() as it:
+        await it.say("first")
+        await it.say("second")
+        await it.press(*"third", "escape")
+        assert it.text() == "first\n\nsecond\n\nthird"
+        assert (it.prompts, it.phase()) == ([], "ready")
+
+
+async def test_prompts_wait_while_the_model_loads_and_answers() -> None:
+    async with chat(loaded=False) as it:
+        await it.say("one")
+        await it.say("two")
+        assert (it.prompts, it.phase()) == (["one", "two"], "loading")
+        await it.post(Loaded("starter", "float32", 8192))
+        assert it.phase() == "reading"
+        await it.piece("1")
+        await it.post(Finished(1, "stop", STATS))
+        assert it.phase() == "reading"
+        await it.piece("2", turn=2)
+        await it.post(Finished(2, "stop", STATS))
+        assert (it.markdown, it.phase()) == (["1", "2"], "ready")
+
+
+@pytest.mark.parametrize("new", ["ctrl+n", "/new"])
+async def test_a_new_conversation(new: str) -> None:
+    async with chat() as it:
+        await it.say("old")
+        await it.piece("answer")
+        if new == "/new":
+            await it.say(new)
+        else:
+            await it.press(new)
+        await it.piece(" that comes late")
+        assert (it.prompts, it.markdown, it.phase()) == ([], [], "ready")
+        await it.say("fresh")
+        assert it.history == [Message("user", "fresh")]
+
+
+async def test_a_failed_prompt_goes_back_to_the_box() -> None:
+    async with chat() as it:
+        await it.say("too long")
+        await it.post(Failed(1, "the prompt is too long"))
+        assert (it.text(), it.notices) == ("too long", ["the prompt is too long"])
+        assert it.phase() == "failed"
+        it.box.clear()
+        await it.say("short")
+        assert it.phase() == "reading"
+
+
+async def test_an_answer_that_fails_halfway_is_kept() -> None:
+    async with chat() as it:
+        await it.say("go")
+        await it.piece("half of")
+        await it.post(Failed(1, "RuntimeError: out of memory"))
+        assert (it.markdown, it.text()) == (["half of"], "")
+        assert it.notices == ["RuntimeError: out of memory"]
+
+
+async def test_a_model_that_cannot_be_loaded_loses_no_prompt() -> None:
+    async with chat(loaded=False) as it:
+        await it.say("hello")
+        await it.post(Failed(None, "the model is damaged"))
+        assert (it.text(), it.notices) == ("hello", ["the model is damaged"])
+        await it.press("enter")
+        assert it.phase() == "loading", "sending tries again to load"
+        await it.post(Loaded("starter", "float32", 8192))
+        await it.piece("Hi")
+        assert it.markdown == ["Hi"]
+
+
+async def test_what_is_to_know_of_a_model_stays_on_the_screen() -> None:
+    async with chat(loaded=False) as it:
+        note = "starter gets 2,048 of its 8,192 tokens of context"
+        await it.post(Loaded("starter", "float32", 2048, None, note))
+        assert it.notices == [note]
+
+
+async def test_ctrl_c_neither_stops_nor_quits() -> None:
+    async with chat() as it:
+        await it.say("go")
+        await it.piece("still")
+        await it.press("ctrl+c")
+        await it.piece(" here")
+        assert it.markdown == ["still here"]
+        assert "Ctrl+Q" in it.said[0]
+
+
+@pytest.mark.parametrize("quit_by", ["ctrl+q", "/quit"])
+async def test_quitting_while_answering(quit_by: str) -> None:
+    async with chat() as it:
+        await it.say("go")
+        await it.piece("on and on")
+        if quit_by == "/quit":
+            await it.say(quit_by)
+        else:
+            await it.press(quit_by)
+        assert it.app.return_code == 0
+
+
+async def test_the_transcript_follows_its_end_unless_scrolled_up() -> None:
+    async with chat() as it:
+        transcript = it.app.query_one(Transcript)
+        await it.say("go")
+        assert transcript.scroll_y == 0
+        await it.piece("line\n\n" * 40)
+        assert transcript.max_scroll_y > 20
+        assert transcript.scroll_y == transcript.max_scroll_y
+        await it.press("pageup")
+        above = transcript.scroll_y
+        assert above < transcript.max_scroll_y
+        await it.piece("line\n\n" * 40)
+        assert transcript.scroll_y == above
+        await it.press(*["pagedown"] * 20)
+        await it.piece("line\n\n" * 40)
+        assert transcript.scroll_y == transcript.max_scroll_y
+
+
+async def test_the_box_keeps_the_focus() -> None:
+    async with chat() as it:
+        await it.press("tab", "a")
+        assert it.text().strip() == "a", "there is no message to go to yet"
+        await it.press("enter")
+        await it.piece("```\ncode\n```\n")
+        await it.pilot.click(AnswerView)
+        await it.press("b", "tab", "tab", "c")
+        assert it.text() == "bc"
+
+
+@pytest.mark.parametrize("size", [(20, 5), (40, 10), (200, 60)])
+async def test_any_size(size: tuple[int, int]) -> None:
+    async with chat(size=size) as it:
+        await it.say("go " * 50)
+        await it.piece("# Title\n\n| a | b |\n|--|--|\n| 1 | 2 |\n\n```\n" + "x" * 300)
+        await it.press("f2")
+        await it.pilot.resize_terminal(30, 8)
+        await it.press("f2", "escape")
+        assert it.phase() == "stopped"
+
+
+@pytest.mark.parametrize("rows", [5, 6, 8, 12, 30])
+async def test_the_line_that_is_typed_is_seen(rows: int) -> None:
+    async with chat(size=(90, 30)) as it:
+        await it.press(*"a", *["ctrl+j"] * 12, *"b")
+        await it.pilot.resize_terminal(20, rows)
+        await it.pilot.pause()
+        prompt = it.app.query_one(PromptBox)
+        seen = prompt.content_region.intersection(it.app.screen.region)
+        assert seen.contains_point(prompt.cursor_screen_offset)
+        assert prompt.region.bottom == it.status.region.y == rows - 1
+
+
+def test_what_is_shown_is_as_long_as_what_was_said() -> None:
+    text = "".join(map(chr, range(0x2100))) + "\ud800 \u2028 "
+    shown = displayable(text)
+    assert len(shown) == len(text)
+    assert shown.encode()
+    assert not [char for char in shown if ord(char) < 32 and char not in "\n\t"]
+    assert len(shown.splitlines()) == len(shown.split("\n"))
+    assert displayable("a\x1b[1m\tb\r\n") == "a␛[1m\tb \n"
+    assert typeable("a\x1b[1m\r\nb\rc\x85d\x9b") == "a[1m\nb\nc\nd"
+
+
+def test_history_leaves_out_what_was_not_answered() -> None:
+    conversation = Conversation()
+    for prompt, answer, finish in (("a", "A", "stop"), ("b", "", None), ("c", "C", "cancelled")):
+        turn = conversation.ask(prompt)
+        turn.answer, turn.finish = answer, finish  # type: ignore[assignment]
+    asked = conversation.ask("d")
+    conversation.ask("e")
+    contents = [message.content for message in conversation.history(asked, "Be kind.")]
+    assert contents == ["Be kind.", "a", "A", "c", "C", "d"]

@@ -1,0 +1,165 @@
+"""Seeing the drafting, the thinking and the numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from akunu_py.chats.tree import ChatMessage
+from akunu_py.tui.conversation import Turn
+from akunu_py.tui.session.messages import Finished, Gauges, PieceArrived
+from akunu_py.tui.transcript.drafting import DraftingPanel, Stretch, sparkline
+from akunu_py.tui.transcript.markdown import AnswerText
+from akunu_py.tui.transcript.thinking import ThinkingView
+from akunu_py.types import Message, Stats
+from tests.support.tui_chat import GAUGES, STATS, chat
+
+
+async def test_the_status_line_never_jumps() -> None:
+    async with chat() as it:
+        places = []
+        huge = Stats(90000, 90000, 9001, 700, 4000, 4000, prefill_s=80.0, decode_s=2)
+        for stats, memory in ((None, 0), (STATS, 2 * 10**9), (huge, 99 * 10**9)):
+            it.status.stats, it.status.gauges = stats, Gauges(memory)
+            line = str(it.status.render())
+            units = ("tok/s", "first", "acc", "/pass", "cached", "GB")
+            places.append([len(line), *(line.index(unit) for unit in units)])
+        assert places[0] == places[1] == places[2]
+        assert places[0][0] == 78
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 79, 80, 100, 118, 120, 200])
+async def test_the_status_line_fits_any_width(width: int) -> None:
+    async with chat(size=(width, 24)) as it:
+        it.status.stats = STATS
+        assert len(str(it.status.render())) <= max(it.status.size.width, 17)
+        assert "20.0" in str(it.status.render())
+
+
+@pytest.mark.parametrize("key", ["f2", "ctrl+t"])
+async def test_the_drafting_view_of_all_answers_and_back(key: str) -> None:
+    async with chat() as it:
+        await it.say("one")
+        await it.piece("Hello world", (0, 5))
+        await it.post(Finished(1, "stop", STATS))
+        await it.say("two")
+        await it.piece("And ", turn=2)
+        await it.press(key)
+        await it.piece("on and", (0, 2), (2, 4), turn=2)
+        assert it.drafted == ["Hello world", "And on and"]
+        spans = [stretch.render().spans for stretch in it.app.query(Stretch)]
+        assert [[(span.start, span.end) for span in each] for each in spans] == [[(0, 5)], [(4, 8)]]
+        assert not any(text.display for text in it.app.query(AnswerText))
+        await it.press(key)
+        await it.piece(" on", turn=2)
+        assert it.drafted == []
+        assert it.markdown == ["Hello world", "And on and on"]
+        assert all(text.display for text in it.app.query(AnswerText))
+
+
+async def test_a_long_drafting_view_is_cut_into_stretches_with_all_spans() -> None:
+    async with chat() as it:
+        await it.say("go")
+        await it.press("f2")
+        for number in range(200):
+            it.app.post_message(PieceArrived(1, f"line {number}\nand on", ((3, 9),), STATS))
+        await it.post()
+        turn = it.app._conversation.turns[0]
+        stretches = list(it.app.query(Stretch))
+        assert len(stretches) > 1
+        assert it.drafted == [turn.answer]
+        marked = "".join(
+            content.plain[span.start : span.end]
+            for content in (stretch.render() for stretch in stretches)
+            for span in content.spans
+        )
+        expected = "".join(turn.answer[start:end] for start, end in turn.spans)
+        assert marked.replace("\n", "") == expected.replace("\n", "")
+
+
+def test_spans_that_touch_become_one() -> None:
+    turn = Turn(ChatMessage("user", "go"))
+    turn.add("abc", ((0, 1), (2, 3)))
+    turn.add("def", ((0, 2),))
+    assert turn.spans == [(0, 1), (2, 5)]
+
+
+async def test_rejected_drafts_stand_where_they_were_proposed() -> None:
+    async with chat() as it:
+        await it.say("go")
+        await it.press("f2")
+        rejected = ((3, " dog\n"), (4, "!"))
+        await it.post(PieceArrived(1, "a cat", ((0, 1),), STATS, rejected=rejected))
+        await it.post(PieceArrived(1, " sat", (), STATS, rejected=((0, "s"),)))
+        assert it.drafted == ["a c dog⏎a!ts sat"]
+        content = it.app.query_one(Stretch).render()
+        marked = [content.plain[span.start : span.end] for span in content.spans]
+        assert marked == ["a", " dog⏎", "!", "s"]
+        await it.press("f2")
+        assert it.markdown == ["a cat sat"], "they are no part of the answer"
+
+
+async def test_rejected_drafts_of_a_long_answer_are_shown_once() -> None:
+    async with chat() as it:
+        await it.say("go")
+        await it.press("f2")
+        for number in range(200):
+            note = PieceArrived(
+                1, f"line {number} and on\n", (), STATS, rejected=((4, f"<{number}>"),)
+            )
+            it.app.post_message(note)
+        await it.post()
+        shown = "\n".join(it.drafted)
+        assert len(it.app.query(Stretch)) > 1
+        assert [shown.count(f"<{number}>") for number in range(200)] == [1] * 200
+
+
+async def test_the_panel_tells_tokens_per_pass_and_what_they_are_worth() -> None:
+    async with chat() as it:
+        await it.say("go")
+        await it.press("f2")
+        await it.post(PieceArrived(1, "abc", (), STATS, passes=(1, 3, 8, 20), gauges=GAUGES))
+        panel = it.app.query_one(DraftingPanel)
+        assert "▁▃██" in str(panel.render())
+        assert "≈1.32× plain speed (planner's estimate)" in str(panel.render())
+        await it.post(Finished(1, "stop", STATS, Gauges()))
+        assert "≈" not in str(panel.render())
+        await it.press("f2")
+        assert not panel.display
+
+
+def test_a_sparkline_shows_the_last_passes() -> None:
+    assert sparkline([], 4) == "····"
+    assert sparkline([1, 2, 9], 4) == "·▁▂█"
+    assert sparkline([5, 1, 1, 1, 2], 4) == "▁▁▁▂"
+
+
+async def test_thinking_is_folded_and_opens() -> None:
+    async with chat() as it:
+        await it.say("go")
+        await it.post(PieceArrived(1, "", (), STATS, thinking="Let me see.\n[b]Hm"))
+        view = it.app.query_one(ThinkingView)
+        head, body = view.query_one(".head"), view.query_one(".body")
+        assert "thinking…  4 words" in str(head.render())
+        assert not body.display
+        await it.press("f3")
+        assert str(body.render()) == "Let me see.\n[b]Hm"
+        await it.answer("Yes.")
+        assert "thought" in str(head.render())
+        await it.pilot.click(".head")
+        assert not body.display
+        await it.say("and?")
+        assert it.history == [
+            Message("user", "go"),
+            Message("assistant", "Yes."),
+            Message("user", "and?"),
+        ]
+
+
+async def test_stopping_while_it_thinks_keeps_the_thoughts() -> None:
+    async with chat() as it:
+        await it.say("go")
+        await it.post(PieceArrived(1, "", (), STATS, thinking="Hm."))
+        await it.press("escape")
+        assert (it.prompts, it.feet) == (["go"], ["■ stopped"])
+        await it.press("f9")
+        assert "answer again" in it.said[-1]

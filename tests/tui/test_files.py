@@ -1,0 +1,304 @@
+"""Files in a prompt: which are named, refused, sent and read back; and the list that offers them.
+
+To accept new pictures: pytest tests/tui/test_files.py --snapshot-update, then look at them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from textual.app import ComposeResult
+from textual.containers import VerticalScroll
+from textual.pilot import Pilot
+from textual.screen import Screen
+from textual.widgets import OptionList, Static
+
+from akunu_py.errors import UsageError
+from akunu_py.text import typeable
+from akunu_py.tui.prompt.attachments import Attachment, attach, join, mentions, read, split
+from akunu_py.tui.prompt.box import PromptBox
+from akunu_py.tui.prompt.files import FileIndex, best
+from akunu_py.tui.prompt.popup import CompletionPopup
+from akunu_py.tui.prompt.suggestions import Completer
+from tests.support.paths import ROOT
+from tests.support.tui_host import Compare, Host
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in {
+        "notes.md": "# Notes\n",
+        "src/prompt.py": "def prompt(): ...\n",
+        "src/deep/other.py": "x = 1",
+        "with space.txt": "spaced\n",
+        ".hidden/secret": "s",
+        "node_modules/lib.js": "js",
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("explain @a.py and @b/c.py", ["a.py", "b/c.py"]),
+        ('read @"with space.txt"!', ["with space.txt"]),
+        ("mail me@example.com", []),
+        ("(@a.py) [@b]\n@c @c", ["a.py)", "b]", "c"]),
+        ("@ alone, @@ twice", []),
+        ("@~/x @/etc/y @../z", ["~/x", "/etc/y", "../z"]),
+    ],
+)
+def test_what_a_prompt_names(prompt: str, expected: list[str]) -> None:
+    assert mentions(prompt) == expected
+
+
+def test_files_that_exist_are_attached_once_and_other_words_stay(folder: Path) -> None:
+    prompt = 'See @notes.md, @./notes.md and (@src/prompt.py). @property no, @"with space.txt"'
+    files = attach(prompt, folder, 8192)
+    assert [(file.name, file.size, file.text) for file in files] == [
+        ("notes.md", 8, "# Notes\n"),
+        ("src/prompt.py", 18, "def prompt(): ...\n"),
+        ("with space.txt", 7, "spaced\n"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda path: path.mkdir(), "is a folder"),
+        (lambda path: path.write_bytes(b"PK\x03\0\0"), "binary file"),
+        (lambda path: path.write_bytes("naïve".encode("latin-1")), "not UTF-8 text"),
+        (lambda path: os.mkfifo(path), "a device or a pipe"),
+        (lambda path: path.write_text("x" * 70_000), "does not fit.*70.0 kB, about 17,500 tokens"),
+    ],
+)
+def test_what_is_refused(folder: Path, make: Callable[[Path], object], says: str) -> None:
+    make(folder / "it")
+    with pytest.raises(UsageError, match=says):
+        attach("look at @it", folder, 8192)
+
+
+def test_files_that_do_not_fit_together_are_refused(folder: Path) -> None:
+    for name in "ab":
+        (folder / name).write_text("x" * 40_000)
+    assert len(attach("@a", folder, 8192)) == 1
+    with pytest.raises(UsageError, match="b does not fit"):
+        attach("@a @b", folder, 8192)
+    assert len(attach("@a @b", folder, 0)) == 2, "a context that is not known yet refuses nothing"
+
+
+def test_a_file_without_permission_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: object, flags: int) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(UsageError, match=r"cannot read notes\.md: Permission denied"):
+        attach("@notes.md", folder, 8192)
+
+
+def test_what_the_model_reads(folder: Path) -> None:
+    (folder / "doc.md").write_text("```python\nx\n```\n")
+    files = attach("What is @doc.md?", folder, 8192)
+    assert join("What is it?", [read("doc.md", folder / "doc.md")]) == (
+        "What is it?\n\nAttached file: doc.md (16 bytes)\n````md\n```python\nx\n```\n````"
+    )
+    assert files[0].text == "```python\nx\n```\n"
+    assert join("no files", []) == "no files"
+
+
+_text = st.text(st.characters(codec="utf-8"), max_size=60) | st.sampled_from(
+    ["```\n", "````py\nx\n````\n", "Attached file: a (1 bytes)\n```\nq\n```", "\n\n", ""]
+)
+_name = st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=1, max_size=8)
+
+
+@given(prompt=_text, files=st.lists(st.tuples(_name, _text), max_size=3))
+def test_what_was_sent_can_be_told_apart_again(prompt: str, files: list[tuple[str, str]]) -> None:
+    prompt = typeable(prompt)
+    if split(prompt)[1]:
+        return  # somebody typed what an attachment looks like
+    sent = [Attachment(name, len(text.encode()), typeable(text)) for name, text in files]
+    said, found = split(join(prompt, sent))
+    assert said == prompt
+    assert [(file.name, file.size) for file in found] == [(file.name, file.size) for file in sent]
+    for one, other in zip(sent, found, strict=True):
+        assert other.text.removesuffix("\n") == one.text.removesuffix("\n")
+
+
+def test_the_index_leaves_out_what_is_hidden_or_made(folder: Path) -> None:
+    index = FileIndex(folder)
+    index.refresh()
+    assert index.is_fresh
+    assert sorted(index.paths) == [
+        "notes.md",
+        "src/deep/other.py",
+        "src/prompt.py",
+        "with space.txt",
+    ]
+
+
+def test_in_a_repository_git_says_what_is_there(folder: Path) -> None:
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    (folder / ".gitignore").write_text("*.txt\nnode_modules\n")
+    index = FileIndex(folder)
+    index.refresh()
+    assert "src/prompt.py" in index.paths
+    assert not [path for path in index.paths if path.endswith((".txt", ".js"))]
+
+
+def test_names_come_before_folders_and_letters_in_order_last() -> None:
+    paths = ["p/r/o.txt", "prompt.md", "my_prompt.py", "prompts/a.py", "b.py"]
+    assert [match.path for match in best("pro", paths, 9)] == [
+        "prompt.md", "my_prompt.py", "prompts/a.py", "p/r/o.txt",
+    ]  # fmt: skip
+    assert best("pro", paths, 1)[0].places == (0, 1, 2)
+    assert best("zz", paths, 9) == []
+    assert len(best("", paths, 2)) == 2
+
+
+def test_a_hostile_name_does_not_hang_the_ranking() -> None:
+    assert len(best("a" * 40 + "b", ["a" * 3000, "a" * 3000 + "b"], 5)) == 1
+
+
+def test_paths_out_of_the_folder_are_completed_by_folder(folder: Path) -> None:
+    completion = Completer(folder / "src").complete(f"see @{folder}/no")
+    assert completion is not None
+    inserts = [offer.insert for offer in completion.suggestions]
+    assert inserts == [f"@{folder}/notes.md ", f"@{folder}/node_modules/"]
+    assert Completer(folder).complete("@../") is not None
+
+
+@pytest.mark.parametrize("before", ["hello", "a /new", "me@example.com ", "/usr/bin", "/new\nx"])
+def test_where_nothing_is_offered(folder: Path, before: str) -> None:
+    assert Completer(folder).complete(before) is None
+
+
+class Page(Screen[None]):
+    """A prompt box with its list, under something to read."""
+
+    CSS_PATH = [str(ROOT / "akunu_py/tui/chat.tcss")]  # noqa: RUF012
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.popup = CompletionPopup(folder, id="completion")
+        self.box = PromptBox("Ask something", self.popup, id="prompt")
+        self.sent: list[str] = []
+
+    def compose(self) -> ComposeResult:
+        yield VerticalScroll(Static("something to read\n" * 40), id="transcript")
+        yield self.popup
+        yield self.box
+
+    def on_mount(self) -> None:
+        self.box.focus()
+
+    def on_prompt_box_submitted(self, event: PromptBox.Submitted) -> None:
+        self.sent.append(event.text)
+
+
+def keys(text: str) -> list[str]:
+    names = {"/": "slash", "@": "at", " ": "space", ".": "full_stop"}
+    return [names.get(char, char) for char in text]
+
+
+def offers(page: Page) -> list[str]:
+    if not page.popup.is_open:
+        return []
+    return [str(option.prompt).split()[0] for option in page.query_one(OptionList).options]
+
+
+async def typed(pilot: Pilot[None], page: Page, text: str) -> None:
+    await pilot.press(*keys(text))
+    await pilot.pause()
+    while "@" in text and not page.popup._completer.index.is_fresh:
+        await pilot.pause(0.01)
+    await pilot.pause(0.01)
+
+
+async def test_a_file_is_completed_by_tab_and_by_enter(folder: Path) -> None:
+    page = Page(folder)
+    async with Host(page).run_test() as pilot:
+        await typed(pilot, page, "see @prom")
+        assert offers(page) == ["src/prompt.py"]
+        await pilot.press("tab")
+        assert (page.box.text, page.popup.is_open) == ("see @src/prompt.py ", False)
+        await typed(pilot, page, "@space")
+        await pilot.press("enter")
+        assert page.box.text == 'see @src/prompt.py @"with space.txt" '
+        assert page.sent == []
+
+
+async def test_a_command_is_sent_by_one_enter_and_filled_in_by_tab(folder: Path) -> None:
+    page = Page(folder)
+    async with Host(page).run_test() as pilot:
+        await pilot.press(*keys("/he"), "enter")
+        await pilot.pause()
+        assert (page.sent, page.box.text) == (["/help"], "")
+        await pilot.press(*keys("/temp"), "tab")
+        assert page.box.text == "/temperature "
+        await pilot.press("enter")
+        await pilot.pause()
+        assert page.sent[-1] == "/temperature"
+
+
+async def test_up_and_down_choose_and_escape_closes_until_more_is_typed(folder: Path) -> None:
+    page = Page(folder)
+    async with Host(page).run_test() as pilot:
+        await pilot.press("slash")
+        first = offers(page)[0]
+        await pilot.press("down", "up", "up")
+        assert page.popup.highlighted == len(offers(page)) - 1, "the list is a ring"
+        await pilot.press("escape")
+        assert (offers(page), page.box.text) == ([], "/")
+        await pilot.press("n")
+        assert offers(page)[0] == first == "/new"
+        await pilot.press("left")
+        assert offers(page) == []
+
+
+async def test_what_was_pasted_or_recalled_opens_nothing(folder: Path) -> None:
+    page = Page(folder)
+    async with Host(page).run_test() as pilot:
+        page.box.insert("/new")
+        await pilot.press("enter")
+        await pilot.press("up")
+        assert page.box.text == "/new"
+        assert not page.popup.is_open
+
+
+async def test_a_folder_stays_open(folder: Path) -> None:
+    page = Page(folder)
+    async with Host(page).run_test() as pilot:
+        await typed(pilot, page, f"@{folder}/sr")
+        await pilot.press("tab")
+        assert page.box.text == f"@{folder}/src/"
+        assert len(offers(page)) == 2
+        await pilot.press(*"pro", "tab")
+        assert page.box.text == f"@{folder}/src/prompt.py "
+
+
+@pytest.mark.parametrize("size", [(80, 24), (40, 12), (20, 6)], ids="{0[0]}x{0[1]}".format)
+@pytest.mark.parametrize(
+    ("text", "theme"), [("see @", "light"), ("/", "dark")], ids=["files", "commands"]
+)
+def test_picture(
+    snap_compare: Compare, folder: Path, size: tuple[int, int], text: str, theme: str
+) -> None:
+    page = Page(folder)
+
+    async def typing(pilot: Pilot[None]) -> None:
+        page.box.cursor_blink = False
+        await typed(pilot, page, text)
+
+    assert snap_compare(Host(page, theme), terminal_size=size, run_before=typing)

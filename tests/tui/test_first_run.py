@@ -1,0 +1,169 @@
+"""The first run: the chat opens at once and fetches the starter, which prompts wait for."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from textual.widgets import OptionList
+
+from akunu_py.errors import Cancelled, FetchError, UnknownModel
+from akunu_py.models import store
+from akunu_py.models.progress import Progress
+from akunu_py.models.store import StoredModel
+from akunu_py.tui.app import ChatApp
+from akunu_py.tui.base import Setup
+from akunu_py.tui.models import downloads
+from akunu_py.tui.models.screen import ModelsScreen
+from akunu_py.tui.session.messages import Loaded
+from akunu_py.tui.transcript.welcome import Welcome
+from akunu_py.types import GenerateOptions
+from tests.support.terminal import Terminal, needs_tmux
+from tests.support.terminal import terminal as terminal  # a fixture
+from tests.support.tui_chat import Chat, until
+
+
+class Source:
+    """Stands for the network: gives the starter, or an error, when told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.asked: list[str] = []
+        self.models: dict[str, StoredModel] = {}
+        self.error: Exception | None = None
+        self.go_on = threading.Event()
+        self._folder = folder
+
+    def pull(
+        self, name: str, tell: Callable[[Progress], None], cancelled: Callable[[], bool]
+    ) -> StoredModel:
+        self.asked.append(name)
+        tell(Progress("download", 40_000_000, 100_000_000))
+        while not self.go_on.wait(0.01):
+            if cancelled():
+                raise Cancelled("called off")
+        if self.error:
+            raise self.error
+        self.models[name] = StoredModel(name, self._folder)
+        return self.models[name]
+
+    def resolve(self, name: str) -> StoredModel:
+        if name not in self.models:
+            raise UnknownModel(f"no model called {name!r}")
+        return self.models[name]
+
+
+@pytest.fixture
+def source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Source:
+    source = Source(tmp_path)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setattr(downloads, "_pull", source.pull)
+    monkeypatch.setattr(store, "resolve", source.resolve)
+    return source
+
+
+@contextlib.asynccontextmanager
+async def first_run() -> AsyncIterator[Chat]:
+    app = ChatApp(Setup("starter", GenerateOptions(), absent=True))
+    async with app.run_test(size=(80, 24)) as pilot:
+        it = Chat(pilot)
+        await until(pilot, lambda: "40%" in str(it.status.render()))
+        try:
+            yield it
+        finally:
+            app.close_downloads(10)
+
+
+async def test_the_chat_is_open_while_the_model_is_fetched(source: Source) -> None:
+    async with first_run() as it:
+        assert "fetch 40%" in str(it.status.render())
+        told = str(it.app.query_one(Welcome).query_one(".download").render())
+        assert told.splitlines()[1] == "download: 40.0 MB of 100 MB"
+        await it.say("one")
+        await it.say("two")
+        assert (it.prompts, it.phase(), source.asked) == (["one", "two"], "fetching", ["starter"])
+        source.go_on.set()
+        await until(it.pilot, lambda: it.phase() == "loading")
+        await it.post(Loaded("starter", "float32", 8192))
+        assert it.history[-1].content == "one"
+        await it.answer("1")
+        assert it.history[-1].content == "two"
+
+
+async def test_a_failure_is_told_and_a_prompt_tries_again(source: Source) -> None:
+    source.error = FetchError("the package index does not answer; try again")
+    async with first_run() as it:
+        await it.say("one")
+        source.go_on.set()
+        await until(it.pilot, lambda: it.phase() == "failed")
+        await until(it.pilot, lambda: it.notices)
+        assert (len(it.notices), it.text()) == (1, "one")
+        assert it.notices[0].startswith("the package index does not answer; try again. ")
+        source.go_on.clear()
+        source.error = None
+        await it.press("enter")
+        await until(it.pilot, lambda: "40%" in str(it.status.render()))
+        assert (it.prompts, source.asked) == (["one"], ["starter", "starter"])
+        source.go_on.set()
+        await until(it.pilot, lambda: it.phase() == "loading")
+
+
+async def test_the_picker_stops_it_and_begins_it_again(source: Source) -> None:
+    async with first_run() as it:
+        await it.press("f4")
+        assert isinstance(it.app.screen, ModelsScreen)
+        await it.press("ctrl+x")
+        await until(it.pilot, lambda: it.phase() == "failed")
+        rows = [str(row.prompt) for row in it.app.screen.query_one(OptionList).options]
+        assert not [row for row in rows if "in use" in row]
+        await it.press("enter")
+        await until(it.pilot, lambda: it.phase() == "fetching")
+        source.go_on.set()
+        await until(it.pilot, lambda: it.phase() == "loading")
+
+
+async def test_another_model_meanwhile(source: Source, tmp_path: Path) -> None:
+    source.models["mine"] = StoredModel("mine", tmp_path)
+    async with first_run() as it:
+        await it.say("/model starter")
+        assert it.said[-1] == "starter is still being fetched"
+        await it.say("/model mine")
+        assert it.phase() == "loading"
+        await it.post(Loaded("mine", "float32", 8192))
+        source.go_on.set()
+        await until(it.pilot, lambda: it.said[-1] == "starter is here: /model starter")
+        assert (it.phase(), it.app._model) == ("ready", "mine")
+
+
+def start(terminal: Terminal, home: Path, settings: str = "") -> None:
+    keep = f"XDG_DATA_HOME={home} XDG_CONFIG_HOME={home}"
+    chat = f"{shlex.quote(sys.executable)} -m akunu_py chat --temperature 0 --no-memory"
+    terminal.type(f'clear; {settings} {keep} {chat}; echo "code=$?"', "Enter")
+    terminal.wait_for("Ask something")
+
+
+@needs_tmux
+def test_without_a_network(terminal: Terminal, tmp_path: Path) -> None:
+    """And with a network that has something else."""
+    start(terminal, tmp_path, f"PIP_NO_INDEX=1 PIP_FIND_LINKS={tmp_path}")
+    screen = terminal.wait_for("× failed")
+    assert "cannot fetch 'starter'" in screen
+    terminal.type("F4")
+    terminal.wait_for(r"● starter +[0-9.]+ MB")
+    terminal.type("Escape", "C-q")
+    assert "Traceback" not in terminal.wait_for("code=0\n")
+
+
+@needs_tmux
+@pytest.mark.net
+def test_from_the_package_index(terminal: Terminal, tmp_path: Path) -> None:
+    start(terminal, tmp_path)
+    terminal.type("Say hello.", "Enter")
+    screen = terminal.wait_for(r"● ready .* [1-9][0-9.]* tok/s", seconds=150)
+    assert len(screen.partition("Say hello.")[2].partition("╭")[0].split()) >= 1
+    terminal.type("C-q")
+    terminal.wait_for("code=0\n")

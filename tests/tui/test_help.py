@@ -1,0 +1,242 @@
+"""Commands, the palette and the key help: one table and the bindings, told in three places.
+
+To accept new pictures: pytest tests/tui/test_help.py --snapshot-update, then look at them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from textual.command import CommandPalette
+from textual.pilot import Pilot
+from textual.widgets import Static
+
+from akunu_py.chats.tree import ConversationInfo
+from akunu_py.settings import save_settings
+from akunu_py.tui.app import ChatApp
+from akunu_py.tui.base import Setup
+from akunu_py.tui.help.keys import key_name, keys_of_actions
+from akunu_py.tui.help.palette import ChatCommands
+from akunu_py.tui.help.screen import HelpScreen, sections
+from akunu_py.tui.prompt.box import PromptBox
+from akunu_py.tui.prompt.slash import COMMANDS, Call, Mistake, parse
+from akunu_py.types import GenerateOptions
+from tests.support.tui_host import Compare
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+
+def chat(tmp_path: Path) -> ChatApp:
+    return ChatApp(Setup("starter", GenerateOptions(), folder=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "name", "argument"),
+    [
+        ("/new", "new", ""),
+        ("/NEW  ", "new", ""),
+        ("/model qwen3-4b", "model", "qwen3-4b"),
+        ("/model", "model", ""),
+        ("/temperature 0.5", "temperature", "0.5"),
+        ("/rename  a longer title ", "rename", "a longer title"),
+        ("/system You are terse.\nVery.", "system", "You are terse.\nVery."),
+    ],
+)
+def test_what_is_a_command(prompt: str, name: str, argument: str) -> None:
+    call = parse(prompt)
+    assert isinstance(call, Call)
+    assert (call.command.name, call.argument) == (name, argument)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "hello",
+        "/usr/bin/env",
+        "/",
+        "//",
+        "/ new",
+        "and /new",
+        "/etc is a folder",
+        "/export a\nb",
+        "",
+    ],
+)
+def test_what_is_said_to_the_model(prompt: str) -> None:
+    assert parse(prompt) is None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [
+        ("/modles", "did you mean /models?"),
+        ("/xyzzy", "/help lists"),
+        ("/new chat", "/new takes nothing after it, found 'chat'"),
+        ("/temperature", "expected /temperature NUMBER"),
+    ],
+)
+def test_a_slip_is_not_sent(prompt: str, says: str) -> None:
+    mistake = parse(prompt)
+    assert isinstance(mistake, Mistake)
+    assert says in mistake.text
+
+
+def test_every_command_has_an_action_and_a_name_of_its_own() -> None:
+    for command in COMMANDS:
+        assert callable(getattr(ChatApp, f"action_{command.action}", None)), command.action
+    assert len({command.name for command in COMMANDS}) == len(COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("ctrl+t", "Ctrl+T"),
+        ("f2", "F2"),
+        ("escape", "Esc"),
+        ("shift+enter", "Shift+Enter"),
+        ("ctrl+pageup", "Ctrl+Page Up"),
+        ("question_mark", "?"),
+        ("left_square_bracket", "["),
+    ],
+)
+def test_keys_are_named_as_people_do(key: str, name: str) -> None:
+    assert key_name(key) == name
+
+
+def helped(app: ChatApp) -> bool:
+    """Whether the help is on top; a function, for a type checker believes that screens stay."""
+    return isinstance(app.screen, HelpScreen)
+
+
+async def test_the_help_tells_every_key_and_every_command(tmp_path: Path) -> None:
+    app = chat(tmp_path)
+    async with app.run_test(size=(100, 40)) as pilot:
+        told = "\n".join(f"{key} {what}" for each in sections(app) for key, what in each.rows)
+        for action, key in keys_of_actions(app).items():
+            described = [
+                binding
+                for bindings in app._bindings.key_to_bindings.values()
+                for binding in bindings
+                if binding.action == action and binding.description and not binding.system
+            ]
+            assert not described or key in told, action
+        for command in COMMANDS:
+            assert command.usage in told
+        assert "Focus" not in told, "what no person needs is not told"
+        await pilot.press("f1")
+        assert helped(app)
+        shown = [str(widget.render()) for widget in app.screen.query(Static)]
+        assert "Writing" in shown
+        assert "Ctrl+J" in shown
+        for key in ("escape", "f1", "question_mark", "q"):
+            await pilot.press(key)
+            assert not helped(app), key
+            await pilot.press("f1")
+
+
+async def found(app: ChatApp, words: str) -> list[str]:
+    """What the palette of `app` offers for `words`, best first."""
+    provider = ChatCommands(app.screen)
+    hits = [hit async for hit in provider.search(words)]
+    return [str(hit.text) for hit in sorted(hits, key=lambda hit: -hit.score)]
+
+
+async def test_the_palette_has_everything(tmp_path: Path) -> None:
+    save_settings({"personas": {"poet": "You rhyme."}})
+    app = chat(tmp_path)
+    async with app.run_test():
+        provider = ChatCommands(app.screen)
+        titles = [str(hit.text) async for hit in provider.discover()]
+        assert titles == [command.title for command in COMMANDS]
+        assert (await found(app, "regen"))[0] == "Answer again, on a branch of its own"
+        assert "Use the persona poet" in await found(app, "poet")
+        assert "Theme nord" in await found(app, "nord")
+
+
+async def test_the_palette_opens_a_chat_by_its_title(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = chat(tmp_path)
+    opened: list[str] = []
+    kept = [ConversationInfo(name, name * 2, 0, 0, 2, "starter") for name in ("x[/b]", "other")]
+
+    async def chats() -> list[ConversationInfo]:
+        return kept
+
+    async def open_chat(conversation: str) -> None:
+        opened.append(conversation)
+
+    monkeypatch.setattr(app, "chats", chats)
+    monkeypatch.setattr(app, "open_chat", open_chat)
+    async with app.run_test():
+        provider = ChatCommands(app.screen)
+        (hit,) = [hit async for hit in provider.search("x[/b]x")]
+        assert hit.text == "Open the chat x[/b]x[/b]"
+        await hit.command()
+    assert opened == ["x[/b]"]
+
+
+async def test_the_palette_runs_commands_and_begins_those_that_need_words(tmp_path: Path) -> None:
+    app = chat(tmp_path)
+    async with app.run_test() as pilot:
+        await pilot.press("ctrl+p")
+        await pilot.pause()
+        assert isinstance(app.screen, CommandPalette)
+        await pilot.press(*"keys and")
+        for _ in range(100):
+            await pilot.pause(0.02)
+            if app.screen.query_one("CommandList").display:
+                break
+        await pilot.pause(0.3)
+        await pilot.press("enter")
+        await pilot.pause(0.1)
+        assert helped(app)
+        await pilot.press("escape")
+        provider = ChatCommands(app.screen)
+        hits = [hit async for hit in provider.search("temperature")]
+        hits[0].command()
+        assert app.query_one(PromptBox).text == "/temperature "
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (40, 12)], ids="{0[0]}x{0[1]}".format)
+@pytest.mark.parametrize("theme", ["dark", "light"])
+def test_picture_of_the_help(
+    snap_compare: Compare, tmp_path: Path, size: tuple[int, int], theme: str
+) -> None:
+    async def asked(pilot: Pilot[None]) -> None:
+        pilot.app.theme = theme
+        pilot.app.query_one(PromptBox).cursor_blink = False
+        await pilot.press("f1")
+        await pilot.pause(0.05)
+
+    assert snap_compare(chat(tmp_path), terminal_size=size, run_before=asked)
+
+
+@pytest.mark.parametrize("theme", ["dark", "light", "terminal-dark"])
+def test_picture_of_the_palette(snap_compare: Compare, tmp_path: Path, theme: str) -> None:
+    async def opened(pilot: Pilot[None]) -> None:
+        pilot.app.theme = theme
+        await pilot.press("ctrl+p")
+        await pilot.pause(0.5)
+        pilot.app.screen.query_one("CommandInput").cursor_blink = False  # type: ignore[attr-defined]
+
+    assert snap_compare(chat(tmp_path), terminal_size=(80, 24), run_before=opened)
+
+
+@pytest.mark.parametrize("key", ["f1", "f4", "ctrl+s", "ctrl+p", "slash"])
+async def test_every_screen_lives_in_the_smallest_terminal(tmp_path: Path, key: str) -> None:
+    app = chat(tmp_path)
+    async with app.run_test(size=(20, 5)) as pilot:
+        await pilot.press(key, "down", "pagedown", "tab")
+        await pilot.resize_terminal(1, 1)
+        await pilot.pause(0.05)
+        await pilot.resize_terminal(120, 50)
+        await pilot.press("up", "escape", "escape")
+        await pilot.pause(0.05)
+        assert app.screen is app.screen_stack[0]
+        assert app.is_running

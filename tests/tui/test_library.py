@@ -1,0 +1,296 @@
+"""The conversations screen on a real archive: keys, and pictures.
+
+To accept new pictures: pytest tests/tui/test_library.py --snapshot-update, then look at them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from textual.message import Message
+from textual.pilot import Pilot
+from textual.widgets import Input, OptionList, Static
+
+from akunu_py.chats.store import Archive
+from akunu_py.tui.library.rows import moment
+from akunu_py.tui.library.screen import Chosen, ConversationsScreen
+from akunu_py.tui.library.store_thread import Keeper
+from tests.support.chats import T0, branched, exchange_of
+from tests.support.tui_chat import until
+from tests.support.tui_host import Compare, Host
+
+DAY = 86400.0
+NOW = T0 + 1000
+HAIKU = "Waves fold into foam,\nthe moon pulls at every thread,\nsalt remembers all."
+REVERSE = "How do I reverse a list in Python without changing it, and what does that cost?"
+
+
+@pytest.fixture(autouse=True)
+def one_time_zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Five conversations; the working folder is empty."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "data" / "conversations.db"
+    archive = Archive.open(path)
+    archive.save_tree(branched())
+    archive.save_tree(exchange_of("haiku", "Write a haiku about the sea", HAIKU, T0 - DAY))
+    archive.save_tree(exchange_of("list", REVERSE, "Use `xs[::-1]`; it copies.", T0 - 3 * DAY))
+    archive.save_tree(exchange_of("html", "Say [red]<b>\x1b[31m", "It is text.", T0 - 20 * DAY))
+    archive.save_tree(exchange_of("dinner", "Plan a week of dinners", "Soup.", T0 - 400 * DAY))
+    archive.close()
+    return path
+
+
+class WithKeeper(Host):
+    """Starts the keeper, and keeps what the screen tells."""
+
+    def __init__(self, path: Path, theme: str = "dark") -> None:
+        self.keeper = Keeper(path)
+        self.list = ConversationsScreen(self.keeper, "haiku", lambda: NOW)
+        self.told: list[Message] = []
+        super().__init__(self.list, theme)
+
+    async def on_mount(self) -> None:
+        self.keeper.start(self.post_message)
+        await super().on_mount()
+
+    def on_unmount(self) -> None:
+        self.keeper.close(10)
+
+    def on_conversations_screen_deleted(self, message: ConversationsScreen.Deleted) -> None:
+        self.told.append(message)
+
+    def on_conversations_screen_renamed(self, message: ConversationsScreen.Renamed) -> None:
+        self.told.append(message)
+
+    def lines(self) -> list[str]:
+        """The first line of each row."""
+        rows = self.list.query_one(OptionList)
+        return [str(option.prompt).splitlines()[0].rstrip() for option in rows.options]
+
+    def titles(self) -> list[str]:
+        return [each.info.title for each in self.list._found.values()]
+
+    def highlighted(self) -> str | None:
+        option = self.list.query_one(OptionList).highlighted_option
+        return option.id if option else None
+
+    def notices(self) -> list[str]:
+        return [f"{each.title}: {each.message}" for each in self._notifications]
+
+
+@contextlib.asynccontextmanager
+async def shown(
+    path: Path, size: tuple[int, int] = (80, 24)
+) -> AsyncIterator[tuple[WithKeeper, Pilot[None]]]:
+    app = WithKeeper(path)
+    async with app.run_test(size=size, notifications=True) as pilot:
+        await until(pilot, lambda: app.lines())
+        yield app, pilot
+
+
+async def test_the_latest_come_first(path: Path) -> None:
+    async with shown(path) as (app, _):
+        assert [line.split("  ")[-1].strip() for line in app.lines()] == [
+            "05:50",
+            "yesterday",
+            "Wed",
+            "1 Nov",
+            "17 Oct 2025",
+        ]
+        assert app.lines()[1].startswith("● Write a haiku about the sea")
+        assert app.lines()[3].startswith("  Say [red]<b>␛[31m ")
+        assert app.highlighted() == "queue"
+
+
+async def test_words_find_and_enter_opens_where_they_are(path: Path) -> None:
+    async with shown(path) as (app, pilot):
+        await pilot.press(*"line")
+        await until(pilot, lambda: app.highlighted() == "queue")
+        await pilot.press("enter")
+    assert app.results == [Chosen("queue", "queue-2")]  # on a branch that is not active
+
+
+async def test_enter_waits_for_what_the_words_find(path: Path) -> None:
+    async with shown(path) as (app, pilot):
+        app.list.query_one("#words", Input).value = "line"  # no time between the last key
+        await app.list.query_one("#words", Input).action_submit()  # and Enter
+        await until(pilot, lambda: app.results)
+    assert app.results == [Chosen("queue", "queue-2")]
+
+
+async def test_arrows_choose_while_one_types(path: Path) -> None:
+    async with shown(path) as (app, pilot):
+        await pilot.press("down", "down", "down", "up", "enter")
+    assert app.results == [Chosen("list")]
+
+
+async def test_escape_opens_nothing(path: Path) -> None:
+    async with shown(path) as (app, pilot):
+        await pilot.press("down", "escape")
+    assert app.results == [None]
+
+
+async def test_nothing_found(path: Path) -> None:
+    async with shown(path) as (app, pilot):
+        await pilot.press(*"zzz")
+        await until(pilot, lambda: app.lines() == ["Nothing found for: zzz"])
+        await pilot.press("enter", "ctrl+r", "ctrl+d", "ctrl+s", "down")
+        assert app.results == []
+        await pilot.press("backspace", "backspace", "backspace")
+        await until(pilot, lambda: len(app.lines()) == 5)
+
+
+async def test_no_conversations(tmp_path: Path) -> None:
+    async with shown(tmp_path / "none.db") as (app, pilot):
+        assert app.lines()[0].startswith("No conversations yet.")
+        await pilot.press("enter", "ctrl+z")
+        await until(pilot, app.notices)
+        assert app.notices() == [": Nothing was deleted lately."]
+
+
+async def test_delete_and_bring_back(path: Path) -> None:
+    async with shown(path) as (app, pilot):
+        await pilot.press("down", "ctrl+d")
+        await until(pilot, lambda: app.highlighted() == "list")
+        await pilot.press("ctrl+d")
+        await until(pilot, lambda: app.highlighted() == "html")
+        assert app.titles()[:2] == ["What is a queue?", "Say [red]<b>\x1b[31m"]
+        deleted = [each for each in app.told if isinstance(each, ConversationsScreen.Deleted)]
+        assert [each.conversation for each in deleted] == ["haiku", "list"]
+        assert "Ctrl+Z brings it back: Write a haiku about the sea" in app.notices()[0]
+        await pilot.press("ctrl+z")
+        await until(pilot, lambda: app.highlighted() == "list")
+        await pilot.press("ctrl+z")
+        await until(pilot, lambda: app.highlighted() == "haiku")
+        assert len(app.lines()) == 5
+
+
+async def test_rename(path: Path) -> None:
+    async with shown(path) as (app, pilot):
+        await pilot.press("down", "ctrl+r")
+        name = app.list.query_one("#name", Input)
+        assert (name.value, name.has_focus) == ("Write a haiku about the sea", True)
+        name.value = ""
+        await pilot.press(*"Sea", "enter")
+        await until(pilot, lambda: "Sea" in app.titles())
+        assert app.highlighted() == "haiku"
+        (told,) = app.told
+        assert isinstance(told, ConversationsScreen.Renamed)
+        assert (told.conversation, told.title) == ("haiku", "Sea")
+        await pilot.press("ctrl+r", *"XYZ", "ctrl+d", "down", "escape")
+        assert app.list.query_one("#words", Input).has_focus
+        assert app.highlighted() == "haiku"
+        assert "Sea" in app.titles()
+        await pilot.press("escape")
+    assert app.results == [None]
+
+
+@pytest.mark.parametrize(
+    ("keys", "name"),
+    [
+        ([], "what-is-a-queue.md"),
+        (["down"], "what-is-a-queue.json"),
+        (["up"], "what-is-a-queue.svg"),
+    ],
+)
+async def test_export(path: Path, tmp_path: Path, keys: list[str], name: str) -> None:
+    async with shown(path) as (app, pilot):
+        await pilot.press("ctrl+s", *keys)
+        assert str(app.screen.query_one("#file", Static).render()) == str(tmp_path / name)
+        await pilot.press("enter")
+        await until(pilot, app.notices)
+        assert app.notices() == [f"Exported: {tmp_path / name}"]
+        assert "You are welcome." in (tmp_path / name).read_text("utf-8").replace("&#160;", " ")
+        await pilot.press("ctrl+s", "escape")
+        assert app.screen is app.list
+
+
+async def test_a_wide_screen_shows_what_was_said(path: Path) -> None:
+    async with shown(path, (120, 40)) as (app, pilot):
+        said = app.list.query_one("#said", Static)
+        await until(pilot, lambda: "You are welcome." in str(said.render()))
+        assert "A line of people." not in str(said.render())
+        await pilot.press(*"people")
+        await until(pilot, lambda: "A line of people." in str(said.render()))
+        await pilot.resize_terminal(80, 24)
+        await until(pilot, lambda: not app.list.query_one("#peek").display)
+
+
+async def test_an_archive_that_cannot_be_opened(path: Path) -> None:
+    database = sqlite3.connect(path)
+    database.execute("PRAGMA user_version = 99")
+    database.close()
+    async with shown(path) as (app, pilot):
+        await until(pilot, lambda: "newer akunu" in app.lines()[0])
+        await pilot.press("enter", "ctrl+z")
+        await until(pilot, app.notices)
+        assert "newer akunu" in app.notices()[0]
+        assert app.results == []
+
+
+@pytest.mark.parametrize(
+    ("then", "words"),
+    [
+        (NOW, "06:03"),
+        (NOW + 7200, "08:03"),  # another machine's clock
+        (NOW - DAY, "yesterday"),
+        (NOW - 6 * DAY, "Sun"),
+        (NOW - 7 * DAY, "14 Nov"),
+        (NOW - 365 * DAY, "21 Nov 2025"),
+    ],
+)
+def test_moments(then: float, words: str) -> None:
+    assert moment(then, NOW) == words
+
+
+PICTURES: list[tuple[str, tuple[str, ...], tuple[int, int], str]] = [
+    ("list", (), (80, 24), "dark"),
+    ("list", (), (80, 24), "light"),
+    ("list", (), (120, 40), "dark"),
+    ("list", (), (40, 10), "dark"),
+    ("found", (*"py", "space", *"li"), (120, 40), "light"),
+    ("found", tuple("haiku"), (80, 24), "dark"),
+    ("nothing", tuple("zzz"), (80, 24), "dark"),
+    ("rename", ("down", "ctrl+r"), (80, 24), "dark"),
+    ("export", ("ctrl+s",), (80, 24), "dark"),
+]
+
+
+@pytest.mark.parametrize(
+    ("keys", "size", "theme"),
+    [
+        pytest.param(keys, size, theme, id=f"{name}-{size[0]}x{size[1]}-{theme}")
+        for name, keys, size, theme in PICTURES
+    ],
+)
+def test_picture(
+    snap_compare: Compare,
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    keys: tuple[str, ...],
+    size: tuple[int, int],
+    theme: str,
+) -> None:
+    monkeypatch.setattr("akunu_py.tui.library.export.Path.cwd", lambda: Path("/home/me"))
+    app = WithKeeper(path, theme)
+
+    async def press(pilot: Pilot[None]) -> None:
+        await until(pilot, app.lines)
+        await pilot.press(*keys)
+        await pilot.pause(0.5)  # the list, then what was said
+
+    assert snap_compare(app, terminal_size=size, run_before=press)

@@ -1,0 +1,175 @@
+"""Long answers and long conversations: what is far from the reader costs the layout nothing, and is
+there again when the reader comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from textual.widgets import Markdown
+
+from akunu_py.chats.tree import ChatMessage, Tree
+from akunu_py.tui.session.messages import Finished, PieceArrived
+from akunu_py.tui.transcript.markdown import Section, split
+from akunu_py.tui.transcript.view import Transcript
+from tests.support.tui_chat import STATS, Chat, chat, until
+
+
+def conversation(turns: int, answer: Callable[[int], str] = "answer {}".format) -> Tree:
+    tree, parent = Tree(), None
+    for number in range(turns):
+        prompt = ChatMessage("user", f"prompt {number}", parent, id=f"p{number}")
+        reply = ChatMessage(
+            "assistant", answer(number), prompt.id, finish_reason="stop", id=f"r{number}"
+        )
+        tree.add(prompt)
+        tree.add(reply)
+        parent = reply.id
+    return tree
+
+
+def paragraphs(count: int) -> str:
+    return "".join(f"Word {number}.\n\n" for number in range(count))
+
+
+def on_screen(it: Chat) -> str:
+    return "\n".join(strip.text for strip in it.app.screen._compositor.render_strips())
+
+
+def is_quiet(it: Chat) -> bool:
+    """Nothing is about to be mounted or to rest."""
+    moving = it.transcript
+    return not (moving._looks or moving._keeping or moving._moving.locked())
+
+
+@pytest.mark.parametrize(
+    ("text", "sections"),
+    [
+        (paragraphs(40), 1),
+        (paragraphs(300), 9),
+        ("- item\n" * 300, 9),
+        ("".join(f"{number}. item\n" for number in range(5, 305)), 9),
+        ("1. item\n" * 300, 1),  # cut, the rest would count from 1 again
+        ("> " + "quoted\n>\n> " * 300, 1),
+        ("```\n" + "code\n\n- code\n" * 300 + "```\n", 1),
+        ("| a |\n|---|\n" + "| b |\n" * 300, 1),
+        ("- item\n\n  ```\n  - code\n  ```\n" * 100, 3),
+    ],
+    ids=["short", "paragraphs", "list", "numbers", "ones", "quote", "code", "table", "nested"],
+)
+def test_answers_are_cut_between_blocks(text: str, sections: int) -> None:
+    parts = split(text)
+    assert "".join(parts) == text
+    assert len(parts) == sections
+
+
+def test_other_signs_of_a_lines_end_do_not_shift_the_cuts() -> None:
+    text = "\n\n".join(f"Paragraph\x0b{number}\u2028of many." for number in range(300))
+    parts = split(text)
+    assert "".join(parts) == text
+    assert all(part.startswith("Paragraph") for part in parts)
+    assert len(parts) == 9
+
+
+async def test_a_long_answer_is_drawn_where_it_is_seen() -> None:
+    async with chat() as it:
+        await it.say("go")
+        text = paragraphs(300)
+        for start in range(0, len(text), 700):
+            it.app.post_message(PieceArrived(1, text[start : start + 700], (), STATS))
+            await it.pilot.pause()
+        await it.post(Finished(1, "stop", STATS))
+        await until(it.pilot, lambda: is_quiet(it))
+        sections = list(it.app.query(Section))
+        assert "".join(section.text for section in sections) == text
+        assert sum(section.rests for section in sections) > len(sections) // 2
+        assert not sections[-1].rests
+        assert len(it.app.query("*")) < 300
+        assert "Word 299." in on_screen(it)
+        heights = [section.size.height for section in sections]
+        assert sum(heights) == 2 * 300
+        await it.press("tab", "home")
+        await until(it.pilot, lambda: "Word 0." in on_screen(it))
+        await until(it.pilot, lambda: is_quiet(it) and sections[-1].rests)
+        assert [section.size.height for section in sections] == heights
+        await it.press("f7")
+        assert it.app.clipboard == text.strip()
+
+
+async def test_a_turn_costs_the_layout_the_same_however_long_the_chat_is() -> None:
+    counts = []
+    for turns in (25, 60):
+        async with chat() as it:
+            await it.app._show_chat(conversation(turns))
+            for number in range(4):
+                await it.say(f"more {number}")
+                await it.answer("yes\n\n" * 5, turn=number + 1)
+            await until(it.pilot, lambda it=it: is_quiet(it))  # type: ignore[misc]
+            counts.append(len(it.app.query("*")))
+            assert len(it.app._conversation.turns) == turns + 4
+    assert counts[0] == counts[1] < 250
+
+
+async def test_reading_back_does_not_jump() -> None:
+    """Every step up shows what stood above, whatever is mounted meanwhile."""
+    async with chat() as it:
+        await it.app._show_chat(conversation(16, lambda number: f"# {number}\n\n{number}a\n"))
+        await it.press("tab")
+        transcript = it.app.query_one(Transcript)
+        transcript.release_anchor()
+        before = seen(it)
+        for _ in range(60):
+            transcript.scroll_relative(y=-3, animate=False)
+            await it.pilot.pause(0.03)
+            await until(it.pilot, lambda: is_quiet(it))
+            now = seen(it)
+            if transcript.scroll_y == 0:
+                assert "prompt 0" in now[0]
+                return
+            assert now[3:] == before[: len(now) - 3]
+            before = now
+        raise AssertionError("the beginning was not reached")
+
+
+def seen(it: Chat) -> list[str]:
+    """The lines of the transcript."""
+    return [line[:70] for line in on_screen(it).splitlines()[1 : it.transcript.size.height]]
+
+
+async def test_a_message_that_was_found_is_shown_wherever_it_is() -> None:
+    async with chat() as it:
+        await it.app._show_chat(conversation(200), "r70")
+        await until(it.pilot, lambda: "answer 70" in on_screen(it))
+        await until(it.pilot, lambda: is_quiet(it))
+        assert "answer 70" in on_screen(it)
+        await it.press("tab", "c")
+        assert it.app.clipboard == "answer 70", "it is the chosen one"
+        await it.press("end")
+        await until(it.pilot, lambda: "answer 199" in on_screen(it))
+        await it.app._show_chat(conversation(200), "p3")
+        await until(it.pilot, lambda: "prompt 3 " in on_screen(it))
+
+
+async def test_an_old_prompt_is_edited_and_a_new_one_is_asked_from_there() -> None:
+    async with chat() as it:
+        await it.app._show_chat(conversation(60))
+        await it.press("tab", "home", "up", *["up"] * 45, "e")
+        assert it.text() == "prompt 0"
+        await it.press("escape", "pageup")
+        await it.say("new")
+        assert it.prompts[-1] == "new"
+        await until(it.pilot, lambda: is_quiet(it))
+        assert "new" in on_screen(it)
+
+
+async def test_sections_of_a_list_look_like_one_list() -> None:
+    async with chat(size=(80, 60)) as it:
+        await it.say("go")
+        await it.answer("".join(f"- item {number}\n" for number in range(90)))
+        await until(it.pilot, lambda: is_quiet(it))
+        shown = [line for line in on_screen(it).splitlines() if "item" in line]
+        assert len(shown) > 40
+        lines = on_screen(it).splitlines()
+        first = lines.index(shown[0])
+        assert lines[first : first + len(shown)] == shown, "no gap at a cut"
+        assert len(list(it.app.query(Markdown))) > 1

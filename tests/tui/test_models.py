@@ -1,0 +1,251 @@
+"""The model picker and its downloads. What pulling would do is done by a function of the test.
+
+To accept new pictures: pytest tests/tui/test_models.py --snapshot-update, then look at them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from textual.message import Message
+from textual.pilot import Pilot
+from textual.widgets import OptionList, Static
+
+from akunu_py import paths
+from akunu_py.errors import Cancelled, FetchError
+from akunu_py.models import catalogue, store
+from akunu_py.models.progress import Progress
+from akunu_py.models.store import StoredModel
+from akunu_py.tui.models import rows
+from akunu_py.tui.models.downloads import DownloadEnded, DownloadMoved, Downloads
+from akunu_py.tui.models.screen import ModelsScreen
+from akunu_py.tui.transcript.welcome import offer_words
+from tests.support.tui_host import Compare, Host
+
+GB = 10**9
+_BASE = catalogue.load_catalogue()["starter"]
+ENTRIES = {
+    name: replace(
+        _BASE, name=name, title=title, description=about, grade=grade, context=32768,
+        download_bytes=size, weight_bytes=size, memory_8k=size + GB // 2, purpose=purpose,
+        licence="Apache-2.0",
+    )
+    for name, title, about, grade, size, purpose in (
+        ("starter", "Starter, 4-bit", "Small. Makes facts up.", 1, GB // 10, ("chat",)),
+        ("big-30b", "Big 30B, 4-bit", "The most capable.", 90, 17 * GB, ("chat",)),
+        ("good-4b", "Good 4B, 4-bit", "Good at most things.", 50, 2 * GB, ("chat",)),
+        ("coder-7b", "Coder 7B, 4-bit", "Writes code.", 99, 4 * GB, ("code", "fim")),
+    )
+}  # fmt: skip
+MEMORY = 8 * GB
+
+
+@pytest.fixture(autouse=True)
+def few_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setattr(catalogue, "load_catalogue", lambda: ENTRIES)
+    monkeypatch.setattr(rows, "available_memory", lambda: MEMORY)
+    stored = [
+        StoredModel("starter", tmp_path, GB // 10, 8192, licence="Apache-2.0"),
+        StoredModel("torn", tmp_path, GB, damaged="model.safetensors is missing"),
+    ]
+    monkeypatch.setattr(store, "list_models", lambda: stored)
+
+
+class Pulled:
+    """Stands for `pull`: goes on when told, ends as told."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.steps: list[Progress] = []
+        self.error: Exception | None = None
+        self.go_on = threading.Event()
+
+    def __call__(
+        self, name: str, tell: Callable[[Progress], None], cancelled: Callable[[], bool]
+    ) -> StoredModel:
+        self.asked.append(name)
+        for step in self.steps:
+            tell(step)
+        while not self.go_on.wait(0.01):
+            if cancelled():
+                raise Cancelled("called off")
+        if self.error:
+            raise self.error
+        return StoredModel(name.rpartition("/")[2], paths.models_dir())
+
+
+@pytest.fixture
+def pulled() -> Iterator[Pulled]:
+    pulled = Pulled()
+    yield pulled
+    pulled.go_on.set()
+
+
+def screen(pulled: Pulled) -> tuple[Host, ModelsScreen]:
+    downloads = Downloads(lambda message: host.post_message(message), pulled)
+    shown = ModelsScreen("starter", downloads, MEMORY)
+    host = Host(shown)
+    return host, shown
+
+
+def lines(shown: ModelsScreen) -> list[str]:
+    return [str(option.prompt).rstrip() for option in shown.query_one(OptionList).options]
+
+
+def about(shown: ModelsScreen) -> str:
+    return str(shown.query_one("#description", Static).render())
+
+
+async def settled(pilot: Pilot[None], until: Callable[[], bool]) -> None:
+    for _ in range(300):
+        await pilot.pause(0.01)
+        if until():
+            return
+    raise AssertionError("it did not come")
+
+
+async def test_models_here_come_first_then_those_that_fit(pulled: Pulled) -> None:
+    host, shown = screen(pulled)
+    async with host.run_test(size=(90, 24)):
+        names = [line.split()[0] if line[0] != "●" else line.split()[1] for line in lines(shown)]
+        assert names == ["On", "starter", "torn", "To", "good-4b", "coder-7b", "big-30b"]
+        text = "\n".join(lines(shown))
+        for words in ("in use", "damaged", "✓ fits", "✗ too large", "needs 2.5 GB"):
+            assert words in text
+
+
+async def test_enter_uses_a_model_that_is_here_and_escape_none(pulled: Pulled) -> None:
+    host, _ = screen(pulled)
+    async with host.run_test() as pilot:
+        await pilot.press("enter")
+    assert host.results == ["starter"]
+    host, _ = screen(pulled)
+    async with host.run_test() as pilot:
+        await pilot.press("escape")
+    assert host.results == [None]
+
+
+async def test_words_find_a_model_and_none_finds_none(pulled: Pulled) -> None:
+    host, shown = screen(pulled)
+    async with host.run_test() as pilot:
+        await pilot.press(*"code")
+        assert [line.split()[0] for line in lines(shown)] == ["To", "coder-7b"]
+        await pilot.press(*"xyz", "enter", "down", "ctrl+x")
+        assert lines(shown) == ["No model of that name."]
+        assert (host.results, pulled.asked) == ([], [])
+
+
+async def test_fetching_shows_progress_and_goes_on_behind_the_chat(pulled: Pulled) -> None:
+    pulled.steps = [Progress("download", GB, 2 * GB, 10**7, 185)]
+    host, shown = screen(pulled)
+    async with host.run_test(size=(90, 24)) as pilot:
+        await pilot.press(*"good", "enter")
+        await settled(pilot, lambda: "50%" in "\n".join(lines(shown)))
+        assert about(shown) == "download: 1.0 GB of 2.0 GB · 10.0 MB/s · 3:05 left"
+        await pilot.press("enter")
+        assert pulled.asked == ["good-4b"], "not twice at once"
+        await pilot.press("escape")
+        assert list(shown._downloads.all) == ["good-4b"]
+        pulled.go_on.set()
+        await settled(pilot, lambda: not shown._downloads.all)
+
+
+async def test_a_repository_of_the_hub_can_be_named(pulled: Pulled) -> None:
+    host, _ = screen(pulled)
+    async with host.run_test(size=(90, 24)) as pilot:
+        await pilot.press(*"ab", "slash", *"cd", "enter")
+        await settled(pilot, lambda: pulled.asked == ["ab/cd"])
+
+
+async def test_a_model_that_is_too_large_is_fetched_at_the_second_enter(pulled: Pulled) -> None:
+    host, shown = screen(pulled)
+    async with host.run_test() as pilot:
+        await pilot.press(*"big", "enter")
+        assert "Too large" in about(shown)
+        assert pulled.asked == []
+        await pilot.press("enter")
+        await settled(pilot, lambda: pulled.asked == ["big-30b"])
+
+
+async def test_a_download_can_be_stopped(pulled: Pulled) -> None:
+    host, shown = screen(pulled)
+    async with host.run_test() as pilot:
+        await pilot.press(*"good", "enter")
+        await settled(pilot, lambda: pulled.asked == ["good-4b"])
+        await pilot.press("ctrl+x")
+        await settled(pilot, lambda: not shown._downloads.all)
+        await settled(pilot, lambda: about(shown) == "Good at most things.")
+
+
+async def test_a_download_that_fails_says_why(pulled: Pulled) -> None:
+    pulled.error = FetchError("the hub does not answer; check the network")
+    pulled.go_on.set()
+    host, shown = screen(pulled)
+    async with host.run_test() as pilot:
+        await pilot.press(*"good", "enter")
+        await settled(pilot, lambda: about(shown) == "the hub does not answer; check the network")
+
+
+def test_downloads_tell_what_happened_and_close(pulled: Pulled) -> None:
+    told: list[Message] = []
+    downloads = Downloads(told.append, pulled)
+    pulled.steps = [Progress("look up"), Progress("download", 1, 2)]
+    assert downloads.start("a/b")
+    assert not downloads.start("a/b")
+    pulled.go_on.set()
+    thread = next((each.thread for each in downloads.all.values()), None)
+    if thread is not None:
+        thread.join(10)
+    assert [note.name for note in told if isinstance(note, DownloadMoved)] == ["a/b", "a/b"]
+    (ended,) = [note for note in told if isinstance(note, DownloadEnded)]
+    assert (ended.model, ended.error) == ("b", "")
+    pulled.go_on.clear()
+    assert downloads.start("c")
+    assert downloads.close(10)
+    assert not downloads.all
+
+
+def test_a_bug_in_pulling_ends_the_download() -> None:
+    told: list[Message] = []
+
+    def broken(*anything: object) -> StoredModel:
+        raise ZeroDivisionError("oops")
+
+    downloads = Downloads(told.append, broken)
+    downloads.start("x")
+    downloads.close(10)
+    (ended,) = told
+    assert isinstance(ended, DownloadEnded)
+    assert ended.error == "cannot fetch x: ZeroDivisionError: oops"
+
+
+def test_a_better_model_for_the_first_run() -> None:
+    better = rows.better_model("starter")
+    assert better is not None
+    assert better.name == "good-4b", "neither a coder nor what does not fit"
+    assert "2.0 GB to fetch" in offer_words(better)
+    assert "/model good-4b" in offer_words(replace(better, here=True))
+    assert rows.better_model("good-4b") is None
+    assert rows.better_model("a folder of mine") is None
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (40, 12)], ids="{0[0]}x{0[1]}".format)
+@pytest.mark.parametrize("theme", ["dark", "light", "terminal-dark"])
+def test_picture(snap_compare: Compare, pulled: Pulled, size: tuple[int, int], theme: str) -> None:
+    host, shown = screen(pulled)
+    host.theme = theme
+    pulled.steps = [Progress("download", 6 * GB // 5, 2 * GB, 10**7, 80)]
+
+    async def fetching(pilot: Pilot[None]) -> None:
+        shown._downloads.start("good-4b")
+        await pilot.press("down", "down")
+        await settled(pilot, lambda: "60%" in "\n".join(lines(shown)))
+        await asyncio.sleep(0.05)
+
+    assert snap_compare(host, terminal_size=size, run_before=fetching)

@@ -1,0 +1,193 @@
+"""Chats that are kept: saved as they are made, found again, with their branches; and when not."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from akunu_py.chats.database import ArchiveFile
+from akunu_py.chats.store import Archive
+from akunu_py.chats.tree import ChatMessage
+from akunu_py.tui.library import store_thread as keeper_module
+from akunu_py.tui.library.screen import ConversationsScreen
+from akunu_py.tui.library.store_thread import Keeper
+from akunu_py.tui.session.messages import Finished
+from tests.support.tui_chat import STATS, chat
+
+
+def kept(path: Path) -> list[ChatMessage]:
+    """The active branch of the only conversation."""
+    archive = Archive.open(path)
+    (info,) = archive.list()
+    branch = archive.load(info.id).path()
+    archive.close()
+    return branch
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "conversations.db"
+
+
+async def test_a_chat_is_kept_as_it_is_made_and_opens_again(path: Path) -> None:
+    keeper = Keeper(path)
+    async with chat(keeper=keeper) as it:
+        await it.say("one")
+        await it.piece("half")
+        await it.post(Finished(1, "length", STATS))
+        await it.press("ctrl+g")
+        await it.answer("whole", turn=2)
+        await it.press("tab", "left", "escape")
+        await it.say("waits for ever")
+        await keeper.ask(lambda archive: None)
+        assert [message.text for message in kept(path)] == ["one", "half", "waits for ever", ""]
+        assert kept(path)[1].stats == STATS
+        await it.press("escape")
+    assert keeper.close(10)
+    assert [message.text for message in kept(path)] == ["one", "half"]
+
+    keeper = Keeper(path)
+    async with chat(keeper=keeper) as it:
+        await keeper.ask(lambda archive: None)
+        await it.pilot.pause()
+        await it.press("up")
+        assert it.text() in ("one", "waits for ever"), "prompts of earlier chats are recalled"
+        it.box.clear()
+        await it.press("ctrl+o")
+        assert isinstance(it.app.screen, ConversationsScreen)
+        await keeper.ask(lambda archive: None)
+        await it.pilot.pause(0.3)
+        await it.press("enter")
+        await keeper.ask(lambda archive: None)
+        await it.post()
+        assert (it.prompts, it.markdown) == (["one"], ["half"])
+        assert "‹ 1/2 ›" in it.feet[0]
+        await it.press("tab", "right")
+        assert it.markdown == ["whole"]
+        await it.press("escape")
+        await it.act("rename_chat('Numbers')")
+        assert await keeper.ask(lambda archive: archive.list()[0].title) == "Numbers"
+        await it.press("ctrl+n")
+        assert it.prompts == []
+    assert keeper.close(10)
+    assert [message.text for message in kept(path)] == ["one", "whole"]
+
+
+async def test_a_database_that_refuses_stops_nothing(path: Path) -> None:
+    path.mkdir()
+    keeper = Keeper(path)
+    async with chat(keeper=keeper) as it:
+        await it.say("one")
+        await it.answer("first")
+        await it.pilot.pause(0.2)
+        assert it.markdown == ["first"]
+        assert any("not saved" in notice for notice in it.notices)
+        await it.press("ctrl+n")
+        await it.say("two")
+        await it.answer("second", turn=2)
+        assert it.markdown == ["second"]
+    assert not keeper.close(1)
+
+
+async def test_a_locked_database_is_written_to_later(path: Path) -> None:
+    Archive.open(path).close()
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    keeper = Keeper(path)
+    async with chat(keeper=keeper) as it:
+        await it.say("one")
+        await it.answer("first")
+        assert it.markdown == ["first"], "nothing waits for the lock"
+        other.execute("ROLLBACK")
+        other.close()
+        await keeper.ask(lambda archive: None)
+    assert keeper.close(10)
+    assert [message.text for message in kept(path)] == ["one", "first"]
+
+
+async def test_a_full_disk_stops_nothing_and_loses_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite itself refuses: the database may not become larger than it is."""
+    monkeypatch.setattr(keeper_module, "_RETRY_S", 0.1)
+    monkeypatch.setattr(keeper_module, "_INTERVAL_S", 0.05)
+    is_full = False
+    init = ArchiveFile.__init__
+
+    def open_on_small_disk(file: ArchiveFile, path: Path) -> None:
+        init(file, path)
+        if is_full:
+            file.database.execute("PRAGMA max_page_count = 1")  # no more than there are
+
+    monkeypatch.setattr(ArchiveFile, "__init__", open_on_small_disk)
+    keeper = Keeper(path)
+    async with chat(keeper=keeper) as it:
+        await it.say("one")
+        await it.piece("It begins")
+        is_full = True
+        await keeper.ask(lambda archive: archive._database.execute("PRAGMA max_page_count = 1"))
+        words = " and goes on" * 2000  # more than the pages that are there can take
+        await it.piece(words)
+        await it.pilot.pause(0.5)
+        assert it.markdown == ["It begins" + words], "the answer goes on"
+        (notice,) = it.notices
+        assert notice.startswith("This chat is not saved for now: ")
+        assert "full" in notice
+        await it.post(Finished(1, "stop", STATS))
+        await it.say("two")
+        await it.answer("second" * 2000, turn=2)
+        assert [message.text for message in kept(path)] == ["one", "It begins"]
+        is_full = False
+        for _ in range(500):
+            if "Everything is saved again." in it.said:
+                break
+            await it.pilot.pause(0.01)
+        expected = ["one", "It begins" + words, "two", "second" * 2000]
+        assert [message.text for message in kept(path)] == expected
+    assert keeper.close(10)
+
+
+async def test_deleting_the_chat_on_the_screen_clears_it(path: Path) -> None:
+    keeper = Keeper(path)
+    async with chat(keeper=keeper) as it:
+        await it.say("one")
+        await it.answer("first")
+        await it.press("ctrl+o")
+        await keeper.ask(lambda archive: None)
+        await it.pilot.pause(0.3)
+        await it.press("ctrl+d")
+        await keeper.ask(lambda archive: None)
+        await it.pilot.pause(0.3)
+        await it.press("escape")
+        assert it.prompts == []
+        assert it.app._conversation.turns == []
+    assert keeper.close(10)
+
+
+async def test_a_chat_is_saved_as_a_file(tmp_path: Path) -> None:
+    async with chat() as it:
+        it.app._setup.folder = tmp_path
+        await it.act("export()")
+        assert "empty" in it.said[-1]
+        await it.say("One, two?")
+        await it.answer("Three.")
+        for file in ("", "", "chat.json", "chat.svg"):
+            await it.act(f"export({file!r})")
+        names = sorted(path.name for path in tmp_path.iterdir())
+        assert names == ["chat.json", "chat.svg", "one-two-2.md", "one-two.md"]
+        assert "Three." in (tmp_path / "one-two.md").read_text("utf-8")
+        await it.act("export('chat.json')")
+        assert "exists" in it.said[-1]
+
+
+async def test_earlier_prompts_are_searched() -> None:
+    async with chat() as it:
+        await it.press("ctrl+r")
+        assert "no earlier" in it.said[-1]
+        it.box.remember(["a red fox", "a blue\nwhale"])
+        await it.press("ctrl+r", *"whale blue", "enter")
+        assert it.text() == "a blue\nwhale"
+        await it.press("ctrl+r", *"nothing", "enter")
+        assert it.text() == "a blue\nwhale"

@@ -1,0 +1,274 @@
+"""The settings screen, driven by its keys; and the themes and the motion that it sets.
+
+To accept new pictures: pytest tests/tui/test_settings.py --snapshot-update, then look at them.
+"""
+
+from __future__ import annotations
+
+import os
+import pty
+import termios
+import threading
+from pathlib import Path
+
+import pytest
+from textual.color import Color
+from textual.pilot import Pilot
+from textual.theme import BUILTIN_THEMES, Theme
+from textual.widgets import Input, Select, Static, TextArea
+
+from akunu_py.settings import Settings, load_settings, save_settings, settings_file
+from akunu_py.tui.settings.screen import SettingsScreen
+from akunu_py.tui.terminal import background, themes
+from tests.support.tui_host import Compare, Host
+
+PERSONAS = {"coder": "You write Python.\nShort answers.", "poet": "You rhyme."}
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+
+def form(settings: Settings | None = None) -> tuple[Host, SettingsScreen]:
+    shown = SettingsScreen(settings or load_settings(), lambda name: host.show_theme(name))
+    host = Host(shown)
+    return host, shown
+
+
+def said(shown: SettingsScreen) -> str:
+    return str(shown.query_one("#say", Static).render())
+
+
+async def test_what_is_saved_is_in_the_file_and_in_the_result() -> None:
+    host, shown = form()
+    async with host.run_test(size=(80, 24)) as pilot:
+        shown.query_one("#temperature", Input).value = "0,25"
+        shown.query_one("#system", TextArea).text = "Be brief.\x1b"
+        shown.query_one("#theme", Select).value = "light"
+        await pilot.press("tab", "tab", "tab", "tab", "tab", "space", "tab", "space", "ctrl+s")
+        await pilot.pause(0.1)
+    expected = Settings(
+        memory=False,
+        temperature=0.25,
+        system_prompt="Be brief.",
+        theme="light",
+        reduced_motion=True,
+    )
+    assert host.results == [expected]
+    assert load_settings() == expected
+    assert host.themes[-1] == "light"
+    assert "model" not in settings_file().read_text(), "only what was changed is written"
+
+
+async def test_escape_saves_nothing_and_undoes_the_theme() -> None:
+    host, shown = form()
+    async with host.run_test() as pilot:
+        shown.query_one("#theme", Select).value = "nord"
+        await pilot.pause()
+        await pilot.press("escape")
+    assert host.results == [None]
+    assert host.themes[-2:] == ["nord", "auto"]
+    assert not settings_file().exists()
+
+
+async def test_a_new_persona_has_a_prompt_of_its_own() -> None:
+    host, _ = form(save_settings({"system_prompt": "plain"}))
+    async with host.run_test(size=(80, 24)) as pilot:
+        await pilot.press("ctrl+n", *"poet", "enter", *"Rhyme", "ctrl+s")
+        await pilot.pause(0.1)
+    (saved,) = host.results
+    assert isinstance(saved, Settings)
+    assert (saved.personas, saved.persona, saved.system) == ({"poet": "Rhyme"}, "poet", "Rhyme")
+    assert saved.system_prompt == "plain"
+
+
+async def test_each_persona_keeps_its_text_when_another_is_chosen() -> None:
+    host, shown = form(save_settings({"personas": PERSONAS, "persona": "coder"}))
+    async with host.run_test() as pilot:
+        shown.query_one("#system", TextArea).text = "You write Rust."
+        shown.query_one("#persona", Select).value = "poet"
+        await pilot.pause()
+        assert shown.query_one("#system", TextArea).text == "You rhyme."
+        await pilot.press("ctrl+s")
+        await pilot.pause(0.1)
+    assert load_settings().personas == {"coder": "You write Rust.", "poet": "You rhyme."}
+    assert load_settings().persona == "poet"
+
+
+async def test_a_persona_can_be_deleted_and_the_plain_prompt_cannot() -> None:
+    host, shown = form(save_settings({"personas": PERSONAS, "persona": "coder"}))
+    async with host.run_test() as pilot:
+        await pilot.press("ctrl+d")
+        assert shown.query_one("#persona", Select).value == ""
+        await pilot.press("ctrl+d")
+        assert "stays" in said(shown)
+        await pilot.press("ctrl+s")
+        await pilot.pause(0.1)
+    assert load_settings() == Settings(personas={"poet": "You rhyme."})
+
+
+async def test_a_name_that_is_taken_or_empty_is_refused() -> None:
+    host, shown = form(save_settings({"personas": PERSONAS}))
+    async with host.run_test() as pilot:
+        await pilot.press("ctrl+n", "enter")
+        assert "A name" in said(shown)
+        await pilot.press(*"poet", "enter")
+        assert "There is a persona 'poet'" in said(shown)
+        await pilot.press("escape")
+        assert host.results == [], "the first Esc leaves the name, not the form"
+        await pilot.press("escape")
+    assert host.results == [None]
+
+
+@pytest.mark.parametrize(("typed", "says"), [("9", "0 to 5"), ("", "a number"), ("1.2.3", "a num")])
+async def test_a_wrong_temperature_is_refused_in_words(typed: str, says: str) -> None:
+    host, shown = form()
+    async with host.run_test(size=(100, 30)) as pilot:
+        shown.query_one("#temperature", Input).value = typed
+        await pilot.press("ctrl+s")
+        await pilot.pause(0.1)
+        assert says in said(shown)
+    assert not settings_file().exists()
+
+
+async def test_a_file_that_cannot_be_written_keeps_the_form_open() -> None:
+    settings_file().parent.parent.mkdir()
+    settings_file().parent.write_text("in the way")
+    host, shown = form(Settings())
+    async with host.run_test(size=(100, 30)) as pilot:
+        shown.query_one("#temperature", Input).value = "1"
+        await pilot.press("ctrl+s")
+        await pilot.pause(0.1)
+        assert "settings.toml" in said(shown)
+        assert host.results == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "background", "colours", "expected"),
+    [
+        ("auto", None, "truecolor", "dark"),
+        ("auto", "light", "256", "light"),
+        ("auto", "light", "standard", "terminal-light"),
+        ("auto", None, None, "terminal-dark"),
+        ("terminal", "dark", "truecolor", "terminal-dark"),
+        ("light", "dark", "standard", "light"),
+        ("nord", "light", "256", "nord"),
+        ("there is none", "light", "256", "light"),
+    ],
+)
+def test_the_theme_follows_the_terminal(
+    setting: str, background: themes.Background | None, colours: str | None, expected: str
+) -> None:
+    assert themes.theme_name(setting, background, colours) == expected
+
+
+def test_every_choice_is_a_theme() -> None:
+    ours = {themes.DARK.name, themes.LIGHT.name, themes.OWN_DARK.name}
+    for setting in themes.choices():
+        assert themes.theme_name(setting, "dark", "truecolor") in ours | set(BUILTIN_THEMES)
+
+
+@pytest.mark.parametrize("theme", [themes.DARK, themes.LIGHT], ids=lambda theme: theme.name)
+def test_text_can_be_read_on_every_ground(theme: Theme) -> None:
+    """Contrast as WCAG 2.2 has it, at least 4.5 for text."""
+    grounds = [theme.background, theme.surface, theme.panel]
+    inks = [theme.foreground, theme.primary, theme.success, theme.warning, theme.error]
+    pairs = [(ink, ground) for ink in inks for ground in grounds]
+    pairs.append((theme.variables["block-cursor-foreground"],
+                  theme.variables["block-cursor-background"]))  # fmt: skip
+    low = {
+        (ink, ground): ratio
+        for ink, ground in pairs
+        if (ratio := contrast(Color.parse(str(ink)), Color.parse(str(ground)))) < 4.5
+    }
+    assert not low
+
+
+def contrast(one: Color, other: Color) -> float:
+    def luminance(color: Color) -> float:
+        parts = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
+                 for part in color.normalized)  # fmt: skip
+        return sum(
+            weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), parts, strict=True)
+        )
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (b"\x1b]11;rgb:ffff/ffff/ffff\x1b\\\x1b[?62;c", "light"),
+        (b"\x1b]11;rgb:1c1c/1c1c/1c1c\x07\x1b[?1;2c", "dark"),
+        (b"\x1b]11;rgb:f/f/f\x07", "light"),
+        (b"\x1b]11;rgba:0000/0000/0000/ffff\x1b\\", "dark"),
+        (b"\x1b[?1;2c", None),
+        (b"", None),
+    ],
+)
+def test_what_the_terminal_answers(answer: bytes, expected: str | None) -> None:
+    assert background.parse_answer(answer) == expected
+
+
+def test_a_terminal_is_asked_and_left_as_it_was() -> None:
+    ours, theirs = pty.openpty()
+    asked: list[bytes] = []
+
+    def answer() -> None:
+        asked.append(os.read(ours, 100))
+        os.write(ours, b"\x1b]11;rgb:eeee/eeee/eeee\x1b\\")
+        os.write(ours, b"\x1b[?62;22c")
+
+    other = threading.Thread(target=answer)
+    before = termios.tcgetattr(theirs)
+    other.start()
+    found = background.parse_answer(background._ask(theirs))
+    other.join(5)
+    assert found == "light"
+    assert asked == [b"\x1b]11;?\x1b\\\x1b[c"]
+    assert termios.tcgetattr(theirs) == before
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_the_environment_tells_where_the_terminal_does_not() -> None:
+    for value, expected in (
+        ("15;0", "dark"),
+        ("0;15", "light"),
+        ("0;default;7", "light"),
+        ("", None),
+    ):
+        assert background._from_environment({"COLORFGBG": value}) == expected
+
+
+async def test_reduced_motion_stops_what_glides_and_blinks() -> None:
+    host, shown = form()
+    async with host.run_test() as pilot:
+        box = shown.query_one("#system", TextArea)
+        levels, blinks = [], []
+        for reduced in (True, False):
+            themes.set_motion(host, reduced=reduced)
+            await pilot.pause()
+            levels.append(host.animation_level)
+            blinks.append(box.cursor_blink)
+        assert (levels, blinks) == (["none", "full"], [False, True])
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (40, 12)], ids="{0[0]}x{0[1]}".format)
+@pytest.mark.parametrize("theme", ["dark", "light", "terminal-dark"])
+def test_picture(
+    snap_compare: Compare, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], theme: str
+) -> None:
+    path = Path("/home/me/.config/akunu/settings.toml")
+    monkeypatch.setattr("akunu_py.tui.settings.screen.settings_file", lambda: path)
+    host, _ = form(Settings(personas=PERSONAS, persona="coder"))
+    host.theme = theme
+
+    async def shown(pilot: Pilot[None]) -> None:
+        await pilot.press("tab")
+        await pilot.pause(0.05)
+
+    assert snap_compare(host, terminal_size=size, run_before=shown)

@@ -1,0 +1,190 @@
+"""The keeper's thread: what is written when, and what happens while nothing can be written."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from textual.message import Message as Note
+
+from akunu_py.chats import database
+from akunu_py.chats.store import Archive
+from akunu_py.chats.tree import ChatMessage, Tree
+from akunu_py.errors import ArchiveError
+from akunu_py.tui.library import store_thread
+from akunu_py.tui.library.store_thread import ArchiveWarning, Keeper, Kept, NotKept
+from tests.support.chats import answered, branched, said
+from tests.support.command import until
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "conversations.db"
+
+
+@contextlib.asynccontextmanager
+async def keeping(path: Path) -> AsyncIterator[tuple[Keeper, list[Note]]]:
+    notes: list[Note] = []
+    it = Keeper(path)
+    it.start(notes.append)
+    try:
+        yield it, notes
+    finally:
+        it.close(10)
+
+
+def in_file(path: Path) -> list[str]:
+    """What another program finds, in the order of the active branch."""
+    archive = Archive.open(path)
+    try:
+        return [message.text for info in archive.list() for message in archive.load(info.id).path()]
+    finally:
+        archive.close()
+
+
+def begun() -> tuple[ChatMessage, ChatMessage]:
+    """A prompt and an answer that grows."""
+    tree = Tree("c")
+    asked = said(tree, "Why?")
+    return asked, answered(tree, "Be", asked.id, finish=None)
+
+
+async def test_new_messages_and_ends_are_written_now_and_the_rest_later(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_thread, "_INTERVAL_S", 1000.0)
+    async with keeping(path) as (it, _):
+        asked, answer = begun()
+        it.save("c", asked)
+        it.save("c", answer)
+        until(lambda: in_file(path) == ["Why?", "Be"])
+        it.save("c", replace(answer, text="Because"))
+        time.sleep(0.2)
+        assert in_file(path) == ["Why?", "Be"]
+        it.save("c", replace(answer, text="Because.", finish_reason="stop"))
+        until(lambda: in_file(path) == ["Why?", "Because."])
+
+
+async def test_an_answer_that_grows_is_written_all_the_while(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_thread, "_INTERVAL_S", 0.2)
+    written: list[str] = []
+    save = Archive.save
+
+    def counted(archive: Archive, conversation: str, message: ChatMessage, title: str) -> None:
+        written.append(message.text)
+        save(archive, conversation, message, title)
+
+    monkeypatch.setattr(Archive, "save", counted)
+    async with keeping(path) as (it, _):
+        asked, answer = begun()
+        it.save("c", asked)
+        begin, size = time.monotonic(), 0
+        while len(written) < 5:  # the prompt, and four states of the answer
+            size += 1
+            it.save("c", replace(answer, text="x" * size))
+            time.sleep(0.002)
+        assert time.monotonic() - begin >= 3 * 0.2
+    assert in_file(path) == ["Why?", "x" * size]
+
+
+async def test_questions_find_what_was_handed_over_before(path: Path) -> None:
+    async with keeping(path) as (it, _):
+        tree = branched()
+        for message in tree.messages:
+            it.save("queue", message)
+        it.choose("queue", "queue-5")
+        kept = await it.ask(lambda archive: archive.load("queue"))
+        assert kept.path() == tree.path()
+        it.remove("queue", "queue-4")
+        kept = await it.ask(lambda archive: archive.load("queue"))
+        assert len(kept) == 4
+        assert len(await it.ask(lambda archive: archive.search("thanks"))) == 1
+        with pytest.raises(ArchiveError, match="akunu chats list"):
+            await it.ask(lambda archive: archive.load("nowhere"))
+    with pytest.raises(ArchiveError, match="closed"):
+        await it.ask(lambda archive: archive.list())
+
+
+async def test_closing_writes_what_is_left(path: Path) -> None:
+    async with keeping(path) as (it, notes):
+        asked, answer = begun()
+        it.save("c", asked)
+        for size in range(100):
+            it.save("c", replace(answer, text="x" * size))
+        assert it.close(10)
+        assert in_file(path) == ["Why?", "x" * 99]
+        assert notes == []
+
+
+async def test_a_locked_database_is_written_when_it_is_free(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(store_thread, "_RETRY_S", 0.1)
+    async with keeping(path) as (it, notes):
+        asked, answer = begun()
+        it.save("c", asked)
+        assert len(await it.ask(lambda archive: archive.list())) == 1
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        it.save("c", answer)
+        it.choose("c", answer.id)
+        until(lambda: notes)
+        time.sleep(0.4)  # it is tried again, and told once
+        other.execute("ROLLBACK")
+        other.close()
+        until(lambda: len(notes) == 2)
+        assert in_file(path) == ["Why?", "Be"]
+    told, again = notes
+    assert isinstance(told, NotKept)
+    assert "another program is writing" in told.error
+    assert isinstance(again, Kept)
+
+
+async def test_the_chat_goes_on_without_a_database(path: Path) -> None:
+    database = sqlite3.connect(path)
+    database.execute("PRAGMA user_version = 99")
+    database.close()
+    async with keeping(path) as (it, notes):
+        until(lambda: notes)
+        (told,) = notes
+        assert isinstance(told, NotKept)
+        assert "newer akunu" in told.error
+        for message in branched().messages:
+            it.save("queue", message)
+        with pytest.raises(ArchiveError, match="newer akunu"):
+            await it.ask(lambda archive: archive.list())
+        assert not it.close(10)
+        assert it.error == told.error
+
+
+async def test_a_damaged_database_is_told_of(path: Path) -> None:
+    path.write_bytes(b"garbage" * 1000)
+    async with keeping(path) as (it, notes):
+        asked, _ = begun()
+        it.save("c", asked)
+        until(lambda: notes)
+        until(lambda: in_file(path) == ["Why?"])
+        (told,) = notes
+        assert isinstance(told, ArchiveWarning)
+        assert "was set aside" in told.text
+
+
+async def test_a_disk_that_does_not_answer_holds_nobody_up(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(Archive, "save", lambda *arguments: answers.wait(30))
+    async with keeping(path) as (it, _):
+        for message in branched().messages:
+            it.save("queue", message)
+        assert not it.close(0.1)
+        answers.set()

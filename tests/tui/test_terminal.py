@@ -1,0 +1,195 @@
+"""The real `akunu chat` on the starter, in a real terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from signal import SIGKILL
+
+import pytest
+
+from akunu_py.models.store import StoredModel
+from tests.support.terminal import Terminal, needs_tmux
+from tests.support.terminal import terminal as terminal  # a fixture
+
+# Greedy and without memory: the same answers every time.
+GREEDY_CHAT = f"{sys.executable} -m akunu_py chat --temperature 0 --no-memory"
+
+
+@pytest.fixture
+def home(tmp_path: Path, starter: StoredModel) -> Path:
+    """Where the chat keeps its files: empty, but for the starter."""
+    models = tmp_path / "data" / "akunu" / "models"
+    models.mkdir(parents=True)
+    (models / "starter").symlink_to(starter.path)
+    return tmp_path / "data"
+
+
+def start(terminal: Terminal, home: Path, then: str = ":") -> None:
+    """The chat, which keeps its files in `home`; when it ended, its exit code is shown."""
+    keep = f"XDG_DATA_HOME={home} XDG_CONFIG_HOME={home}"
+    command = f'clear; A=$(stty -g); {keep} {GREEDY_CHAT}; echo "code=$?"; {then}'
+    terminal.type(command, "Enter")
+    terminal.wait_for("Ask something")
+
+
+def children(process: str) -> list[str]:
+    """The ids of the processes that a process started."""
+    found = subprocess.run(["pgrep", "-P", process], check=True, capture_output=True, text=True)
+    return found.stdout.split()
+
+
+def is_running(process: str) -> bool:
+    state = subprocess.run(["ps", "-o", "stat=", "-p", process], capture_output=True, text=True)
+    return bool(state.stdout.strip()) and not state.stdout.startswith("Z")
+
+
+@needs_tmux
+def test_a_conversation(terminal: Terminal, home: Path) -> None:
+    """Asks, stops, edits, answers again, quits, reopens, finds the conversation by a word."""
+    start(terminal, home, then='[ "$A" = "$(stty -g)" ] && echo terminal=same')
+    terminal.type("Say hello.", "Enter")  # the model may still be loading
+    screen = terminal.wait_for(r"● ready .* [1-9][0-9.]* tok/s", seconds=150)
+    said = screen.partition("Say hello.")[2].partition("╭")[0]
+    assert len(said.split()) >= 1, screen
+
+    terminal.type("Write a very long story about a walrus.", "Enter")
+    terminal.wait_for(r"▶ answering .* [1-9][0-9.]* tok/s .*/pass")
+    usage = json.loads((home / "akunu" / "models" / ".usage" / "starter.json").read_text())
+    assert usage["measured_peak"] > 100_000_000
+    terminal.type("Escape")
+    screen = terminal.wait_for("■ stopped")
+    assert "a walrus." in screen
+
+    terminal.type("F6")
+    terminal.wait_for("editing an earlier prompt")
+    terminal.type(" Begin with a song.", "Enter")
+    terminal.wait_for(r"a walrus. Begin with a song.(.*\n)*.*‹ 2/2 ›(.*\n)*.*▶ answering")
+    terminal.type("Escape")
+    terminal.wait_for("■ stopped")
+
+    terminal.type("C-g")
+    terminal.wait_for("▶ answering")
+    terminal.type("Escape")
+    terminal.wait_for(r"■ stopped +‹ 2/2 ›")
+    terminal.type("Tab", "Left")
+    terminal.wait_for(r"‹ 1/2 ›(.*\n)*.*e edit")
+    terminal.type("Escape")
+    terminal.wait_for("Enter send")
+    terminal.type("Write another one.", "Enter")
+    terminal.wait_for("▶ answering")
+    terminal.type("C-q")
+    screen = terminal.wait_for("code=[0-9]+\n")
+    assert "code=0\n" in screen
+    assert "terminal=same" in terminal.wait_for("terminal=|[$] $")
+    assert "Traceback" not in screen
+
+    start(terminal, home)
+    terminal.type("C-o")
+    terminal.wait_for("Conversations")
+    terminal.type("walrus")
+    terminal.wait_for("Say hello.")  # the title
+    terminal.type("Enter")
+    # The word was found on a branch that was left, which is shown.
+    terminal.wait_for(r"about a walrus.\n.*‹ 1/2 ›(.*\n)*.*ready", seconds=150)
+    terminal.type("Tab", "Up", "Right")
+    terminal.wait_for(r"Begin with a song.\n.*‹ 2/2 ›(.*\n)*.*Write another one.")
+    terminal.type("C-q")
+    terminal.wait_for("code=0\n")
+
+
+@needs_tmux
+def test_a_kill_in_the_middle_of_an_answer_loses_a_second_at_most(
+    terminal: Terminal, home: Path
+) -> None:
+    start(terminal, home)
+    terminal.type("Write a very long story about a walrus.", "Enter")
+    terminal.wait_for("▶ answering", seconds=150)
+    time.sleep(2.5)
+    screen = terminal.screen()
+    said = screen.partition("a walrus.")[2].partition("╭")[0].split()[:-1]  # whole words
+    (chat,) = children(terminal.shell())
+    time.sleep(1.2)  # what was said before that second has been written
+    os.kill(int(chat), SIGKILL)
+    terminal.wait_for("code=137")
+    terminal.type("stty sane; tput reset", "C-j")
+    database = sqlite3.connect(home / "akunu" / "conversations.db")
+    ((kept,),) = database.execute("SELECT text FROM messages WHERE role = 'assistant'").fetchall()
+    assert kept.split()[: len(said)] == said
+    start(terminal, home)
+    terminal.type("C-o")
+    terminal.wait_for("Write a very long story")
+    terminal.type("Enter")
+    screen = terminal.wait_for(r"… broken off(.*\n)*.*ready", seconds=150)
+    assert " ".join(said[:5]) in screen
+    terminal.type("F9")
+    terminal.wait_for("▶ answering")
+
+
+@needs_tmux
+def test_a_tiny_terminal_and_hostile_pastes(terminal: Terminal, home: Path) -> None:
+    start(terminal, home)
+    terminal.wait_for("● ready", seconds=150)
+    terminal.resize(20, 5)
+    terminal.wait_for("╰")
+    terminal.paste("one\x07two\x11\x00\nthree")
+    terminal.wait_for("three")
+    terminal.resize(90, 30)
+    screen = terminal.wait_for("one.*two")
+    assert "\x07" not in screen
+    terminal.paste("many words " * 10_000)
+    terminal.wait_for("many words")
+    terminal.type("Enter")
+    screen = terminal.wait_for("the prompt has [0-9]+ tokens")
+    assert "Traceback" not in screen
+    terminal.type("C-q")
+    terminal.wait_for("code=0\n")
+
+
+@needs_tmux
+@pytest.mark.parametrize("signal", ["TERM", "INT"])
+def test_a_signal_while_loading_restores_the_terminal(
+    terminal: Terminal, home: Path, signal: str
+) -> None:
+    start(terminal, home, then='[ "$A" = "$(stty -g)" ] && echo terminal=same')
+    subprocess.run(["kill", f"-{signal}", *children(terminal.shell())], check=True)
+    screen = terminal.wait_for("code=0\n(.*\n)*terminal=same")
+    assert "Traceback" not in screen
+
+
+@needs_tmux
+def test_a_closed_window_ends_it(terminal: Terminal, home: Path) -> None:
+    start(terminal, home)
+    terminal.type("Tell me a long story.", "Enter")
+    terminal.wait_for("▶ answering")
+    (chat,) = children(terminal.shell())
+    terminal.close()
+    end = time.monotonic() + 20
+    while is_running(chat):
+        assert time.monotonic() < end, "it runs on without a terminal"
+        time.sleep(0.1)
+
+
+@needs_tmux
+def test_an_unknown_model_fails_before_the_screen_opens(terminal: Terminal) -> None:
+    terminal.type(f'{sys.executable} -m akunu_py chat no-such-model; echo "code=$?"', "Enter")
+    screen = terminal.wait_for("code=[0-9]+\n")
+    assert "akunu: no model called 'no-such-model'" in screen.replace("\n", " ")
+    assert "code=1\n" in screen
+
+
+@pytest.mark.parametrize("options", [[], ["--max-tokens", "5"]])
+def test_without_a_terminal(options: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "akunu_py", "chat", *options],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    expected = "akunu: chat needs a terminal; for scripts use: akunu run\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", expected)
