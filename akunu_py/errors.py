@@ -13,7 +13,7 @@
     ├── FetchError            a download failed: no network, or not what was expected
     │   └── Cancelled         whoever asked for it called it off
     ├── StoreError            the disk refused: full, read-only, no permission
-    └── ArchiveError          conversations that cannot be kept, found or read
+    └── ConversationError     conversations that cannot be kept, found or read
 
 Each message says what was expected, what was found and what to run next, in one line.
 Only the CLI turns these into exit codes.
@@ -78,5 +78,5 @@ class StoreError(AkunuError):
     pass
 
 
-class ArchiveError(AkunuError):
+class ConversationError(AkunuError):
     pass

@@ -20,7 +20,7 @@ from akunu_py.tui.help.palette import ChatCommands
 from akunu_py.tui.help.screen import HelpScreen, sections
 from akunu_py.tui.library.controller import Keeping
 from akunu_py.tui.prompt.box import PromptBox
-from akunu_py.tui.prompt.popup import CompletionPopup
+from akunu_py.tui.prompt.popup import SuggestionPopup
 from akunu_py.tui.status import StatusLine
 from akunu_py.tui.switching import Switching
 from akunu_py.tui.terminal import themes
@@ -60,7 +60,7 @@ class ChatApp(Editing, Keeping, Copying, Switching):
     def compose(self) -> ComposeResult:
         yield Transcript(self._conversation, self._welcome(), id="transcript")
         yield DraftingPanel(id="drafting")
-        popup = CompletionPopup(self._setup.folder, id="completion")
+        popup = SuggestionPopup(self._setup.folder, id="completion")
         yield popup
         yield PromptBox("Ask something", popup, id="prompt")
         yield StatusLine(id="status")

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from akunu_py.chats.schema import VERSION, is_foreign, migrate, version_of
-from akunu_py.errors import ArchiveError
+from akunu_py.errors import ConversationError
 
 _PATIENCE_S = 5.0  # for another program that is writing
 _PARTS = ("", "-wal", "-shm")  # SQLite's files, as endings of the name
@@ -37,20 +37,20 @@ _OTHER_HINT = "see `akunu info` for where it is; XDG_DATA_HOME moves it"
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
-class ArchiveFile:
+class DatabaseFile:
     """An open database of conversations. `warnings`: what had to be set aside, one line each."""
 
     def __init__(self, path: Path) -> None:
         """Opens the database at `path`, a new one where there is none; readable by its owner only.
 
-        Raises ArchiveError where it cannot be opened, or must not be.
+        Raises ConversationError where it cannot be opened, or must not be.
         """
         self.path = path
         self.warnings: list[str] = []
         try:
             self._lock = _lock_beside(path)
         except OSError as error:
-            raise ArchiveError(
+            raise ConversationError(
                 f"conversations cannot be kept in {path}: {error.strerror}; "
                 f"{_HINTS[sqlite3.SQLITE_CANTOPEN]}"
             ) from error
@@ -70,17 +70,17 @@ class ArchiveFile:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Changes that are kept all together or not at all. Raises ArchiveError."""
+        """Changes that are kept all together or not at all. Raises ConversationError."""
         with self.errors(), _transaction(self.database):
             yield self.database
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
-        """Turns what SQLite says into an ArchiveError of one line."""
+        """Turns what SQLite says into a ConversationError of one line."""
         try:
             yield
         except sqlite3.Error as error:
-            raise ArchiveError(
+            raise ConversationError(
                 f"conversations in {self.path}: {error}; {_HINTS.get(_code(error), _OTHER_HINT)}"
             ) from error
 
@@ -107,12 +107,12 @@ class ArchiveFile:
         """Checks the database, brings it up to date and sets how it is written."""
         version = version_of(database)
         if is_foreign(database):
-            raise ArchiveError(
+            raise ConversationError(
                 f"expected akunu's conversations in {self.path}, found a database of another "
                 "program; move it away, then try again"
             )
         if version > VERSION:
-            raise ArchiveError(
+            raise ConversationError(
                 f"{self.path} was written by a newer akunu (its version is {version}, this one "
                 f"knows {VERSION}) and stays as it is; update akunu, or set XDG_DATA_HOME to your "
                 "own folder"
@@ -134,7 +134,7 @@ class ArchiveFile:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ArchiveError(
+            raise ConversationError(
                 f"{self.path} is damaged ({error}) and another akunu has it open; close all of "
                 "them, then try again"
             ) from error
@@ -145,7 +145,7 @@ class ArchiveFile:
                     Path(f"{self.path}{part}").rename(f"{aside}{part}")
             _create(self.path)
         except OSError as refusal:
-            raise ArchiveError(
+            raise ConversationError(
                 f"{self.path} is damaged ({error}) and cannot be set aside: {refusal.strerror}; "
                 "move it away, then try again"
             ) from refusal

@@ -18,7 +18,7 @@ from markdown_it import MarkdownIt
 from akunu_py.chats.json import as_json
 from akunu_py.chats.transcript_format import ending_of, spoken, who
 from akunu_py.chats.tree import Tree
-from akunu_py.errors import ArchiveError
+from akunu_py.errors import ConversationError
 from akunu_py.text import displayable
 
 ExportFormat = Literal["markdown", "json", "svg"]
@@ -31,7 +31,7 @@ _LAST = "akunu-end-of-message"
 
 
 def render(tree: Tree, form: ExportFormat) -> str:
-    """A conversation in one of the formats. Raises ArchiveError where it is too long for it."""
+    """A conversation in one of the formats. Raises ConversationError where it is too long."""
     if form == "json":
         return as_json([tree])
     if form == "svg":
@@ -106,7 +106,8 @@ def file_name(title: str, form: ExportFormat) -> str:
 def write_new(path: Path, text: str, *, numbered: bool = False) -> Path:
     """Writes a file that was not there; gives its path.
 
-    numbered: takes another name, ending in -2 and so on, where there is one. Raises ArchiveError.
+    numbered: takes another name, ending in -2 and so on, where there is one.
+    Raises ConversationError.
     """
     number, wanted = 1, path
     while True:
@@ -116,12 +117,14 @@ def write_new(path: Path, text: str, *, numbered: bool = False) -> Path:
             return wanted
         except FileExistsError as error:
             if not numbered:
-                raise ArchiveError(f"{path} exists; name another file, or remove it") from error
+                raise ConversationError(
+                    f"{path} exists; name another file, or remove it"
+                ) from error
             number += 1
             wanted = path.with_name(f"{path.stem}-{number}{path.suffix}")
         except OSError as error:
             _forget(wanted)
-            raise ArchiveError(
+            raise ConversationError(
                 f"cannot write {wanted}: {error.strerror or error}; name another file"
             ) from error
 

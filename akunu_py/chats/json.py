@@ -20,7 +20,7 @@ from typing import Any, get_args
 
 from akunu_py.chats.rows import stats_of
 from akunu_py.chats.tree import ChatMessage, Role, Tree, tree_of
-from akunu_py.errors import ArchiveError
+from akunu_py.errors import ConversationError
 from akunu_py.types import FinishReason
 
 FORMAT = "akunu-conversations"
@@ -57,7 +57,7 @@ def as_json(trees: Iterable[Tree]) -> str:
 def read_json(text: str, name: str) -> list[Tree]:
     """The conversations of a text that `as_json` made; `name` is where it comes from.
 
-    Raises ArchiveError where it is something else.
+    Raises ConversationError where it is something else.
     """
     try:
         content = json.loads(text)
@@ -141,7 +141,7 @@ def _expect(holds: object, expected: str, found: object) -> None:
         raise _Wrong(f"expected {expected}" + (f", found {shown}" if found != "" else ""))
 
 
-def _not_ours(name: str, problem: str) -> ArchiveError:
-    return ArchiveError(
+def _not_ours(name: str, problem: str) -> ConversationError:
+    return ConversationError(
         f"cannot import {name}: {problem}; `akunu chats export --format json` makes such files"
     )

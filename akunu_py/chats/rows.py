@@ -1,4 +1,4 @@
-"""Rows of the archive's tables as the plain data of `tree`, and back."""
+"""Rows of the store's tables as the plain data of `tree`, and back."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The archive: every message of every conversation, in one SQLite database.
+"""The store: every message of every conversation, in one SQLite database.
 
 The only module that changes or reads the tables. Calls are short but may wait for the disk or for
 another program: the chat makes them in a thread of their own (`keeper`), commands make them
-directly. An archive belongs to the thread that opened it. Whatever is wrong with the database is
-an ArchiveError.
+directly. A store belongs to the thread that opened it. Whatever is wrong with the database is
+a ConversationError.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from akunu_py.chats.database import ArchiveFile
+from akunu_py.chats.database import DatabaseFile
 from akunu_py.chats.rows import (
     INFO_COLUMNS,
     MESSAGE_COLUMNS,
@@ -26,7 +26,7 @@ from akunu_py.chats.rows import (
 from akunu_py.chats.schema import searchable
 from akunu_py.chats.search import Hit, find, terms_of
 from akunu_py.chats.tree import ChatMessage, ConversationInfo, Tree, title_of, tree_of
-from akunu_py.errors import ArchiveError
+from akunu_py.errors import ConversationError
 
 UNDO_S = 24 * 3600.0  # how long a deleted conversation can be brought back
 _TITLE_LENGTH = 200
@@ -70,32 +70,32 @@ WHERE role = 'user' AND deleted IS NULL GROUP BY text ORDER BY max(m.created) DE
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """A conversation that was searched for, and where the words are."""
 
     info: ConversationInfo
     hit: Hit
 
 
-class Archive:
+class ConversationStore:
     """All conversations. `warnings`: what had to be set aside when it was opened."""
 
-    def __init__(self, file: ArchiveFile) -> None:
+    def __init__(self, file: DatabaseFile) -> None:
         self._file = file
         self._database = file.database
         self.warnings = file.warnings
 
     @classmethod
-    def open(cls, path: Path) -> Archive:
+    def open(cls, path: Path) -> ConversationStore:
         """Opens the database at `path`, which is made where it is missing, brought up to date where
-        it is older and set aside where it is damaged. Raises ArchiveError.
+        it is older and set aside where it is damaged. Raises ConversationError.
 
         Erases what was deleted more than UNDO_S ago.
         """
-        archive = cls(ArchiveFile(path))
-        with contextlib.suppress(ArchiveError):  # a full disk, another writer: some other time
-            archive.erase_deleted(time.time() - UNDO_S)
-        return archive
+        store = cls(DatabaseFile(path))
+        with contextlib.suppress(ConversationError):  # a full disk, another writer: some other time
+            store.erase_deleted(time.time() - UNDO_S)
+        return store
 
     def close(self) -> None:
         self._file.close()
@@ -147,17 +147,17 @@ class Archive:
         with self._file.errors():
             return [*self._infos().values()]
 
-    def search(self, words: str) -> Sequence[Found]:
+    def search(self, words: str) -> Sequence[SearchResult]:
         """The conversations in which all of `words` are, the latest first; all for no words."""
         with self._file.errors():
             infos = self._infos()
             if not words.strip():
-                return [Found(info, Hit()) for info in infos.values()]
+                return [SearchResult(info, Hit()) for info in infos.values()]
             hits = find(self._database, terms_of(words))
-            return [Found(infos[number], hits[number]) for number in infos if number in hits]
+            return [SearchResult(infos[number], hits[number]) for number in infos if number in hits]
 
     def load(self, conversation: str) -> Tree:
-        """A whole conversation. Raises ArchiveError where it is not here."""
+        """A whole conversation. Raises ConversationError where it is not here."""
         with self._file.errors():
             query = "SELECT title FROM conversations WHERE id = ? AND deleted IS NULL"
             row = self._database.execute(query, (conversation,)).fetchone()
@@ -169,10 +169,10 @@ class Archive:
             return tree_of(conversation, row[0], messages, (row[0] for row in chosen))
 
     def resolve(self, name: str) -> ConversationInfo:
-        """The conversation whose id begins with `name`. Raises ArchiveError unless it is one."""
+        """The one conversation whose id begins with `name`. Raises ConversationError."""
         found = [info for info in self.list() if info.id.startswith(name)] if name else []
         if len(found) > 1:
-            raise ArchiveError(
+            raise ConversationError(
                 f"{len(found)} conversations have an id that begins with {name!r}; give more of it"
             )
         if not found:
@@ -289,7 +289,7 @@ class Archive:
         return number
 
 
-def _unknown(name: str) -> ArchiveError:
-    return ArchiveError(
+def _unknown(name: str) -> ConversationError:
+    return ConversationError(
         f"no conversation has an id that begins with {name!r}; `akunu chats list` shows them"
     )

@@ -24,7 +24,7 @@ from textual.color import Color
 from akunu_py.chats import colors
 from akunu_py.chats.transcript_format import ending_of, spoken, who
 from akunu_py.chats.tree import ChatMessage, Tree, title_of
-from akunu_py.errors import ArchiveError
+from akunu_py.errors import ConversationError
 from akunu_py.text import displayable
 
 WIDTH = 98  # columns
@@ -89,7 +89,7 @@ class _Answer(Markdown):
 
 
 def as_svg(tree: Tree) -> str:
-    """The active branch as an SVG. Raises ArchiveError where it is longer than MAX_LINES."""
+    """The active branch as an SVG. Raises ConversationError where it is longer than MAX_LINES."""
     console = Console(
         record=True,
         width=WIDTH,
@@ -106,7 +106,7 @@ def as_svg(tree: Tree) -> str:
     assert isinstance(console.file, io.StringIO)
     lines = console.file.getvalue().count("\n")
     if lines > MAX_LINES:
-        raise ArchiveError(
+        raise ConversationError(
             f"expected a conversation of at most {MAX_LINES} lines for a picture, found {lines}; "
             "export it as Markdown"
         )

@@ -190,7 +190,7 @@ class _Runs:
 
     def _keep_long_chat(self, name: str) -> None:
         """An earlier chat with an answer made of what the workloads ask, which is ours."""
-        from akunu_py.chats.store import Archive
+        from akunu_py.chats.store import ConversationStore
         from akunu_py.chats.tree import ChatMessage, Tree
 
         texts = [
@@ -207,23 +207,25 @@ class _Runs:
         tree.add(ChatMessage("assistant", said, prompt.id, model="bench", finish_reason="stop"))
         path = self._conversations(name)
         path.parent.mkdir(parents=True)
-        archive = Archive.open(path)
+        conversations = ConversationStore.open(path)
         try:
-            archive.save_tree(tree)
+            conversations.save_tree(tree)
         finally:
-            archive.close()
+            conversations.close()
 
     def _answers(self, name: str) -> list[tuple[str, Stats]]:
         """What the chat kept of its answers, the first one first. Raises AkunuError where one did
         not come to its end."""
-        from akunu_py.chats.store import Archive
+        from akunu_py.chats.store import ConversationStore
 
-        archive = Archive.open(self._conversations(name))
+        conversations = ConversationStore.open(self._conversations(name))
         try:
-            (kept,) = archive.list()
-            said = [each for each in archive.load(kept.id).messages if each.role == "assistant"]
+            (kept,) = conversations.list()
+            said = [
+                each for each in conversations.load(kept.id).messages if each.role == "assistant"
+            ]
         finally:
-            archive.close()
+            conversations.close()
         if unfinished := [each for each in said if each.finish_reason not in ("stop", "length")]:
             raise AkunuError(
                 f"an answer in the chat ended with {unfinished[0].finish_reason}, expected its end"

@@ -14,9 +14,9 @@ from akunu_py import paths
 from akunu_py.chats.export import FORMATS, SUFFIXES, ExportFormat, render, write_new
 from akunu_py.chats.json import as_json, read_json
 from akunu_py.chats.search import Hit
-from akunu_py.chats.store import Archive, Found
+from akunu_py.chats.store import ConversationStore, SearchResult
 from akunu_py.chats.tree import ConversationInfo
-from akunu_py.errors import ArchiveError, UsageError
+from akunu_py.errors import ConversationError, UsageError
 from akunu_py.text import displayable, for_output, print_warnings
 
 _ID_DIGITS = 8  # enough to tell conversations apart
@@ -30,32 +30,32 @@ def run(args: argparse.Namespace) -> int:
         "import": import_chats,
         "rm": remove,
     }
-    archive = Archive.open(paths.conversations_file())
+    store = ConversationStore.open(paths.conversations_file())
     try:
-        print_warnings(archive.warnings)
-        actions[args.action](archive, args)
+        print_warnings(store.warnings)
+        actions[args.action](store, args)
     finally:
-        archive.close()
+        store.close()
     return 0
 
 
-def list_chats(archive: Archive, args: argparse.Namespace) -> None:
-    _print([Found(info, Hit()) for info in archive.list()], args.format)
+def list_chats(store: ConversationStore, args: argparse.Namespace) -> None:
+    _print([SearchResult(info, Hit()) for info in store.list()], args.format)
 
 
-def search(archive: Archive, args: argparse.Namespace) -> None:
+def search(store: ConversationStore, args: argparse.Namespace) -> None:
     words = " ".join(f'"{word}"' if " " in word else word for word in args.words)
-    _print(archive.search(words), args.format)
+    _print(store.search(words), args.format)
 
 
-def export(archive: Archive, args: argparse.Namespace) -> None:
+def export(store: ConversationStore, args: argparse.Namespace) -> None:
     if bool(args.id) == args.all:
         raise UsageError("expected an ID or --all; `akunu chats list` shows the ids")
     form = _format(args.format, args.output, "json" if args.all else "markdown")
     if not args.all:
-        text = render(archive.load(archive.resolve(args.id).id), form)
+        text = render(store.load(store.resolve(args.id).id), form)
     elif form == "json":
-        text = as_json(archive.load(info.id) for info in archive.list())
+        text = as_json(store.load(info.id) for info in store.list())
     else:
         raise UsageError(f"--all exports JSON, found {form}; name one ID for that format")
     if args.output is None:
@@ -64,17 +64,17 @@ def export(archive: Archive, args: argparse.Namespace) -> None:
         print(f"exported to {write_new(args.output, text)}", file=sys.stderr)
 
 
-def import_chats(archive: Archive, args: argparse.Namespace) -> None:
+def import_chats(store: ConversationStore, args: argparse.Namespace) -> None:
     trees = read_json(_read(args.file), args.file)
     for tree in trees:
-        new = archive.save_tree(tree)
+        new = store.save_tree(tree)
         title = _line(tree.title)
         print(f"{tree.conversation[:_ID_DIGITS]}  {new} of {len(tree)} messages are new  {title}")
     print(f"{len(trees)} conversations imported", file=sys.stderr)
 
 
-def remove(archive: Archive, args: argparse.Namespace) -> None:
-    infos = [archive.resolve(name) for name in dict.fromkeys(args.id)]
+def remove(store: ConversationStore, args: argparse.Namespace) -> None:
+    infos = [store.resolve(name) for name in dict.fromkeys(args.id)]
     for info in infos:
         title = _line(info.title)
         if not args.yes:
@@ -83,7 +83,7 @@ def remove(archive: Archive, args: argparse.Namespace) -> None:
             if input(f"Erase {title!r} for good? [y/N] ").strip().lower() not in ("y", "yes"):
                 print("kept")
                 continue
-        archive.erase(info.id)
+        store.erase(info.id)
         print(f"erased {info.id[:_ID_DIGITS]}  {title}")
 
 
@@ -98,19 +98,21 @@ def _format(
 
 
 def _read(file: str) -> str:
-    """Raises ArchiveError where the file cannot be read, or is no text."""
+    """Raises ConversationError where the file cannot be read, or is no text."""
     try:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
         return data.decode("utf-8")
     except OSError as error:
-        raise ArchiveError(f"cannot read {file}: {error.strerror}; name another file") from error
+        raise ConversationError(
+            f"cannot read {file}: {error.strerror}; name another file"
+        ) from error
     except UnicodeDecodeError as error:
-        raise ArchiveError(
+        raise ConversationError(
             f"cannot import {file}: expected UTF-8; `akunu chats export --all` makes such files"
         ) from error
 
 
-def _print(found: Sequence[Found], form: str) -> None:
+def _print(found: Sequence[SearchResult], form: str) -> None:
     if form == "json":
         content = [_values(each) for each in found]
         print(for_output(json.dumps(content, indent=2, ensure_ascii=False)))
@@ -130,7 +132,7 @@ def _print(found: Sequence[Found], form: str) -> None:
             print(f"{'':<{_ID_DIGITS}}  {_line(each.hit.snippet)}")
 
 
-def _values(found: Found) -> dict[str, object]:
+def _values(found: SearchResult) -> dict[str, object]:
     info: ConversationInfo = found.info
     return asdict(info) | {"found": found.hit.snippet} if found.hit.snippet else asdict(info)
 

@@ -17,9 +17,9 @@ import pytest
 
 from akunu_py.chats import database, schema
 from akunu_py.chats.schema import VERSION
-from akunu_py.chats.store import Archive
+from akunu_py.chats.store import ConversationStore
 from akunu_py.chats.tree import ChatMessage
-from akunu_py.errors import ArchiveError
+from akunu_py.errors import ConversationError
 from tests.support.chats import T0, branched, exchange_of
 from tests.support.paths import GOLDEN
 
@@ -30,18 +30,18 @@ def path(tmp_path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[Archive]:
-    archive = Archive.open(path)
+def opened(path: Path) -> Iterator[ConversationStore]:
+    store = ConversationStore.open(path)
     try:
-        yield archive
+        yield store
     finally:
-        archive.close()
+        store.close()
 
 
 def filled(path: Path, conversations: int = 1) -> Path:
-    with opened(path) as archive:
+    with opened(path) as store:
         for number in range(conversations):
-            archive.save_tree(exchange_of(f"c{number}", f"Prompt {number}", "word " * 500, T0))
+            store.save_tree(exchange_of(f"c{number}", f"Prompt {number}", "word " * 500, T0))
     return path
 
 
@@ -55,13 +55,13 @@ def test_every_version_is_brought_up_to_date(path: Path, tmp_path: Path, version
     database.executescript((GOLDEN / f"conversations_v{version}.sql").read_text("utf-8"))
     assert schema.version_of(database) == version
     database.close()
-    with opened(path) as archive:
-        assert [info.title for info in archive.list()] == ["Lists", "What is a queue?"]
-        tree, kept = branched(), archive.load("queue")
+    with opened(path) as store:
+        assert [info.title for info in store.list()] == ["Lists", "What is a queue?"]
+        tree, kept = branched(), store.load("queue")
         assert (kept.messages, kept.path()) == (tree.messages, tree.path())
         for words, found in {"welcome": "queue", "想": "lists", "lists": "lists"}.items():
-            assert [each.info.id for each in archive.search(words)] == [found]
-        archive.save("queue", ChatMessage("user", "One more", "queue-5"))
+            assert [each.info.id for each in store.search(words)] == [found]
+        store.save("queue", ChatMessage("user", "One more", "queue-5"))
     assert schema_of(path) == schema_of(filled(tmp_path / "new.db"))
 
 
@@ -83,8 +83,8 @@ def test_a_migration_that_fails_leaves_the_old_version(
     before = schema_of(filled(path))
     monkeypatch.setattr(schema, "_STEPS", (*schema._STEPS, fail))
     monkeypatch.setattr(database, "VERSION", VERSION + 1)
-    with pytest.raises(ArchiveError, match="the disk is on fire"):
-        Archive.open(path)
+    with pytest.raises(ConversationError, match="the disk is on fire"):
+        ConversationStore.open(path)
     assert schema_of(path) == before
 
 
@@ -94,8 +94,8 @@ def test_a_newer_database_is_refused_and_stays_as_it_is(path: Path) -> None:
     database.execute(f"PRAGMA user_version = {VERSION + 1}")
     database.close()
     before = path.read_bytes()
-    with pytest.raises(ArchiveError, match=f"newer akunu .*{VERSION + 1}.*update akunu"):
-        Archive.open(path)
+    with pytest.raises(ConversationError, match=f"newer akunu .*{VERSION + 1}.*update akunu"):
+        ConversationStore.open(path)
     assert path.read_bytes() == before
 
 
@@ -104,8 +104,8 @@ def test_a_database_of_another_program_is_refused(path: Path) -> None:
     database.execute("CREATE TABLE theirs (a)")
     database.close()
     before = path.read_bytes()
-    with pytest.raises(ArchiveError, match="another program"):
-        Archive.open(path)
+    with pytest.raises(ConversationError, match="another program"):
+        ConversationStore.open(path)
     assert path.read_bytes() == before
 
 
@@ -115,11 +115,11 @@ def test_a_database_of_another_program_is_refused(path: Path) -> None:
 def test_a_file_that_is_no_database_is_set_aside(path: Path) -> None:
     for number, content in enumerate((b"garbage" * 1000, b"x" * 5000), start=1):
         path.write_bytes(content)
-        with opened(path) as archive:
-            (warning,) = archive.warnings
+        with opened(path) as store:
+            (warning,) = store.warnings
             assert warning.endswith(f"was set aside as conversations.db.damaged-{number}")
-            archive.save_tree(branched())
-            assert len(archive.list()) == 1
+            store.save_tree(branched())
+            assert len(store.list()) == 1
         assert path.with_name(f"conversations.db.damaged-{number}").read_bytes() == content
 
 
@@ -133,17 +133,17 @@ def test_a_damaged_database_is_set_aside(path: Path, damage: str) -> None:
             file.seek(4 * 4096)
             file.write(b"\xff" * 4096)
     damaged = path.read_bytes()
-    with opened(path) as archive:
-        assert len(archive.warnings) == 1
-        assert archive.list() == []
+    with opened(path) as store:
+        assert len(store.warnings) == 1
+        assert store.list() == []
     assert path.with_name("conversations.db.damaged-1").read_bytes() == damaged
 
 
 def test_a_damaged_database_that_another_program_has_open_stays(path: Path) -> None:
     with opened(filled(path)):
         path.write_bytes(b"garbage" * 1000)
-        with pytest.raises(ArchiveError, match="another akunu has it open"):
-            Archive.open(path)
+        with pytest.raises(ConversationError, match="another akunu has it open"):
+            ConversationStore.open(path)
         assert path.read_bytes() == b"garbage" * 1000
 
 
@@ -154,32 +154,32 @@ def test_a_locked_database(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "_PATIENCE_S", 0.05)
     filled(path)
     other = sqlite3.connect(path, isolation_level=None)
-    with opened(path) as archive:
+    with opened(path) as store:
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(ArchiveError, match="another program is writing"):
-            archive.save_tree(branched())
-        assert len(archive.list()) == 1  # reading needs no lock
+        with pytest.raises(ConversationError, match="another program is writing"):
+            store.save_tree(branched())
+        assert len(store.list()) == 1  # reading needs no lock
         with opened(path) as second:
             assert len(second.list()) == 1
         other.execute("ROLLBACK")
         other.close()
-        archive.save_tree(branched())
-        assert len(archive.list()) == 2
+        store.save_tree(branched())
+        assert len(store.list()) == 2
 
 
 WRITER = """
 import sys
 from pathlib import Path
-from akunu_py.chats.store import Archive
+from akunu_py.chats.store import ConversationStore
 from akunu_py.chats.tree import ChatMessage
-archive = Archive.open(Path(sys.argv[1]))
+store = ConversationStore.open(Path(sys.argv[1]))
 parent = None
 for number in range(int(sys.argv[3])):
     message = ChatMessage("user", f"{sys.argv[2]} {number} " + "word " * 500, parent)
-    archive.save(sys.argv[2], message)
+    store.save(sys.argv[2], message)
     parent = message.id
     print(number, flush=True)
-archive.close()
+store.close()
 """
 
 
@@ -193,9 +193,9 @@ def test_two_programs_write_at_once(path: Path) -> None:
     for process in writers:
         process.communicate(timeout=60)
         assert process.returncode == 0
-    with opened(path) as archive:
+    with opened(path) as store:
         for name in ("one", "two"):
-            assert len(archive.load(name).path()) == 60
+            assert len(store.load(name).path()) == 60
 
 
 def test_a_killed_program_loses_nothing_that_was_saved(path: Path) -> None:
@@ -206,24 +206,24 @@ def test_a_killed_program_loses_nothing_that_was_saved(path: Path) -> None:
     process.send_signal(signal.SIGKILL)
     written = [50, *map(int, process.stdout.read().split())][-1]
     process.wait()
-    with opened(path) as archive:
-        assert archive.warnings == []
-        assert len(archive.load("killed").path()) >= written + 1
+    with opened(path) as store:
+        assert store.warnings == []
+        assert len(store.load("killed").path()) >= written + 1
 
 
 # Disks that refuse
 
 
 def test_a_full_disk(path: Path) -> None:
-    with opened(filled(path)) as archive:
-        pages = archive._database.execute("PRAGMA page_count").fetchone()[0]
-        archive._database.execute(f"PRAGMA max_page_count = {pages + 1}")
-        with pytest.raises(ArchiveError, match="full; free some space"):
-            archive.save_tree(exchange_of("big", "Prompt", "word " * 100_000, T0))
-        assert [info.id for info in archive.list()] == ["c0"]
-        archive._database.execute("PRAGMA max_page_count = 100000")
-        archive.save_tree(exchange_of("big", "Prompt", "word " * 100_000, T0))
-        assert len(archive.list()) == 2
+    with opened(filled(path)) as store:
+        pages = store._database.execute("PRAGMA page_count").fetchone()[0]
+        store._database.execute(f"PRAGMA max_page_count = {pages + 1}")
+        with pytest.raises(ConversationError, match="full; free some space"):
+            store.save_tree(exchange_of("big", "Prompt", "word " * 100_000, T0))
+        assert [info.id for info in store.list()] == ["c0"]
+        store._database.execute("PRAGMA max_page_count = 100000")
+        store.save_tree(exchange_of("big", "Prompt", "word " * 100_000, T0))
+        assert len(store.list()) == 2
 
 
 @contextlib.contextmanager
@@ -251,19 +251,19 @@ def open_folder() -> Iterator[Path]:
 
 def test_a_folder_without_write_access(open_folder: Path) -> None:
     open_folder.chmod(0o555)
-    with ordinary_user(), pytest.raises(ArchiveError, match="XDG_DATA_HOME"):
-        Archive.open(open_folder / "conversations.db")
+    with ordinary_user(), pytest.raises(ConversationError, match="XDG_DATA_HOME"):
+        ConversationStore.open(open_folder / "conversations.db")
 
 
 def test_a_file_without_write_access(open_folder: Path) -> None:
     path = filled(open_folder / "conversations.db")
     for file in open_folder.iterdir():
         file.chmod(0o444)
-    with ordinary_user(), pytest.raises(ArchiveError, match="XDG_DATA_HOME"):
-        Archive.open(path)
+    with ordinary_user(), pytest.raises(ConversationError, match="XDG_DATA_HOME"):
+        ConversationStore.open(path)
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ArchiveError, match="cannot be kept in"):
-        Archive.open(tmp_path / "file" / "conversations.db")
+    with pytest.raises(ConversationError, match="cannot be kept in"):
+        ConversationStore.open(tmp_path / "file" / "conversations.db")

@@ -20,7 +20,7 @@ from akunu_py.chats import svg
 from akunu_py.chats.export import as_markdown, file_name, render, standing_alone, write_new
 from akunu_py.chats.json import as_json, read_json
 from akunu_py.chats.tree import ChatMessage, Tree
-from akunu_py.errors import ArchiveError
+from akunu_py.errors import ConversationError
 from tests.support.chats import T0, answered, branched, exchange_of, said
 
 
@@ -161,7 +161,7 @@ def message(content: dict[str, Any], number: int = 1) -> dict[str, Any]:
 def test_what_is_not_ours_is_refused(
     change: Callable[[dict[str, Any]], object], expected: str
 ) -> None:
-    with pytest.raises(ArchiveError) as caught:
+    with pytest.raises(ConversationError) as caught:
         read_json(broken(change), "talk.json")
     assert str(caught.value).startswith("cannot import talk.json: ")
     assert expected in str(caught.value)
@@ -170,7 +170,7 @@ def test_what_is_not_ours_is_refused(
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", "[" * 100_000, '{"format": 1}'])
 def test_what_is_no_json_of_ours_is_refused(text: str) -> None:
-    with pytest.raises(ArchiveError, match="cannot import"):
+    with pytest.raises(ConversationError, match="cannot import"):
         read_json(text, "file")
 
 
@@ -216,7 +216,7 @@ def test_anything_said_makes_a_picture(text: str) -> None:
 
 def test_a_conversation_that_is_too_long_for_a_picture() -> None:
     tree = exchange_of("c", "Count", "\n\n".join(map(str, range(svg.MAX_LINES))), T0)
-    with pytest.raises(ArchiveError, match="export it as Markdown"):
+    with pytest.raises(ConversationError, match="export it as Markdown"):
         render(tree, "svg")
 
 
@@ -259,7 +259,7 @@ def test_no_file_is_overwritten(tmp_path: Path) -> None:
     names = [write_new(path, str(number), numbered=True).name for number in range(3)]
     assert names == ["talk.md", "talk-2.md", "talk-3.md"]
     assert path.read_text() == "0"
-    with pytest.raises(ArchiveError, match="exists"):
+    with pytest.raises(ConversationError, match="exists"):
         write_new(path, "other")
-    with pytest.raises(ArchiveError, match="cannot write"):
+    with pytest.raises(ConversationError, match="cannot write"):
         write_new(path / "inside.md", "other")

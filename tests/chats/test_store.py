@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from akunu_py.chats.store import UNDO_S, Archive
+from akunu_py.chats.store import UNDO_S, ConversationStore
 from akunu_py.chats.tree import ChatMessage, Tree
-from akunu_py.errors import ArchiveError
+from akunu_py.errors import ConversationError
 from tests.support.chats import T0, answered, branched, exchange_of, said
 
 
@@ -24,10 +24,10 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def archive(path: Path) -> Iterator[Archive]:
-    archive = Archive.open(path)
-    yield archive
-    archive.close()
+def store(path: Path) -> Iterator[ConversationStore]:
+    store = ConversationStore.open(path)
+    yield store
+    store.close()
 
 
 def same(one: Tree, other: Tree) -> bool:
@@ -39,12 +39,12 @@ def same(one: Tree, other: Tree) -> bool:
     )
 
 
-def titles(archive: Archive, words: str) -> list[str]:
-    return [found.info.title for found in archive.search(words)]
+def titles(store: ConversationStore, words: str) -> list[str]:
+    return [found.info.title for found in store.search(words)]
 
 
-def test_only_its_owner_can_read_it(archive: Archive, path: Path) -> None:
-    archive.save_tree(branched())
+def test_only_its_owner_can_read_it(store: ConversationStore, path: Path) -> None:
+    store.save_tree(branched())
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     files = list(path.parent.iterdir())
     assert len(files) == 4
@@ -53,80 +53,80 @@ def test_only_its_owner_can_read_it(archive: Archive, path: Path) -> None:
 
 def test_everything_comes_back(path: Path) -> None:
     tree = branched()
-    archive = Archive.open(path)
-    assert archive.save_tree(tree) == 6
-    assert same(archive.load("queue"), tree)
-    archive.close()
+    store = ConversationStore.open(path)
+    assert store.save_tree(tree) == 6
+    assert same(store.load("queue"), tree)
+    store.close()
     assert {file.name for file in path.parent.iterdir()} == {path.name, f"{path.name}.lock"}
-    archive = Archive.open(path)
-    assert same(archive.load("queue"), tree)
-    assert archive.warnings == []
-    archive.close()
+    store = ConversationStore.open(path)
+    assert same(store.load("queue"), tree)
+    assert store.warnings == []
+    store.close()
 
 
-def test_message_by_message(archive: Archive) -> None:
+def test_message_by_message(store: ConversationStore) -> None:
     """As the chat does it: each as it is made, and an answer again while it grows."""
     tree = branched()
     for message in tree.messages:
-        archive.save("queue", replace(message, text="", thinking="", stats=None))
-        archive.save("queue", message)
-    archive.choose("queue", "queue-5")
-    kept = archive.load("queue")
+        store.save("queue", replace(message, text="", thinking="", stats=None))
+        store.save("queue", message)
+    store.choose("queue", "queue-5")
+    kept = store.load("queue")
     assert (kept.messages, kept.path()) == (tree.messages, tree.path())
     assert kept.title == "What is a queue?"
 
 
-def test_the_active_branch_is_remembered(archive: Archive) -> None:
+def test_the_active_branch_is_remembered(store: ConversationStore) -> None:
     tree = branched()
-    archive.save_tree(tree)
+    store.save_tree(tree)
     for message in ("queue-3", "queue-2", "queue-5"):
-        archive.choose("queue", message)
+        store.choose("queue", message)
         tree.choose(message)
-        assert archive.load("queue").path() == tree.path()
+        assert store.load("queue").path() == tree.path()
 
 
-def test_a_message_and_what_follows_it_can_be_removed(archive: Archive) -> None:
+def test_a_message_and_what_follows_it_can_be_removed(store: ConversationStore) -> None:
     tree = branched()
-    archive.save_tree(tree)
-    archive.remove("queue", "queue-4")
+    store.save_tree(tree)
+    store.remove("queue", "queue-4")
     tree.remove("queue-4")
-    assert same(archive.load("queue"), tree)
-    assert titles(archive, "welcome") == []
-    assert titles(archive, "thanks") == ["What is a queue?"]
+    assert same(store.load("queue"), tree)
+    assert titles(store, "welcome") == []
+    assert titles(store, "thanks") == ["What is a queue?"]
 
 
-def test_changing_what_is_not_here_changes_nothing(archive: Archive) -> None:
-    archive.save_tree(branched())
-    archive.remove("queue", "nothing")
-    archive.remove("nowhere", "queue-0")
-    archive.choose("nowhere", "queue-2")
-    assert same(archive.load("queue"), branched())
+def test_changing_what_is_not_here_changes_nothing(store: ConversationStore) -> None:
+    store.save_tree(branched())
+    store.remove("queue", "nothing")
+    store.remove("nowhere", "queue-0")
+    store.choose("nowhere", "queue-2")
+    assert same(store.load("queue"), branched())
 
 
-def test_what_follows_an_erased_message_is_kept(archive: Archive) -> None:
+def test_what_follows_an_erased_message_is_kept(store: ConversationStore) -> None:
     """Another program may erase a conversation in which this one goes on."""
-    archive.save("gone", ChatMessage("user", "More", "erased", id="a"))
-    archive.save("gone", ChatMessage("assistant", "Of course", "a", id="b"))
-    assert [(each.text, each.parent) for each in archive.load("gone").path()] == [
+    store.save("gone", ChatMessage("user", "More", "erased", id="a"))
+    store.save("gone", ChatMessage("assistant", "Of course", "a", id="b"))
+    assert [(each.text, each.parent) for each in store.load("gone").path()] == [
         ("More", None),
         ("Of course", "a"),
     ]
 
 
-def test_the_list(archive: Archive) -> None:
-    archive.save_tree(exchange_of("old", "Old one", "Yes", T0))
-    archive.save_tree(exchange_of("new", "New one", "  \n No", T0 + 1000))
-    newer, older = archive.list()
+def test_the_list(store: ConversationStore) -> None:
+    store.save_tree(exchange_of("old", "Old one", "Yes", T0))
+    store.save_tree(exchange_of("new", "New one", "  \n No", T0 + 1000))
+    newer, older = store.list()
     assert (newer.id, newer.title, newer.messages, newer.model) == ("new", "New one", 2, "starter")
     assert (older.created, older.updated, older.preview) == (T0, T0 + 5, "Yes")
-    archive.save("old", ChatMessage("user", "Again", "old-1"))  # now
-    assert [info.id for info in archive.list()] == ["old", "new"]
+    store.save("old", ChatMessage("user", "Again", "old-1"))  # now
+    assert [info.id for info in store.list()] == ["old", "new"]
 
 
-def test_search(archive: Archive) -> None:
-    archive.save_tree(exchange_of("a", "How do I reverse a list?", "Use `xs[::-1]`.", T0))
-    archive.save_tree(exchange_of("b", "Déjà vu in C++", "Una sensación.", T0 + 10))
-    archive.save_tree(exchange_of("c", "我想学习中文", "很好！ Let us begin.", T0 + 20))
+def test_search(store: ConversationStore) -> None:
+    store.save_tree(exchange_of("a", "How do I reverse a list?", "Use `xs[::-1]`.", T0))
+    store.save_tree(exchange_of("b", "Déjà vu in C++", "Una sensación.", T0 + 10))
+    store.save_tree(exchange_of("c", "我想学习中文", "很好！ Let us begin.", T0 + 20))
     for words, found in {
         "reverse": "a",
         "REV": "a",
@@ -148,22 +148,22 @@ def test_search(archive: Archive) -> None:
         'NEAR(" OR * AND (': "",
         "list: -x ^y": "",
     }.items():
-        assert [hit.info.id for hit in archive.search(words)] == list(found), words
+        assert [hit.info.id for hit in store.search(words)] == list(found), words
 
 
-def test_where_it_was_found(archive: Archive) -> None:
-    archive.save_tree(exchange_of("c", "我想学习中文", "很好！\nLet us begin.", T0))
-    (found,) = archive.search("学习")
+def test_where_it_was_found(store: ConversationStore) -> None:
+    store.save_tree(exchange_of("c", "我想学习中文", "很好！\nLet us begin.", T0))
+    (found,) = store.search("学习")
     assert (found.hit.message, found.hit.snippet, found.hit.marks) == (
         "c-0",
         "我想学习中文",
         ((2, 4),),
     )
-    (found,) = archive.search("beg us")
+    (found,) = store.search("beg us")
     marked = [found.hit.snippet[start:end] for start, end in found.hit.marks]
     assert (found.hit.snippet, marked) == ("很好！ Let us begin.", ["us", "begin"])
-    archive.rename("c", "Lessons")
-    (found,) = archive.search("lessons")
+    store.rename("c", "Lessons")
+    (found,) = store.search("lessons")
     assert (found.hit.message, found.hit.snippet) == (None, "")
 
 
@@ -173,83 +173,87 @@ def test_where_it_was_found(archive: Archive) -> None:
 @example("\x03:0", "0")
 @example("\x02\x02 0 \x03", "0")
 @given(st.text(max_size=30), st.text(max_size=30))
-def test_anything_can_be_said_and_searched_for(archive: Archive, text: str, words: str) -> None:
-    archive.save("any", ChatMessage("user", text, id="m"))
-    (kept,) = archive.load("any").messages
+def test_anything_can_be_said_and_searched_for(
+    store: ConversationStore, text: str, words: str
+) -> None:
+    store.save("any", ChatMessage("user", text, id="m"))
+    (kept,) = store.load("any").messages
     assert kept.text == text.encode("utf-8", "replace").decode()
-    for found in archive.search(words):
+    for found in store.search(words):
         assert all(0 <= start < end <= len(found.hit.snippet) for start, end in found.hit.marks)
 
 
-def test_a_growing_answer_is_found_by_its_present_words(archive: Archive) -> None:
+def test_a_growing_answer_is_found_by_its_present_words(store: ConversationStore) -> None:
     tree = Tree("c")
     asked = said(tree, "Tell me")
     answer = answered(tree, "apple", asked.id, finish=None)
     for message in tree.messages:
-        archive.save("c", message)
-    archive.save("c", replace(answer, text="banana"))
-    assert (titles(archive, "apple"), titles(archive, "banana")) == ([], ["Tell me"])
+        store.save("c", message)
+    store.save("c", replace(answer, text="banana"))
+    assert (titles(store, "apple"), titles(store, "banana")) == ([], ["Tell me"])
 
 
-def test_rename(archive: Archive) -> None:
-    archive.save_tree(branched())
-    archive.rename("queue", "  Lines\nof people ")
-    archive.save("queue", ChatMessage("user", "What else?", "queue-5"))
-    assert archive.load("queue").title == "Lines"
-    archive.rename("queue", " ")
-    assert titles(archive, "lines") == ["Lines"]
-    with pytest.raises(ArchiveError, match="akunu chats list"):
-        archive.rename("nowhere", "x")
+def test_rename(store: ConversationStore) -> None:
+    store.save_tree(branched())
+    store.rename("queue", "  Lines\nof people ")
+    store.save("queue", ChatMessage("user", "What else?", "queue-5"))
+    assert store.load("queue").title == "Lines"
+    store.rename("queue", " ")
+    assert titles(store, "lines") == ["Lines"]
+    with pytest.raises(ConversationError, match="akunu chats list"):
+        store.rename("nowhere", "x")
 
 
-def test_delete_and_undo(archive: Archive) -> None:
-    archive.save_tree(exchange_of("a", "Apple", "Yes", T0))
-    archive.save_tree(exchange_of("b", "Banana", "Yes", T0 + 10))
-    archive.delete("a")
-    archive.delete("b")
-    assert archive.list() == []
-    assert archive.search("yes") == []
-    assert archive.recent_prompts(10) == []
-    with pytest.raises(ArchiveError):
-        archive.load("a")
-    restored = [archive.undo_delete() for _ in range(3)]
+def test_delete_and_undo(store: ConversationStore) -> None:
+    store.save_tree(exchange_of("a", "Apple", "Yes", T0))
+    store.save_tree(exchange_of("b", "Banana", "Yes", T0 + 10))
+    store.delete("a")
+    store.delete("b")
+    assert store.list() == []
+    assert store.search("yes") == []
+    assert store.recent_prompts(10) == []
+    with pytest.raises(ConversationError):
+        store.load("a")
+    restored = [store.undo_delete() for _ in range(3)]
     assert [info.title if info else None for info in restored] == ["Banana", "Apple", None]
-    assert titles(archive, "yes") == ["Banana", "Apple"]
+    assert titles(store, "yes") == ["Banana", "Apple"]
 
 
-def test_an_answer_that_still_comes_does_not_bring_a_conversation_back(archive: Archive) -> None:
+def test_an_answer_that_still_comes_does_not_bring_a_conversation_back(
+    store: ConversationStore,
+) -> None:
     tree = branched()
-    archive.save_tree(tree)
-    archive.delete("queue")
-    archive.save("queue", replace(tree["queue-5"], text="You are most welcome."))
-    assert archive.list() == []
-    archive.save("queue", ChatMessage("user", "Still there?", "queue-5"))
-    assert titles(archive, "most welcome") == ["What is a queue?"]
+    store.save_tree(tree)
+    store.delete("queue")
+    store.save("queue", replace(tree["queue-5"], text="You are most welcome."))
+    assert store.list() == []
+    store.save("queue", ChatMessage("user", "Still there?", "queue-5"))
+    assert titles(store, "most welcome") == ["What is a queue?"]
 
 
 def test_what_was_deleted_is_erased_a_day_later(
-    archive: Archive, path: Path, monkeypatch: pytest.MonkeyPatch
+    store: ConversationStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    archive.save_tree(exchange_of("a", "Something zxqsecret", "zxqsecret", T0))
-    archive.save_tree(exchange_of("b", "Banana", "Yes", T0))
-    archive.delete("a")
-    Archive.open(path).close()
+    store.save_tree(exchange_of("a", "Something zxqsecret", "zxqsecret", T0))
+    store.save_tree(exchange_of("b", "Banana", "Yes", T0))
+    store.delete("a")
+    ConversationStore.open(path).close()
     assert b"zxqsecret" in bytes_of(path)
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + UNDO_S + 1)
-    Archive.open(path).close()
+    ConversationStore.open(path).close()
     assert b"zxqsecret" not in bytes_of(path)
-    assert archive.undo_delete() is None
-    assert titles(archive, "") == ["Banana"]
+    assert store.undo_delete() is None
+    assert titles(store, "") == ["Banana"]
 
 
-def test_erase(archive: Archive, path: Path) -> None:
-    archive.save_tree(exchange_of("a", "Something zxqsecret", "zxqsecret", T0))
-    archive.save_tree(exchange_of("b", "Banana", "Yes", T0))
-    archive.delete("b")
-    archive.erase("a")
+def test_erase(store: ConversationStore, path: Path) -> None:
+    store.save_tree(exchange_of("a", "Something zxqsecret", "zxqsecret", T0))
+    store.save_tree(exchange_of("b", "Banana", "Yes", T0))
+    store.delete("b")
+    store.erase("a")
     assert b"zxqsecret" not in bytes_of(path)
-    restored = archive.undo_delete()
+    restored = store.undo_delete()
     assert restored is not None
     assert restored.id == "b"  # still within its day
 
@@ -258,32 +262,32 @@ def bytes_of(path: Path) -> bytes:
     return b"".join(file.read_bytes() for file in path.parent.iterdir())
 
 
-def test_an_import_changes_nothing_that_is_here(archive: Archive) -> None:
+def test_an_import_changes_nothing_that_is_here(store: ConversationStore) -> None:
     tree = branched()
-    archive.save_tree(tree)
-    archive.rename("queue", "Mine")
-    archive.delete("queue")
+    store.save_tree(tree)
+    store.rename("queue", "Mine")
+    store.delete("queue")
     other = branched()
     other.replace(replace(other["queue-5"], text="altered"))
     said(other, "A new one", "queue-5")
-    assert archive.save_tree(other) == 1
-    kept = archive.load("queue")
+    assert store.save_tree(other) == 1
+    kept = store.load("queue")
     assert kept.title == "Mine"
     assert kept["queue-5"].text == "You are welcome."
     assert [message.text for message in kept.path()][-1] == "A new one"
 
 
-def test_ids_by_their_beginning(archive: Archive) -> None:
+def test_ids_by_their_beginning(store: ConversationStore) -> None:
     for name in ("abc1", "abd2"):
-        archive.save_tree(exchange_of(name, name, "yes", T0))
-    assert archive.resolve("abc").id == "abc1"
+        store.save_tree(exchange_of(name, name, "yes", T0))
+    assert store.resolve("abc").id == "abc1"
     for name in ("ab", "x", ""):
-        with pytest.raises(ArchiveError):
-            archive.resolve(name)
+        with pytest.raises(ConversationError):
+            store.resolve(name)
 
 
-def test_recent_prompts(archive: Archive) -> None:
+def test_recent_prompts(store: ConversationStore) -> None:
     for number, prompt in enumerate(["one", "two", "one", "three"]):
-        archive.save_tree(exchange_of(f"c{number}", prompt, "yes", T0 + number))
-    assert archive.recent_prompts(10) == ["two", "one", "three"]
-    assert archive.recent_prompts(2) == ["one", "three"]
+        store.save_tree(exchange_of(f"c{number}", prompt, "yes", T0 + number))
+    assert store.recent_prompts(10) == ["two", "one", "three"]
+    assert store.recent_prompts(2) == ["one", "three"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from akunu_py import paths
-from akunu_py.chats.store import Archive
+from akunu_py.chats.store import ConversationStore
 from akunu_py.cli import main
 from tests.support.chats import T0, branched, exchange_of
 
@@ -20,10 +20,10 @@ Out = pytest.CaptureFixture[str]
 @pytest.fixture(autouse=True)
 def two_conversations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    archive = Archive.open(paths.conversations_file())
-    archive.save_tree(branched())
-    archive.save_tree(exchange_of("escape", "Say \x1b[31mred", "No.", T0 + 1000))
-    archive.close()
+    store = ConversationStore.open(paths.conversations_file())
+    store.save_tree(branched())
+    store.save_tree(exchange_of("escape", "Say \x1b[31mred", "No.", T0 + 1000))
+    store.close()
 
 
 def ids(out: Out) -> list[str]:
@@ -66,9 +66,9 @@ def test_export_and_import(capsys: Out, tmp_path: Path, monkeypatch: pytest.Monk
     assert main(["chats", "import", str(tmp_path / "all.json")]) == 0
     assert "0 of 6 messages are new" in capsys.readouterr().out
     assert ids(capsys) == ["escape", "queue"]
-    archive = Archive.open(paths.conversations_file())
-    assert archive.load("queue").path() == branched().path()
-    archive.close()
+    store = ConversationStore.open(paths.conversations_file())
+    assert store.load("queue").path() == branched().path()
+    store.close()
 
 
 @pytest.mark.parametrize(

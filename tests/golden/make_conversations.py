@@ -12,20 +12,20 @@ import tempfile
 from pathlib import Path
 
 from akunu_py.chats.schema import VERSION
-from akunu_py.chats.store import Archive
+from akunu_py.chats.store import ConversationStore
 from tests.support.chats import T0, branched, exchange_of
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "conversations.db"
-        archive = Archive.open(path)
-        archive.save_tree(branched())
-        archive.save_tree(exchange_of("lists", "我想 reverse a list", "Use `xs[::-1]`.", T0 + 1000))
-        archive.rename("lists", "Lists")
-        archive.delete("lists")
-        archive.undo_delete()
-        archive.close()
+        store = ConversationStore.open(path)
+        store.save_tree(branched())
+        store.save_tree(exchange_of("lists", "我想 reverse a list", "Use `xs[::-1]`.", T0 + 1000))
+        store.rename("lists", "Lists")
+        store.delete("lists")
+        store.undo_delete()
+        store.close()
         database = sqlite3.connect(path)
         lines = statements(database)
         database.close()

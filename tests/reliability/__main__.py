@@ -216,7 +216,7 @@ def _together(home: Home, files: dict[str, bytes], random: Random) -> Source:
 
 def _writers(folder: Path, random: Random) -> Source:
     while True:
-        yield writers.killed_archive(folder, random)
+        yield writers.killed_store(folder, random)
         yield writers.killed_memory(folder, random)
 
 

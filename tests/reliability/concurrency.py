@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from akunu_py.chats import schema
-from akunu_py.chats.store import Archive
+from akunu_py.chats.store import ConversationStore
 from tests.reliability.faults import (
     _PANIC,
     Command,
@@ -144,10 +144,10 @@ def read_while_migrated(home: Home, readers: int = 4, conversations: int = 400) 
         if done.code == 0:
             found = len(json.loads(done.out))
             outcome.check(found == conversations, f"{found} of {conversations} conversations")
-    archive = Archive.open(home.conversations)
-    hits = len(archive.search("walrus"))
+    store = ConversationStore.open(home.conversations)
+    hits = len(store.search("walrus"))
     outcome.check(hits == conversations, f"search finds {hits} of {conversations}")
-    archive.close()
+    store.close()
     outcome.word = f"{conversations} conversations, {hits} found by a word"
     return outcome
 

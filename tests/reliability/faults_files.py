@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from random import Random
 
-from akunu_py.chats.store import Archive
+from akunu_py.chats.store import ConversationStore
 from tests.reliability.faults import (
     Command,
     Done,
@@ -31,10 +31,10 @@ CHATS = Command("chats list", ("chats", "list"), answers=lambda done: "sky" in d
 
 def keep_conversations(home: Home, number: int = 40) -> None:
     """Fills the database with conversations, enough for some pages."""
-    archive = Archive.open(home.conversations)
+    store = ConversationStore.open(home.conversations)
     for n in range(number):
-        archive.save_tree(exchange_of(f"sky{n}", KEPT[0], f"{KEPT[1]} " * 30, 1e9 + n))
-    archive.close()
+        store.save_tree(exchange_of(f"sky{n}", KEPT[0], f"{KEPT[1]} " * 30, 1e9 + n))
+    store.close()
 
 
 # Files that are altered

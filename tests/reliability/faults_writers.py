@@ -1,9 +1,9 @@
 """What is kept while it is said, hurt at its smallest: programs that only write, and are killed.
 
-A chat takes seconds to start, so few of them can be killed. Here the parts that write, the archive
+A chat takes seconds to start, so few of them can be killed. Here the parts that write, the store
 of conversations and the memory of answers, run by themselves in a process that says on stdout what
 it was told is safe; hundreds of kills hit every place of a write. `python -m
-tests.reliability.faults_writers archive|memory FOLDER` is that process.
+tests.reliability.faults_writers store|memory FOLDER` is that process.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ MODEL = Path("/a/model")
 _LENGTH = 40  # tokens of an answer
 
 
-def killed_archive(folder: Path, random: Random) -> Outcome:
+def killed_store(folder: Path, random: Random) -> Outcome:
     """Kills a process that saves messages; every one that `save` returned for must be there."""
-    from akunu_py.chats.store import Archive
+    from akunu_py.chats.store import ConversationStore
 
     seconds = random.uniform(0.0, 0.3)
-    outcome = Outcome("SIGKILL", "the archive, writing", f"after {seconds:.3f} s")
-    said = _killed("archive", folder, seconds, outcome)
-    archive = Archive.open(folder / "conversations.db")
-    outcome.check(not archive.warnings, f"warnings: {archive.warnings}")
-    kept = {message.id for info in archive.list() for message in archive.load(info.id).messages}
-    hits = {found.info.id for found in archive.search("walrus")}
-    outcome.check(len(hits) == len(archive.list()), "the index lacks conversations")
-    archive.close()
+    outcome = Outcome("SIGKILL", "the conversation store, writing", f"after {seconds:.3f} s")
+    said = _killed("store", folder, seconds, outcome)
+    store = ConversationStore.open(folder / "conversations.db")
+    outcome.check(not store.warnings, f"warnings: {store.warnings}")
+    kept = {message.id for info in store.list() for message in store.load(info.id).messages}
+    hits = {found.info.id for found in store.search("walrus")}
+    outcome.check(len(hits) == len(store.list()), "the index lacks conversations")
+    store.close()
     missing = [name for name in said if name not in kept]
     outcome.check(not missing, f"{len(missing)} of {len(said)} messages are lost: {missing[:5]}")
     outcome.word = f"{len(said)} messages were safe"
@@ -87,15 +87,15 @@ def _killed(part: str, folder: Path, seconds: float, outcome: Outcome) -> list[s
 
 
 def _write_messages(folder: Path) -> None:
-    from akunu_py.chats.store import Archive
+    from akunu_py.chats.store import ConversationStore
     from akunu_py.chats.tree import ChatMessage
 
-    archive = Archive.open(folder / "conversations.db")
+    store = ConversationStore.open(folder / "conversations.db")
     number = 0
     while True:
         conversation = f"{os.getpid()}-{number // 6}"
         message = ChatMessage("user", f"a walrus, number {number}", None)
-        archive.save(conversation, message)
+        store.save(conversation, message)
         print(message.id, flush=True)
         number += 1
 
@@ -113,4 +113,4 @@ def _remember_answers(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    {"archive": _write_messages, "memory": _remember_answers}[sys.argv[1]](Path(sys.argv[2]))
+    {"store": _write_messages, "memory": _remember_answers}[sys.argv[1]](Path(sys.argv[2]))

@@ -120,7 +120,7 @@ def test_writers_that_are_killed(tmp_path: Path) -> None:
     for number in range(4):
         folder = tmp_path / str(number % 2)
         folder.mkdir(exist_ok=True)
-        good(faults_writers.killed_archive(folder, random))
+        good(faults_writers.killed_store(folder, random))
         good(faults_writers.killed_memory(folder, random))
 
 

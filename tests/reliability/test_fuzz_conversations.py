@@ -12,48 +12,48 @@ from hypothesis import strategies as st
 
 from akunu_py.chats.export import as_markdown, render
 from akunu_py.chats.json import as_json, read_json
-from akunu_py.chats.store import Archive
+from akunu_py.chats.store import ConversationStore
 from tests.reliability.fuzz import TEXTS, changed, clear, damaged, explore, lengths
 from tests.support.chats import branched
 
 
-def read_and_show(text: str, archive: Archive) -> None:
+def read_and_show(text: str, store: ConversationStore) -> None:
     """Imports conversations, keeps them, loads them again and shows them in all forms."""
     for tree in read_json(text, "file"):
-        archive.save_tree(tree)
-        again = archive.load(tree.conversation)
+        store.save_tree(tree)
+        again = store.load(tree.conversation)
         assert [message.id for message in again.messages]
         as_markdown(again)
         for message in again.messages:
             if message.stats:
                 message.stats.as_dict()
         assert read_json(as_json([again]), "again")
-        archive.list()
+        store.list()
 
 
 @lengths(125)
 def test_conversations(examples: int, tmp_path: Path) -> None:
-    archive = Archive.open(tmp_path / "conversations.db")
+    store = ConversationStore.open(tmp_path / "conversations.db")
     whole = json.loads(as_json([branched()]))
 
     def check(value: Any) -> None:
         with clear():
-            read_and_show(json.dumps(value), archive)
+            read_and_show(json.dumps(value), store)
 
     explore(check, examples, changed(whole))
-    archive.close()
+    store.close()
 
 
 @lengths(30)
 def test_conversations_with_bytes_turned_over(examples: int, tmp_path: Path) -> None:
-    archive = Archive.open(tmp_path / "conversations.db")
+    store = ConversationStore.open(tmp_path / "conversations.db")
 
     def check(data: bytes) -> None:
         with clear():
-            read_and_show(data.decode("utf-8", "replace"), archive)
+            read_and_show(data.decode("utf-8", "replace"), store)
 
     explore(check, examples, damaged(as_json([branched()]).encode()))
-    archive.close()
+    store.close()
 
 
 @lengths(25)

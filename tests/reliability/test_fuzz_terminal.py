@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from akunu_py.chats.json import as_json
-from akunu_py.chats.store import Archive
+from akunu_py.chats.store import ConversationStore
 from akunu_py.cli import main
 from akunu_py.models.manifest import FileRecord, Manifest, write_manifest
 from akunu_py.settings import settings_file
@@ -69,9 +69,9 @@ def hostile_home(home: Path) -> None:
     write_manifest(model, Manifest("x", evil, evil, 10, 10, evil, evil, files))
     (home / "models" / f"bad{CLEAR}\udc80").mkdir()
     (home / "conversations.db").unlink(missing_ok=True)
-    archive = Archive.open(home / "conversations.db")
-    archive.save_tree(exchange_of("evil", evil, evil, 1e9))
-    archive.close()
+    store = ConversationStore.open(home / "conversations.db")
+    store.save_tree(exchange_of("evil", evil, evil, 1e9))
+    store.close()
 
 
 COMMANDS = [

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from akunu_py.chats.store import Archive
+from akunu_py.chats.store import ConversationStore
 from akunu_py.decoding.kernels import keep_kernels_private
 from tests.reliability.watched import Home, can_trace
 from tests.support.chats import exchange_of
@@ -82,9 +82,9 @@ def test_a_chat_leaves_the_machine_alone(terminal: Terminal, home: Home) -> None
     terminal.type("C-q")
     terminal.wait_for("code=0", seconds=60)
     assert home.attempts == []
-    archive = Archive.open(home.folder / "data" / "akunu" / "conversations.db")
-    kept = [info.title for info in archive.list()]
-    archive.close()
+    store = ConversationStore.open(home.folder / "data" / "akunu" / "conversations.db")
+    kept = [info.title for info in store.list()]
+    store.close()
     assert "Hello" in kept
 
 
@@ -124,10 +124,10 @@ def test_what_was_said_is_for_its_owner_alone(home: Home) -> None:
     assert done.returncode == 0, done.stderr
     before = os.umask(0o022)
     try:
-        archive = Archive.open(home.folder / "data" / "akunu" / "conversations.db")
-        archive.save_tree(exchange_of("private", "secret", "secret", 1e9))
+        store = ConversationStore.open(home.folder / "data" / "akunu" / "conversations.db")
+        store.save_tree(exchange_of("private", "secret", "secret", 1e9))
         found = {path.name: mode(path) for path in (home.folder / "data" / "akunu").glob("conv*")}
-        archive.close()
+        store.close()
     finally:
         os.umask(before)
     assert {"conversations.db", "conversations.db-wal", "conversations.db.lock"} <= set(found)

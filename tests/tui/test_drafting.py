@@ -8,7 +8,7 @@ from akunu_py.chats.tree import ChatMessage
 from akunu_py.tui.conversation import Turn
 from akunu_py.tui.session.messages import Finished, Gauges, PieceArrived
 from akunu_py.tui.transcript.drafting import DraftingPanel, Stretch, sparkline
-from akunu_py.tui.transcript.markdown import AnswerText
+from akunu_py.tui.transcript.markdown import AnswerMarkdown
 from akunu_py.tui.transcript.thinking import ThinkingView
 from akunu_py.types import Message, Stats
 from tests.support.tui_chat import GAUGES, STATS, chat
@@ -48,12 +48,12 @@ async def test_the_drafting_view_of_all_answers_and_back(key: str) -> None:
         assert it.drafted == ["Hello world", "And on and"]
         spans = [stretch.render().spans for stretch in it.app.query(Stretch)]
         assert [[(span.start, span.end) for span in each] for each in spans] == [[(0, 5)], [(4, 8)]]
-        assert not any(text.display for text in it.app.query(AnswerText))
+        assert not any(text.display for text in it.app.query(AnswerMarkdown))
         await it.press(key)
         await it.piece(" on", turn=2)
         assert it.drafted == []
         assert it.markdown == ["Hello world", "And on and on"]
-        assert all(text.display for text in it.app.query(AnswerText))
+        assert all(text.display for text in it.app.query(AnswerMarkdown))
 
 
 async def test_a_long_drafting_view_is_cut_into_stretches_with_all_spans() -> None:

@@ -24,8 +24,8 @@ from akunu_py.text import typeable
 from akunu_py.tui.prompt.attachments import Attachment, attach, join, mentions, read, split
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.prompt.files import FileIndex, best
-from akunu_py.tui.prompt.popup import CompletionPopup
-from akunu_py.tui.prompt.suggestions import Completer
+from akunu_py.tui.prompt.popup import SuggestionPopup
+from akunu_py.tui.prompt.suggestions import Suggester
 from tests.support.paths import ROOT
 from tests.support.tui_host import Compare, Host
 
@@ -172,16 +172,16 @@ def test_a_hostile_name_does_not_hang_the_ranking() -> None:
 
 
 def test_paths_out_of_the_folder_are_completed_by_folder(folder: Path) -> None:
-    completion = Completer(folder / "src").complete(f"see @{folder}/no")
+    completion = Suggester(folder / "src").complete(f"see @{folder}/no")
     assert completion is not None
     inserts = [offer.insert for offer in completion.suggestions]
     assert inserts == [f"@{folder}/notes.md ", f"@{folder}/node_modules/"]
-    assert Completer(folder).complete("@../") is not None
+    assert Suggester(folder).complete("@../") is not None
 
 
 @pytest.mark.parametrize("before", ["hello", "a /new", "me@example.com ", "/usr/bin", "/new\nx"])
 def test_where_nothing_is_offered(folder: Path, before: str) -> None:
-    assert Completer(folder).complete(before) is None
+    assert Suggester(folder).complete(before) is None
 
 
 class Page(Screen[None]):
@@ -191,7 +191,7 @@ class Page(Screen[None]):
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        self.popup = CompletionPopup(folder, id="completion")
+        self.popup = SuggestionPopup(folder, id="completion")
         self.box = PromptBox("Ask something", self.popup, id="prompt")
         self.sent: list[str] = []
 

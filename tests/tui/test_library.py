@@ -1,4 +1,4 @@
-"""The conversations screen on a real archive: keys, and pictures.
+"""The conversations screen on a real database: keys, and pictures.
 
 To accept new pictures: pytest tests/tui/test_library.py --snapshot-update, then look at them.
 """
@@ -16,7 +16,7 @@ from textual.message import Message
 from textual.pilot import Pilot
 from textual.widgets import Input, OptionList, Static
 
-from akunu_py.chats.store import Archive
+from akunu_py.chats.store import ConversationStore
 from akunu_py.tui.library.rows import moment
 from akunu_py.tui.library.screen import Chosen, ConversationsScreen
 from akunu_py.tui.library.store_thread import Keeper
@@ -44,13 +44,13 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Five conversations; the working folder is empty."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "data" / "conversations.db"
-    archive = Archive.open(path)
-    archive.save_tree(branched())
-    archive.save_tree(exchange_of("haiku", "Write a haiku about the sea", HAIKU, T0 - DAY))
-    archive.save_tree(exchange_of("list", REVERSE, "Use `xs[::-1]`; it copies.", T0 - 3 * DAY))
-    archive.save_tree(exchange_of("html", "Say [red]<b>\x1b[31m", "It is text.", T0 - 20 * DAY))
-    archive.save_tree(exchange_of("dinner", "Plan a week of dinners", "Soup.", T0 - 400 * DAY))
-    archive.close()
+    store = ConversationStore.open(path)
+    store.save_tree(branched())
+    store.save_tree(exchange_of("haiku", "Write a haiku about the sea", HAIKU, T0 - DAY))
+    store.save_tree(exchange_of("list", REVERSE, "Use `xs[::-1]`; it copies.", T0 - 3 * DAY))
+    store.save_tree(exchange_of("html", "Say [red]<b>\x1b[31m", "It is text.", T0 - 20 * DAY))
+    store.save_tree(exchange_of("dinner", "Plan a week of dinners", "Soup.", T0 - 400 * DAY))
+    store.close()
     return path
 
 
@@ -230,7 +230,7 @@ async def test_a_wide_screen_shows_what_was_said(path: Path) -> None:
         await until(pilot, lambda: not app.list.query_one("#peek").display)
 
 
-async def test_an_archive_that_cannot_be_opened(path: Path) -> None:
+async def test_a_database_that_cannot_be_opened(path: Path) -> None:
     database = sqlite3.connect(path)
     database.execute("PRAGMA user_version = 99")
     database.close()

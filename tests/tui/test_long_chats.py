@@ -10,7 +10,7 @@ from textual.widgets import Markdown
 
 from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.tui.session.messages import Finished, PieceArrived
-from akunu_py.tui.transcript.markdown import Section, split
+from akunu_py.tui.transcript.markdown import MarkdownSection, split
 from akunu_py.tui.transcript.view import Transcript
 from tests.support.tui_chat import STATS, Chat, chat, until
 
@@ -80,7 +80,7 @@ async def test_a_long_answer_is_drawn_where_it_is_seen() -> None:
             await it.pilot.pause()
         await it.post(Finished(1, "stop", STATS))
         await until(it.pilot, lambda: is_quiet(it))
-        sections = list(it.app.query(Section))
+        sections = list(it.app.query(MarkdownSection))
         assert "".join(section.text for section in sections) == text
         assert sum(section.rests for section in sections) > len(sections) // 2
         assert not sections[-1].rests

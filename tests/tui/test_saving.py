@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from akunu_py.chats.database import ArchiveFile
-from akunu_py.chats.store import Archive
+from akunu_py.chats.database import DatabaseFile
+from akunu_py.chats.store import ConversationStore
 from akunu_py.chats.tree import ChatMessage
 from akunu_py.tui.library import store_thread as keeper_module
 from akunu_py.tui.library.screen import ConversationsScreen
@@ -19,10 +19,10 @@ from tests.support.tui_chat import STATS, chat
 
 def kept(path: Path) -> list[ChatMessage]:
     """The active branch of the only conversation."""
-    archive = Archive.open(path)
-    (info,) = archive.list()
-    branch = archive.load(info.id).path()
-    archive.close()
+    store = ConversationStore.open(path)
+    (info,) = store.list()
+    branch = store.load(info.id).path()
+    store.close()
     return branch
 
 
@@ -41,7 +41,7 @@ async def test_a_chat_is_kept_as_it_is_made_and_opens_again(path: Path) -> None:
         await it.answer("whole", turn=2)
         await it.press("tab", "left", "escape")
         await it.say("waits for ever")
-        await keeper.ask(lambda archive: None)
+        await keeper.ask(lambda store: None)
         assert [message.text for message in kept(path)] == ["one", "half", "waits for ever", ""]
         assert kept(path)[1].stats == STATS
         await it.press("escape")
@@ -50,17 +50,17 @@ async def test_a_chat_is_kept_as_it_is_made_and_opens_again(path: Path) -> None:
 
     keeper = Keeper(path)
     async with chat(keeper=keeper) as it:
-        await keeper.ask(lambda archive: None)
+        await keeper.ask(lambda store: None)
         await it.pilot.pause()
         await it.press("up")
         assert it.text() in ("one", "waits for ever"), "prompts of earlier chats are recalled"
         it.box.clear()
         await it.press("ctrl+o")
         assert isinstance(it.app.screen, ConversationsScreen)
-        await keeper.ask(lambda archive: None)
+        await keeper.ask(lambda store: None)
         await it.pilot.pause(0.3)
         await it.press("enter")
-        await keeper.ask(lambda archive: None)
+        await keeper.ask(lambda store: None)
         await it.post()
         assert (it.prompts, it.markdown) == (["one"], ["half"])
         assert "‹ 1/2 ›" in it.feet[0]
@@ -68,7 +68,7 @@ async def test_a_chat_is_kept_as_it_is_made_and_opens_again(path: Path) -> None:
         assert it.markdown == ["whole"]
         await it.press("escape")
         await it.act("rename_chat('Numbers')")
-        assert await keeper.ask(lambda archive: archive.list()[0].title) == "Numbers"
+        assert await keeper.ask(lambda store: store.list()[0].title) == "Numbers"
         await it.press("ctrl+n")
         assert it.prompts == []
     assert keeper.close(10)
@@ -92,7 +92,7 @@ async def test_a_database_that_refuses_stops_nothing(path: Path) -> None:
 
 
 async def test_a_locked_database_is_written_to_later(path: Path) -> None:
-    Archive.open(path).close()
+    ConversationStore.open(path).close()
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     keeper = Keeper(path)
@@ -102,7 +102,7 @@ async def test_a_locked_database_is_written_to_later(path: Path) -> None:
         assert it.markdown == ["first"], "nothing waits for the lock"
         other.execute("ROLLBACK")
         other.close()
-        await keeper.ask(lambda archive: None)
+        await keeper.ask(lambda store: None)
     assert keeper.close(10)
     assert [message.text for message in kept(path)] == ["one", "first"]
 
@@ -114,20 +114,20 @@ async def test_a_full_disk_stops_nothing_and_loses_nothing(
     monkeypatch.setattr(keeper_module, "_RETRY_S", 0.1)
     monkeypatch.setattr(keeper_module, "_INTERVAL_S", 0.05)
     is_full = False
-    init = ArchiveFile.__init__
+    init = DatabaseFile.__init__
 
-    def open_on_small_disk(file: ArchiveFile, path: Path) -> None:
+    def open_on_small_disk(file: DatabaseFile, path: Path) -> None:
         init(file, path)
         if is_full:
             file.database.execute("PRAGMA max_page_count = 1")  # no more than there are
 
-    monkeypatch.setattr(ArchiveFile, "__init__", open_on_small_disk)
+    monkeypatch.setattr(DatabaseFile, "__init__", open_on_small_disk)
     keeper = Keeper(path)
     async with chat(keeper=keeper) as it:
         await it.say("one")
         await it.piece("It begins")
         is_full = True
-        await keeper.ask(lambda archive: archive._database.execute("PRAGMA max_page_count = 1"))
+        await keeper.ask(lambda store: store._database.execute("PRAGMA max_page_count = 1"))
         words = " and goes on" * 2000  # more than the pages that are there can take
         await it.piece(words)
         await it.pilot.pause(0.5)
@@ -155,10 +155,10 @@ async def test_deleting_the_chat_on_the_screen_clears_it(path: Path) -> None:
         await it.say("one")
         await it.answer("first")
         await it.press("ctrl+o")
-        await keeper.ask(lambda archive: None)
+        await keeper.ask(lambda store: None)
         await it.pilot.pause(0.3)
         await it.press("ctrl+d")
-        await keeper.ask(lambda archive: None)
+        await keeper.ask(lambda store: None)
         await it.pilot.pause(0.3)
         await it.press("escape")
         assert it.prompts == []

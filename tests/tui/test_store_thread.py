@@ -14,11 +14,11 @@ import pytest
 from textual.message import Message as Note
 
 from akunu_py.chats import database
-from akunu_py.chats.store import Archive
+from akunu_py.chats.store import ConversationStore
 from akunu_py.chats.tree import ChatMessage, Tree
-from akunu_py.errors import ArchiveError
+from akunu_py.errors import ConversationError
 from akunu_py.tui.library import store_thread
-from akunu_py.tui.library.store_thread import ArchiveWarning, Keeper, Kept, NotKept
+from akunu_py.tui.library.store_thread import Keeper, Kept, NotKept, StoreWarning
 from tests.support.chats import answered, branched, said
 from tests.support.command import until
 
@@ -41,11 +41,11 @@ async def keeping(path: Path) -> AsyncIterator[tuple[Keeper, list[Note]]]:
 
 def in_file(path: Path) -> list[str]:
     """What another program finds, in the order of the active branch."""
-    archive = Archive.open(path)
+    store = ConversationStore.open(path)
     try:
-        return [message.text for info in archive.list() for message in archive.load(info.id).path()]
+        return [message.text for info in store.list() for message in store.load(info.id).path()]
     finally:
-        archive.close()
+        store.close()
 
 
 def begun() -> tuple[ChatMessage, ChatMessage]:
@@ -76,13 +76,15 @@ async def test_an_answer_that_grows_is_written_all_the_while(
 ) -> None:
     monkeypatch.setattr(store_thread, "_INTERVAL_S", 0.2)
     written: list[str] = []
-    save = Archive.save
+    save = ConversationStore.save
 
-    def counted(archive: Archive, conversation: str, message: ChatMessage, title: str) -> None:
+    def counted(
+        store: ConversationStore, conversation: str, message: ChatMessage, title: str
+    ) -> None:
         written.append(message.text)
-        save(archive, conversation, message, title)
+        save(store, conversation, message, title)
 
-    monkeypatch.setattr(Archive, "save", counted)
+    monkeypatch.setattr(ConversationStore, "save", counted)
     async with keeping(path) as (it, _):
         asked, answer = begun()
         it.save("c", asked)
@@ -101,16 +103,16 @@ async def test_questions_find_what_was_handed_over_before(path: Path) -> None:
         for message in tree.messages:
             it.save("queue", message)
         it.choose("queue", "queue-5")
-        kept = await it.ask(lambda archive: archive.load("queue"))
+        kept = await it.ask(lambda store: store.load("queue"))
         assert kept.path() == tree.path()
         it.remove("queue", "queue-4")
-        kept = await it.ask(lambda archive: archive.load("queue"))
+        kept = await it.ask(lambda store: store.load("queue"))
         assert len(kept) == 4
-        assert len(await it.ask(lambda archive: archive.search("thanks"))) == 1
-        with pytest.raises(ArchiveError, match="akunu chats list"):
-            await it.ask(lambda archive: archive.load("nowhere"))
-    with pytest.raises(ArchiveError, match="closed"):
-        await it.ask(lambda archive: archive.list())
+        assert len(await it.ask(lambda store: store.search("thanks"))) == 1
+        with pytest.raises(ConversationError, match="akunu chats list"):
+            await it.ask(lambda store: store.load("nowhere"))
+    with pytest.raises(ConversationError, match="closed"):
+        await it.ask(lambda store: store.list())
 
 
 async def test_closing_writes_what_is_left(path: Path) -> None:
@@ -132,7 +134,7 @@ async def test_a_locked_database_is_written_when_it_is_free(
     async with keeping(path) as (it, notes):
         asked, answer = begun()
         it.save("c", asked)
-        assert len(await it.ask(lambda archive: archive.list())) == 1
+        assert len(await it.ask(lambda store: store.list())) == 1
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         it.save("c", answer)
@@ -160,8 +162,8 @@ async def test_the_chat_goes_on_without_a_database(path: Path) -> None:
         assert "newer akunu" in told.error
         for message in branched().messages:
             it.save("queue", message)
-        with pytest.raises(ArchiveError, match="newer akunu"):
-            await it.ask(lambda archive: archive.list())
+        with pytest.raises(ConversationError, match="newer akunu"):
+            await it.ask(lambda store: store.list())
         assert not it.close(10)
         assert it.error == told.error
 
@@ -174,7 +176,7 @@ async def test_a_damaged_database_is_told_of(path: Path) -> None:
         until(lambda: notes)
         until(lambda: in_file(path) == ["Why?"])
         (told,) = notes
-        assert isinstance(told, ArchiveWarning)
+        assert isinstance(told, StoreWarning)
         assert "was set aside" in told.text
 
 
@@ -182,7 +184,7 @@ async def test_a_disk_that_does_not_answer_holds_nobody_up(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = threading.Event()
-    monkeypatch.setattr(Archive, "save", lambda *arguments: answers.wait(30))
+    monkeypatch.setattr(ConversationStore, "save", lambda *arguments: answers.wait(30))
     async with keeping(path) as (it, _):
         for message in branched().messages:
             it.save("queue", message)

@@ -36,7 +36,7 @@ _WORDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class KeySection:
     """A heading and its rows: what to press or type, and what that does."""
 
     heading: str

@@ -15,7 +15,7 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from akunu_py.tui.help.keys import Section, bindings_of, keys_of_actions, rows_of
+from akunu_py.tui.help.keys import KeySection, bindings_of, keys_of_actions, rows_of
 from akunu_py.tui.prompt.slash import COMMANDS
 from akunu_py.tui.transcript.view import Transcript
 
@@ -28,7 +28,7 @@ _WRITING = (
 )
 
 
-def sections(app: App[Any]) -> list[Section]:
+def sections(app: App[Any]) -> list[KeySection]:
     """What the help of the screen on top says. Call it before the help is on top."""
     ours, editing = bindings_of(app.screen)
     keys = keys_of_actions(app)
@@ -44,11 +44,11 @@ def sections(app: App[Any]) -> list[Section]:
     on_messages = [each for each in Binding.make_bindings(Transcript.BINDINGS) if each.show]
     actions = {each.action for each in on_messages}
     return [
-        Section("Writing", _WRITING),
-        Section("Keys", rows_of(each for each in ours if each.action not in actions)),
-        Section("On a message (Tab, then Up and Down)", rows_of(on_messages)),
-        Section("Commands", commands),
-        Section("Editing", rows_of(editing, most=2)),
+        KeySection("Writing", _WRITING),
+        KeySection("Keys", rows_of(each for each in ours if each.action not in actions)),
+        KeySection("On a message (Tab, then Up and Down)", rows_of(on_messages)),
+        KeySection("Commands", commands),
+        KeySection("Editing", rows_of(editing, most=2)),
     ]
 
 
@@ -60,7 +60,7 @@ class HelpScreen(ModalScreen[None]):
         Binding("escape,q,f1,question_mark", "close", "Close"),
     ]
 
-    def __init__(self, told: list[Section]) -> None:
+    def __init__(self, told: list[KeySection]) -> None:
         super().__init__()
         self._told = told
 

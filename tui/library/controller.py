@@ -12,11 +12,11 @@ from pathlib import Path
 
 from akunu_py.chats.export import SUFFIXES, ExportFormat, file_name, render, write_new
 from akunu_py.chats.tree import ConversationInfo, Tree
-from akunu_py.errors import AkunuError, ArchiveError
+from akunu_py.errors import AkunuError, ConversationError
 from akunu_py.tui.answering import Answering
 from akunu_py.tui.conversation import Conversation
 from akunu_py.tui.library.screen import Chosen, ConversationsScreen
-from akunu_py.tui.library.store_thread import ArchiveWarning, Kept, NotKept
+from akunu_py.tui.library.store_thread import Kept, NotKept, StoreWarning
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.prompt.history import HistoryScreen
 
@@ -48,7 +48,7 @@ class Keeping(Answering):
             try:
                 if self._keeper is not None:
                     await self._keeper.ask(lambda kept: kept.rename(tree.conversation, title))
-            except ArchiveError as error:
+            except ConversationError as error:
                 self._warn(str(error))
             else:
                 self._say(f"Renamed: {title}")
@@ -76,7 +76,7 @@ class Keeping(Answering):
             return
         try:
             prompts = await self._keeper.ask(lambda kept: kept.recent_prompts(_RECALLED))
-        except ArchiveError:
+        except ConversationError:
             return  # NotKept says so already
         self._prompt.remember(prompts)
 
@@ -86,7 +86,7 @@ class Keeping(Answering):
             return ()
         try:
             return await self._keeper.ask(lambda kept: kept.list())
-        except ArchiveError:
+        except ConversationError:
             return ()  # NotKept says so already
 
     async def open_chat(self, conversation: str) -> None:
@@ -107,7 +107,7 @@ class Keeping(Answering):
     def on_kept(self, message: Kept) -> None:
         self._say("Everything is saved again.")
 
-    async def on_archive_warning(self, message: ArchiveWarning) -> None:
+    async def on_store_warning(self, message: StoreWarning) -> None:
         await self._note(message.text)
 
     async def on_conversations_screen_deleted(self, message: ConversationsScreen.Deleted) -> None:
@@ -130,7 +130,7 @@ class Keeping(Answering):
             return
         try:
             tree = await self._keeper.ask(lambda kept: kept.load(chosen.conversation))
-        except ArchiveError as error:
+        except ConversationError as error:
             self._warn(str(error))
             return
         if chosen.message is not None and chosen.message in tree:

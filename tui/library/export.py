@@ -72,7 +72,7 @@ class ExportScreen(ModalScreen[ExportFormat | None]):
 async def export_here(tree: Tree, form: ExportFormat) -> Path:
     """Writes a conversation into the working folder; gives the path of the new file.
 
-    Raises ArchiveError.
+    Raises ConversationError.
     """
 
     def write() -> Path:

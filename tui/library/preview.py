@@ -10,8 +10,8 @@ from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.widgets import Static
 
-from akunu_py.chats.store import Found
-from akunu_py.errors import ArchiveError
+from akunu_py.chats.store import SearchResult
+from akunu_py.errors import ConversationError
 from akunu_py.tui.library.rows import peek
 from akunu_py.tui.library.store_thread import Keeper
 
@@ -19,7 +19,7 @@ _MESSAGES = 6
 _REST_S = 0.1  # a row is looked into when the highlight stays on it
 
 
-class PeekPane(VerticalScroll, can_focus=False):
+class PreviewPane(VerticalScroll, can_focus=False):
     """The end of a conversation, or what is around the message that was found."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"peek--name", "peek--prompt"}
@@ -32,7 +32,7 @@ class PeekPane(VerticalScroll, can_focus=False):
         yield Static(id="said")
 
     @work(exclusive=True)
-    async def show(self, found: Found | None) -> None:
+    async def show(self, found: SearchResult | None) -> None:
         """Looks into that one, a moment later."""
         said = self.query_one(Static)
         if found is None or not self.display:
@@ -40,8 +40,8 @@ class PeekPane(VerticalScroll, can_focus=False):
             return
         await asyncio.sleep(_REST_S)
         try:
-            tree = await self._keeper.ask(lambda archive: archive.load(found.info.id))
-        except ArchiveError:  # deleted by another program a moment ago; the list will know
+            tree = await self._keeper.ask(lambda store: store.load(found.info.id))
+        except ConversationError:  # deleted by another program a moment ago; the list will know
             said.update("")
             return
         name = self.get_visual_style("peek--name", partial=True)

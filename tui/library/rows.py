@@ -8,14 +8,16 @@ from datetime import datetime, timedelta
 from textual.content import Content
 from textual.style import Style
 
-from akunu_py.chats.store import Found
+from akunu_py.chats.store import SearchResult
 from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.text import displayable
 
 UNTITLED = "Untitled"
 
 
-def row_of(found: Found, width: int, now: float, mark: str, styles: Sequence[Style]) -> Content:
+def row_of(
+    found: SearchResult, width: int, now: float, mark: str, styles: Sequence[Style]
+) -> Content:
     """Two lines of `width` columns: the title and when, below what was found or said last.
 
     mark: one character before the title. styles: of the mark, of what is less important, and of
@@ -37,7 +39,7 @@ def row_of(found: Found, width: int, now: float, mark: str, styles: Sequence[Sty
     )
 
 
-def _snippet(found: Found, match: Style) -> Content:
+def _snippet(found: SearchResult, match: Style) -> Content:
     if found.hit.message is None:
         return Content(_line(found.info.preview))
     content = Content(displayable(found.hit.snippet).replace("\n", " "))

@@ -1,7 +1,7 @@
 """The conversations: find one by its words and open it, rename it, delete it, export it.
 
 Owns the list and its keys; those that act on the chosen row wait for a search that is under way.
-What is kept belongs to the archive, which is asked through the keeper. The result is the
+What is kept belongs to the store, which is asked through the keeper. The result is the
 conversation to open, None for no change. Refuses to ask before it deletes: Ctrl+Z brings back.
 """
 
@@ -23,11 +23,11 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
-from akunu_py.chats.store import Found
-from akunu_py.errors import ArchiveError
+from akunu_py.chats.store import SearchResult
+from akunu_py.errors import ConversationError
 from akunu_py.text import displayable
 from akunu_py.tui.library.export import ExportScreen, export_here
-from akunu_py.tui.library.preview import PeekPane
+from akunu_py.tui.library.preview import PreviewPane
 from akunu_py.tui.library.rows import UNTITLED, row_of
 from akunu_py.tui.library.store_thread import Keeper
 
@@ -91,7 +91,7 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
         self._keeper = keeper
         self._current = current
         self._clock = clock
-        self._found: dict[str, Found] = {}
+        self._found: dict[str, SearchResult] = {}
         self._nothing = ""  # what to say where the list is empty
         self._renaming: str | None = None  # the conversation that gets another title
         self._is_found = asyncio.Event()  # the list is what the words find
@@ -103,7 +103,7 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
             yield Input(id="name", placeholder="New title", compact=True)
             with Horizontal():
                 yield OptionList(compact=True)
-                yield PeekPane(self._keeper)
+                yield PreviewPane(self._keeper)
 
     def on_mount(self) -> None:
         self.query_one(OptionList).can_focus = False
@@ -145,8 +145,8 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
             return
         conversation = found.info.id
         try:
-            await self._keeper.ask(lambda archive: archive.delete(conversation))
-        except ArchiveError as error:
+            await self._keeper.ask(lambda store: store.delete(conversation))
+        except ConversationError as error:
             self._tell(error)
             return
         title = displayable(found.info.title) or UNTITLED
@@ -159,8 +159,8 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
         if self._renaming is not None:
             return
         try:
-            info = await self._keeper.ask(lambda archive: archive.undo_delete())
-        except ArchiveError as error:
+            info = await self._keeper.ask(lambda store: store.undo_delete())
+        except ConversationError as error:
             self._tell(error)
             return
         if info is None:
@@ -178,9 +178,9 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
         if form is None:
             return
         try:
-            tree = await self._keeper.ask(lambda archive: archive.load(found.info.id))
+            tree = await self._keeper.ask(lambda store: store.load(found.info.id))
             path = await export_here(tree, form)
-        except ArchiveError as error:
+        except ConversationError as error:
             self._tell(error)
         else:
             self.notify(displayable(str(path)), title="Exported", markup=False)
@@ -209,8 +209,8 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
         if conversation is None or not title.strip():
             return
         try:
-            await self._keeper.ask(lambda archive: archive.rename(conversation, title))
-        except ArchiveError as error:
+            await self._keeper.ask(lambda store: store.rename(conversation, title))
+        except ConversationError as error:
             self._tell(error)
             return
         self.post_message(self.Renamed(conversation, title))
@@ -227,9 +227,9 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
     async def _find(self, choose: str | None) -> None:
         words = self.query_one("#words", Input).value
         try:
-            found = await self._keeper.ask(lambda archive: archive.search(words))
+            found = await self._keeper.ask(lambda store: store.search(words))
             problem = ""
-        except ArchiveError as error:
+        except ConversationError as error:
             found, problem = [], str(error)
         chosen = self._chosen()
         self._found = {each.info.id: each for each in found}
@@ -259,13 +259,13 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
 
     @on(OptionList.OptionHighlighted)
     def _look(self) -> None:
-        self.query_one(PeekPane).show(self._chosen())
+        self.query_one(PreviewPane).show(self._chosen())
 
-    def _chosen(self) -> Found | None:
+    def _chosen(self) -> SearchResult | None:
         option = self.query_one(OptionList).highlighted_option
         return self._found.get(option.id) if option and option.id else None
 
-    async def _chosen_now(self) -> Found | None:
+    async def _chosen_now(self) -> SearchResult | None:
         """The chosen one of those that the words find: a search that is under way ends first."""
         await self._is_found.wait()
         return self._chosen()
@@ -293,5 +293,5 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
             hint = "Enter keep the title · Esc leave it"
         self.query_one("#dialog").border_subtitle = hint
 
-    def _tell(self, error: ArchiveError) -> None:
+    def _tell(self, error: ConversationError) -> None:
         self.notify(displayable(str(error)), severity="error", timeout=10, markup=False)

@@ -1,4 +1,4 @@
-"""The keeper: the archive in a thread of its own, so that the chat never waits for the disk.
+"""The keeper: the store in a thread of its own, so that the chat never waits for the disk.
 
 What is said is handed over with `save`, which returns at once: a new message and the end of an
 answer are written now, an answer that grows once a second. What could not be written is kept and
@@ -22,9 +22,9 @@ from typing import Any, TypeVar
 
 from textual.message import Message as Note
 
-from akunu_py.chats.store import Archive
+from akunu_py.chats.store import ConversationStore
 from akunu_py.chats.tree import ChatMessage
-from akunu_py.errors import ArchiveError
+from akunu_py.errors import ConversationError
 from akunu_py.tui.session.worker import describe
 
 Result = TypeVar("Result")
@@ -46,7 +46,7 @@ class Kept(Note):
 
 
 @dataclass
-class ArchiveWarning(Note):
+class StoreWarning(Note):
     """Something was wrong with the database, and was dealt with."""
 
     text: str
@@ -60,13 +60,13 @@ class Keeper:
         self._post: Callable[[Note], object] = lambda note: None
         self._wake = threading.Condition()
         # What is to be written, in this order: a message may be the parent of a later one.
-        self._unwritten: dict[tuple[str, ...], Callable[[Archive], object]] = {}
+        self._unwritten: dict[tuple[str, ...], Callable[[ConversationStore], object]] = {}
         self._known: set[tuple[str, ...]] = set()  # was handed over before
         self._due: float | None = None  # when to write; None where there is nothing to write
         self._retry = 0.0  # nothing is written before that time, unless it is asked for
-        self._asked: deque[tuple[Future[Any], Callable[[Archive], Any]]] = deque()
+        self._asked: deque[tuple[Future[Any], Callable[[ConversationStore], Any]]] = deque()
         self._closing = False
-        self._archive: Archive | None = None
+        self._store: ConversationStore | None = None
         self.error: str | None = None
         # A daemon, because a disk may never answer.
         self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
@@ -77,36 +77,36 @@ class Keeper:
         self._thread.start()
 
     def save(self, conversation: str, message: ChatMessage, title: str = "") -> None:
-        """Keeps a message or its new state, soon. See `Archive.save`."""
+        """Keeps a message or its new state, soon. See `ConversationStore.save`."""
         key = "save", conversation, message.id
         grows = key in self._known and message.finish_reason is None
         self._known.add(key)
         self._write_later(
             key,
-            lambda archive: archive.save(conversation, message, title),
+            lambda store: store.save(conversation, message, title),
             _INTERVAL_S if grows else 0.0,
         )
 
     def choose(self, conversation: str, message: str) -> None:
-        """Remembers the active branch, soon. See `Archive.choose`."""
+        """Remembers the active branch, soon. See `ConversationStore.choose`."""
         key = "choose", conversation, message
-        self._write_later(key, lambda archive: archive.choose(conversation, message), last=True)
+        self._write_later(key, lambda store: store.choose(conversation, message), last=True)
 
     def remove(self, conversation: str, message: str) -> None:
-        """Erases a message and all that follow it, soon. See `Archive.remove`."""
+        """Erases a message and all that follow it, soon. See `ConversationStore.remove`."""
         key = "remove", conversation, message
-        self._write_later(key, lambda archive: archive.remove(conversation, message), last=True)
+        self._write_later(key, lambda store: store.remove(conversation, message), last=True)
 
-    async def ask(self, function: Callable[[Archive], Result]) -> Result:
+    async def ask(self, function: Callable[[ConversationStore], Result]) -> Result:
         """What `function` gives, called in the thread after all that was handed over before:
-        `await keeper.ask(lambda archive: archive.search(words))`.
+        `await keeper.ask(lambda store: store.search(words))`.
 
-        Raises ArchiveError. A question that is cancelled before its turn is never asked.
+        Raises ConversationError. A question that is cancelled before its turn is never asked.
         """
         future: Future[Result] = Future()
         with self._wake:
             if self._closing:
-                raise ArchiveError("conversations are closed; start akunu again")
+                raise ConversationError("conversations are closed; start akunu again")
             self._asked.append((future, function))
             self._wake.notify()
         return await asyncio.wrap_future(future)
@@ -124,7 +124,7 @@ class Keeper:
     def _write_later(
         self,
         key: tuple[str, ...],
-        function: Callable[[Archive], object],
+        function: Callable[[ConversationStore], object],
         delay: float = 0.0,
         *,
         last: bool = False,
@@ -169,12 +169,12 @@ class Keeper:
             self._due = None
             changes = list(self._unwritten.items())
         try:
-            if self._archive is None:
-                self._archive = Archive.open(self._path)
-                for warning in self._archive.warnings:
-                    self._tell(ArchiveWarning(warning))
+            if self._store is None:
+                self._store = ConversationStore.open(self._path)
+                for warning in self._store.warnings:
+                    self._tell(StoreWarning(warning))
             for key, change in changes:
-                change(self._archive)
+                change(self._store)
                 with self._wake:
                     if self._unwritten[key] is change:
                         del self._unwritten[key]
@@ -197,21 +197,21 @@ class Keeper:
             self.error = error
             self._tell(NotKept(error))
 
-    def _answer(self, future: Future[Any], function: Callable[[Archive], Any]) -> None:
+    def _answer(self, future: Future[Any], function: Callable[[ConversationStore], Any]) -> None:
         if not future.set_running_or_notify_cancel():
             return
         try:
-            if self._archive is None:
-                raise ArchiveError(self.error or "conversations are closed")
-            future.set_result(function(self._archive))
+            if self._store is None:
+                raise ConversationError(self.error or "conversations are closed")
+            future.set_result(function(self._store))
         except Exception as error:  # noqa: BLE001 - whoever asked is told
             future.set_exception(error)
 
     def _close(self) -> None:
-        if self._archive is not None:
-            with contextlib.suppress(ArchiveError):
-                self._archive.close()
-            self._archive = None
+        if self._store is not None:
+            with contextlib.suppress(ConversationError):
+                self._store.close()
+            self._store = None
 
     def _tell(self, note: Note) -> None:
         # The app may have gone, and its event loop with it.

@@ -17,7 +17,7 @@ from textual.reactive import reactive
 from textual.widgets import TextArea
 
 from akunu_py.text import typeable
-from akunu_py.tui.prompt.popup import CompletionPopup
+from akunu_py.tui.prompt.popup import SuggestionPopup
 
 # Terminals without a richer keyboard protocol send Ctrl+J as a line feed and cannot tell
 # Shift+Enter from Enter; those that can, send it.
@@ -58,7 +58,7 @@ class PromptBox(TextArea):
 
     hints: reactive[Sequence[str]] = reactive[Sequence[str]](())
 
-    def __init__(self, placeholder: str, popup: CompletionPopup, id: str) -> None:
+    def __init__(self, placeholder: str, popup: SuggestionPopup, id: str) -> None:
         super().__init__(
             id=id,
             placeholder=placeholder,

@@ -15,7 +15,7 @@ from textual.widgets import OptionList, TextArea
 from textual.widgets.option_list import Option
 
 from akunu_py.text import displayable
-from akunu_py.tui.prompt.suggestions import Completer, Completion, Suggestion
+from akunu_py.tui.prompt.suggestions import Suggester, Suggestion, Suggestions
 
 _MOVES = {"up": -1, "down": 1, "ctrl+p": -1, "ctrl+n": 1, "pageup": -6, "pagedown": 6}
 _FRAME = 7  # columns of margin, border, padding and scrollbar
@@ -24,7 +24,7 @@ _SHORT_NOTE = 8
 _ROOM_FOR_NOTES = 26
 
 
-class CompletionPopup(OptionList, can_focus=False):
+class SuggestionPopup(OptionList, can_focus=False):
     """The offers for what is before the cursor of the text area that it serves.
 
     Mounted right before that text area; drawn over what is above it.
@@ -35,8 +35,8 @@ class CompletionPopup(OptionList, can_focus=False):
 
     def __init__(self, folder: Path, id: str | None = None) -> None:
         super().__init__(id=id, compact=True)
-        self._completer = Completer(folder)
-        self._completion: Completion | None = None
+        self._completer = Suggester(folder)
+        self._completion: Suggestions | None = None
         self._box: TextArea | None = None
         self._typing = False
         self.display = False

@@ -40,7 +40,7 @@ class Suggestion:
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
+class Suggestions:
     """The offers for the last `typed` characters before the cursor; there is at least one."""
 
     typed: int
@@ -65,7 +65,7 @@ WORDS: Mapping[str, Callable[[], Iterable[str]]] = {
 """What may follow a command, by its name."""
 
 
-class Completer:
+class Suggester:
     """Completes prompts; files are those of `folder`."""
 
     def __init__(self, folder: Path) -> None:
@@ -75,7 +75,7 @@ class Completer:
         """Whether the list of files will be asked for; `before`: the text before the cursor."""
         return _MENTION.search(before) is not None or before.startswith("/attach ")
 
-    def complete(self, before: str) -> Completion | None:
+    def complete(self, before: str) -> Suggestions | None:
         """What may follow `before`, the text before the cursor; None where nothing is known."""
         if "\n" not in before:
             if found := _NAME.fullmatch(before):
@@ -142,8 +142,8 @@ def _commands(typed: str) -> list[Suggestion]:
     return suggestions
 
 
-def _of(typed: int, suggestions: Sequence[Suggestion]) -> Completion | None:
-    return Completion(typed, suggestions) if suggestions else None
+def _of(typed: int, suggestions: Sequence[Suggestion]) -> Suggestions | None:
+    return Suggestions(typed, suggestions) if suggestions else None
 
 
 def _quoted(path: str) -> str:

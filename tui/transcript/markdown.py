@@ -28,7 +28,7 @@ def markdown_parser() -> MarkdownIt:
     return MarkdownIt("gfm-like", {"html": False})
 
 
-class Section(Vertical):
+class MarkdownSection(Vertical):
     """Some blocks of an answer; drawn, unless it rests."""
 
     def __init__(self, text: str, *, rests: bool = False, listed: bool = False) -> None:
@@ -86,7 +86,7 @@ class Section(Vertical):
                 self.styles.height = "auto"
 
 
-class AnswerText(Vertical):
+class AnswerMarkdown(Vertical):
     """An answer that may grow. Every section but the last is whole."""
 
     def __init__(self, text: str) -> None:
@@ -94,14 +94,14 @@ class AnswerText(Vertical):
         # Of a long one the end is drawn, which is what is seen of a conversation that is opened.
         last = len(parts) - 1
         super().__init__(*(_section(parts, place, rests=place < last - 1) for place in range(last)))
-        self._last = Section(parts[-1])
+        self._last = MarkdownSection(parts[-1])
 
     def compose(self) -> ComposeResult:
         yield self._last
 
     @property
-    def sections(self) -> list[Section]:
-        return list(self.query_children(Section))
+    def sections(self) -> list[MarkdownSection]:
+        return list(self.query_children(MarkdownSection))
 
     async def append(self, text: str) -> None:
         """More of the answer."""
@@ -150,8 +150,8 @@ def _starts(tokens: list[Token]) -> Iterator[int]:
             yield token.map[0]
 
 
-def _section(parts: list[str], place: int, *, rests: bool = False) -> Section:
-    return Section(parts[place], rests=rests, listed=_is_list_cut(parts, place))
+def _section(parts: list[str], place: int, *, rests: bool = False) -> MarkdownSection:
+    return MarkdownSection(parts[place], rests=rests, listed=_is_list_cut(parts, place))
 
 
 def _is_list_cut(parts: list[str], place: int) -> bool:

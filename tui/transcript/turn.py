@@ -21,7 +21,7 @@ from akunu_py.text import displayable, human_size, on_one_line
 from akunu_py.tui.conversation import Turn
 from akunu_py.tui.prompt.attachments import split
 from akunu_py.tui.transcript.drafting import DraftedText
-from akunu_py.tui.transcript.markdown import AnswerText, Section
+from akunu_py.tui.transcript.markdown import AnswerMarkdown, MarkdownSection
 from akunu_py.tui.transcript.thinking import ThinkingView
 from akunu_py.types import FinishReason
 
@@ -87,7 +87,7 @@ class AnswerView(Vertical):
         self._place = place
         self._thinking = ThinkingView(turn, open=thinking)
         text = displayable(turn.answer)
-        self._text = AnswerText(text)
+        self._text = AnswerMarkdown(text)
         self._text.display = not drafting
         self._drafted = DraftedText(turn) if drafting else None
         self._foot = Static(classes="foot")
@@ -115,7 +115,7 @@ class AnswerView(Vertical):
         return self._drafted is not None or self._drawn == len(self.turn.answer)
 
     @property
-    def sections(self) -> list[Section]:
+    def sections(self) -> list[MarkdownSection]:
         """Those that may rest: the last one may grow while it is being answered."""
         ended = self.turn.state in ("done", "failed") and self.is_drawn
         return self._text.sections if ended else self._text.sections[:-1]

@@ -19,7 +19,7 @@ from textual.widget import Widget
 
 from akunu_py.tui.conversation import Conversation, Turn
 from akunu_py.tui.transcript.column import MessageView, TurnColumn
-from akunu_py.tui.transcript.markdown import Section
+from akunu_py.tui.transcript.markdown import MarkdownSection
 from akunu_py.tui.transcript.scroll import SteadyScroll
 from akunu_py.tui.transcript.turn import AnswerView, PromptView
 
@@ -261,7 +261,7 @@ class Transcript(SteadyScroll):
     async def _let_rest(self) -> None:
         if self.drafting or self.screen.selections:
             return
-        here, below = self.region, list[Section]()
+        here, below = self.region, list[MarkdownSection]()
         for section in [each for view in self.query(AnswerView) for each in view.sections]:
             region = section.region
             distance = max(here.y - region.bottom, region.y - here.bottom)
