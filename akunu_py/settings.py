@@ -24,7 +24,7 @@ from akunu_py.types import DEFAULT_MODEL
 if TYPE_CHECKING:  # only who changes settings pays for its import
     from tomlkit import TOMLDocument
 
-HOTTEST = 5.0  # above, every model talks nonsense
+MAX_TEMPERATURE = 5.0  # above, every model talks nonsense
 _SHOWN = 80  # characters of a wrong value that an error repeats
 _HALF = re.compile("[\ud800-\udfff]")
 _EXPECTED = {
@@ -164,9 +164,9 @@ def _checked(content: Mapping[str, Any], where: str) -> Settings:
             expected = _EXPECTED[known[name]]
             raise UsageError(f"{where}: expected {expected} for {name}, found {_short(value)}")
     settings = replace(Settings(), **content)
-    if not 0 <= settings.temperature <= HOTTEST:
+    if not 0 <= settings.temperature <= MAX_TEMPERATURE:
         raise UsageError(
-            f"{where}: expected 0 to {HOTTEST:g} for temperature, found "
+            f"{where}: expected 0 to {MAX_TEMPERATURE:g} for temperature, found "
             f"{_short(settings.temperature)}"
         )
     if settings.persona and settings.persona not in settings.personas:

@@ -19,7 +19,7 @@ from akunu_py.completion.completer import (
     CompleteOptions,
     Completer,
     Completion,
-    Request,
+    CompletionRequest,
     SourceFile,
 )
 from akunu_py.completion.prompt import Prompt
@@ -40,7 +40,7 @@ class Place:
     """One held-out function body. request: up to its first word, and from its end on."""
 
     project: str
-    request: Request
+    request: CompletionRequest
     body: str
 
 
@@ -72,7 +72,7 @@ def load_places() -> list[Place]:
             if other["project"] == row["project"] and other is not row
         )
         for before, body, after in _bodies(row["text"]):
-            request = Request(before, after, row["path"], "python", others)
+            request = CompletionRequest(before, after, row["path"], "python", others)
             places.append(Place(row["project"], request, body))
     return places
 
@@ -164,7 +164,7 @@ class _Limited(Completer):
         super().__init__(engine, options)
         self._kind = kind
 
-    def prompt(self, request: Request) -> Prompt:
+    def prompt(self, request: CompletionRequest) -> Prompt:
         made = super().prompt(request)
         return replace(made, evidence=_kinds(made)[self._kind])
 
@@ -187,7 +187,7 @@ def _read(done: Completion) -> int:
     return done.stats.prompt_tokens - done.stats.cached_tokens
 
 
-def _passes_after(completer: Completer, request: Request) -> int:
+def _passes_after(completer: Completer, request: CompletionRequest) -> int:
     """Passes that are begun after a request was given up, which is when its first text came."""
     target = completer.session.target
     forward = target.forward

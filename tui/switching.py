@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from akunu_py.errors import AkunuError
 from akunu_py.models import store
-from akunu_py.settings import HOTTEST, Settings
+from akunu_py.settings import MAX_TEMPERATURE, Settings
 from akunu_py.tui.base import ChatBase
 from akunu_py.tui.models.downloads import DownloadEnded, DownloadMoved, in_words
 from akunu_py.tui.models.screen import ModelsScreen
@@ -112,8 +112,8 @@ class Switching(ChatBase):
             temperature = float(number.replace(",", "."))
         except ValueError:
             temperature = -1.0
-        if not 0 <= temperature <= HOTTEST:
-            self._warn(f"expected a number from 0 to {HOTTEST:g}, found {number!r}")
+        if not 0 <= temperature <= MAX_TEMPERATURE:
+            self._warn(f"expected a number from 0 to {MAX_TEMPERATURE:g}, found {number!r}")
             return
         self._change(replace(self._settings, temperature=temperature))
         self._say(f"Temperature {temperature:g} from here on.")

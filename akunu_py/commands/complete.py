@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from akunu_py.commands import complete_options
-from akunu_py.completion.types import Request
+from akunu_py.completion.types import CompletionRequest
 from akunu_py.errors import INTERRUPTED, ModelError, UsageError
 from akunu_py.models import store
 from akunu_py.settings import load_settings
@@ -93,10 +93,12 @@ def load_completer(args: argparse.Namespace) -> Completer:
     return Completer(engine, options, load_experience(engine, no_memory=args.no_memory))
 
 
-def request_from(args: argparse.Namespace) -> Request:
+def request_from(args: argparse.Namespace) -> CompletionRequest:
     """A request with the limits that `args` set, and nothing else."""
     seconds = args.time_ms / 1000 if args.time_ms else None
-    wanted = Request("", max_lines=args.max_lines, seconds=seconds, temperature=args.temperature)
+    wanted = CompletionRequest(
+        "", max_lines=args.max_lines, seconds=seconds, temperature=args.temperature
+    )
     return replace(wanted, max_tokens=args.max_tokens or wanted.max_tokens)
 
 

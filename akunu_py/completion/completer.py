@@ -1,8 +1,7 @@
 """From a cursor in a buffer to the text that belongs there.
 
-Owns the way from a `Request` to a `Completion`: prompt, generation, and where it ends are put
-together here. Refuses protocols, files and threads: the adapters (`jsonl`, `lsp`) and
-`completion_thread` have those. A completer belongs to the thread that uses it, as its session does.
+A completer belongs to the thread that uses it, as its session does; protocols and threads are the
+adapters' business (`jsonl`, `lsp`, `filter`, `thread`).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from akunu_py.completion.tokens import CodeTokens
 from akunu_py.completion.types import (
     Completion,
     CompletionReason,
-    Request,
+    CompletionRequest,
     SourceFile,
     check_request,
 )
@@ -36,7 +35,7 @@ from akunu_py.types import (
     Stats,
 )
 
-__all__ = ["CompleteOptions", "Completer", "Completion", "Request", "SourceFile"]
+__all__ = ["CompleteOptions", "Completer", "Completion", "CompletionRequest", "SourceFile"]
 
 _ANSWER = 1024  # tokens of the context that are left for what is said
 _HALF = "\ufffd"  # what bytes that make no character are decoded to
@@ -99,7 +98,7 @@ class Completer:
 
     def complete(
         self,
-        request: Request,
+        request: CompletionRequest,
         cancelled: Callable[[], bool] = lambda: False,
         on_text: Callable[[str], None] = lambda text: None,
     ) -> Completion:
@@ -122,7 +121,7 @@ class Completer:
             give(done.text)
         return replace(done, text=done.text.replace("\n", "\r\n")) if windows else done
 
-    def prompt(self, request: Request) -> Prompt:
+    def prompt(self, request: CompletionRequest) -> Prompt:
         """What the model reads for `request`, and what is drafted from."""
         files = [
             (file.path[-_PATH:], file.text)
@@ -150,7 +149,7 @@ class _Making:
     def __init__(
         self,
         completer: Completer,
-        request: Request,
+        request: CompletionRequest,
         cancelled: Callable[[], bool],
         on_text: Callable[[str], None],
     ) -> None:
@@ -269,7 +268,7 @@ def _budgets(options: CompleteOptions, context: int) -> Budgets:
     return Budgets(*(int(tokens * share) for tokens in wanted))
 
 
-def _with_unix_line_ends(request: Request) -> Request:
+def _with_unix_line_ends(request: CompletionRequest) -> CompletionRequest:
     """The request as models know text. A cursor between the two characters is before both."""
     prefix, suffix = request.prefix, request.suffix
     if prefix.endswith("\r") and suffix.startswith("\n"):

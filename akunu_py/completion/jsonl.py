@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
 from akunu_py.completion.thread import CompletionThread, Failure, Ticket
-from akunu_py.completion.types import Completion, Request, SourceFile
+from akunu_py.completion.types import Completion, CompletionRequest, SourceFile
 from akunu_py.errors import UsageError
 
 MAX_LINE = 64 << 20  # bytes; longer ones are refused without being kept
@@ -41,17 +41,17 @@ _KINDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestLine:
     """A request as a line asks for it."""
 
     id: str | int
-    request: Request
+    request: CompletionRequest
     channel: str = ""
     stream: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
+class CancelLine:
     id: str | int
 
 
@@ -70,7 +70,10 @@ class JsonLines:
     """
 
     def __init__(
-        self, thread: CompletionThread, write: Callable[[bytes], object], defaults: Request
+        self,
+        thread: CompletionThread,
+        write: Callable[[bytes], object],
+        defaults: CompletionRequest,
     ) -> None:
         """defaults: the limits of requests that set none."""
         self._thread = thread
@@ -97,7 +100,7 @@ class JsonLines:
         """One line; None for one that was too long."""
         try:
             message = parse(line, self._defaults)
-            if isinstance(message, Cancel):
+            if isinstance(message, CancelLine):
                 with self._lock:
                     ticket = self._tickets.get(message.id)
                 if ticket is not None:
@@ -107,7 +110,7 @@ class JsonLines:
         except BadLine as error:
             self._reply({"id": error.id, "error": str(error)})
 
-    def _submit(self, asked: Asked) -> None:
+    def _submit(self, asked: RequestLine) -> None:
         def on_text(text: str) -> None:
             if asked.stream:
                 self._reply({"id": asked.id, "delta": text})
@@ -149,7 +152,7 @@ def read_lines(stream: BinaryIO, longest: int = MAX_LINE) -> Iterator[bytes | No
         yield None
 
 
-def parse(line: bytes | None, defaults: Request) -> Asked | Cancel | None:
+def parse(line: bytes | None, defaults: CompletionRequest) -> RequestLine | CancelLine | None:
     """What a line asks for; None for an empty one. Raises BadLine."""
     if line is None:
         raise BadLine(f"the line is longer than {MAX_LINE >> 20} MB; send less of the buffer")
@@ -164,10 +167,10 @@ def parse(line: bytes | None, defaults: Request) -> Asked | Cancel | None:
     if not isinstance(message, dict):
         raise BadLine(f"expected an object, found {type(message).__name__}")
     if "cancel" in message:
-        return Cancel(_id(message, "cancel"))
+        return CancelLine(_id(message, "cancel"))
     id = _id(message, "id")
     try:
-        return Asked(
+        return RequestLine(
             id,
             _request(message, defaults),
             message.get("channel", ""),
@@ -191,7 +194,7 @@ def _id(message: dict[str, Any], name: str) -> str | int:
     return value
 
 
-def _request(message: dict[str, Any], defaults: Request) -> Request:
+def _request(message: dict[str, Any], defaults: CompletionRequest) -> CompletionRequest:
     for name, value in message.items():
         if name == "id":
             continue

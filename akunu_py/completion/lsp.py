@@ -28,7 +28,7 @@ from pygls.uris import to_fs_path
 from akunu_py.completion.lsp_documents import Document
 from akunu_py.completion.lsp_protocol import Protocol, serve
 from akunu_py.completion.thread import CompletionThread, Failure
-from akunu_py.completion.types import Completion, Request, SourceFile
+from akunu_py.completion.types import Completion, CompletionRequest, SourceFile
 from akunu_py.errors import INTERRUPTED, AkunuError
 from akunu_py.version import __version__
 
@@ -46,7 +46,7 @@ class InlineCompletions:
     """Answers from a completion thread of its own; `base` has what a client cannot say. The model
     loads when the client has its answer to initialize: importing what runs it holds Python up."""
 
-    def __init__(self, load: Callable[[], Completer], base: Request) -> None:
+    def __init__(self, load: Callable[[], Completer], base: CompletionRequest) -> None:
         self.base = replace(base, seconds=base.seconds or _SECONDS)
         self.loop = asyncio.get_running_loop()
         self.loaded: asyncio.Future[str | Failure] = self.loop.create_future()
@@ -122,7 +122,7 @@ class InlineCompletions:
 
     def _request(
         self, params: types.InlineCompletionParams
-    ) -> tuple[Request, types.SelectedCompletionInfo | None]:
+    ) -> tuple[CompletionRequest, types.SelectedCompletionInfo | None]:
         """What to ask the model, and the entry of a menu that is chosen and not yet inserted: its
         text counts as typed, as the protocol wants it."""
         protocol = cast(Protocol, self.server.protocol)
@@ -164,7 +164,7 @@ class InlineCompletions:
 
 def serve_lsp(
     load: Callable[[], Completer],
-    base: Request,
+    base: CompletionRequest,
     leave: Callable[[Callable[[float], bool], int], None],
 ) -> None:
     """Speaks LSP on stdin and stdout until the client says exit.

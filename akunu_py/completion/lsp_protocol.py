@@ -36,11 +36,11 @@ _LENGTH = re.compile(rb"(?i)content-length[ \t]*:[ \t]*(\d{1,19})[ \t]*\r?\n$")
 _HEADER = re.compile(rb"[\w-]+[ \t]*:.*\r?\n")
 
 
-class Garbage(str):
+class BadFrame(str):
     """What was wrong with a stretch of bytes that is no frame."""
 
 
-def read_frames(stream: BinaryIO) -> Iterator[bytes | Garbage]:
+def read_frames(stream: BinaryIO) -> Iterator[bytes | BadFrame]:
     """The bodies of the frames in `stream` until it ends.
 
     Where no frame begins, everything up to the next Content-Length is skipped, and said once.
@@ -51,12 +51,12 @@ def read_frames(stream: BinaryIO) -> Iterator[bytes | Garbage]:
         found = _LENGTH.search(line)
         if not (lost or (found and found.start() == 0) or _HEADER.fullmatch(line) or _ends(line)):
             lost, length = True, None
-            yield Garbage("expected a header line with Content-Length")
+            yield BadFrame("expected a header line with Content-Length")
         if found:
             lost, length = False, int(found[1])
         elif _ends(line) and length is not None:
             if length > MAX_FRAME_BYTES:
-                yield Garbage(f"a frame of {length} bytes; at most {MAX_FRAME_BYTES} are taken")
+                yield BadFrame(f"a frame of {length} bytes; at most {MAX_FRAME_BYTES} are taken")
             else:
                 body = stream.read(length)
                 if len(body) < length:
@@ -84,10 +84,10 @@ class Protocol(LanguageServerProtocol):
         """The code units that columns are counted in, as agreed on."""
         return _plain(self.server_capabilities.position_encoding)
 
-    def receive(self, frame: bytes | Garbage) -> None:
+    def receive(self, frame: bytes | BadFrame) -> None:
         """Handles one frame. Whatever is wrong with it is told to the client."""
         try:
-            if isinstance(frame, Garbage):
+            if isinstance(frame, BadFrame):
                 raise JsonRpcParseError(frame)
             data = _parse(frame)
         except JsonRpcException as error:
@@ -198,7 +198,7 @@ async def serve(server: LanguageServer, stdin: BinaryIO, stdout: BinaryIO) -> in
     protocol = cast(Protocol, server.protocol)
     protocol.set_writer(Writer(stdout))
     loop = asyncio.get_running_loop()
-    frames: asyncio.Queue[bytes | Garbage | None] = asyncio.Queue()
+    frames: asyncio.Queue[bytes | BadFrame | None] = asyncio.Queue()
 
     def read() -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended, nobody listens any more

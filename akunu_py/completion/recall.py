@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 
-from akunu_py.completion.types import Completion, Request
+from akunu_py.completion.types import Completion, CompletionRequest
 from akunu_py.types import Stats
 
 _KEPT = 16
@@ -20,12 +20,12 @@ class Recall:
     def __init__(self) -> None:
         self._said: deque[tuple[bytes, str, Completion]] = deque(maxlen=_KEPT)
 
-    def remember(self, request: Request, done: Completion) -> None:
+    def remember(self, request: CompletionRequest, done: Completion) -> None:
         """Keeps a completion, unless it was given up."""
         if done.finish_reason != "cancelled":
             self._said.append((_surroundings(request), request.prefix, done))
 
-    def find(self, request: Request) -> Completion | None:
+    def find(self, request: CompletionRequest) -> Completion | None:
         """The rest of an earlier completion, where what was typed since is how it began."""
         surroundings = _surroundings(request)
         for place, prefix, said in reversed(self._said):
@@ -44,7 +44,7 @@ class Recall:
         return None
 
 
-def _surroundings(request: Request) -> bytes:
+def _surroundings(request: CompletionRequest) -> bytes:
     """A digest of what must be the same for an earlier completion to hold, the prefix apart."""
     limits = f"{request.max_tokens} {request.max_lines} {request.temperature}"
     texts = [request.suffix, request.path, request.language, limits]

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from akunu_py.completion.types import Completion, Request
+from akunu_py.completion.types import Completion, CompletionRequest
 from akunu_py.errors import AkunuError
 from akunu_py.types import Stats
 
@@ -35,7 +35,7 @@ class Failure:
 class Ticket:
     """One request on its way. `cancel` may be called from any thread, at any time."""
 
-    request: Request
+    request: CompletionRequest
     channel: str
     on_text: Callable[[str], None]
     on_done: Callable[[Completion | Failure], None]
@@ -81,7 +81,7 @@ class CompletionThread:
 
     def submit(
         self,
-        request: Request,
+        request: CompletionRequest,
         *,
         channel: str = "",
         on_text: Callable[[str], None] = lambda text: None,

@@ -23,7 +23,7 @@ class SourceFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class CompletionRequest:
     """What is around the cursor.
 
     prefix, suffix: the buffer before and after it. path: of the buffer, empty where unknown;
@@ -60,7 +60,7 @@ class Completion:
     reused: bool = False
 
 
-def check_request(request: Request) -> None:
+def check_request(request: CompletionRequest) -> None:
     """Raises UsageError for limits that cannot be honoured."""
     if not 1 <= request.max_tokens <= _LONGEST:
         raise UsageError(f"max_tokens must be from 1 to {_LONGEST}, got {request.max_tokens}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from akunu_py.completion.completer import CompleteOptions, Completer, Request
+from akunu_py.completion.completer import CompleteOptions, Completer, CompletionRequest
 from akunu_py.decoding.engine import Engine
 from akunu_py.errors import UsageError
 from tests.support.tiny_fim import load_tiny, sentence_piece, write_model
@@ -32,35 +32,41 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Completer:
 
 def test_from_keystroke_to_keystroke(completer: Completer) -> None:
     """Typing what was predicted costs nothing; anything else costs what is new."""
-    first = completer.complete(Request(PREFIX, SUFFIX))
+    first = completer.complete(CompletionRequest(PREFIX, SUFFIX))
     assert first.text
     assert first.finish_reason == "stop"
     assert first.stats.prompt_tokens > 100
     assert first.evidence_tokens == len(completer.code.encode(SUFFIX))
-    typed = completer.complete(Request(PREFIX + first.text[:2], SUFFIX))
+    typed = completer.complete(CompletionRequest(PREFIX + first.text[:2], SUFFIX))
     assert typed.text == first.text[2:]
     assert typed.reused
     assert (typed.stats.prompt_tokens, typed.stats.target_passes) == (0, 0)
-    assert completer.complete(Request(PREFIX, SUFFIX)).text == first.text  # taken back again
+    assert (
+        completer.complete(CompletionRequest(PREFIX, SUFFIX)).text == first.text
+    )  # taken back again
     other = "a" if not first.text.startswith("a") else "b"
-    changed = completer.complete(Request(PREFIX + other, SUFFIX))
+    changed = completer.complete(CompletionRequest(PREFIX + other, SUFFIX))
     assert not changed.reused
     assert changed.stats.prompt_tokens - changed.stats.cached_tokens <= 4
-    elsewhere = completer.complete(Request(PREFIX + first.text[:2], SUFFIX + "# changed\n"))
+    elsewhere = completer.complete(
+        CompletionRequest(PREFIX + first.text[:2], SUFFIX + "# changed\n")
+    )
     assert not elsewhere.reused
 
 
 def test_the_prefix_is_healed(completer: Completer) -> None:
     """A cursor inside a token, or behind the spaces that belong to the next one."""
-    assert completer.complete(Request("import numpy as n")).text == "p"
-    done = completer.complete(Request("def add(first, second):\n    "))
+    assert completer.complete(CompletionRequest("import numpy as n")).text == "p"
+    done = completer.complete(CompletionRequest("def add(first, second):\n    "))
     assert done.text.startswith("return first + second")
     assert done.stats.generated_tokens > done.stats.target_passes >= 1
 
 
 def test_parts_join_to_the_whole(completer: Completer) -> None:
     parts: list[str] = []
-    asked = Request("def fibonacci(n):\n    ", "\n\nprint(fibonacci(10))\n", max_tokens=32)
+    asked = CompletionRequest(
+        "def fibonacci(n):\n    ", "\n\nprint(fibonacci(10))\n", max_tokens=32
+    )
     done = completer.complete(asked, on_text=parts.append)
     assert "".join(parts) == done.text
     assert len(parts) > 1
@@ -70,8 +76,8 @@ def test_parts_join_to_the_whole(completer: Completer) -> None:
 
 
 def test_windows_line_ends(completer: Completer) -> None:
-    unix = Request("def fibonacci(n):\n    ", "\n\nprint(fibonacci(10))\n", max_tokens=32)
-    windows = Request(
+    unix = CompletionRequest("def fibonacci(n):\n    ", "\n\nprint(fibonacci(10))\n", max_tokens=32)
+    windows = CompletionRequest(
         unix.prefix.replace("\n", "\r\n"), unix.suffix.replace("\n", "\r\n"), max_tokens=32
     )
     parts: list[str] = []
@@ -82,15 +88,15 @@ def test_windows_line_ends(completer: Completer) -> None:
 
 
 def test_nothing_is_made_up_of_nothing(tiny: Completer) -> None:
-    assert tiny.complete(Request("", "x = 1\n")).text == ""
-    assert tiny.complete(Request(" \n\n")).stats.prompt_tokens == 0
+    assert tiny.complete(CompletionRequest("", "x = 1\n")).text == ""
+    assert tiny.complete(CompletionRequest(" \n\n")).stats.prompt_tokens == 0
 
 
 def test_cancelling_takes_effect_within_one_pass(tiny: Completer) -> None:
     for limit in range(1, 8):
         answers = [False] * limit + [True]  # a further question finds none
 
-        done = tiny.complete(Request("a = ("), cancelled=partial(answers.pop, 0))
+        done = tiny.complete(CompletionRequest("a = ("), cancelled=partial(answers.pop, 0))
         tiny.reset()
         assert done.finish_reason in ("cancelled", "stop")
         # Asked twice before the first token, then once a pass.
@@ -101,27 +107,27 @@ def test_cancelling_takes_effect_within_one_pass(tiny: Completer) -> None:
 def test_a_time_budget_gives_the_best_so_far(
     tiny: Completer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = tiny.complete(Request("x = [[[["))
+    whole = tiny.complete(CompletionRequest("x = [[[["))
     clock = iter(range(10_000))
     monkeypatch.setattr("akunu_py.completion.completer.time.monotonic", lambda: next(clock))
-    cut = tiny.complete(Request("x = [[[[", seconds=10, max_tokens=127))
+    cut = tiny.complete(CompletionRequest("x = [[[[", seconds=10, max_tokens=127))
     assert cut.finish_reason == "time"
     assert 0 < cut.stats.generated_tokens < whole.stats.generated_tokens
     assert whole.text.startswith(cut.text)
-    none = tiny.complete(Request("y = [[[[", seconds=0.5))
+    none = tiny.complete(CompletionRequest("y = [[[[", seconds=0.5))
     assert (none.text, none.finish_reason) == ("", "time")
 
 
 def test_limits(tiny: Completer) -> None:
-    done = tiny.complete(Request("x = [[[[", max_tokens=3))
+    done = tiny.complete(CompletionRequest("x = [[[[", max_tokens=3))
     assert done.finish_reason == "length"
     assert done.stats.generated_tokens == 3
     for bad, words in [
-        (Request("x", max_tokens=0), "max_tokens"),
-        (Request("x", max_tokens=10**9), "max_tokens"),
-        (Request("x", max_lines=-1), "max_lines"),
-        (Request("x", seconds=0), "time"),
-        (Request("x", temperature=-1), "temperature"),
+        (CompletionRequest("x", max_tokens=0), "max_tokens"),
+        (CompletionRequest("x", max_tokens=10**9), "max_tokens"),
+        (CompletionRequest("x", max_lines=-1), "max_lines"),
+        (CompletionRequest("x", seconds=0), "time"),
+        (CompletionRequest("x", temperature=-1), "temperature"),
     ]:
         with pytest.raises(UsageError, match=words):
             tiny.complete(bad)
@@ -132,12 +138,12 @@ def test_never_half_a_character(tmp_path: Path) -> None:
     tiny = Completer(load_tiny(tmp_path, [END]))
     for seed, prefix in enumerate(["é = '", '日本 = "', "x = '😀"]):
         for tokens in range(1, 12):
-            asked = Request(prefix, max_tokens=tokens, temperature=1.0 + seed)
+            asked = CompletionRequest(prefix, max_tokens=tokens, temperature=1.0 + seed)
             assert not tiny.complete(asked).text.count("\ufffd")
 
 
 def test_sampling_gives_another_sample(tiny: Completer) -> None:
-    said = {tiny.complete(Request("value = (", temperature=2.0)).text for _ in range(8)}
+    said = {tiny.complete(CompletionRequest("value = (", temperature=2.0)).text for _ in range(8)}
     assert len(said) > 1
 
 
@@ -147,6 +153,6 @@ def test_fim_reads_the_suffix_and_draws_on_the_rest(tmp_path: Path) -> None:
     completer = Completer(engine, CompleteOptions(suffix_tokens=20))
     assert completer.family is not None
     suffix = "\n" + "line()\n" * 50
-    done = completer.complete(Request("x = ", suffix, max_tokens=5))
+    done = completer.complete(CompletionRequest("x = ", suffix, max_tokens=5))
     assert done.stats.prompt_tokens == 3 + len("x = ") + len("\nline()\nline()\n")
     assert done.evidence_tokens == len(suffix) - len("\nline()\nline()\n")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from akunu_py.completion.completer import Completer, Request
+from akunu_py.completion.completer import Completer, CompletionRequest
 from akunu_py.completion.fence import is_markdown, unfenced
 from akunu_py.completion.fim import load_families
 from akunu_py.decoding.engine import Engine
@@ -85,6 +85,8 @@ def test_an_answer_in_a_fence_is_its_code(engine: Engine) -> None:
     ]:
         said.answer = answer
         parts.clear()
-        done = completer.complete(Request("def add(a, b):\n    ", "\n", path), on_text=parts.append)
+        done = completer.complete(
+            CompletionRequest("def add(a, b):\n    ", "\n", path), on_text=parts.append
+        )
         assert (done.text, done.finish_reason) == (text, "stop")
         assert "".join(parts) == text

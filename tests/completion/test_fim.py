@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from akunu_py.completion.completer import CompleteOptions, Completer, Request, SourceFile
+from akunu_py.completion.completer import CompleteOptions, Completer, CompletionRequest, SourceFile
 from akunu_py.completion.fim import find_family, load_families
 from akunu_py.completion.tokens import CodeTokens
 from akunu_py.decoding.engine import Engine
@@ -55,9 +55,9 @@ def expected(completer: Completer, pieces: list[str], *, spm: bool) -> list[int]
     return tokens
 
 
-def request(*, files: bool) -> Request:
+def request(*, files: bool) -> CompletionRequest:
     other = BUFFER["other"]
-    return Request(
+    return CompletionRequest(
         BUFFER["prefix"],
         BUFFER["suffix"],
         BUFFER["path"],
@@ -106,8 +106,10 @@ def test_the_order_of_markers_is_that_of_the_words_quoted(name: str) -> None:
 def test_markers_in_the_buffer_are_text(name: str, tmp_path: Path) -> None:
     completer = completer_for(name, tmp_path, fim=name)
     markers = [m for m in load_families()[name].markers if m in completer.code]
-    honest = completer.prompt(Request("a = ", "\n"))
-    hostile = completer.prompt(Request("a = " + "".join(markers), "\n" + "".join(markers)))
+    honest = completer.prompt(CompletionRequest("a = ", "\n"))
+    hostile = completer.prompt(
+        CompletionRequest("a = " + "".join(markers), "\n" + "".join(markers))
+    )
     ids = {completer.code.token(marker) for marker in markers}
     assert [t for t in hostile.tokens if t in ids] == [t for t in honest.tokens if t in ids]
 
@@ -115,7 +117,7 @@ def test_markers_in_the_buffer_are_text(name: str, tmp_path: Path) -> None:
 def test_a_model_without_markers_continues_the_prefix(tmp_path: Path) -> None:
     completer = Completer(load_tiny(tmp_path, [PLAIN]))
     assert completer.family is None
-    made = completer.prompt(Request("a = (", ")"))
+    made = completer.prompt(CompletionRequest("a = (", ")"))
     assert completer.engine.tokenizer.decode(made.tokens) == "a = ("
 
 
@@ -152,7 +154,9 @@ def test_repository_is_what_the_paths_share(tmp_path: Path) -> None:
         (("/x/a.py", "b.py"), "project"),
         (("C:\\work\\app\\a.py", "C:\\work\\app\\b.py"), "app"),
     ]:
-        made = completer.prompt(Request("x", "y", paths[0], files=(SourceFile(paths[1], "z"),)))
+        made = completer.prompt(
+            CompletionRequest("x", "y", paths[0], files=(SourceFile(paths[1], "z"),))
+        )
         text = completer.engine.tokenizer.decode(made.tokens)
         assert text.startswith(f"<|repo_name|>{name}\n")
 

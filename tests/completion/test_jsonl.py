@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from akunu_py.completion.completer import Request
-from akunu_py.completion.jsonl import BadLine, Cancel, parse, read_lines
+from akunu_py.completion.completer import CompletionRequest
+from akunu_py.completion.jsonl import BadLine, CancelLine, parse, read_lines
 from akunu_py.models.store import StoredModel
 from tests.support.paths import DOCS
 from tests.support.tiny_fim import sentence_piece, write_model
@@ -228,12 +228,12 @@ def test_lines_are_bounded() -> None:
     assert list(read_lines(stream, 20)) == [b"short", None, b"next", None]
     assert list(read_lines(io.BytesIO(b"x" * 20 + b"\n"), 20)) == [b"x" * 20]
     with pytest.raises(BadLine, match="longer than 64 MB"):
-        parse(None, Request(""))
+        parse(None, CompletionRequest(""))
 
 
 def test_limits_of_the_command_hold_where_a_request_sets_none() -> None:
-    defaults = Request("", max_tokens=7, seconds=2.0)
+    defaults = CompletionRequest("", max_tokens=7, seconds=2.0)
     asked = parse(b'{"id": 1, "prefix": "x", "time_ms": 500}', defaults)
     assert asked is not None
-    assert not isinstance(asked, Cancel)
+    assert not isinstance(asked, CancelLine)
     assert (asked.request.max_tokens, asked.request.seconds) == (7, 0.5)

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from akunu_py.completion.lsp_documents import Document, Documents
-from akunu_py.completion.lsp_protocol import MAX_FRAME_BYTES, Garbage, read_frames
+from akunu_py.completion.lsp_protocol import MAX_FRAME_BYTES, BadFrame, read_frames
 
 TEXT = st.text(st.sampled_from("ab \t\r\n\x0c\u2028é漢😀👩‍🚀"), max_size=12)
 ENCODING = st.sampled_from(["utf-8", "utf-16", "utf-32"])
@@ -94,7 +94,7 @@ def frame(body: bytes) -> bytes:
 def frames(data: bytes) -> list[bytes]:
     """What was read; garbage as None."""
     return [
-        b"garbage" if isinstance(found, Garbage) else found
+        b"garbage" if isinstance(found, BadFrame) else found
         for found in read_frames(io.BytesIO(data))
     ]
 
@@ -132,5 +132,5 @@ def test_frames_among_garbage(data: bytes, expected: list[bytes]) -> None:
 
 def test_garbage_says_what_was_expected() -> None:
     (found,) = read_frames(io.BytesIO(b'{"jsonrpc": "2.0"}\n'))
-    assert isinstance(found, Garbage)
+    assert isinstance(found, BadFrame)
     assert re.search("expected .* Content-Length", found)

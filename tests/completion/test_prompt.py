@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from akunu_py.completion.completer import CompleteOptions, Completer, Request, SourceFile
+from akunu_py.completion.completer import CompleteOptions, Completer, CompletionRequest, SourceFile
 from akunu_py.completion.prompt import encode_pieces, window_after, window_before
 from akunu_py.completion.tokens import CodeTokens
 from akunu_py.decoding.engine import Engine
@@ -49,7 +49,7 @@ def test_a_long_line_is_cut_where_it_must(code: CodeTokens) -> None:
 
 def test_what_is_not_read_is_evidence(starter_engine: Engine) -> None:
     completer = Completer(starter_engine, CompleteOptions(prefix_tokens=128))
-    asked = Request(
+    asked = CompletionRequest(
         TEXT, "rest()\n", files=(SourceFile("a.py", "near()\n"), SourceFile("b", "far"))
     )
     made = completer.prompt(asked)
@@ -62,7 +62,9 @@ def test_what_is_not_read_is_evidence(starter_engine: Engine) -> None:
 
 
 def test_a_buffer_is_not_its_own_neighbour(starter_engine: Engine) -> None:
-    asked = Request("a", "", "a.py", files=(SourceFile("a.py", "old"), SourceFile("b.py", "new")))
+    asked = CompletionRequest(
+        "a", "", "a.py", files=(SourceFile("a.py", "old"), SourceFile("b.py", "new"))
+    )
     evidence = Completer(starter_engine).prompt(asked).evidence
     assert [starter_engine.tokenizer.decode(list(tokens)) for tokens in evidence] == ["new"]
 
@@ -71,7 +73,7 @@ def test_an_empty_neighbour_does_not_hide_the_next(tmp_path: Path) -> None:
     markers = ["<|endoftext|>", "<fim_prefix>", "<fim_suffix>", "<fim_middle>"]
     engine = load_tiny(tmp_path, [*markers, "<repo_name>", "<file_sep>"])
     files = (SourceFile("a.py", ""), SourceFile("b.py", "value = 1\n"))
-    made = Completer(engine).prompt(Request("x", "y", "c.py", files=files))
+    made = Completer(engine).prompt(CompletionRequest("x", "y", "c.py", files=files))
     assert "<file_sep>b.py\nvalue = 1\n<file_sep>" in engine.tokenizer.decode(made.tokens)
 
 
@@ -108,7 +110,7 @@ def test_the_end_of_a_prefix_is_said_again(code: CodeTokens, prefix: str, healed
 def test_short_contexts_shrink_the_budgets(tmp_path: Path) -> None:
     engine = load_tiny(tmp_path, ["<|endoftext|>"])
     completer = Completer(engine, CompleteOptions(prefix_tokens=10**6, suffix_tokens=10**6))
-    done = completer.complete(Request("x = 1\n" * 2000, "y = 2\n" * 2000, max_tokens=4))
+    done = completer.complete(CompletionRequest("x = 1\n" * 2000, "y = 2\n" * 2000, max_tokens=4))
     assert done.stats.prompt_tokens < engine.context_length
     with pytest.raises(UsageError, match="budgets"):
         Completer(engine, CompleteOptions(suffix_tokens=-1))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from akunu_py.completion.completer import Completer, Completion, Request
+from akunu_py.completion.completer import Completer, Completion, CompletionRequest
 from akunu_py.completion.thread import CompletionThread, Failure
 from akunu_py.decoding.engine import Engine
 from akunu_py.errors import UsageError
@@ -66,7 +66,7 @@ class Host:
                 self.changed.notify_all()
 
         on_text = options.pop("on_text", lambda text: None)
-        request = Request(prefix, **options)
+        request = CompletionRequest(prefix, **options)
         return self.thread.submit(request, channel=channel, on_text=on_text, on_done=on_done)
 
     def wait(self, *names: str) -> None:
@@ -129,7 +129,7 @@ def test_a_storm_costs_a_pass_a_request_at_most(host: Host, folder: Path) -> Non
     finished = reasons.count("length")
     assert host.passes <= 22 * finished + 2 * len(names)
     # Whatever went on before it, the last answer is the one that it alone would have had.
-    alone = Completer(Engine.load(folder)).complete(Request(text, max_tokens=20))
+    alone = Completer(Engine.load(folder)).complete(CompletionRequest(text, max_tokens=20))
     assert last.text == alone.text
 
 

@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 
 from akunu_py import paths
-from akunu_py.completion.completer import Completer, Request
+from akunu_py.completion.completer import Completer, CompletionRequest
 from akunu_py.decoding.device import device_name  # loads the BLAS before MLX
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.learned import Experience
@@ -230,7 +230,7 @@ def completions(model: Path, requests: int, tokens: int) -> list[Sample]:
     watch = Watch(requests)
     for number in range(1, requests + 1):
         typed = CODE[: 1 + number * 7 % len(CODE)]
-        request = Request(
+        request = CompletionRequest(
             f"# {number // 50}\n{typed}", CODE[len(typed) :], "a.py", max_tokens=tokens
         )
         watch.step(number, completer.complete(request).stats.target_passes)

@@ -11,10 +11,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from akunu_py.completion.completer import Request
-from akunu_py.completion.jsonl import Asked, BadLine, Cancel, parse, read_lines
+from akunu_py.completion.completer import CompletionRequest
+from akunu_py.completion.jsonl import BadLine, CancelLine, RequestLine, parse, read_lines
 from akunu_py.completion.lsp_documents import Document, well_formed
-from akunu_py.completion.lsp_protocol import Garbage, read_frames
+from akunu_py.completion.lsp_protocol import BadFrame, read_frames
 from akunu_py.completion.types import check_request
 from akunu_py.errors import UsageError
 from tests.reliability.fuzz import NUMBERS, TEXTS, changed, damaged, explore, json_like, lengths
@@ -30,8 +30,8 @@ ASKED = {
 def check_line(line: bytes) -> None:
     """A line is understood, refused with words that JSON can carry, or empty."""
     try:
-        asked = parse(line, Request(""))
-        if isinstance(asked, Asked):
+        asked = parse(line, CompletionRequest(""))
+        if isinstance(asked, RequestLine):
             check_request(asked.request)
             assert math.isfinite(asked.request.temperature)
     except BadLine as error:
@@ -39,7 +39,7 @@ def check_line(line: bytes) -> None:
     except UsageError as error:
         str(error).encode()
     else:
-        assert asked is None or isinstance(asked, Asked | Cancel)
+        assert asked is None or isinstance(asked, RequestLine | CancelLine)
 
 
 @lengths(150)
@@ -88,7 +88,7 @@ def test_frames_survive_garbage(examples: int) -> None:
         frames = list(read_frames(io.BytesIO(data + b"\n\n" + framed(b'{"last": 1}'))))
         if b"content-length" not in data.lower():
             assert frames[-1] == b'{"last": 1}'
-            assert all(isinstance(frame, Garbage) for frame in frames[:-1])
+            assert all(isinstance(frame, BadFrame) for frame in frames[:-1])
 
     pieces = st.sampled_from(
         [b"Content-Length: 3\r\n", b"\r\n", b"X: y\r\n", b"{}", b"\xff", b": "]

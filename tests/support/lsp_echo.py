@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 from akunu_py.commands.complete import leave
 from akunu_py.completion.lsp import serve_lsp
-from akunu_py.completion.types import Completion, Request
+from akunu_py.completion.types import Completion, CompletionRequest
 from akunu_py.types import Stats
 
 if TYPE_CHECKING:
@@ -31,7 +31,10 @@ class Echo:
     engine = SimpleNamespace(name="echo")
 
     def complete(
-        self, request: Request, cancelled: Callable[[], bool], on_text: Callable[[str], None]
+        self,
+        request: CompletionRequest,
+        cancelled: Callable[[], bool],
+        on_text: Callable[[str], None],
     ) -> Completion:
         while request.prefix.endswith("wait") and not cancelled():
             time.sleep(0.01)
@@ -43,4 +46,4 @@ class Echo:
 
 
 if __name__ == "__main__":
-    serve_lsp(lambda: cast("Completer", Echo()), Request("", max_lines=7), leave)
+    serve_lsp(lambda: cast("Completer", Echo()), CompletionRequest("", max_lines=7), leave)

@@ -21,7 +21,7 @@ from textual.widgets import Checkbox, Input, Label, Select, Static, TextArea
 
 from akunu_py.errors import AkunuError
 from akunu_py.models import store
-from akunu_py.settings import HOTTEST, Settings, save_settings, settings_file
+from akunu_py.settings import MAX_TEMPERATURE, Settings, save_settings, settings_file
 from akunu_py.text import displayable, typeable
 from akunu_py.tui.terminal import themes
 
@@ -54,7 +54,9 @@ class SettingsScreen(ModalScreen[Settings | None]):
             with VerticalScroll(id="form", can_focus=False):
                 yield from _row("Model", _select(_models(now.model), now.model, "model"))
                 yield from _row(
-                    "Temperature", _temperature(now.temperature), f"0 to {HOTTEST:g}; 0: greedy"
+                    "Temperature",
+                    _temperature(now.temperature),
+                    f"0 to {MAX_TEMPERATURE:g}; 0: greedy",
                 )
                 yield from _row("Persona", _select(self._names(), self._persona, "persona"))
                 yield Input(
