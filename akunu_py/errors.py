@@ -80,3 +80,16 @@ class StoreError(AkunuError):
 
 class ConversationError(AkunuError):
     pass
+
+
+def one_line(error: object, longest: int = 200) -> str:
+    """The text of somebody else's exception on one line; its class where it has none."""
+    return " ".join(str(error).split())[:longest] or type(error).__name__
+
+
+def describe(error: BaseException) -> str:
+    """Any exception on one line: ours speak for themselves, others with the name of their class."""
+    text = " ".join(str(error).split())
+    if isinstance(error, AkunuError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

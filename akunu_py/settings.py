@@ -7,10 +7,8 @@ a name of one means is the front end's business.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import tempfile
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -19,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from akunu_py import paths
 from akunu_py.errors import StoreError, UsageError
+from akunu_py.files import write_atomically
 from akunu_py.types import DEFAULT_MODEL
 
 if TYPE_CHECKING:  # only who changes settings pays for its import
@@ -100,7 +99,7 @@ def save_settings(changes: Mapping[str, Any]) -> Settings:
         for name in changes:
             _set(document, name, getattr(after, name))
         target.parent.mkdir(parents=True, exist_ok=True)
-        _replace(target, tomlkit.dumps(document))
+        write_atomically(target, tomlkit.dumps(document).encode(), durable=True)
     except OSError as error:
         raise StoreError(
             f"cannot write {path}: {error.strerror}; free space or correct its permissions"
@@ -135,23 +134,6 @@ def _text(value: str) -> Any:
 
     # A newline right after the quotes of a text of many lines would not count.
     return tomlkit.string(value, multiline="\n" in value and not value.startswith("\n"))
-
-
-def _replace(target: Path, text: str) -> None:
-    """Writes beside the file, then renames, so that a crash leaves the old one or the new one."""
-    descriptor, name = tempfile.mkstemp(prefix=".settings-", dir=target.parent)
-    try:
-        with open(descriptor, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        with contextlib.suppress(FileNotFoundError):
-            os.chmod(name, target.stat().st_mode & 0o777)
-        os.replace(name, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
 
 
 def _checked(content: Mapping[str, Any], where: str) -> Settings:

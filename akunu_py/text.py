@@ -49,6 +49,11 @@ def on_one_line(text: str) -> str:
     return displayable(text).replace("\n", "⏎").replace("\t", " ")
 
 
+def collapse(text: str) -> str:
+    """`displayable` text in which each run of whitespace is one space."""
+    return " ".join(displayable(text).split())
+
+
 def print_warnings(warnings: Iterable[str]) -> None:
     """Prints each warning or error to stderr, on one line."""
     for warning in warnings:

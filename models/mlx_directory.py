@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from akunu_py.errors import DamagedModel, UnknownModel, UnsupportedModel
+from akunu_py.errors import DamagedModel, UnknownModel, UnsupportedModel, one_line
 from akunu_py.models import safetensors
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
@@ -234,7 +234,7 @@ def _try_model(source: Path) -> None:
         load_model(source, lazy=True)
     except Exception as error:  # mlx-lm's model classes raise whatever Python raises
         raise UnsupportedModel(
-            f"mlx-lm cannot load the model in {source}: {_one_line(error)}"
+            f"mlx-lm cannot load the model in {source}: {one_line(error)}"
         ) from error
 
 
@@ -251,9 +251,5 @@ def _try_tokenizer(plan: FolderPlan, small: list[Path]) -> None:
             load_tokenizer(folder, {"trust_remote_code": False, "local_files_only": True})
         except Exception as error:  # transformers and tokenizers raise whatever Python raises
             raise UnsupportedModel(
-                f"the tokenizer in {plan.source} cannot be loaded: {_one_line(error)}"
+                f"the tokenizer in {plan.source} cannot be loaded: {one_line(error)}"
             ) from error
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

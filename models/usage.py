@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from akunu_py import paths
+from akunu_py.files import write_atomically
 
 FOLDER = ".usage"
 _MAX_BYTES = 10_000
@@ -61,12 +61,7 @@ def note_usage(name: str, **changes: Any) -> None:
         usage = replace(read_usage(name), used=now, **changes)
         path = _path(name)
         path.parent.mkdir(exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}")
-        try:
-            temporary.write_text(json.dumps(asdict(usage)), "utf-8")
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_atomically(path, json.dumps(asdict(usage)).encode())
 
 
 def forget_usage(name: str) -> None:

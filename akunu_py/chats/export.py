@@ -19,7 +19,7 @@ from akunu_py.chats.json import as_json
 from akunu_py.chats.transcript_format import ending_of, spoken, who
 from akunu_py.chats.tree import Tree
 from akunu_py.errors import ConversationError
-from akunu_py.text import displayable
+from akunu_py.text import collapse, displayable
 
 ExportFormat = Literal["markdown", "json", "svg"]
 
@@ -87,8 +87,7 @@ def _ends(text: str) -> bool:
 
 def _line(text: str) -> str:
     """`text` in one line, where nothing in it is Markdown."""
-    line = " ".join(displayable(text).split())
-    return re.sub(r"([\\`*_\[\]<>#|&~])", r"\\\1", line)
+    return re.sub(r"([\\`*_\[\]<>#|&~])", r"\\\1", collapse(text))
 
 
 def file_name(title: str, form: ExportFormat) -> str:

@@ -17,7 +17,7 @@ from akunu_py.chats.search import Hit
 from akunu_py.chats.store import ConversationStore, SearchResult
 from akunu_py.chats.tree import ConversationInfo
 from akunu_py.errors import ConversationError, UsageError
-from akunu_py.text import displayable, for_output, print_warnings
+from akunu_py.text import collapse, for_output, print_warnings
 
 _ID_DIGITS = 8  # enough to tell conversations apart
 
@@ -68,7 +68,7 @@ def import_chats(store: ConversationStore, args: argparse.Namespace) -> None:
     trees = read_json(_read(args.file), args.file)
     for tree in trees:
         new = store.save_tree(tree)
-        title = _line(tree.title)
+        title = collapse(tree.title)
         print(f"{tree.conversation[:_ID_DIGITS]}  {new} of {len(tree)} messages are new  {title}")
     print(f"{len(trees)} conversations imported", file=sys.stderr)
 
@@ -76,7 +76,7 @@ def import_chats(store: ConversationStore, args: argparse.Namespace) -> None:
 def remove(store: ConversationStore, args: argparse.Namespace) -> None:
     infos = [store.resolve(name) for name in dict.fromkeys(args.id)]
     for info in infos:
-        title = _line(info.title)
+        title = collapse(info.title)
         if not args.yes:
             if not sys.stdin.isatty():
                 raise UsageError("erasing needs a yes: akunu chats rm ID --yes")
@@ -120,22 +120,18 @@ def _print(found: Sequence[SearchResult], form: str) -> None:
     if not found:
         print(f"nothing found in {paths.conversations_file()}", file=sys.stderr)
         return
-    models = [_line(each.info.model) for each in found]
+    models = [collapse(each.info.model) for each in found]
     width = max(len("MODEL"), *map(len, models))
     print(f"{'ID':<{_ID_DIGITS}}  {'LAST USED':<16}  MESSAGES  {'MODEL':<{width}}  TITLE")
     for each, model in zip(found, models, strict=True):
         info = each.info
         used = datetime.fromtimestamp(info.updated).strftime("%Y-%m-%d %H:%M")
         head = f"{info.id[:_ID_DIGITS]:<{_ID_DIGITS}}  {used}  {info.messages:>8}"
-        print(f"{head}  {model:<{width}}  {_line(info.title)}")
+        print(f"{head}  {model:<{width}}  {collapse(info.title)}")
         if each.hit.snippet:
-            print(f"{'':<{_ID_DIGITS}}  {_line(each.hit.snippet)}")
+            print(f"{'':<{_ID_DIGITS}}  {collapse(each.hit.snippet)}")
 
 
 def _values(found: SearchResult) -> dict[str, object]:
     info: ConversationInfo = found.info
     return asdict(info) | {"found": found.hit.snippet} if found.hit.snippet else asdict(info)
-
-
-def _line(text: str) -> str:
-    return " ".join(displayable(text).split())

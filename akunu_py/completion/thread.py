@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from akunu_py.completion.types import Completion, CompletionRequest
-from akunu_py.errors import AkunuError
+from akunu_py.errors import AkunuError, describe
 from akunu_py.types import Stats
 
 if TYPE_CHECKING:  # a second or two, which `load` spends in the thread, not who starts it
@@ -159,7 +159,5 @@ class CompletionThread:
 
 
 def _failure(error: Exception) -> Failure:
-    text = " ".join(str(error).split())
-    if isinstance(error, AkunuError):
-        return Failure(text, usage=error.exit_code == 2)
-    return Failure(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+    usage = isinstance(error, AkunuError) and error.exit_code == 2
+    return Failure(describe(error), usage=usage)

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from akunu_py.errors import UnsupportedModel
+from akunu_py.errors import UnsupportedModel, one_line
 
 PATIENCE_S = 10.0  # long conversations take milliseconds
 LONGEST = 64 << 20  # characters; far more than any context holds
@@ -32,9 +32,8 @@ def render(tokenizer: Any, turns: Sequence[Mapping[str, str]], model: str) -> st
             )
             text.encode()  # half a character would only show in the tokenizer
     except Exception as error:  # a template can raise whatever Python raises
-        said = " ".join(str(error).split())[:200] or type(error).__name__
         raise UnsupportedModel(
-            f"the chat template of {model} does not take this conversation: {said}; "
+            f"the chat template of {model} does not take this conversation: {one_line(error)}; "
             "continue a text instead (akunu run --raw), or use another model"
         ) from error
     if len(text) > LONGEST:

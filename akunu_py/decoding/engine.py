@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 from akunu_py.decoding import chat_template, device, footprint, kvcache
 from akunu_py.decoding.device import lay_out_weights
 from akunu_py.decoding.thinking import opens_thinking, thinking_markers
-from akunu_py.errors import DamagedModel, UnsupportedModel, UsageError
+from akunu_py.errors import DamagedModel, UnsupportedModel, UsageError, one_line
 from akunu_py.models.fit import Fit, judge
 from akunu_py.types import Message, WeightMode
 
@@ -71,7 +71,7 @@ class Engine:
         context: tokens that a session shall hold at most (None: as many as the model was made for
         and memory allows). force: load it though it will not fit.
         Raises DamagedModel where files are missing or unreadable, UnsupportedModel where mlx-lm
-        has no such architecture, UsageError where its cache cannot be quantised or its context is
+        has no such architecture, UsageError where its cache cannot be quantized or its context is
         smaller than `context`, and DoesNotFit before any weights are read.
         """
         started = time.perf_counter()
@@ -81,12 +81,12 @@ class Engine:
             tokenizer = _load_tokenizer(path, config)
         except (*_UNREADABLE, OSError, KeyError, RuntimeError, TypeError) as error:
             raise DamagedModel(
-                f"the model in {path} cannot be read ({_one_line(error)}); "
+                f"the model in {path} cannot be read ({one_line(error)}); "
                 "remove it and fetch it again with: akunu models rm, akunu models pull"
             ) from error
         except ValueError as error:
             raise UnsupportedModel(
-                f"the model in {path} cannot be loaded: {_one_line(error)}"
+                f"the model in {path} cannot be loaded: {one_line(error)}"
             ) from error
         cache = kvcache.new_cache(model, kv_bits)
         text_config = config.get("text_config", config)
@@ -180,7 +180,3 @@ def _stop_tokens(tokenizer: Any) -> frozenset[int]:
     ends = {tokenizer.get_vocab().get(text) for text in _END_TOKENS}
     special = set(tokenizer.all_special_ids)
     return frozenset(tokenizer.eos_token_ids) | {end for end in ends if end in special}
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -24,7 +24,7 @@ from mlx_lm.models.cache import (
 )
 
 from akunu_py.decoding import device, kvcache
-from akunu_py.errors import UnsupportedModel, UsageError
+from akunu_py.errors import UnsupportedModel, UsageError, one_line
 from akunu_py.models.fit import Growth, Needs, activations_from
 from akunu_py.types import WeightMode
 
@@ -99,8 +99,9 @@ def _written(model: Any, kv_bits: int | None, rows: int) -> list[Any]:
     try:
         model(mx.zeros((1, rows), mx.int32), cache=cache)
     except Exception as error:  # model classes raise whatever Python raises
-        said = " ".join(str(error).split())[:120] or type(error).__name__
-        raise UnsupportedModel(f"mlx-lm cannot run this model on text: {said}") from error
+        raise UnsupportedModel(
+            f"mlx-lm cannot run this model on text: {one_line(error)}"
+        ) from error
     return list(_leaves(cache))
 
 

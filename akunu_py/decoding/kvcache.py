@@ -34,7 +34,7 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
-from akunu_py.errors import UsageError
+from akunu_py.errors import UsageError, one_line
 
 Cache = list[Any]
 Checkpoint = list[dict[str, Any] | None]
@@ -188,9 +188,9 @@ def _quantised(model: Any, cache: Cache, bits: int) -> Cache:
         model(rows, cache=trial)
     except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
         kinds = ", ".join(sorted({type(entry).__name__ for entry in cache}))
-        why = " ".join(str(error).split())[:80]
         raise UsageError(
-            f"the cache of this model ({kinds}) cannot be quantised: {why}; leave out --kv-bits"
+            f"the cache of this model ({kinds}) cannot be quantized: {one_line(error, 80)}; "
+            "leave out --kv-bits"
         ) from error
     return made
 

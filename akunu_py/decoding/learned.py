@@ -16,7 +16,6 @@ import hashlib
 import json
 import os
 import struct
-import tempfile
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from zlib import adler32
 
 from akunu_py import paths
 from akunu_py.errors import StoreError
+from akunu_py.files import temporary_prefix, write_atomically
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.memory import Memory
 
@@ -201,16 +201,7 @@ def _records(data: bytes) -> Iterator[list[int]]:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Writes the file whole or not at all, readable by its owner only. The caller holds the lock,
-    so an unfinished file is that of a writer that was killed."""
-    for unfinished in path.parent.glob(f".{path.name}-*"):
+    """The caller holds the lock, so an unfinished file is that of a writer that was killed."""
+    for unfinished in path.parent.glob(f"{temporary_prefix(path)}*"):
         unfinished.unlink()
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
+    write_atomically(path, data)

@@ -11,8 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -26,6 +24,7 @@ from akunu_py.decoding import kvcache
 from akunu_py.decoding.decode import Target
 from akunu_py.decoding.engine import Engine
 from akunu_py.errors import DamagedCache, DamagedModel, StoreError, UsageError
+from akunu_py.files import replacing
 from akunu_py.models.safetensors import read_header
 
 SUFFIX = ".safetensors"  # MLX tells formats by it
@@ -51,7 +50,7 @@ def save_timeline(target: Target, engine: Engine, path: Path) -> None:
         "tokens": target.tokens,
         "pending": target.pending,
     }
-    with _disk_errors(f"cannot write {path}"), _replacing(path) as temporary:
+    with _disk_errors(f"cannot write {path}"), replacing(path) as temporary:
         try:
             save_prompt_cache(str(temporary), entries, {_KEY: json.dumps(about)})
         except RuntimeError as error:  # MLX's word for a full disk
@@ -146,19 +145,6 @@ def _read_about(path: Path) -> tuple[dict[str, Any], list[str]]:
 def _check_name(path: Path) -> None:
     if path.suffix != SUFFIX:
         raise UsageError(f"the name of a saved session must end in {SUFFIX}, got {path}")
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A file to write, readable by its owner only, that takes the place of `path` once whole."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=SUFFIX)
-    os.close(handle)
-    try:
-        yield Path(name)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
 
 
 @contextlib.contextmanager

@@ -17,7 +17,14 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from akunu_py.errors import Cancelled, FetchError, UnknownModel, UnsupportedModel, UsageError
+from akunu_py.errors import (
+    Cancelled,
+    FetchError,
+    UnknownModel,
+    UnsupportedModel,
+    UsageError,
+    one_line,
+)
 from akunu_py.models.manifest import FileRecord
 
 if TYPE_CHECKING:
@@ -162,10 +169,9 @@ def explained(repository: str, revision: str | None = None) -> Iterator[None]:
     except errors.HfHubHTTPError as error:
         raise FetchError(_http_words(repository, host, error.response.status_code)) from error
     except httpx2.HTTPError as error:
-        said = " ".join(str(error).split())[:120] or type(error).__name__
         raise FetchError(
-            f"cannot fetch {repository}: {host} does not answer ({said}); check the network, "
-            "HTTPS_PROXY and HF_ENDPOINT, then pull again"
+            f"cannot fetch {repository}: {host} does not answer ({one_line(error)}); check the "
+            "network, HTTPS_PROXY and HF_ENDPOINT, then pull again"
         ) from error
     except errors.HFValidationError as error:
         raise UsageError(f"{repository[:80]!r} is not the name of a repository") from error

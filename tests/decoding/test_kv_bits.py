@@ -91,7 +91,7 @@ def plain(model: Any, bits: int, prompt: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_an_attention_that_cannot_read_it_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=r"cannot be quantised.*leave out --kv-bits") as refused:
+    with pytest.raises(UsageError, match=r"cannot be quantized.*leave out --kv-bits") as refused:
         kvcache.new_cache(build(name, **REFUSED[name]), 8)
     assert "whole groups" not in str(refused.value)
 

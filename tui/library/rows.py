@@ -10,7 +10,7 @@ from textual.style import Style
 
 from akunu_py.chats.store import SearchResult
 from akunu_py.chats.tree import ChatMessage, Tree
-from akunu_py.text import displayable
+from akunu_py.text import collapse, displayable
 
 UNTITLED = "Untitled"
 
@@ -26,7 +26,7 @@ def row_of(
     marked, muted, match = styles
     time = moment(found.info.updated, now)
     room = max(1, width - len(time) - 4)
-    title = Content(_line(found.info.title) or UNTITLED).truncate(room, ellipsis=True)
+    title = Content(collapse(found.info.title) or UNTITLED).truncate(room, ellipsis=True)
     gap = " " * (room - title.cell_length + 2)
     below = _snippet(found, match).truncate(max(1, width - 2), ellipsis=True)
     return Content.assemble(
@@ -41,7 +41,7 @@ def row_of(
 
 def _snippet(found: SearchResult, match: Style) -> Content:
     if found.hit.message is None:
-        return Content(_line(found.info.preview))
+        return Content(collapse(found.info.preview))
     content = Content(displayable(found.hit.snippet).replace("\n", " "))
     for start, end in found.hit.marks:
         content = content.stylize(match, start, end)
@@ -83,8 +83,4 @@ def _said(message: ChatMessage, name: Style, prompt: Style) -> Content:
     if message.role == "user":
         return text.stylize(prompt)
     who = message.model or message.role
-    return Content.assemble((_line(who), name), "\n", text)
-
-
-def _line(text: str) -> str:
-    return " ".join(displayable(text).split())
+    return Content.assemble((collapse(who), name), "\n", text)

@@ -24,8 +24,7 @@ from textual.message import Message as Note
 
 from akunu_py.chats.store import ConversationStore
 from akunu_py.chats.tree import ChatMessage
-from akunu_py.errors import ConversationError
-from akunu_py.tui.session.worker import describe
+from akunu_py.errors import ConversationError, describe
 
 Result = TypeVar("Result")
 

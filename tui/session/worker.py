@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from textual.message import Message as Note
 
-from akunu_py.errors import AkunuError
+from akunu_py.errors import AkunuError, describe
 from akunu_py.tui.session.messages import Failed, Finished, Gauges, Loaded, Prefilling
 from akunu_py.tui.session.pacing import Held, Pacer
 from akunu_py.tui.session.threads import release_streams
@@ -237,11 +237,3 @@ def _memory() -> int:
     import mlx.core as mx
 
     return int(mx.get_active_memory())
-
-
-def describe(error: Exception) -> str:
-    """An error in one line; ours speak for themselves, others say what they are."""
-    text = " ".join(str(error).split())
-    if isinstance(error, AkunuError):
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
