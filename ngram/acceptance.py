@@ -1,64 +1,53 @@
-"""How likely is a drafted token to be accepted?
-
-Owns the weights of an additive logistic model, the priors they start from, and how they learn
-from every token that the target says, drafted or not. Refuses to propose tokens.
-"""
+"""How likely is a drafted token to be accepted? An additive logistic model, the priors that its
+weights start from, and how they learn from every output token, drafted or not."""
 
 from __future__ import annotations
 
 from bisect import bisect
 from math import exp
 
-Bits = int
+Outcomes = int
 """Whether the last up to three guesses of a kind were right, latest last, after a leading 1 that
 marks how many there were: 1 none, 0b10 missed, 0b11 hit, ... 0b1111 three hits."""
 
-NO_BITS: Bits = 1
+NO_OUTCOMES: Outcomes = 1
+
+# What a guess comes from: a match, a copy from before the answer or from the answer itself, what
+# replaced the copy's token before, the next field of the copied table, a match within such a field,
+# the memory. No enumerations here and below: on Python 3.11 looking up a member of one takes seven
+# times as long as a constant, and a guess does so a dozen times.
+FROM_MATCH, FROM_PROMPT, FROM_ANSWER = 0, 1, 2
+FROM_SUBSTITUTION, FROM_SKIP, FROM_FIELD, FROM_MEMORY = 3, 4, 5, 6
 
 # A small learning rate for what many guesses share, a larger one for what few do.
-RATE, STREAM_RATE, FINAL_RATE = 0.05, 0.3, 0.2
+RATE, COPY_RATE, CALIBRATION_RATE = 0.05, 0.3, 0.2
 
 # Every prior is in logits. They are round numbers: the first request moves them soon enough.
 # Match lengths 1, 2, 3, 4-5, 6-7, 8-11, 12-15, 16-23, 24-31, 32.
 MATCH = (-1.35, -0.5, -0.5, -0.25, -0.25, -0.25, 0.0, 0.4, 0.4, 2.4)
-# Sources that agree: 1, 2, 3-4, more. Those that contradict: 0, 1, 2, 3-5, more.
+# Matches that agree: 1, 2, 3-4, more. Those that contradict: 0, 1, 2, 3-5, more.
 AGREEING = (-0.4, -0.15, 0.15, 0.55)
 OPPOSING = (0.85, 0.2, -0.05, -0.3, -0.5)
 # The winner's share of the votes: all, over 0.8, over 0.5, less.
 SHARE = (0.35, 0.2, -0.1, -0.35)
 # How the last three guesses of any kind fared, latest in the lowest bit.
 RECENT = (-0.5, -0.1, -0.1, 0.15, -0.2, 0.25, 0.15, 0.6)
-# By Bits: guesses made after the same two tokens, and guesses of the same token.
+# By Outcomes: guesses made after the same two tokens, and guesses of the same token.
 AFTER_PAIR = (
-    0,
-    0.5,
-    -0.05,
-    0.55,
-    -0.15,
-    0.3,
-    -0.6,
-    0.85,
-    *(-0.15, -0.05, -0.1, -0.3),
-    *(-0.55, -0.4, -0.3, 0.6),
+    *(0, 0.5, -0.05, 0.55, -0.15, 0.3, -0.6, 0.85),
+    *(-0.15, -0.05, -0.1, -0.3, -0.55, -0.4, -0.3, 0.6),
 )
 SAME_TOKEN = (
-    0,
-    -0.4,
-    -0.8,
-    0.35,
-    -0.85,
-    -0.25,
-    0,
-    0.85,
-    *(-1.65, -0.2, 0.35, 0.6),
-    *(0.05, 0.4, 0.35, 1.3),
+    *(0, -0.4, -0.8, 0.35, -0.85, -0.25, 0, 0.85),
+    *(-1.65, -0.2, 0.35, 0.6, 0.05, 0.4, 0.35, 1.3),
 )
-# Whether a copy in progress says the same: no copy, the same, something else.
+# Whether a copy in progress expects the same token: no copy, the same, another one.
 COPY_AGREES = (0.0, 0.15, -0.4)
 
-# A copy that contradicts the longest match, by how it goes: 1, 2, 3-4, 5-8, 9-16, more tokens so
-# far; then broken off and resumed at a context of 1, 2, 3 tokens; then the same six run lengths
-# after a leap to the next field, a first one and a confirmed one.
+# A copy that contradicts the longest match, by its state: 1, 2, 3-4, 5-8, 9-16, more tokens copied
+# so far; then broken off, with a context of 1, 2, 3 tokens at which it could be resumed; then the
+# same six run lengths after a skip to the next field, a first one and a known one.
+IN_PLACE, CONTEXT_1, CONTEXT_2, CONTEXT_3, FIRST_SKIP, KNOWN_SKIP = 0, 6, 7, 8, 9, 15
 COPY = (
     *(-1.9, -1.5, -1.1, -0.3, 1.2, 2.2),
     *(-2.3, -1.7, -1.5),
@@ -67,11 +56,11 @@ COPY = (
 )
 COPY_RECENT = (-0.2, 0, 0, 0.1, 0, 0.1, 0.1, 0.3)
 COPY_TOKEN = (0, 0, -0.5, 0.6, -0.6, -0.2, 0.3, 1.0, -1.4, -0.3, -0.2, 0.5, -0.3, 0.4, 0.4, 1.3)
-LEAP = (0, -0.4, -1.5, 1.3, -2, -0.5, 0.3, 1.5, -3, -1, -0.5, 1.5, -0.5, 0.5, 0.5, 2.7)
-CORRECTION = (0, -2.2, -2.9, 0.2, -3, -1.5, -1.5, 2, -4, -2, -2, 0.5, -2, 0, 0, 3.5)
+SKIP = (0, -0.4, -1.5, 1.3, -2, -0.5, 0.3, 1.5, -3, -1, -0.5, 1.5, -0.5, 0.5, 0.5, 2.7)
+SUBSTITUTION = (0, -2.2, -2.9, 0.2, -3, -1.5, -1.5, 2, -4, -2, -2, 0.5, -2, 0, 0, 3.5)
 
 # Memory: contexts of 1, 2, 3, 4, 5 and more tokens; places that agree (1, 2, more) and that do not
-# (0, 1, more). Its word on a guess of the conversation's own: silent, for it, against it.
+# (0, 1, more). Its part in a guess of the conversation's own: none, the same token, another one.
 MEMORY_MATCH = (-2.0, -1.6, -1.1, -0.7, -0.4)
 MEMORY_AGREEING = (-0.1, 0.4, 1.2)
 MEMORY_OPPOSING = (0.7, -0.2, -0.6)
@@ -80,11 +69,10 @@ MEMORY_AGAINST = (0.0, -0.6)  # alone, or against a guess of the conversation's 
 
 MEMORY_TOKEN = (0, 0, -0.4, 0.6, -0.6, 0, 0.3, 1.0, -1.0, -0.1, -0.1, 0.4, -0.2, 0.4, 0.4, 1.2)
 
-# The last stage, by the kind of guess and its estimate. The best of several estimates is too high
-# more often than too low, most of all in the middle: hence the negative priors there.
-FINAL_EDGES = (-1.73, -0.62, 0.41, 1.73, 3.48)  # of 15, 35, 60, 85, 97 per cent
-FINAL = (0.2, -0.1, -0.3, -0.2, 0.0, 0.0)
-KINDS = 7
+# The last stage, by what the guess comes from and its estimate. The best of several estimates is
+# too high more often than too low, most of all in the middle: hence the negative priors there.
+CALIBRATION_EDGES = (-1.73, -0.62, 0.41, 1.73, 3.48)  # of 15, 35, 60, 85, 97 per cent
+CALIBRATION = (0.2, -0.1, -0.3, -0.2, 0.0, 0.0)
 
 _MATCH_CLASS = [0, 0, 1, 2, 3, 3, 4, 4, *[5] * 4, *[6] * 4, *[7] * 8, *[8] * 8]
 _RUN_CLASS = [0, 0, 1, 2, 2, 3, 3, 3, 3, *[4] * 8]
@@ -99,9 +87,9 @@ def sigmoid(logit: float) -> float:
     return 1.0 / (1.0 + exp(-logit))
 
 
-def push(bits: Bits, hit: bool) -> Bits:
-    """`bits` with one more outcome; the oldest of more than three is forgotten."""
-    return bits << 1 | hit if bits < 8 else 8 | ((bits << 1 | hit) & 7)
+def push(outcomes: Outcomes, hit: bool) -> Outcomes:
+    """`outcomes` with one more; the oldest of more than three is forgotten."""
+    return outcomes << 1 | hit if outcomes < 8 else 8 | ((outcomes << 1 | hit) & 7)
 
 
 def match_class(length: int) -> int:
@@ -114,42 +102,43 @@ def run_class(run: int) -> int:
     return _RUN_CLASS[run] if run < 17 else 5
 
 
-class Opinion:
-    """One guess at the next token, with what is needed to learn whether it was right.
+class Candidate:
+    """A token that may come next, with what is needed to learn whether it did.
 
-    logit: of the probability that it is right.
-    weights: the (list, index) pairs whose sum that is.
-    outcomes: the (record, key, bits before) to update.
+    logit: of the probability that it does, the sum of its features' weights. rate: of learning.
+    features: (weights, index) pairs. outcomes: the (record, key, outcomes before) to update.
     """
 
-    __slots__ = ("logit", "outcomes", "rate", "token", "weights")
+    __slots__ = ("features", "logit", "outcomes", "rate", "token")
 
     def __init__(
         self,
         token: int,
-        logit: float,
         rate: float,
-        weights: list[tuple[list[float], int]],
-        outcomes: list[tuple[dict[int, Bits], int, Bits]],
+        features: list[tuple[list[float], int]],
+        outcomes: list[tuple[dict[int, Outcomes], int, Outcomes]],
     ) -> None:
         self.token = token
-        self.logit = logit
         self.rate = rate
-        self.weights = weights
+        self.features = features
         self.outcomes = outcomes
+        logit = 0.0
+        for weights, i in features:
+            logit += weights[i]
+        self.logit = logit
 
-    def learn(self, truth: int) -> None:
-        """One step of gradient descent on the log loss, and one more recorded outcome."""
-        hit = self.token == truth
+    def learn(self, token: int) -> None:
+        """`token` came: one step of gradient descent on the log loss, one more recorded outcome."""
+        hit = self.token == token
         step = self.rate * (hit - sigmoid(self.logit))
-        for weights, i in self.weights:
+        for weights, i in self.features:
             weights[i] += step
-        for record, key, bits in self.outcomes:
-            record[key] = push(bits, hit)
+        for record, key, before in self.outcomes:
+            record[key] = push(before, hit)
 
 
 class AcceptanceModel:
-    """The weights of all opinions, learning online.
+    """The weights of all features, learning online.
 
     Source: logistic mixing with indirect histories and a final adaptive stage, as in the PAQ
     family of compressors (Mahoney 2005, sections on indirect context models and APM/SSE), with
@@ -168,24 +157,24 @@ class AcceptanceModel:
         self.copy = [list(COPY), list(COPY)]
         self.copy_recent = list(COPY_RECENT)
         self.copy_token = list(COPY_TOKEN)
-        self.leap = list(LEAP)
-        self.correction = list(CORRECTION)
+        self.skip = list(SKIP)
+        self.substitution = list(SUBSTITUTION)
         self.memory_match = list(MEMORY_MATCH)
         self.memory_agreeing = list(MEMORY_AGREEING)
         self.memory_opposing = list(MEMORY_OPPOSING)
         self.memory_agrees = list(MEMORY_AGREES)
         self.memory_against = list(MEMORY_AGAINST)
         self.memory_token = list(MEMORY_TOKEN)
-        self.final = [list(FINAL) for _ in range(KINDS)]
+        self.calibration = [list(CALIBRATION) for _ in range(FROM_MEMORY + 1)]
         # Outcomes by what the guess was made after, or by the token guessed.
-        self.pair_bits: dict[int, Bits] = {}
-        self.token_bits: dict[int, Bits] = {}
-        self.copy_bits: dict[int, Bits] = {}
-        self.memory_bits: dict[int, Bits] = {}
-        self.leap_bits: dict[int, Bits] = {}
-        self.correction_bits: dict[int, Bits] = {}
+        self.pair_outcomes: dict[int, Outcomes] = {}
+        self.token_outcomes: dict[int, Outcomes] = {}
+        self.copy_outcomes: dict[int, Outcomes] = {}
+        self.memory_outcomes: dict[int, Outcomes] = {}
+        self.skip_outcomes: dict[int, Outcomes] = {}
+        self.substitution_outcomes: dict[int, Outcomes] = {}
 
-    def finish(self, kind: int, logit: float) -> tuple[float, int]:
-        """The last stage: the corrected probability, and which of `final[kind]` corrected it."""
-        stage = bisect(FINAL_EDGES, logit)
-        return sigmoid(logit + self.final[kind][stage]), stage
+    def calibrate(self, source: int, logit: float) -> tuple[float, int]:
+        """The last stage: the probability, and which of `calibration[source]` corrected it."""
+        bucket = bisect(CALIBRATION_EDGES, logit)
+        return sigmoid(logit + self.calibration[source][bucket]), bucket

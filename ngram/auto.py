@@ -1,19 +1,19 @@
 """`--draft auto`: drafts as many tokens as pay on this machine, often none.
 
-Owns the pass: guesses are chained into a draft, the planner cuts it, and what the target says
-teaches every part. The parts own the rest: `index` and `copying` find evidence, `guess` weighs it
-with `acceptance`, `cost` knows what a pass costs, `planner` decides.
+`index`, `copies` and `memory` find what came next before, `guess` compares it by `acceptance`;
+guesses are chained into a draft, which `planner` cuts by what `cost` knows of a pass; and the
+output teaches them all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from akunu_py.ngram.acceptance import FINAL_RATE, AcceptanceModel
-from akunu_py.ngram.copying import Copying
+from akunu_py.ngram.acceptance import CALIBRATION_RATE, AcceptanceModel
+from akunu_py.ngram.copies import CopyTracker
 from akunu_py.ngram.cost import MAX_ROWS, CostCurve
 from akunu_py.ngram.guess import Guess, Guesser
-from akunu_py.ngram.index import SuffixIndex
+from akunu_py.ngram.index import LONGEST_MATCH, SuffixIndex
 from akunu_py.ngram.memory import Memory
 from akunu_py.ngram.planner import choose_length
 
@@ -21,7 +21,7 @@ MAX_DRAFT = MAX_ROWS - 1
 HORIZON = MAX_DRAFT + 1  # guesses looked at: the longest draft, and its bonus
 NEGLIGIBLE = 0.1  # chances of a longer draft below this are not worth the time to guess on
 
-_RATE_MEMORY = 0.97  # of the rate of tokens per cost, per pass
+_RATE_DECAY = 0.97  # of the rate of tokens per cost, per pass
 _RATE_PRIOR = 6.0  # passes, at one token each
 PROBE_EVERY, PROBE_RARELY = 64, 2048  # plain passes between two probes; doubles with each probe
 PROBE_LENGTH = 4
@@ -31,12 +31,12 @@ PROBE_CHANCE = 0.3
 class AutoDrafter:
     """A `Drafter` that plans its drafts.
 
-    curve: what passes cost; it goes on learning from `feedback`. Keep it for the next session.
+    curve: what passes cost; it keeps learning from `feedback`. Keep it for the next session.
     stop_tokens: a draft ends with the first of them.
     max_draft: the longest draft, up to 32.
     rerun_on_reject: after a rejection the next pass reads the accepted tokens again (recurrent
         caches); the planner charges for it.
-    memory: what the model said in earlier conversations. It is only read.
+    memory: output of earlier conversations. It is only read.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class AutoDrafter:
         self.stop_tokens = frozenset(stop_tokens)
         self.max_draft = max_draft
         self.rerun_on_reject = rerun_on_reject
-        self.unread = 0  # tokens at the start of the timeline that the target never sees
+        self.unread = 0  # tokens at the start of the history that the target never reads
         self.model = AcceptanceModel()
         self.index = SuffixIndex()
-        self.copying = Copying(self.index.tokens)
-        self.guesser = Guesser(self.index, self.model, self.copying, memory)
+        self.tracker = CopyTracker(self.index.tokens)
+        self.guesser = Guesser(self.index, self.model, self.tracker, memory)
         self._recent = 0
         self._guesses: list[Guess] | None = None  # of the last proposal, drafted or not
         self._drafted = 0
@@ -68,43 +68,43 @@ class AutoDrafter:
         self._probe_every = PROBE_EVERY
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Learns `tokens`, which follow everything told before.
+        """Learns `tokens`, which follow the history.
 
-        After a proposal, tokens that its pass can have yielded are what the target said; so is
-        a single token later in an answer. Anything else is a prompt, and the answer is taken to
-        begin at the last of its tokens.
+        After a proposal, tokens that its pass can have yielded are output; so is a single token
+        later in an answer. Anything else is a prompt, and the answer is taken to begin at the last
+        of its tokens.
         """
         guesses, self._guesses = self._guesses or [], None
         if not self._answering or len(tokens) > (self._drafted + 1 if guesses else 1):
             self.index.extend(tokens)
-            self.copying.begin_answer(max(0, self.index.size - 1))
+            self.tracker.begin_answer(max(0, self.index.size - 1))
             self._answering = False
             return
-        told = 0
+        learned = 0
         for guess, token in zip(guesses, tokens, strict=False):
             self._learn(guess, token)
-            told += 1
+            learned += 1
             if guess.token != token:
                 break
-        for token in tokens[told:]:
-            sources = self.index.sources()
-            self._move(self.guesser.guess(self._recent, sources, self.copying.copies), token)
+        for token in tokens[learned:]:
+            matches = self.index.matches()
+            self._advance(self.guesser.guess(self._recent, matches, self.tracker.copies), token)
 
     def rewind(self, length: int) -> None:
-        """Goes back to the first `length` tokens of the timeline: another prompt goes on there.
+        """Takes the history back to its first `length` tokens, which another prompt continues.
 
-        What was learned about drafting stays; what was said after them is no evidence any more.
+        What was learned about drafting stays; the tokens after them are not drafted from any more.
         """
         self.index.rewind(length)
-        self.copying.begin_answer(max(0, length - 1))
+        self.tracker.begin_answer(max(0, length - 1))
         self._guesses = None
         self._drafted = 0
         self._answering = False
 
     def propose(self, limit: int) -> list[int]:
-        """Drafts at most `limit` tokens to follow the timeline; none means a plain step."""
+        """Drafts at most `limit` tokens to follow the history; none means a plain step."""
         longest = max(0, min(limit, self.max_draft))
-        guesses = self._guess_on(max(1, min(HORIZON, limit + 1)))
+        guesses = self._chain(max(1, min(HORIZON, limit + 1)))
         costs = self.curve.table(self._context)
         found = sum(guess.token >= 0 for guess in guesses)
         length = choose_length(
@@ -128,31 +128,31 @@ class AutoDrafter:
         # Planned costs, not measured ones: a slow outlier must not look like a slow text.
         costs = self.curve.table(self._context)
         spent = costs[min(rows, MAX_ROWS) - 1] / costs[0]
-        self._earned = self._earned * _RATE_MEMORY + accepted + 1
-        self._spent = self._spent * _RATE_MEMORY + spent
+        self._earned = self._earned * _RATE_DECAY + accepted + 1
+        self._spent = self._spent * _RATE_DECAY + spent
 
     @property
-    def evidence(self) -> list[tuple[str, int]]:
-        """What each token of the last proposal rests on; see `Guess.evidence`. To be asked before
-        the next `extend`."""
-        return [guess.evidence for guess in (self._guesses or [])[: self._drafted]]
+    def sources(self) -> list[tuple[str, int]]:
+        """What each token of the last proposal comes from; see `Guess.named_source`. To be asked
+        before the next `extend`."""
+        return [guess.named_source for guess in (self._guesses or [])[: self._drafted]]
 
     @property
     def _context(self) -> int:
         return self.index.size - self.unread
 
-    def _guess_on(self, longest: int) -> list[Guess]:
-        """Guesses chained: each is taken as said when the next one is made. Ends with the first
+    def _chain(self, longest: int) -> list[Guess]:
+        """Guesses chained: each is taken as accepted when the next one is made. Ends with the first
         position that nothing is known about, an unlikely one, or a stop token."""
-        index, copying, guesser = self.index, self.copying, self.guesser
+        index, tracker, guesser = self.index, self.tracker, self.guesser
         tokens = index.tokens
-        sources = index.sources()
-        copies = copying.copies
+        matches = index.matches()
+        copies = tracker.copies
         recent = self._recent
         chance = 1.0
         guesses: list[Guess] = []
         while True:
-            guess = guesser.guess(recent, sources, copies)
+            guess = guesser.guess(recent, matches, copies)
             guesses.append(guess)
             token = guess.token
             chance *= guess.probability
@@ -163,38 +163,39 @@ class AutoDrafter:
                 or token in self.stop_tokens
             ):
                 break
-            copies = copying.advance(copies, token, guess.copy_guesses, guess.leap)
-            going_on = [
-                (position + 1, min(length + 1, 32))
-                for position, length in sources
+            copies = tracker.advance(copies, token, guess.copy_guesses, guess.skip)
+            continued = [
+                (position + 1, min(length + 1, LONGEST_MATCH))
+                for position, length in matches
                 if tokens[position] == token
             ]
             tokens.append(token)
-            # Matches of 3 tokens and more go on as they are; only shorter ones can have missed
+            # Matches of 3 tokens and more stay as they are; only shorter ones can have missed
             # a better place.
-            kept = any(length > 2 for _, length in going_on)
-            sources = going_on if kept else index.sources()
+            long = any(length > 2 for _, length in continued)
+            matches = continued if long else index.matches()
             recent = (recent << 1 | 1) & 7
-        index.truncate()
+        index.drop_tentative()
         return guesses
 
     def _learn(self, guess: Guess, token: int) -> None:
-        for opinion in guess.opinions:
-            opinion.learn(token)
+        for candidate in guess.candidates:
+            candidate.learn(token)
         if guess.token >= 0:
             hit = guess.token == token
-            self.model.final[guess.kind][guess.stage] += FINAL_RATE * (hit - guess.probability)
-        self._move(guess, token)
+            weights = self.model.calibration[guess.source]
+            weights[guess.bucket] += CALIBRATION_RATE * (hit - guess.probability)
+        self._advance(guess, token)
 
-    def _move(self, guess: Guess, token: int) -> None:
+    def _advance(self, guess: Guess, token: int) -> None:
         self._recent = (self._recent << 1 | (guess.token == token)) & 7
-        self.copying.learn(
+        self.tracker.observe(
             token,
             guess.copy_guesses,
-            guess.leap,
+            guess.skip,
             guess.pair,
-            guess.sources,
-            self.model.correction_bits,
+            guess.matches,
+            self.model.substitution_outcomes,
         )
         self.index.append(token)
 

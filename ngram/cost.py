@@ -1,8 +1,5 @@
-"""What a pass over M rows costs on this device with this model.
-
-Owns the curve: a prior shape, corrected by measured times, per band of context length. Refuses
-to measure (it is told) and to touch files (it becomes a plain dict and back).
-"""
+"""What a pass over M rows costs on this device with this model: a prior shape, corrected by
+measured times, per band of context length."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ MAX_ROWS = 33
 # A band ends before this many tokens of context; attention makes passes dearer as they grow.
 BANDS = (1024, 4096, 16384)
 KEPT = 9  # measured times per row count: their lower quartile ignores outliers, which are slow
-_RECALLED = 3  # of them are taken over from an earlier run, which may have been on a busy machine
+_KEPT_SAVED = 3  # of them are taken from a saved curve: it may have been a busy machine's
 _TOLERANCE = 0.02  # a smaller change of a median is not worth a new table
 # How far a measured row count speaks for others: to 1/e at this difference of their logarithms.
 # Small ones stand alone (kernels change between them), 30 and 33 are as good as one.
@@ -31,13 +28,15 @@ class CostCurve:
     """Cost of a pass by rows. Costs are in seconds once times were observed; before that they
     are in units of the points given (1 = a plain step for the built-in shape).
 
-    points: a curve known beforehand, by rows; 1 row must be among them.
+    points: a curve known beforehand, by rows; 1 row must be among them. ValueError where a cost
+        is not positive and finite.
+    given: whether the curve was known beforehand, so that there is nothing to probe.
     """
 
     def __init__(self, points: Mapping[int, float] | None = None) -> None:
-        self._given = points is not None
+        self.given = points is not None
         self._points = _checked(PRIOR_SHAPE if points is None else points)
-        self._prior = [_interpolate(self._points, rows) for rows in range(1, MAX_ROWS + 1)]
+        self._prior = [interpolate(self._points, rows) for rows in range(1, MAX_ROWS + 1)]
         if not all(0.0 < cost < inf for cost in self._prior):
             raise ValueError(
                 f"expected costs that stay finite and positive, got {dict(points or {})}"
@@ -70,20 +69,15 @@ class CostCurve:
             if table is None or abs(typical - table[rows - 1]) > _TOLERANCE * typical:
                 self._tables = [None] * len(self._tables)
 
-    @property
-    def given(self) -> bool:
-        """Whether the curve was known beforehand, so that there is nothing to probe."""
-        return self._given
-
     def measured(self, rows: int) -> bool:
         """Whether the cost of `rows` rows is known: given beforehand, or observed in any band."""
-        return self._given or any(rows in typical for typical in self._typical)
+        return self.given or any(rows in typical for typical in self._typical)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything learned, ready for JSON."""
         return {
             "points": {str(rows): cost for rows, cost in self._points.items()},
-            "given": self._given,
+            "given": self.given,
             "bands": [
                 {str(rows): [time, len(times[rows])] for rows, time in typical.items()}
                 for typical, times in zip(self._typical, self._times, strict=True)
@@ -95,10 +89,10 @@ class CostCurve:
         """The curve that `to_dict` described. Raises ValueError when it is not such a dict."""
         try:
             curve = cls({int(rows): float(cost) for rows, cost in content["points"].items()})
-            curve._given = bool(content["given"])
+            curve.given = bool(content["given"])
             bands = [
                 {
-                    int(rows): [float(time)] * min(_RECALLED, int(count))
+                    int(rows): [float(time)] * min(_KEPT_SAVED, int(count))
                     for rows, (time, count) in band.items()
                 }
                 for band in content["bands"]
@@ -172,7 +166,7 @@ def _checked(points: Mapping[int, float]) -> dict[int, float]:
     return dict(sorted(points.items()))
 
 
-def _interpolate(points: Mapping[int, float], rows: int) -> float:
+def interpolate(points: Mapping[int, float], rows: int) -> float:
     """Linear between the points, whose rows rise; beyond the last its slope goes on."""
     segments = list(pairwise(points.items()))
     if not segments:

@@ -1,8 +1,4 @@
-"""`--draft fixed`: akunu's own behaviour, always up to the same number of drafted tokens.
-
-Owns nothing but the ceiling; counting and choosing are the predictor's. It learns nothing from
-how its drafts fare.
-"""
+"""`--draft fixed`, akunu's own behaviour, and `--draft off`: the drafters that do not adapt."""
 
 from __future__ import annotations
 
@@ -27,4 +23,17 @@ class FixedDrafter:
         return self.predictor.predict(min(limit, self.draft_tokens))
 
     def feedback(self, accepted: int, rows: int, seconds: float) -> None:
-        """Ignored: a fixed draft does not adapt."""
+        """Ignored."""
+
+
+class NoDrafter:
+    """A `Drafter` that drafts nothing: every pass is a plain step."""
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Ignored."""
+
+    def propose(self, limit: int) -> list[int]:
+        return []
+
+    def feedback(self, accepted: int, rows: int, seconds: float) -> None:
+        """Ignored."""

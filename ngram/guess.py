@@ -1,79 +1,76 @@
-"""The next token, and how likely it is to be accepted: all sources of evidence compared.
-
-Owns the comparison: the longest matches vote, copies in progress and the memory may know better,
-and whoever is most likely right by the acceptance model is followed. Refuses to plan: how many
-guesses to draft is the planner's.
-"""
+"""The next token, and how likely it is to be accepted: the longest matches vote, copies in progress
+and the memory may know better, and the candidate that the acceptance model gives the best chance
+is the guess."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from math import inf
 
 from akunu_py.ngram.acceptance import (
-    NO_BITS,
+    CONTEXT_1,
+    COPY_RATE,
+    FROM_ANSWER,
+    FROM_FIELD,
+    FROM_MATCH,
+    FROM_MEMORY,
+    FROM_PROMPT,
+    FROM_SKIP,
+    FROM_SUBSTITUTION,
+    KNOWN_SKIP,
+    NO_OUTCOMES,
     RATE,
-    STREAM_RATE,
     AcceptanceModel,
-    Opinion,
+    Candidate,
     match_class,
 )
-from akunu_py.ngram.copying import Copies, Copy, CopyGuess, Copying
-from akunu_py.ngram.index import LONGEST_MATCH, Source, SuffixIndex
+from akunu_py.ngram.copies import Copies, Copy, CopyGuess, CopyTracker
+from akunu_py.ngram.index import LONGEST_MATCH, SuffixIndex, SuffixMatch
 from akunu_py.ngram.memory import Memory
 
-# A match that is a token longer has six times the say.
-_VOTE = [6.0 ** min(length, LONGEST_MATCH) for length in range(LONGEST_MATCH + 1)]
-_MEMORY_BELOW = (
-    0.85  # in logits, 70 %: a surer guess of the conversation's own needs no second opinion
-)
-_BY_MATCH, _BY_COPY, _BY_CORRECTION, _BY_LEAP, _IN_FIELD, _BY_MEMORY = 0, 1, 3, 4, 5, 6
-_EVIDENCE = ("match", "copy", "copy", "correction", "leap", "match", "memory")  # by kind
+# A match that is a token longer has six times the votes.
+_VOTES = [6.0 ** min(length, LONGEST_MATCH) for length in range(LONGEST_MATCH + 1)]
+# In logits, 70 %: for a surer guess of the conversation's own the memory is not asked.
+_MEMORY_BELOW = 0.85
+# By FROM_...: the names that files with results of the benchmark know.
+_SOURCE_NAMES = ("match", "copy", "copy", "correction", "leap", "match", "memory")
 
 
+@dataclass(slots=True)
 class Guess:
-    """What was guessed for one position, and all that was considered."""
+    """The guess for one position, and all that was considered.
 
-    __slots__ = (
-        "copy_guesses",
-        "kind",
-        "leap",
-        "logit",
-        "opinions",
-        "order",
-        "pair",
-        "probability",
-        "sources",
-        "stage",
-        "token",
-    )
+    pair: of the last two tokens. token: -1 for no guess. logit: before calibration, which used
+    `bucket`. source: FROM_... order: tokens of context that the longest match shares. skip: what
+    CopyTracker.skip found.
+    """
 
-    def __init__(self, pair: int, sources: Sequence[Source]) -> None:
-        self.token = -1  # no guess
-        self.logit = -inf  # before the last stage
-        self.probability = 0.0
-        self.kind = _BY_MATCH
-        self.stage = 0
-        self.order = 0  # tokens of context that the longest match shares
-        self.pair = pair
-        self.sources = sources
-        self.opinions: list[Opinion] = []
-        self.copy_guesses: list[CopyGuess | None] = [None, None]
-        self.leap: tuple[int, int] | None = None
+    pair: int
+    matches: Sequence[SuffixMatch]
+    copy_guesses: Sequence[CopyGuess | None]
+    token: int = -1
+    logit: float = -inf
+    probability: float = 0.0
+    bucket: int = 0
+    source: int = FROM_MATCH
+    order: int = 0
+    skip: tuple[int, int] | None = None
+    candidates: list[Candidate] = field(default_factory=list)
 
     @property
-    def evidence(self) -> tuple[str, int]:
-        """What the guess rests on, in a word, and the order of the match where it is one."""
-        word = _EVIDENCE[self.kind]
-        return word, self.order if word == "match" else 0
+    def named_source(self) -> tuple[str, int]:
+        """What the guess comes from, and the order of the match where it is one."""
+        name = _SOURCE_NAMES[self.source]
+        return name, self.order if name == "match" else 0
 
-    def take(self, opinion: Opinion, kind: int) -> None:
-        """Considers `opinion`, and follows it if it is more likely right than those before."""
-        self.opinions.append(opinion)
-        if opinion.logit > self.logit:
-            self.token = opinion.token
-            self.logit = opinion.logit
-            self.kind = kind
+    def consider(self, candidate: Candidate, source: int) -> None:
+        """Guesses `candidate` if it is more likely right than those before."""
+        self.candidates.append(candidate)
+        if candidate.logit > self.logit:
+            self.token = candidate.token
+            self.logit = candidate.logit
+            self.source = source
 
 
 class Guesser:
@@ -83,100 +80,88 @@ class Guesser:
         self,
         index: SuffixIndex,
         model: AcceptanceModel,
-        copying: Copying,
+        tracker: CopyTracker,
         memory: Memory | None = None,
     ) -> None:
         self.index = index
         self.model = model
-        self.copying = copying
+        self.tracker = tracker
         self.memory = memory
 
-    def guess(self, recent: int, sources: Sequence[Source], copies: Copies) -> Guess:
+    def guess(self, recent: int, matches: Sequence[SuffixMatch], copies: Copies) -> Guess:
         """recent: the outcomes of the last three guesses, latest in the lowest bit."""
         tokens = self.index.tokens
         pair = tokens[-2] << 20 | tokens[-1] if len(tokens) > 1 else -1
-        guess = Guess(pair, sources)
+        first, second = copies
+        tracker = self.tracker
+        copy_guesses = (
+            None if first is None else tracker.guess(0, first),
+            None if second is None else tracker.guess(1, second),
+        )
+        guess = Guess(pair, matches, copy_guesses)
+        matched = self._from_match(guess, recent) if matches else None
         for which in (0, 1):
-            copy = copies[which]
-            if copy is not None:
-                guess.copy_guesses[which] = self.copying.guess(which, copy)
-        own = self._by_match(guess, recent) if sources else None
-        for which in (0, 1):
-            copy_guess, copy = guess.copy_guesses[which], copies[which]
+            copy_guess, copy = copy_guesses[which], copies[which]
             if copy_guess is None or copy is None:
                 continue
-            self._by_copy(guess, own, which, copy_guess, recent)
+            self._from_copy(guess, matched, which, copy_guess, recent)
             if copy.run:
-                self._by_correction(guess, copy_guess)
-        first = copies[0]
+                self._from_substitution(guess, copy_guess)
         if first is not None:
-            self._by_leap(guess, first)
-            if guess.kind == _BY_MATCH and first.leapt == 2:
-                guess.kind = _IN_FIELD
-        if own is None and self.memory is not None:
-            self._by_memory(guess, self.memory, None, recent)
+            self._from_skip(guess, first)
+            if guess.source == FROM_MATCH and first.resumed == KNOWN_SKIP:
+                guess.source = FROM_FIELD
+        if matched is None and self.memory is not None:
+            self._from_memory(guess, self.memory, None, recent)
         if guess.token >= 0:
-            guess.probability, guess.stage = self.model.finish(guess.kind, guess.logit)
+            guess.probability, guess.bucket = self.model.calibrate(guess.source, guess.logit)
         return guess
 
-    def _by_match(self, guess: Guess, recent: int) -> Opinion:
+    def _from_match(self, guess: Guess, recent: int) -> Candidate:
         model = self.model
-        token, length, share, agreeing, opposing = self._vote(guess.sources)
+        token, length, share, agreeing, opposing = self._vote(guess.matches)
         guess.order = length
-        after = model.pair_bits.get(guess.pair, NO_BITS)
-        same = model.token_bits.get(token, NO_BITS)
+        after = model.pair_outcomes.get(guess.pair, NO_OUTCOMES)
+        same = model.token_outcomes.get(token, NO_OUTCOMES)
         agrees = 0
         for copy_guess in guess.copy_guesses:
             if copy_guess is not None:
                 if copy_guess.token == token:
                     agrees = max(agrees, 1)
-                elif copy_guess.kind != 6:
+                elif copy_guess.state != CONTEXT_1:
                     agrees = 2
-        length_class = match_class(length)
-        weights = [
-            (model.match, length_class),
-            (model.agreeing, agreeing),
-            (model.opposing, opposing),
-            (model.share, share),
-            (model.recent, recent),
-            (model.after_pair, after),
-            (model.same_token, same),
-            (model.copy_agrees, agrees),
-        ]
-        total = (
-            model.match[length_class]
-            + model.agreeing[agreeing]
-            + model.opposing[opposing]
-            + model.share[share]
-            + model.recent[recent]
-            + model.after_pair[after]
-            + model.same_token[same]
-            + model.copy_agrees[agrees]
-        )
-        own = Opinion(
+        matched = Candidate(
             token,
-            total,
             RATE,
-            weights,
-            [(model.pair_bits, guess.pair, after), (model.token_bits, token, same)],
+            [
+                (model.match, match_class(length)),
+                (model.agreeing, agreeing),
+                (model.opposing, opposing),
+                (model.share, share),
+                (model.recent, recent),
+                (model.after_pair, after),
+                (model.same_token, same),
+                (model.copy_agrees, agrees),
+            ],
+            [(model.pair_outcomes, guess.pair, after), (model.token_outcomes, token, same)],
         )
-        if self.memory is not None and own.logit < _MEMORY_BELOW:
-            self._by_memory(guess, self.memory, own, recent)
-        guess.take(own, _BY_MATCH)
-        return own
+        if self.memory is not None and matched.logit < _MEMORY_BELOW:
+            self._from_memory(guess, self.memory, matched, recent)
+        guess.consider(matched, FROM_MATCH)
+        return matched
 
-    def _vote(self, sources: Sequence[Source]) -> tuple[int, int, int, int, int]:
-        """The token that most and longest matches go on with, the longest of them, and the
-        classes of its share of the votes, of those that agree, of those that do not."""
+    def _vote(self, matches: Sequence[SuffixMatch]) -> tuple[int, int, int, int, int]:
+        """The token that follows most and the longest matches, the longest of them, and the
+        classes of its share of the votes, of the matches that agree, of those that do not."""
         tokens = self.index.tokens
-        if len(sources) == 1:
-            position, length = sources[0]
+        if len(matches) == 1:
+            position, length = matches[0]
             return tokens[position], length, 0, 0, 0
         votes: dict[int, float] = {}
         longest: dict[int, int] = {}
-        for position, length in sources:
+        for position, length in matches:
             token = tokens[position]
-            votes[token] = votes.get(token, 0.0) + _VOTE[length]
+            votes[token] = votes.get(token, 0.0) + _VOTES[length]
             if length > longest.get(token, 0):
                 longest[token] = length
         share = 0
@@ -187,7 +172,7 @@ class Guesser:
         length = longest[token]
         least = min(length, 3)
         agreeing = opposing = 0
-        for position, other in sources:
+        for position, other in matches:
             if other >= least:
                 if tokens[position] == token:
                     agreeing += 1
@@ -201,72 +186,71 @@ class Guesser:
             opposing if opposing < 3 else 3 if opposing < 6 else 4,
         )
 
-    def _by_copy(
-        self, guess: Guess, own: Opinion | None, which: int, copy_guess: CopyGuess, recent: int
+    def _from_copy(
+        self,
+        guess: Guess,
+        matched: Candidate | None,
+        which: int,
+        copy_guess: CopyGuess,
+        recent: int,
     ) -> None:
         model = self.model
         token = copy_guess.token
-        bits = model.copy_bits.get(token, NO_BITS)
-        outcome = (model.copy_bits, token, bits)
-        if own is not None and own.token == token:
-            own.outcomes.append(outcome)  # the match speaks for both
+        before = model.copy_outcomes.get(token, NO_OUTCOMES)
+        outcome = (model.copy_outcomes, token, before)
+        if matched is not None and matched.token == token:
+            matched.outcomes.append(outcome)  # the match stands for both
             return
-        weights = [
-            (model.copy[which], copy_guess.kind),
+        features = [
+            (model.copy[which], copy_guess.state),
             (model.copy_recent, recent),
-            (model.copy_token, bits),
+            (model.copy_token, before),
         ]
-        total = 0.0
-        for values, i in weights:
-            total += values[i]
-        guess.take(Opinion(token, total, STREAM_RATE, weights, [outcome]), _BY_COPY + which)
+        source = FROM_ANSWER if which else FROM_PROMPT
+        guess.consider(Candidate(token, COPY_RATE, features, [outcome]), source)
 
-    def _by_correction(self, guess: Guess, copy_guess: CopyGuess) -> None:
-        found = self.copying.correction(copy_guess.position)
+    def _from_substitution(self, guess: Guess, copy_guess: CopyGuess) -> None:
+        found = self.tracker.substitution(copy_guess.position)
         if found is None:
             return
         model = self.model
         token, key = found
-        bits = model.correction_bits.get(key, NO_BITS)
-        weights = [(model.correction, bits)]
-        outcomes = [(model.correction_bits, key, bits)]
-        guess.take(
-            Opinion(token, model.correction[bits], STREAM_RATE, weights, outcomes), _BY_CORRECTION
-        )
+        before = model.substitution_outcomes.get(key, NO_OUTCOMES)
+        features = [(model.substitution, before)]
+        outcomes = [(model.substitution_outcomes, key, before)]
+        guess.consider(Candidate(token, COPY_RATE, features, outcomes), FROM_SUBSTITUTION)
 
-    def _by_leap(self, guess: Guess, first: Copy) -> None:
-        leap = guess.leap = self.copying.leap(first, guess.pair)
-        if leap is None or first.run:
+    def _from_skip(self, guess: Guess, first: Copy) -> None:
+        skip = guess.skip = self.tracker.skip(first, guess.pair)
+        if skip is None or first.run:
             return
         model = self.model
-        bits = model.leap_bits.get(guess.pair, NO_BITS)
-        outcomes = [(model.leap_bits, guess.pair, bits)]
-        weights = [(model.leap, bits)]
-        guess.take(Opinion(leap[0], model.leap[bits], STREAM_RATE, weights, outcomes), _BY_LEAP)
+        before = model.skip_outcomes.get(guess.pair, NO_OUTCOMES)
+        outcomes = [(model.skip_outcomes, guess.pair, before)]
+        guess.consider(Candidate(skip[0], COPY_RATE, [(model.skip, before)], outcomes), FROM_SKIP)
 
-    def _by_memory(self, guess: Guess, memory: Memory, own: Opinion | None, recent: int) -> None:
-        """The memory backs the conversation's own guess, or has a guess of its own."""
-        recalled = memory.recall(self.index.tokens)
-        if recalled is None:
+    def _from_memory(
+        self, guess: Guess, memory: Memory, matched: Candidate | None, recent: int
+    ) -> None:
+        """The memory supports the match, or has a candidate of its own."""
+        found = memory.lookup(self.index.tokens)
+        if found is None:
             return
         model = self.model
-        if own is not None:
-            agrees = 1 if recalled.token == own.token else 2
-            own.weights.append((model.memory_agrees, agrees))
-            own.logit += model.memory_agrees[agrees]
+        if matched is not None:
+            agrees = 1 if found.token == matched.token else 2
+            matched.features.append((model.memory_agrees, agrees))
+            matched.logit += model.memory_agrees[agrees]
             if agrees == 1:
                 return
-        bits = model.memory_bits.get(recalled.token, NO_BITS)
-        outcomes = [(model.memory_bits, recalled.token, bits)]
-        weights = [
-            (model.memory_match, min(recalled.length, 5) - 1),
-            (model.memory_agreeing, min(recalled.agreeing, 3) - 1),
-            (model.memory_opposing, min(recalled.opposing, 2)),
-            (model.memory_against, own is not None),
-            (model.memory_token, bits),
+        before = model.memory_outcomes.get(found.token, NO_OUTCOMES)
+        outcomes = [(model.memory_outcomes, found.token, before)]
+        features = [
+            (model.memory_match, min(found.length, 5) - 1),
+            (model.memory_agreeing, min(found.agreeing, 3) - 1),
+            (model.memory_opposing, min(found.opposing, 2)),
+            (model.memory_against, int(matched is not None)),
+            (model.memory_token, before),
             (model.copy_recent, recent),
         ]
-        total = 0.0
-        for values, i in weights:
-            total += values[i]
-        guess.take(Opinion(recalled.token, total, RATE, weights, outcomes), _BY_MEMORY)
+        guess.consider(Candidate(found.token, RATE, features, outcomes), FROM_MEMORY)

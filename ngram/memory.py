@@ -1,8 +1,7 @@
-"""What a model said in earlier conversations: evidence for when the present one has none.
+"""What a model generated in earlier conversations, to draft from where the present has no match.
 
-Owns a ring of tokens with hash chains over contexts of 1 to 3 tokens, and their form as bytes.
-Bounded: the oldest tokens are forgotten. Refuses files: who keeps the bytes where, and what to do
-with damaged ones, is decided elsewhere.
+A ring of tokens, the oldest of which are overwritten, with hash chains over contexts of 1 to 3
+tokens; and its form as bytes, which `akunu_py.decoding.learned` keeps in a file.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ VERSION = 1
 _HEADER = struct.Struct("<8sIIQ")
 _CHECKSUM = struct.Struct("<I")
 
-BREAK = 0xFFFFFFFF  # between two items; never proposed
-WALK = 16  # places of a chain that are looked at, latest first
+SEPARATOR = 0xFFFFFFFF  # between two items; never proposed
+MAX_CHAIN = 16  # places of a chain that are looked at, latest first
 LONGEST_MATCH = 8
 _ARRAYS = ("_log", "_head1", "_head2", "_head3", "_prev1", "_prev2", "_prev3")
 
 
-class Recalled(NamedTuple):
-    """The memory's best guess. length: tokens of context that match. agreeing, opposing: places
-    with that context, or a longer one, that go on with this token and with another."""
+class MemoryMatch(NamedTuple):
+    """What most likely comes next. length: tokens of context that match. agreeing, opposing: places
+    with that context, or a longer one, that this token follows, and another."""
 
     token: int
     length: int
@@ -38,7 +37,7 @@ class Recalled(NamedTuple):
 
 
 class Memory:
-    """Up to 2**capacity_bits tokens said earlier, at 28 bytes each.
+    """Up to 2**capacity_bits tokens, at 28 bytes each.
 
     Positions count all tokens ever learned, and live at position modulo capacity. Heads and
     chains may point to what was overwritten since: every place is checked against the log.
@@ -52,7 +51,7 @@ class Memory:
         size = 1 << capacity_bits
         self._mask = size - 1
         zeros = bytes(4 * size)
-        self._log = array("I", [BREAK]) * size  # nothing matches what was never said
+        self._log = array("I", [SEPARATOR]) * size  # never matches
         self._head1 = array("I", zeros)
         self._head2 = array("I", zeros)
         self._head3 = array("I", zeros)
@@ -66,40 +65,40 @@ class Memory:
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Remembers one item, such as an answer: under a microsecond a token."""
-        if self.total + len(tokens) + 1 >= BREAK:  # positions are kept in 32 bits
+        if self.total + len(tokens) + 1 >= SEPARATOR:  # positions are kept in 32 bits
             raise ValueError("a memory cannot learn more than 2**32 tokens; make a new one")
         mask, log = self._mask, self._log
-        first = second = third = BREAK  # the context, oldest first
-        for token in [*tokens, BREAK]:
+        first = second = third = SEPARATOR  # the context, oldest first
+        for token in [*tokens, SEPARATOR]:
             place = self.total & mask
             log[place] = token
             self.total += 1  # from here on a link to the place: 0 means none
-            if third != BREAK:
+            if third != SEPARATOR:
                 slot = third & mask
                 self._prev1[place] = self._head1[slot]
                 self._head1[slot] = self.total
-            if second != BREAK:
+            if second != SEPARATOR:
                 slot = _hash2(second, third) & mask
                 self._prev2[place] = self._head2[slot]
                 self._head2[slot] = self.total
-            if first != BREAK:
+            if first != SEPARATOR:
                 slot = _hash3(first, second, third) & mask
                 self._prev3[place] = self._head3[slot]
                 self._head3[slot] = self.total
             first, second, third = second, third, token
 
-    def recall(self, context: Sequence[int]) -> Recalled | None:
+    def lookup(self, context: Sequence[int]) -> MemoryMatch | None:
         """What most likely follows `context`, whose last token at least must match."""
         found: list[tuple[int, int]] = []
         if len(context) > 2:
             slot = _hash3(context[-3], context[-2], context[-1]) & self._mask
-            found = self._walk(self._head3[slot], self._prev3, 3, context)
+            found = self._follow(self._head3[slot], self._prev3, 3, context)
         if not found and len(context) > 1:
             slot = _hash2(context[-2], context[-1]) & self._mask
-            found = self._walk(self._head2[slot], self._prev2, 2, context)
+            found = self._follow(self._head2[slot], self._prev2, 2, context)
         if not found and context:
             slot = context[-1] & self._mask
-            found = self._walk(self._head1[slot], self._prev1, 1, context)
+            found = self._follow(self._head1[slot], self._prev1, 1, context)
         if not found:
             return None
         votes: dict[int, int] = {}
@@ -107,9 +106,9 @@ class Memory:
             votes[token] = votes.get(token, 0) + (1 << 2 * length)
         best = max(votes, key=votes.__getitem__)
         agreeing = [length for token, length in found if token == best]
-        return Recalled(best, max(agreeing), len(agreeing), len(found) - len(agreeing))
+        return MemoryMatch(best, max(agreeing), len(agreeing), len(found) - len(agreeing))
 
-    def _walk(
+    def _follow(
         self, link: int, prev: array[int], least: int, context: Sequence[int]
     ) -> list[tuple[int, int]]:
         """(token, matching length) of the latest places with at least `least` tokens in common."""
@@ -119,7 +118,7 @@ class Memory:
         oldest = max(0, self.total - mask - 1 + LONGEST_MATCH)
         newest = self.total
         found = []
-        for _ in range(WALK):
+        for _ in range(MAX_CHAIN):
             position = link - 1
             if not oldest <= position < newest:  # a chain runs backwards, or was overwritten
                 break
@@ -127,7 +126,7 @@ class Memory:
             while length < reach and log[(position - 1 - length) & mask] == context[-1 - length]:
                 length += 1
             token = log[position & mask]
-            if length >= least and token != BREAK:
+            if length >= least and token != SEPARATOR:
                 found.append((token, length))
             newest = position
             link = prev[position & mask]
@@ -153,7 +152,7 @@ class Memory:
         if version != VERSION:
             raise ValueError(f"expected a memory of version {VERSION}, found {version}")
         body = view[start:]
-        if not 4 <= bits <= 24 or len(body) != len(_ARRAYS) * 4 << bits or total >= BREAK:
+        if not 4 <= bits <= 24 or len(body) != len(_ARRAYS) * 4 << bits or total >= SEPARATOR:
             raise ValueError("expected a whole memory, found one cut off or altered")
         (checksum,) = _CHECKSUM.unpack_from(view, _HEADER.size)
         if adler32(body, adler32(view[: _HEADER.size])) != checksum:

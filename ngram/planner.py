@@ -1,8 +1,4 @@
-"""How many tokens to draft, 0 included.
-
-Owns one decision. Refuses to guess tokens, to estimate probabilities and to measure costs: it is
-given all three.
-"""
+"""How many tokens to draft, 0 included."""
 
 from __future__ import annotations
 
@@ -60,14 +56,14 @@ def choose_length(
         rerun = 0.0
         for length in range(min(longest, count - start) + 1):
             here = start + length
-            go_on = reached * (probabilities[here] if here < count else after)
-            value = tokens - charged[length] + go_on * values[here + 1] - rerun
+            next_reached = reached * (probabilities[here] if here < count else after)
+            value = tokens - charged[length] + next_reached * values[here + 1] - rerun
             if value > best:
                 best, best_length = value, length
             if rerun_on_reject:
-                rerun += (reached - go_on) * (charged[min(length + 1, last)] - charged[0])
-            tokens += go_on
-            reached = go_on
+                rerun += (reached - next_reached) * (charged[min(length + 1, last)] - charged[0])
+            tokens += next_reached
+            reached = next_reached
             if reached < _NEGLIGIBLE:
                 break
         values[start] = best

@@ -1,9 +1,5 @@
-"""akunu's n-gram predictor: what followed this context so far?
-
-Owns the count tables of orders 2 to 4 (contexts of 1 to 3 tokens) and the short history that
-contexts are taken from.
-Refuses to judge: it does not know what a pass costs or whether its drafts were accepted.
-"""
+"""akunu's n-gram predictor: what followed this context so far? Counts of orders 2 to 4 (contexts
+of 1 to 3 tokens)."""
 
 from __future__ import annotations
 

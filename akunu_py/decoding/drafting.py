@@ -9,8 +9,7 @@ from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.learned import Experience
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
-from akunu_py.ngram.fixed import FixedDrafter
-from akunu_py.ngram.off import NoDrafter
+from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
 from akunu_py.types import Drafter, DraftMode, GenerateOptions
 
 # Plain steps in a row before they run ahead. Off: at once. Auto: replays of chat lose 3 % to steps

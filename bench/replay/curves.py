@@ -5,10 +5,8 @@ Owns names, parsing and interpolation. One row costs 1; nothing is measured here
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 from akunu_py.errors import UsageError
-from akunu_py.ngram.cost import CostCurve
+from akunu_py.ngram.cost import CostCurve, interpolate
 
 CURVES: dict[str, str] = {
     "m5max": "1:1 3:1.11 5:1.42 8:2.2 16:2.6 32:3.2",
@@ -27,11 +25,7 @@ class Curve:
         self.points = dict(sorted(points.items()))
 
     def __call__(self, rows: int) -> float:
-        segments = list(pairwise(self.points.items()))
-        if not segments:
-            return self.points[1]
-        (left, low), (right, high) = next((s for s in segments if rows <= s[1][0]), segments[-1])
-        return low + (high - low) * (rows - left) / (right - left)
+        return interpolate(self.points, rows)
 
     def table(self, rows: int) -> dict[int, float]:
         """The costs of 1 to `rows` rows."""

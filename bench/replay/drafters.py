@@ -13,9 +13,8 @@ from akunu_py.bench.replay.lookup import PromptLookupDrafter
 from akunu_py.bench.replay.trace import Trace, TraceItem, replay
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import MAX_ROWS, CostCurve
-from akunu_py.ngram.fixed import FixedDrafter
+from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
 from akunu_py.ngram.memory import Memory
-from akunu_py.ngram.off import NoDrafter
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, Drafter
 
 COMPARED = ("fixed 4", "prompt lookup", "auto")

@@ -76,7 +76,7 @@ class _Watched:
 def _evidence(drafter: Drafter, draft: Sequence[int]) -> list[str]:
     """What each token of `draft` rests on; for a match with the class of its order."""
     if isinstance(drafter, AutoDrafter):
-        return [f"match {_class(order)}" if order else name for name, order in drafter.evidence]
+        return [f"match {_class(order)}" if order else name for name, order in drafter.sources]
     if isinstance(drafter, FixedDrafter):
         return _ngram_orders(drafter.predictor, draft)
     return []

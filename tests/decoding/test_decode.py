@@ -9,8 +9,7 @@ import pytest
 
 from akunu_py.decoding.decode import Target, accept, cut, decode, prefill
 from akunu_py.ngram.auto import AutoDrafter
-from akunu_py.ngram.fixed import FixedDrafter
-from akunu_py.ngram.off import NoDrafter
+from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
 from akunu_py.types import Drafter, Piece
 from tests.support.tiny import VOCABULARY, Adversary, plain_greedy, tiny_llama
 

@@ -44,7 +44,7 @@ def opened(*, memory: bool = True, tokenizer: str = "t", layout: str = "float32"
 
 def recalled(learned: Experience) -> int | None:
     assert learned.memory is not None
-    found = learned.memory.recall([11, 12, 13])
+    found = learned.memory.lookup([11, 12, 13])
     return found.token if found else None
 
 

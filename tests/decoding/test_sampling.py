@@ -15,7 +15,7 @@ from scipy.stats import chisquare
 from akunu_py.decoding.decode import Target, accept, decode, prefill
 from akunu_py.decoding.sampling import Sampler, accepted_leniently, filtered
 from akunu_py.errors import UsageError
-from akunu_py.ngram.off import NoDrafter
+from akunu_py.ngram.fixed import NoDrafter
 from akunu_py.types import Drafter, SamplingOptions
 from tests.support.tiny import VOCABULARY, Adversary, tiny_llama
 

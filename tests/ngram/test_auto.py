@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from akunu_py.ngram.acceptance import NO_BITS, AcceptanceModel, Opinion, push, sigmoid
+from akunu_py.ngram.acceptance import NO_OUTCOMES, AcceptanceModel, Candidate, push, sigmoid
 from akunu_py.ngram.auto import MAX_DRAFT, AutoDrafter
 from akunu_py.ngram.cost import MAX_ROWS, CostCurve
 from akunu_py.ngram.memory import Memory
@@ -46,22 +46,22 @@ def cheap(**options: object) -> AutoDrafter:
 
 
 def test_outcomes_are_remembered_three_at_a_time() -> None:
-    bits = NO_BITS
-    seen = [bits := push(bits, hit) for hit in (True, False, True, True)]
+    outcomes = NO_OUTCOMES
+    seen = [outcomes := push(outcomes, hit) for hit in (True, False, True, True)]
     assert seen == [0b11, 0b110, 0b1101, 0b1011]
 
 
-def test_an_opinion_learns_from_being_right_and_wrong() -> None:
+def test_a_candidate_learns_from_being_right_and_wrong() -> None:
     model = AcceptanceModel()
-    before = sigmoid(model.leap[NO_BITS])
+    before = sigmoid(model.skip[NO_OUTCOMES])
     for _ in range(20):
-        opinion = Opinion(7, model.leap[NO_BITS], 0.1, [(model.leap, NO_BITS)], [])
-        opinion.learn(7)
-    assert sigmoid(model.leap[NO_BITS]) > before
+        candidate = Candidate(7, 0.1, [(model.skip, NO_OUTCOMES)], [])
+        candidate.learn(7)
+    assert sigmoid(model.skip[NO_OUTCOMES]) > before
     for _ in range(100):
-        opinion = Opinion(7, model.leap[NO_BITS], 0.1, [(model.leap, NO_BITS)], [])
-        opinion.learn(8)
-    assert sigmoid(model.leap[NO_BITS]) < before
+        candidate = Candidate(7, 0.1, [(model.skip, NO_OUTCOMES)], [])
+        candidate.learn(8)
+    assert sigmoid(model.skip[NO_OUTCOMES]) < before
 
 
 @settings(max_examples=60)
@@ -145,13 +145,13 @@ def test_a_new_prompt_begins_a_new_answer() -> None:
     drive(drafter, [1, 2, 3], [4, 5, 6, 7])
     drafter.propose(8)  # abandoned: the user cancelled
     drafter.extend([9] * 40)
-    assert drafter.copying.split == drafter.index.size - 1
+    assert drafter.tracker.answer_start == drafter.index.size - 1
     drafter.extend([3])
     drafter.feedback(0, 1 + len(drafter.propose(4)), 1.0)
-    split = drafter.copying.split
+    answer_start = drafter.tracker.answer_start
     drafter.extend([4])
     drafter.extend([5])  # a plain step that nothing was proposed for
-    assert drafter.copying.split == split
+    assert drafter.tracker.answer_start == answer_start
 
 
 def test_a_curve_that_forbids_drafting_is_probed_ever_more_rarely() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from akunu_py.ngram.index import LONGEST_MATCH, WALK_1, SuffixIndex
+from akunu_py.ngram.index import LONGEST_MATCH, MAX_CHAIN_1, SuffixIndex
 from akunu_py.ngram.planner import choose_length
 
 token_lists = st.lists(st.integers(0, 2), max_size=60)
@@ -35,9 +35,9 @@ def test_sources_are_true_and_include_the_latest(tokens: list[int], cut: int) ->
     for token in tokens[cut:]:
         index.append(token)
     every = sources_from_scratch(tokens)
-    found = dict(index.sources())
+    found = dict(index.matches())
     assert found.items() <= every.items()
-    assert set(sorted(every, reverse=True)[:WALK_1]) <= set(found)
+    assert set(sorted(every, reverse=True)[:MAX_CHAIN_1]) <= set(found)
 
 
 @given(token_lists, token_lists)
@@ -58,10 +58,10 @@ def test_tentative_tokens_are_looked_up_and_leave_nothing(
     index.extend(said)
     untouched.extend(said)
     index.tokens.extend(tentative)
-    found = dict(index.sources())
+    found = dict(index.matches())
     every = sources_from_scratch(said + tentative)
     assert found.items() <= every.items()
-    index.truncate()
+    index.drop_tentative()
     assert vars(index) == vars(untouched)
 
 
@@ -69,7 +69,7 @@ def test_a_distant_long_match_is_found_behind_many_short_ones() -> None:
     index = SuffixIndex()
     passage = [11, 12, 13, 14, 15, 16, 17, 1, 2]
     index.extend([*passage, 99, *([7, 1, 2] * 100), *passage])
-    assert (len(passage), len(passage)) in index.sources()
+    assert (len(passage), len(passage)) in index.matches()
 
 
 def simulate(

@@ -1,4 +1,4 @@
-"""The memory of earlier conversations: recall, forgetting, and its form as bytes."""
+"""The memory of earlier conversations: lookup, forgetting, and its form as bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from akunu_py.ngram.memory import LONGEST_MATCH, WALK, Memory
+from akunu_py.ngram.memory import LONGEST_MATCH, MAX_CHAIN, Memory
 
 
 def test_recalls_what_followed_the_longest_context() -> None:
@@ -16,28 +16,28 @@ def test_recalls_what_followed_the_longest_context() -> None:
     memory.learn([1, 2, 3, 4, 5])
     memory.learn([9, 2, 3, 6])
     memory.learn([8, 2, 3, 6])
-    recalled = memory.recall([1, 2, 3])
-    assert recalled is not None
-    assert (recalled.token, recalled.length) == (4, 3)
-    recalled = memory.recall([7, 2, 3])
-    assert recalled is not None
-    assert (recalled.token, recalled.length, recalled.agreeing, recalled.opposing) == (6, 2, 2, 1)
-    recalled = memory.recall([7, 7, 4])
-    assert recalled is not None
-    assert (recalled.token, recalled.length) == (5, 1)
+    found = memory.lookup([1, 2, 3])
+    assert found is not None
+    assert (found.token, found.length) == (4, 3)
+    found = memory.lookup([7, 2, 3])
+    assert found is not None
+    assert (found.token, found.length, found.agreeing, found.opposing) == (6, 2, 2, 1)
+    found = memory.lookup([7, 7, 4])
+    assert found is not None
+    assert (found.token, found.length) == (5, 1)
 
 
 def test_knows_nothing_across_items_or_of_new_contexts() -> None:
     memory = Memory(8)
-    assert memory.recall([1, 2]) is None
+    assert memory.lookup([1, 2]) is None
     memory.learn([1, 2])
     memory.learn([3, 4])
-    assert memory.recall([1, 2]) is None
-    assert memory.recall([5]) is None
-    assert memory.recall([]) is None
-    recalled = memory.recall([0, 3])
-    assert recalled is not None
-    assert recalled.token == 4
+    assert memory.lookup([1, 2]) is None
+    assert memory.lookup([5]) is None
+    assert memory.lookup([]) is None
+    found = memory.lookup([0, 3])
+    assert found is not None
+    assert found.token == 4
 
 
 @given(st.lists(st.lists(st.integers(0, 3), max_size=30), max_size=20), st.integers(4, 6))
@@ -51,24 +51,24 @@ def test_recall_is_true_to_what_is_remembered(items: list[list[int]], bits: int)
     assert len(memory) == min(len(log), 2**bits)
     kept = log[-(2**bits) :]
     for context in ([0, 1, 2], [1, 1], [3]):
-        recalled = memory.recall(context)
-        if recalled is None:
+        found = memory.lookup(context)
+        if found is None:
             continue
-        size = recalled.length
+        size = found.length
         follows = [
             kept[i + size] for i in range(len(kept) - size) if kept[i : i + size] == context[-size:]
         ]
-        assert recalled.token in follows
-        assert recalled.agreeing + recalled.opposing <= WALK
+        assert found.token in follows
+        assert found.agreeing + found.opposing <= MAX_CHAIN
 
 
 def test_the_oldest_is_forgotten() -> None:
     memory = Memory(6)
     memory.learn([1, 2, 3])
-    assert memory.recall([1, 2]) is not None
+    assert memory.lookup([1, 2]) is not None
     memory.learn(list(range(100, 100 + 64 + LONGEST_MATCH)))
-    assert memory.recall([1, 2]) is None
-    assert memory.recall([168, 169]) is not None
+    assert memory.lookup([1, 2]) is None
+    assert memory.lookup([168, 169]) is not None
     assert len(memory) == 64
 
 
@@ -82,7 +82,7 @@ def test_bytes_and_back() -> None:
     assert again.dump() == data
     for _ in range(50):
         context = [rng.randrange(20) for _ in range(4)]
-        assert again.recall(context) == memory.recall(context)
+        assert again.lookup(context) == memory.lookup(context)
     again.learn([1, 2, 3])
     memory.learn([1, 2, 3])
     assert again.dump() == memory.dump()

@@ -52,7 +52,7 @@ def test_learned_files_with_bytes_turned_over(kind: str, examples: int, tmp_path
         again = experience(tmp_path / "model")
         again.curve.table(100)
         assert again.memory is not None
-        again.memory.recall([1, 2, 3])
+        again.memory.lookup([1, 2, 3])
         again.remember([1, 2])
         assert all("\n" not in warning for warning in again.warnings)
         for aside in again.folder.glob("*.damaged"):
