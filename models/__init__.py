@@ -7,8 +7,8 @@
                hub, hub_cache, hub_files: from the Hugging Face hub; progress: how far it is)
     fit        does it fit into memory            (usage: what was measured)
     recommend  which one suits a machine          cleanup: what can go
-    folder     checks a model that others made    (local_import: brings one in)
-    gguf*      a GGUF file -> a folder that mlx-lm loads
+    directory     checks a model that others made    (local_import: brings one in)
+    gguf*      a GGUF file -> a directory that mlx-lm loads
 
 Refuses pickle, remote code and names that would leave the store. Nothing is imported here, so that
 `akunu models list` needs neither MLX nor numpy.

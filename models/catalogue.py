@@ -1,7 +1,7 @@
-"""The models that akunu knows by name, read from catalogue.toml.
+"""The models that akunu knows by name, from catalogue.toml, and which of them suits a machine best.
 
-Owns the catalogue's fields and their check. Knows nothing of what is in the store. Needs neither
-MLX nor the network.
+Recommendations go by memory and by the catalogue's own order of capability: how fast a machine is,
+nobody knows before it was tried. Needs neither MLX nor the network.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from akunu_py.errors import UnknownModel
-from akunu_py.models.fit import CATALOGUE_CONTEXT, GIB, Growth, comfortable, usable_memory
+from akunu_py.models.fit import CATALOGUE_CONTEXT, Growth, comfortable
+from akunu_py.text import human_size
 
 Kind = Literal["pypi-wheel-gguf", "hub"]
 PURPOSES = ("chat", "code", "fim", "thinking", "hybrid")
-MEMORY_SIZES = (8, 16, 24, 32, 36, 48, 64, 96, 128)  # GiB that Macs with Apple silicon come with
 
 _FILE = Path(__file__).with_name("catalogue.toml")
 _TYPES = {"int": int, "str": str}
@@ -71,6 +71,15 @@ class CatalogueEntry:
         return self.memory(context) <= comfortable(memory)
 
 
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """The best model for a `purpose`, None where none fits. why: in one sentence."""
+
+    purpose: str
+    entry: CatalogueEntry | None
+    why: str
+
+
 @cache
 def load_catalogue() -> dict[str, CatalogueEntry]:
     """All entries by name, in the file's order. Raises ValueError where the file is wrong."""
@@ -106,10 +115,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def smallest_mac(memory_8k: int) -> int:
-    """GiB of the smallest Mac that can give `memory_8k` bytes to a model; 0 where none can."""
-    sizes = (size for size in MEMORY_SIZES if memory_8k <= comfortable(usable_memory(size * GIB)))
-    return next(sizes, 0)
+def recommend(memory: int) -> list[Recommendation]:
+    """The best for chat and for code where `memory` bytes are to be had for a model."""
+    entries = load_catalogue().values()
+    for_chat = [e for e in entries if "chat" in e.purpose and "code" not in e.purpose]
+    for_code = [e for e in entries if "fim" in e.purpose]
+    return [_best_of("chat", for_chat, memory), _best_of("code", for_code, memory)]
 
 
 def read_entry(row: dict[str, Any]) -> CatalogueEntry:
@@ -147,5 +158,28 @@ def _growth(cache: Any, where: str) -> Growth:
         raise ValueError(f"{where}: cache must be a table with per_token") from error
     sizes = [growth.per_token, growth.fixed, *(size for window in windows for size in window)]
     if any(type(size) is not int or size < 0 for size in sizes):
-        raise ValueError(f"{where}: cache must hold whole numbers of bytes and tokens")
+        raise ValueError(f"{where}: cache must hold integers of bytes and tokens")
     return growth
+
+
+def _best_of(purpose: str, able: list[CatalogueEntry], memory: int) -> Recommendation:
+    able = sorted(able, key=lambda entry: entry.grade)
+    fitting = [entry for entry in able if entry.fits(memory)]
+    if not fitting:
+        smallest = min(able, key=lambda entry: entry.memory_8k)
+        why = (
+            f"none fits: the smallest, {smallest.name}, takes {human_size(smallest.memory_8k)} of "
+            f"the {human_size(memory)} that a model can have here"
+        )
+        return Recommendation(purpose, None, why)
+    best = fitting[-1]
+    why = (
+        f"the most capable of {len(able)} that leaves room: it takes "
+        f"{human_size(best.memory_8k)} with 8,192 tokens of context, of the {human_size(memory)} "
+        "that a model can have here"
+    )
+    better = [entry for entry in able if entry.grade > best.grade]
+    if better:
+        least = min(better, key=lambda entry: entry.memory_8k)
+        why += f"; a better one, {least.name}, would take {human_size(least.memory_8k)}"
+    return Recommendation(purpose, best, why)

@@ -25,7 +25,7 @@ _PARTIAL = ".partial-"
 
 
 @dataclass(frozen=True, slots=True)
-class Garbage:
+class Leftover:
     """Something to remove: what it is, in words; where, and how many bytes that frees. name: the
     model whose lock protects it."""
 
@@ -63,33 +63,33 @@ def end_pull(name: str) -> None:
 
 def unfinished_pulls() -> list[Unfinished]:
     """Pulls that were interrupted, by name. Notes that cannot be read are left out."""
-    from akunu_py.models.hub.cache import HubFolder
+    from akunu_py.models.hub.cache import CachedRepository
 
     found = []
     for path in sorted((paths.models_dir() / PULLING).glob("*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             note = json.loads(path.read_text("utf-8"))
-            if api.parse(note["repository"]) is None:
+            if api.parse_reference(note["repository"]) is None:
                 continue
             files = tuple(api.HubFile(*file) for file in note["files"])
-            if not all(api.well_formed(file) for file in files):
+            if not all(api.is_valid_file(file) for file in files):
                 continue
             model = api.HubModel(note["repository"], "main", note["commit"], files, "")
-            folder = HubFolder(model.repository)
-            partials = tuple(p for p in map(folder.partial, files) if p.exists())
-            done = sum(folder.fetched(model, file) for file in files)
+            cached = CachedRepository(model.repository)
+            partials = tuple(p for p in map(cached.partial, files) if p.exists())
+            done = sum(cached.fetched(model, file) for file in files)
             found.append(Unfinished(path.stem, model.repository, done, model.size, partials))
     return found
 
 
-def find_garbage() -> list[Garbage]:
+def find_leftovers() -> list[Leftover]:
     """All there is to remove. Raises StoreError where the store cannot be read."""
     root = paths.models_dir()
     with store_errors(f"cannot read {root}"):
         return [*_staging(root), *_dangling(), *_unfinished(), *_old_usage(root)]
 
 
-def remove_garbage(garbage: Garbage) -> int:
+def remove_leftover(garbage: Leftover) -> int:
     """Removes it and gives the bytes that this freed: none where a process is at work on it."""
     with contextlib.suppress(StoreError), lock_model(garbage.name, wait=False):
         with store_errors("cannot remove what is left over"):
@@ -102,36 +102,36 @@ def remove_garbage(garbage: Garbage) -> int:
     return 0
 
 
-def _staging(root: Path) -> Iterator[Garbage]:
+def _staging(root: Path) -> Iterator[Leftover]:
     for path in sorted(root.glob(f"{_PARTIAL}*")):
         name = path.name.removeprefix(_PARTIAL).rpartition("-")[0]
         if store.is_name(name) and _free(name):
-            yield Garbage(
+            yield Leftover(
                 f"left over from an interrupted pull of {name}", name, (path,), _size(path)
             )
 
 
-def _dangling() -> Iterator[Garbage]:
+def _dangling() -> Iterator[Leftover]:
     for model in store.list_models():
         if model.manifest is None or not model.repository:
             continue
         if not any((model.path / name).exists() for name in model.manifest.files):
             what = f"{model.name}: all its files are gone from the hub's cache"
-            yield Garbage(what, model.name, (model.path,), _size(model.path))
+            yield Leftover(what, model.name, (model.path,), _size(model.path))
 
 
-def _unfinished() -> Iterator[Garbage]:
+def _unfinished() -> Iterator[Leftover]:
     for pull in unfinished_pulls():
         if _free(pull.name):
             size = sum(_size(path) for path in pull.partials)
             what = f"an unfinished pull of {pull.reference}"
-            yield Garbage(what, pull.name, (*pull.partials, _note(pull.name)), size)
+            yield Leftover(what, pull.name, (*pull.partials, _note(pull.name)), size)
 
 
-def _old_usage(root: Path) -> Iterator[Garbage]:
+def _old_usage(root: Path) -> Iterator[Leftover]:
     for path in sorted((root / USAGE).glob("*.json")):
         if store.is_name(path.stem) and not (root / path.stem).exists():
-            yield Garbage(f"notes on {path.stem}, which is gone", path.stem, (path,), _size(path))
+            yield Leftover(f"notes on {path.stem}, which is gone", path.stem, (path,), _size(path))
 
 
 def _free(name: str) -> bool:

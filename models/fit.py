@@ -1,9 +1,8 @@
 """Will a model fit, and with how much context: arithmetic on bytes.
 
-Owns the estimate (weights + KV cache + working space), its comparison with what the machine can
-give, and the words about it. What a cache really takes is read off the model by
-`decoding.footprint`; what the machine can give is `decoding.device`'s to say. Imports neither MLX
-nor numpy, so that the catalogue can be judged without them.
+The estimate is weights + KV cache + working space. What a cache really takes is read off the model
+by `decoding.footprint`; what the machine can give comes from `decoding.device`. Imports neither MLX
+nor numpy, so that the catalogue can be read without them.
 """
 
 from __future__ import annotations
@@ -132,40 +131,40 @@ def activations_from(config: dict[str, Any], *, on_metal: bool, itemsize: int) -
     )
 
 
-def judge(
+def choose_context(
     name: str,
     needs: Needs,
     limit: int,
     *,
-    asked: int | None = None,
+    requested: int | None = None,
     force: bool = False,
     with_8_bits: Callable[[], Needs | None] = lambda: None,
 ) -> Fit:
     """Which context the model `name` gets within `limit` bytes.
 
-    asked: the context that the user named; None: as much as fits, up to the model's own. force:
-    the user wants it whatever the figures say. with_8_bits: gives the needs with an 8-bit cache
-    where there can be one; asked only when something has to give.
+    requested: the context that the user named; None: as much as fits, up to the model's own.
+    force: the user wants it whatever the figures are. with_8_bits: returns the needs with an 8-bit
+    cache where there can be one; called only when something has to give.
     Raises UsageError for a context beyond the model's own, DoesNotFit with the figures where the
-    asked context, or a useful one, would not fit.
+    requested context, or a useful one, would not fit.
     """
-    if asked is not None and asked > needs.context:
+    if requested is not None and requested > needs.context:
         raise UsageError(
-            f"{name} was made for {needs.context} tokens of context, --context asks for {asked}; "
-            f"ask for {needs.context} at most"
+            f"{name} was made for {needs.context} tokens of context, --context asks for "
+            f"{requested}; ask for {needs.context} at most"
         )
-    wanted = asked or needs.context
+    wanted = requested or needs.context
     estimate = needs.at(wanted)
     if estimate.total <= limit:
-        tight = estimate.total > comfortable(limit)
-        return Fit(needs, estimate, limit, _tight(name, estimate, limit) if tight and asked else "")
+        tight = requested and estimate.total > comfortable(limit)
+        return Fit(needs, estimate, limit, _tight(name, estimate, limit) if tight else "")
     if force:
         return Fit(
             needs, estimate, limit, f"{_figures(name, estimate, limit)}; going on with --force"
         )
     most = largest_context(needs, limit)
-    if asked is not None or most < min(MIN_CONTEXT, needs.context):
-        smallest = needs.at(asked or min(MIN_CONTEXT, needs.context))
+    if requested is not None or most < min(MIN_CONTEXT, needs.context):
+        smallest = needs.at(requested or min(MIN_CONTEXT, needs.context))
         raise DoesNotFit(f"{_figures(name, smallest, limit)}; {_way_out(limit, most, with_8_bits)}")
     note = (
         f"{name} gets {most:,} of its {needs.context:,} tokens of context: all of them would take "

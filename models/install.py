@@ -1,6 +1,6 @@
 """Makes a model appear in the store all at once, or not at all.
 
-Owns the temporary folder `.partial-NAME-PID` inside the store, the rename that makes a model
+Owns the temporary directory `.partial-NAME-PID` inside the store, the rename that makes a model
 visible, and the removal of what dead processes left behind. Interrupts clean up; after a kill the
 next installation does. Two processes that install the same model take turns, and the second finds
 the work done. Refuses to begin without enough space (StoreError).
@@ -22,7 +22,7 @@ from akunu_py.errors import Cancelled, DamagedModel, StoreError, UnknownModel
 from akunu_py.models import store
 from akunu_py.models.locking import lock_model, store_errors
 from akunu_py.models.manifest import FileRecord, Manifest, record_files, write_manifest
-from akunu_py.models.progress import Report, no_report
+from akunu_py.models.progress import ProgressCallback, no_callback
 
 _PARTIAL = ".partial-"
 _POLL_S = 0.1
@@ -35,7 +35,7 @@ class Facts:
     source: str
     context_length: int
     parameters: int
-    quantisation: str
+    quantization: str
     licence: str
     repository: str = ""
     commit: str = ""
@@ -43,7 +43,7 @@ class Facts:
 
 
 Builder = Callable[[Path, Path], Facts]
-"""Fills the second folder with the model's files, using the first for anything temporary."""
+"""Fills the second directory with the model's files, using the first for anything temporary."""
 
 
 def installed(name: str) -> store.StoredModel | None:
@@ -60,7 +60,7 @@ def install(
     name: str,
     build: Builder,
     need_bytes: int,
-    progress: Report = no_report,
+    progress: ProgressCallback = no_callback,
     keep: Callable[[store.StoredModel], bool] = lambda model: True,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> store.StoredModel:
@@ -91,7 +91,7 @@ def install(
 
 
 @contextmanager
-def _turn(name: str, progress: Report, cancelled: Callable[[], bool]) -> Iterator[None]:
+def _turn(name: str, progress: ProgressCallback, cancelled: Callable[[], bool]) -> Iterator[None]:
     """Holds the model's lock; says so while it has to wait for another process."""
     with ExitStack() as stack:
         while True:
@@ -106,7 +106,7 @@ def _turn(name: str, progress: Report, cancelled: Callable[[], bool]) -> Iterato
         yield
 
 
-def _build(name: str, build: Builder, partial: Path, progress: Report) -> None:
+def _build(name: str, build: Builder, partial: Path, progress: ProgressCallback) -> None:
     work, model = partial / "work", partial / "model"
     work.mkdir(parents=True)
     model.mkdir()
@@ -119,7 +119,7 @@ def _build(name: str, build: Builder, partial: Path, progress: Report) -> None:
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         context_length=facts.context_length,
         parameters=facts.parameters,
-        quantisation=facts.quantisation,
+        quantization=facts.quantization,
         licence=facts.licence,
         files=record_files(model, lambda done: progress("record", done, size), facts.files),
         repository=facts.repository,
@@ -152,7 +152,7 @@ def _check_space(root: Path, need_bytes: int) -> None:
     if free < need_bytes:
         raise StoreError(
             f"not enough space in {root}: expected {_mb(need_bytes)} free, found {_mb(free)}; "
-            "free some, or set XDG_DATA_HOME to a folder on another disk"
+            "free some, or set XDG_DATA_HOME to a directory on another disk"
         )
 
 
@@ -162,7 +162,7 @@ def _mb(size: int) -> str:
 
 def _sweep(name: str) -> None:
     """Removes what earlier processes left behind. Only the holder of a model's lock makes its
-    partial folders, so those of a lock that can be had belong to the dead."""
+    partial directories, so those of a lock that can be had belong to the dead."""
     for leftover in paths.models_dir().glob(f"{_PARTIAL}*"):
         owner = leftover.name.removeprefix(_PARTIAL).rpartition("-")[0]
         if owner == name:

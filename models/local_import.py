@@ -1,6 +1,6 @@
-"""Brings a model that lies on this machine into the store: a folder or a GGUF file.
+"""Brings a model that lies on this machine into the store: a directory or a GGUF file.
 
-Owns the choice between the two, the name, and quantising on the way. Everything is checked before
+Owns the choice between the two, the name, and quantizing on the way. Everything is checked before
 anything is written; `install` makes the model visible once it is complete. Refuses names that are
 taken (UsageError).
 """
@@ -18,8 +18,8 @@ from akunu_py import paths
 from akunu_py.errors import UnknownModel, UnsupportedModel, UsageError
 from akunu_py.models import store
 from akunu_py.models.install import Facts, install
-from akunu_py.models.mlx_directory import plan_folder
-from akunu_py.models.progress import Report, no_report
+from akunu_py.models.mlx_directory import plan_directory
+from akunu_py.models.progress import ProgressCallback, no_callback
 
 GROUP_SIZE = 64  # mlx-lm's own choice
 _BLOCK = 1 << 22
@@ -30,27 +30,27 @@ def import_model(
     *,
     name: str | None = None,
     bits: int | None = None,
-    progress: Report = no_report,
+    progress: ProgressCallback = no_callback,
 ) -> store.StoredModel:
-    """Imports the folder or GGUF file `source` under `name` (None: after the file).
+    """Imports the directory or GGUF file `source` under `name` (None: after the file).
 
-    bits: quantise plain weights to so many. progress: hears a phase ("import", "copy", "quantise",
+    bits: quantize plain weights to so many. progress: hears a phase ("import", "copy", "quantize",
     "record"), the bytes done and in all.
     Raises UnknownModel where there is nothing, UsageError for a name that is taken or weights that
-    are quantised already, UnsupportedModel and DamagedModel for what cannot be imported, and
+    are quantized already, UnsupportedModel and DamagedModel for what cannot be imported, and
     StoreError.
     """
     source = source.expanduser()
     if not source.exists():
-        raise UnknownModel(f"expected a folder or a GGUF file at {source}, found nothing there")
+        raise UnknownModel(f"expected a directory or a GGUF file at {source}, found nothing there")
     name = _free_name(source, name)
-    make, need = (_from_folder if source.is_dir() else _from_gguf)(source, bits, progress)
+    make, need = (_from_directory if source.is_dir() else _from_gguf)(source, bits, progress)
     built = False
 
-    def build(work: Path, folder: Path) -> Facts:
+    def build(work: Path, directory: Path) -> Facts:
         nonlocal built
         built = True
-        return make(work, folder)
+        return make(work, directory)
 
     model = install(name, build, need, progress)
     if not built:  # another process took the name while we were checking
@@ -86,60 +86,62 @@ def _taken(name: str) -> UsageError:
     )
 
 
-def _from_folder(source: Path, bits: int | None, progress: Report) -> tuple[_Maker, int]:
-    plan = plan_folder(source)
+def _from_directory(
+    source: Path, bits: int | None, progress: ProgressCallback
+) -> tuple[_Maker, int]:
+    plan = plan_directory(source)
     if bits and plan.bits:
-        raise UsageError(f"{source} is quantised already ({plan.quantisation}); omit --quantize")
+        raise UsageError(f"{source} is quantized already ({plan.quantization}); omit --quantize")
 
-    def make(work: Path, folder: Path) -> Facts:
+    def make(work: Path, directory: Path) -> Facts:
         if bits:
-            _copy([path for path in plan.copies if not _is_weights(path)], folder, progress)
-            plan.write_settings(folder)
-            _quantise(source, folder, bits, progress)
+            _copy([path for path in plan.copies if not _is_weights(path)], directory, progress)
+            plan.write_settings(directory)
+            _quantize(source, directory, bits, progress)
         else:
-            _copy(plan.copies, folder, progress)
-            plan.write_settings(folder)
+            _copy(plan.copies, directory, progress)
+            plan.write_settings(directory)
         return Facts(
             source=f"folder {source.resolve()}",
             context_length=plan.context_length,
             parameters=plan.parameters,
-            quantisation=_described(bits) if bits else plan.quantisation,
+            quantization=_described(bits) if bits else plan.quantization,
             licence=plan.licence,
         )
 
-    return make, _quantised_bytes(plan.parameters, bits) if bits else plan.nbytes
+    return make, _quantized_bytes(plan.parameters, bits) if bits else plan.nbytes
 
 
-def _from_gguf(source: Path, bits: int | None, progress: Report) -> tuple[_Maker, int]:
+def _from_gguf(source: Path, bits: int | None, progress: ProgressCallback) -> tuple[_Maker, int]:
     from akunu_py.models.gguf.convert import plan_import
 
     if source.suffix.lower() != ".gguf":
         raise UnsupportedModel(
-            f"{source.name} is not GGUF; akunu imports .gguf files and folders of safetensors "
+            f"{source.name} is not GGUF; akunu imports .gguf files and directories of safetensors "
             "with their config.json"
         )
     plan = plan_import(source)
     if bits and "quantization" in plan.config:
         raise UsageError(
-            f"{source.name} is quantised already ({plan.facts.quantisation}); omit --quantize"
+            f"{source.name} is quantized already ({plan.facts.quantization}); omit --quantize"
         )
 
-    def make(work: Path, folder: Path) -> Facts:
-        target = work if bits else folder
+    def make(work: Path, directory: Path) -> Facts:
+        target = work if bits else directory
         plan.write(target, lambda done, total: progress("import", done, total))
         if bits:
             plain = [path for path in work.iterdir() if path.is_file() and not _is_weights(path)]
-            _copy(plain, folder, progress)
-            _quantise(work, folder, bits, progress)
+            _copy(plain, directory, progress)
+            _quantize(work, directory, bits, progress)
         return Facts(
             source=f"file {source.resolve()}",
             context_length=plan.facts.context_length,
             parameters=plan.facts.parameters,
-            quantisation=_described(bits) if bits else plan.facts.quantisation,
+            quantization=_described(bits) if bits else plan.facts.quantization,
             licence=plan.facts.licence,
         )
 
-    extra = _quantised_bytes(plan.facts.parameters, bits) if bits else 0
+    extra = _quantized_bytes(plan.facts.parameters, bits) if bits else 0
     return make, plan.nbytes + extra
 
 
@@ -151,26 +153,26 @@ def _described(bits: int) -> str:
     return f"{bits}-bit, groups of {GROUP_SIZE}"
 
 
-def _quantised_bytes(parameters: int, bits: int) -> int:
+def _quantized_bytes(parameters: int, bits: int) -> int:
     """A little more than `parameters` weights take with their scales and biases."""
     return int(parameters * (bits + 32 / GROUP_SIZE) / 8 * 1.1) + 1_000_000
 
 
-def _copy(files: list[Path], folder: Path, progress: Report) -> None:
+def _copy(files: list[Path], directory: Path, progress: ProgressCallback) -> None:
     total, done = sum(path.stat().st_size for path in files), 0
     for path in files:
-        with path.open("rb") as source, (folder / path.name).open("xb") as target:
+        with path.open("rb") as source, (directory / path.name).open("xb") as target:
             while block := source.read(_BLOCK):
                 target.write(block)
                 done += len(block)
                 progress("copy", done, total)
 
 
-def _quantise(source: Path, folder: Path, bits: int, progress: Report) -> None:
-    """Quantises the model in `source` with mlx-lm into `folder`, shard by shard."""
+def _quantize(source: Path, directory: Path, bits: int, progress: ProgressCallback) -> None:
+    """Quantizes the model in `source` with mlx-lm into `directory`, shard by shard."""
     from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 
-    progress("quantise", 0, 0)
+    progress("quantize", 0, 0)
     model, config = load_model(source, lazy=True)
     _set_dtype(model, config)
     with contextlib.redirect_stdout(io.StringIO()):  # it says how many bits came out
@@ -181,8 +183,8 @@ def _quantise(source: Path, folder: Path, bits: int, progress: Report) -> None:
             "without --quantize"
         )
     config.pop("auto_map", None)
-    save_model(folder, model, donate_model=True)
-    save_config(config, folder / "config.json")
+    save_model(directory, model, donate_model=True)
+    save_config(config, directory / "config.json")
 
 
 def _set_dtype(model: Any, config: dict[str, Any]) -> None:

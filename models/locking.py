@@ -23,7 +23,7 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 @contextmanager
 def lock_model(name: str, wait: bool = True) -> Iterator[None]:
-    """Holds the lock of the model `name`; the store's folder must exist.
+    """Holds the lock of the model `name`; the store's directory must exist.
 
     Raises StoreError where another process holds it and `wait` is false.
     """
@@ -62,9 +62,9 @@ def store_error(doing: str, error: OSError, moved_by: str = "XDG_DATA_HOME") -> 
     """The StoreError for what the disk said."""
     where = f" ({error.filename})" if error.filename else ""
     if error.errno in _FULL:
-        hint = f"free some space, or set {moved_by} to a folder on another disk"
+        hint = f"free some space, or set {moved_by} to a directory on another disk"
     elif error.errno in _FORBIDDEN:
-        hint = f"give yourself write access, or set {moved_by} to a folder of your own"
+        hint = f"give yourself write access, or set {moved_by} to a directory of your own"
     else:
         hint = f"see `akunu info` for where the store is; {moved_by} moves it"
     return StoreError(f"{doing}: {error.strerror or error}{where}; {hint}")

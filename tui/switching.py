@@ -9,7 +9,7 @@ from akunu_py.errors import AkunuError
 from akunu_py.models import store
 from akunu_py.settings import MAX_TEMPERATURE, Settings
 from akunu_py.tui.base import ChatBase
-from akunu_py.tui.models.downloads import DownloadEnded, DownloadMoved, in_words
+from akunu_py.tui.models.downloads import DownloadEnded, DownloadMoved
 from akunu_py.tui.models.screen import ModelsScreen
 from akunu_py.tui.session.messages import Failed
 from akunu_py.tui.settings.screen import SettingsScreen
@@ -58,7 +58,7 @@ class Switching(ChatBase):
         if download is not None and self._awaits(message.name):
             self._status.phase = "fetching"
             self._status.progress = download.progress.share
-            self._tell_of_download(in_words(download.progress))
+            self._tell_of_download(download.progress.describe())
         if screen := self._models_screen():
             screen.download_moved(message)
 

@@ -11,8 +11,8 @@ from datetime import datetime
 from akunu_py import paths
 from akunu_py.errors import UnknownModel, UsageError
 from akunu_py.models import catalogue, cleanup, store
+from akunu_py.models.catalogue import Recommendation, recommend
 from akunu_py.models.fit import GIB, usable_memory
-from akunu_py.models.recommend import Recommendation, recommend
 from akunu_py.models.usage import Usage, read_usage
 from akunu_py.text import human_size, on_one_line
 
@@ -158,7 +158,7 @@ def _stored_facts(model: store.StoredModel, *, verified: bool) -> list[tuple[str
         *where,
         ("size", human_size(model.size)),
         ("context", f"{model.context_length} tokens" if model.context_length else ""),
-        ("weights", model.quantisation),
+        ("weights", model.quantization),
         ("licence", model.licence),
         ("source", model.source),
         ("created", model.created),

@@ -1,4 +1,4 @@
-"""`akunu models import`: a folder or a GGUF file on this machine becomes a model of the store."""
+"""`akunu models import`: makes a directory or a GGUF file on this machine a model of the store."""
 
 from __future__ import annotations
 

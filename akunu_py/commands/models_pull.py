@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from akunu_py.commands.progress import watched
-from akunu_py.models.pull import is_here, pull
+from akunu_py.models.pull import find_installed, pull
 from akunu_py.text import human_size
 
 
@@ -17,7 +17,7 @@ def run(args: argparse.Namespace) -> int:
 
 def fetch(reference: str, *, name: str | None = None, quiet_if_here: bool = False) -> None:
     """Fetches a model with progress, unless it is here and whole. Ctrl-C keeps what came."""
-    if here := is_here(reference, name):
+    if here := find_installed(reference, name):
         if not quiet_if_here:
             print(f"{here.name} is here already ({human_size(here.size)}): {here.path}")
         return

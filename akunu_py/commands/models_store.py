@@ -37,7 +37,7 @@ def remove(args: argparse.Namespace) -> int:
         freed += cache.delete(*origin)
     print(f"removed {args.name}, {human_size(freed)} freed")
     if linked and origin and not also:
-        where = cache.HubFolder(origin[0]).root
+        where = cache.CachedRepository(origin[0]).root
         print(f"its {human_size(linked)} stay in the hub's cache: {where}")
         print(f"to delete them too: hf cache rm model/{origin[0]}")
     return 0
@@ -72,14 +72,14 @@ def verify_model(model: store.StoredModel) -> None:
 
 def collect(args: argparse.Namespace) -> int:
     """Removes what is of no use any more, or says what that would be."""
-    found = cleanup.find_garbage()
+    found = cleanup.find_leftovers()
     if not found:
         print("nothing to remove")
         return 0
     freed = 0
     for garbage in found:
         print(f"{human_size(garbage.size):>8}  {on_one_line(garbage.what)}")
-        freed += garbage.size if args.dry_run else cleanup.remove_garbage(garbage)
+        freed += garbage.size if args.dry_run else cleanup.remove_leftover(garbage)
     print(f"{human_size(freed)} {'would be freed' if args.dry_run else 'freed'}")
     return 0
 

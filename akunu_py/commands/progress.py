@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from tqdm import tqdm
 
 from akunu_py.models.progress import Meter, Progress
-from akunu_py.text import human_size
 
 _LINE_EVERY_S = 10.0
 
@@ -78,19 +77,8 @@ class _Lines:
         elif not progress.total or now - self._told_at < _LINE_EVERY_S:
             return
         else:
-            print(f"{progress.phase}: {in_words(progress)}", file=sys.stderr)
+            print(f"{progress.describe(separator=', ')}", file=sys.stderr)
         self._told_at = now
 
     def close(self) -> None:
         pass
-
-
-def in_words(progress: Progress) -> str:
-    """Bytes, rate and time left."""
-    parts = [f"{human_size(progress.done)} of {human_size(progress.total)}"]
-    if progress.rate is not None:
-        parts.append(f"{human_size(progress.rate)}/s")
-    if progress.seconds_left is not None:
-        minutes, seconds = divmod(round(progress.seconds_left), 60)
-        parts.append(f"{minutes}:{seconds:02} left")
-    return ", ".join(parts)

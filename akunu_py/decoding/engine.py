@@ -18,7 +18,7 @@ from akunu_py.decoding import chat_template, device, footprint, kvcache
 from akunu_py.decoding.device import lay_out_weights
 from akunu_py.decoding.thinking import opens_thinking, thinking_markers
 from akunu_py.errors import DamagedModel, UnsupportedModel, UsageError, one_line
-from akunu_py.models.fit import Fit, judge
+from akunu_py.models.fit import Fit, choose_context
 from akunu_py.types import Message, WeightMode
 
 _UNKNOWN_CONTEXT = 4096
@@ -92,11 +92,11 @@ class Engine:
         text_config = config.get("text_config", config)
         own_context = int(text_config.get("max_position_embeddings") or _UNKNOWN_CONTEXT)
         needs = footprint.needs(model, config, own_context, weights, kv_bits)
-        fit = judge(
+        fit = choose_context(
             name or path.name,
             needs,
             device.available_memory(),
-            asked=context,
+            requested=context,
             force=force,
             with_8_bits=lambda: (
                 None

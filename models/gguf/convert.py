@@ -1,4 +1,4 @@
-"""Converts a GGUF file into a folder that mlx-lm loads.
+"""Converts a GGUF file into a directory that mlx-lm loads.
 
 Owns the way from tensors to parameters: config.json, model.safetensors and, through
 `gguf_tokenizer`, the tokenizer. What the weights become is `gguf_weights`' business, what a family
@@ -31,7 +31,7 @@ from akunu_py.models.gguf.families import (
     sizes,
 )
 from akunu_py.models.gguf.file import GgufFile, Tensor, read_gguf
-from akunu_py.models.gguf.settings import Settings
+from akunu_py.models.gguf.settings import GgufSettings
 from akunu_py.models.gguf.tokenizer import TokenizerPlan, plan_tokenizer
 from akunu_py.models.safetensors import Entry, write_safetensors
 
@@ -42,7 +42,7 @@ class Imported:
 
     context_length: int
     parameters: int
-    quantisation: str
+    quantization: str
     licence: str
 
 
@@ -61,30 +61,30 @@ class ImportPlan:
         return sum(entry.nbytes for entry in self.entries)
 
     def write(
-        self, folder: Path, progress: Callable[[int, int], None] = lambda done, total: None
+        self, directory: Path, progress: Callable[[int, int], None] = lambda done, total: None
     ) -> None:
-        """Writes the model into the existing, empty `folder`.
+        """Writes the model into the existing, empty `directory`.
 
         progress: hears the bytes written and their total. Raises UnsupportedModel where a weight
         overflows its float type; OSError passes through.
         """
         total = self.nbytes
-        path = folder / "model.safetensors"
+        path = directory / "model.safetensors"
         write_safetensors(path, self.entries, lambda done: progress(done, total))
-        self.tokenizer.write(folder)
-        (folder / "config.json").write_text(json.dumps(self.config, indent=2) + "\n", "utf-8")
+        self.tokenizer.write(directory)
+        (directory / "config.json").write_text(json.dumps(self.config, indent=2) + "\n", "utf-8")
 
 
 def import_gguf(
-    source: Path, folder: Path, progress: Callable[[int, int], None] = lambda done, total: None
+    source: Path, directory: Path, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> Imported:
-    """Converts the GGUF file `source` into the existing, empty `folder`.
+    """Converts the GGUF file `source` into the existing, empty `directory`.
 
     progress: hears the bytes written and their total.
     Raises UnsupportedModel or DamagedModel before anything is written; OSError passes through.
     """
     plan = plan_import(source)
-    plan.write(folder, progress)
+    plan.write(directory, progress)
     return plan.facts
 
 
@@ -93,7 +93,7 @@ def plan_import(source: Path) -> ImportPlan:
     file = read_gguf(source)
     architecture, family = family_of(file)
     tokenizer = plan_tokenizer(file)
-    settings = Settings(file, architecture)
+    settings = GgufSettings(file, architecture)
     settings.expect_nothing_else(set(family.reads))
     config: dict[str, Any] = {"model_type": family.model_type, "architectures": [family.class_name]}
     config |= common_config(settings, tokenizer.size)
@@ -102,13 +102,13 @@ def plan_import(source: Path) -> ImportPlan:
     slots = _place_tensors(file, family, config)
     kept = [tensor for tensor in file.tensors.values() if tensor.name in slots]
     dtype = _float_type(kept, slots, family)
-    quantised = {
+    quantized = {
         slots[tensor.name].name.removesuffix(".weight"): weights.BITS[tensor.type.name]
         for tensor in kept
         if tensor.type.name in weights.BITS
     }
-    if quantised:
-        config["quantization"] = _quantisation(quantised)
+    if quantized:
+        config["quantization"] = _quantization(quantized)
     entries = [
         entry for tensor in kept for entry in _entries(tensor, slots[tensor.name], config, dtype)
     ]
@@ -117,7 +117,7 @@ def plan_import(source: Path) -> ImportPlan:
     facts = Imported(
         context_length=config["max_position_embeddings"],
         parameters=sum(math.prod(tensor.shape) for tensor in kept),
-        quantisation=", ".join(f"{name} x {count}" for name, count in types.most_common()),
+        quantization=", ".join(f"{name} x {count}" for name, count in types.most_common()),
         licence=licence if isinstance(licence, str) and len(licence) < 100 else "",
     )
     return ImportPlan(file, config, entries, tokenizer, facts)
@@ -195,8 +195,8 @@ def _vector(tensor: Tensor, shift: float) -> weights.Array:
     return shifted
 
 
-def _quantisation(bits: dict[str, int]) -> dict[str, Any]:
-    """mlx-lm's quantisation settings: the commonest width, and every module that differs."""
+def _quantization(bits: dict[str, int]) -> dict[str, Any]:
+    """mlx-lm's quantization settings: the commonest width, and every module that differs."""
     common = Counter(bits.values()).most_common(1)[0][0]
     settings: dict[str, Any] = {
         "group_size": weights.GROUP_SIZE,
@@ -245,6 +245,6 @@ class _Conversion:
 
     def take(self, part: str) -> weights.Array:
         if not self.parts:
-            made = weights.quantised(self.tensor, self.dtype)
+            made = weights.quantized(self.tensor, self.dtype)
             self.parts = {"weight": made.packed, "scales": made.scales, "biases": made.biases}
         return self.parts.pop(part)

@@ -16,7 +16,7 @@ from typing import Any
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.gguf.file import GgufFile
 from akunu_py.models.gguf.rope import factors, rope_scaling
-from akunu_py.models.gguf.settings import Settings
+from akunu_py.models.gguf.settings import GgufSettings
 
 Config = dict[str, Any]
 
@@ -45,7 +45,7 @@ class Family:
     model_type: str
     class_name: str
     layer: dict[str, Slot]
-    configure: Callable[[Settings, Config], Config]
+    configure: Callable[[GgufSettings, Config], Config]
     reads: frozenset[str] = frozenset()
     shift: float = 0.0
     bfloat: bool = False
@@ -81,7 +81,7 @@ def sizes(config: Config) -> dict[str, int]:
     }
 
 
-def common_config(settings: Settings, vocabulary: int) -> Config:
+def common_config(settings: GgufSettings, vocabulary: int) -> Config:
     """The settings that all families share. Checks that heads and widths fit together."""
     hidden = settings.count("embedding_length")
     heads = settings.count("attention.head_count")
@@ -110,12 +110,12 @@ def common_config(settings: Settings, vocabulary: int) -> Config:
     }
 
 
-def _plain(settings: Settings, config: Config) -> Config:
+def _plain(settings: GgufSettings, config: Config) -> Config:
     _expect_whole_rotation(settings, config)
     return {"rope_scaling": rope_scaling(settings, config)}
 
 
-def _qwen2(settings: Settings, config: Config) -> Config:
+def _qwen2(settings: GgufSettings, config: Config) -> Config:
     if config["head_dim"] != config["hidden_size"] // config["num_attention_heads"]:
         settings.expect(
             "attention.key_length", config["hidden_size"] // config["num_attention_heads"]
@@ -123,7 +123,7 @@ def _qwen2(settings: Settings, config: Config) -> Config:
     return _plain(settings, config)
 
 
-def _qwen3_moe(settings: Settings, config: Config) -> Config:
+def _qwen3_moe(settings: GgufSettings, config: Config) -> Config:
     experts = settings.count("expert_count")
     used = settings.count("expert_used_count")
     if used > experts:
@@ -138,7 +138,7 @@ def _qwen3_moe(settings: Settings, config: Config) -> Config:
     }
 
 
-def _gemma3(settings: Settings, config: Config) -> Config:
+def _gemma3(settings: GgufSettings, config: Config) -> Config:
     _expect_whole_rotation(settings, config)
     # The largest Gemma 3 divides by the width of a head of its residual stream, the others by that
     # of a key; GGUF does not say which, llama.cpp goes by the number of layers.
@@ -154,7 +154,7 @@ def _gemma3(settings: Settings, config: Config) -> Config:
     }
 
 
-def _phi3(settings: Settings, config: Config) -> Config:
+def _phi3(settings: GgufSettings, config: Config) -> Config:
     head_dim = config["hidden_size"] // config["num_attention_heads"]
     settings.expect("attention.key_length", head_dim)
     rotated = settings.count("rope.dimension_count", head_dim)
@@ -182,7 +182,7 @@ def _phi3(settings: Settings, config: Config) -> Config:
     }
 
 
-def _expect_whole_rotation(settings: Settings, config: Config) -> None:
+def _expect_whole_rotation(settings: GgufSettings, config: Config) -> None:
     settings.expect("rope.dimension_count", config["head_dim"])
 
 
@@ -281,6 +281,6 @@ def family_of(file: GgufFile) -> tuple[str, Family]:
     if name not in FAMILIES:
         raise UnsupportedModel(
             f"{file.path.name} has the architecture {name[:40]!r}; akunu imports "
-            f"{', '.join(FAMILIES)} from GGUF, and any that mlx-lm knows from a folder"
+            f"{', '.join(FAMILIES)} from GGUF, and any that mlx-lm knows from a directory"
         )
     return name, FAMILIES[name]

@@ -13,12 +13,12 @@ import numpy as np
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.gguf.file import Tensor
-from akunu_py.models.gguf.settings import Settings
+from akunu_py.models.gguf.settings import GgufSettings
 
 Config = dict[str, Any]
 
 
-def rope_scaling(settings: Settings, config: Config) -> Config | None:
+def rope_scaling(settings: GgufSettings, config: Config) -> Config | None:
     """mlx-lm's settings for stretched rotary positions."""
     kind = settings.get("rope.scaling.type") or "none"
     table = settings.file.tensors.get("rope_freqs.weight")

@@ -14,7 +14,7 @@ import numpy as np
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.gguf.file import GgufFile
 
-# Settings that some families of llama.cpp have, and the value at which they do nothing.
+# GgufSettings that some families of llama.cpp have, and the value at which they do nothing.
 _NEUTRAL: dict[str, Any] = {
     "attention.causal": True,
     "attention.clamp_kqv": 0.0,
@@ -42,7 +42,7 @@ _NEUTRAL: dict[str, Any] = {
 }
 
 
-class Settings:
+class GgufSettings:
     """The keys of `architecture` in the metadata of `file`, without the architecture's name."""
 
     def __init__(self, file: GgufFile, architecture: str) -> None:

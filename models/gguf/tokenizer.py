@@ -155,9 +155,9 @@ class TokenizerPlan:
             )
         return tokenizer
 
-    def write(self, folder: Path) -> None:
+    def write(self, directory: Path) -> None:
         """Writes tokenizer.json and tokenizer_config.json."""
-        (folder / "tokenizer.json").write_text(self.build().to_str(), "utf-8")
+        (directory / "tokenizer.json").write_text(self.build().to_str(), "utf-8")
         settings: dict[str, Any] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "add_bos_token": self.add_bos,
@@ -171,7 +171,7 @@ class TokenizerPlan:
         if self.chat_template is not None:
             settings["chat_template"] = self.chat_template
         text = json.dumps(settings, indent=2, ensure_ascii=False)
-        (folder / "tokenizer_config.json").write_text(text + "\n", "utf-8")
+        (directory / "tokenizer_config.json").write_text(text + "\n", "utf-8")
 
 
 def plan_tokenizer(file: GgufFile) -> TokenizerPlan:

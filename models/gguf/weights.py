@@ -10,8 +10,8 @@ one scale for 32 weights, its bits are kept and only put into another order:
 
 The first five are exact in half precision (the biases are d times a power of two); in the last two
 the products are rounded to it, which moves weights by a hundredth of a step. Q2_K, Q3_K and Q6_K
-have one scale for 16 weights, which MLX cannot express: they are dequantised by the gguf package
-and quantised anew in the narrowest width that adds less than a tenth to the squared error that the
+have one scale for 16 weights, which MLX cannot express: they are dequantized by the gguf package
+and quantized anew in the narrowest width that adds less than a tenth to the squared error that the
 type itself has made (docs/models-import.md has the figures). Work goes through the tensor in
 slices, so that memory stays bounded. Refuses scales that overflow the float type
 (UnsupportedModel); no real model has them.
@@ -42,7 +42,7 @@ Groups = tuple[Array, Array, Array]
 
 
 @dataclass(frozen=True, slots=True)
-class Quantised:
+class Quantized:
     """A matrix as MLX stores it: `packed` uint32 [..., columns * bits / 32], `scales` and `biases`
     in the storage form of a float type [..., columns / 32]."""
 
@@ -51,8 +51,8 @@ class Quantised:
     biases: Array
 
 
-def quantised(tensor: Tensor, dtype: str) -> Quantised:
-    """Converts a quantised tensor; scales and biases get the float type `dtype`.
+def quantized(tensor: Tensor, dtype: str) -> Quantized:
+    """Converts a quantized tensor; scales and biases get the float type `dtype`.
 
     Raises UnsupportedModel where they overflow it.
     """
@@ -75,7 +75,7 @@ def quantised(tensor: Tensor, dtype: str) -> Quantised:
             f"{tensor.path.name}: the scales of {tensor.name[:80]} exceed what {dtype} holds"
         )
     shape = (*rows, columns // GROUP_SIZE)
-    return Quantised(
+    return Quantized(
         packed.reshape(*rows, columns * bits // 32),
         store(scales, dtype).reshape(shape),
         store(biases, dtype).reshape(shape),
@@ -163,11 +163,11 @@ def _groups(tensor: Tensor, raw: Array, dtype: str) -> Groups:
     from gguf import GGMLQuantizationType, dequantize  # its import takes a moment
 
     values = dequantize(np.ascontiguousarray(raw), GGMLQuantizationType[tensor.type.name])
-    return requantise(values.reshape(-1, GROUP_SIZE), BITS[tensor.type.name], dtype)
+    return requantize(values.reshape(-1, GROUP_SIZE), BITS[tensor.type.name], dtype)
 
 
-def requantise(values: Array, bits: int, dtype: str) -> Groups:
-    """Quantises float32 [groups, 32] from each group's smallest value to its largest.
+def requantize(values: Array, bits: int, dtype: str) -> Groups:
+    """Quantizes float32 [groups, 32] from each group's smallest value to its largest.
 
     Scales and biases are rounded to `dtype` first, so that the codes make up for it.
     """

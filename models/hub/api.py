@@ -3,7 +3,7 @@
 Owns the look-up of a repository at a commit, the choice of files that a model needs, the words for
 the hub's refusals, and patience with a hub that is busy. HF_ENDPOINT, HF_TOKEN, HF_HOME and
 HF_HUB_OFFLINE mean what they mean to every program that uses huggingface-hub. Refuses file names
-that lead out of a folder, weights as pickle, and models that would need code of their own.
+that lead out of a directory, weights as pickle, and models that would need code of their own.
 Fetching is `hub_files`' business.
 """
 
@@ -34,7 +34,7 @@ _OWNER = r"[A-Za-z0-9](?:[A-Za-z0-9_]|[.-](?![.-]))*"
 _REPOSITORY = re.compile(rf"({_OWNER}/{_OWNER})(?:@([A-Za-z0-9][A-Za-z0-9._/-]*))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-# What mlx-lm and transformers read of a model; no folder below, no code, nothing else.
+# What mlx-lm and transformers read of a model; no directory below, no code, nothing else.
 _WEIGHTS = re.compile(r"model[A-Za-z0-9._-]*\.safetensors")
 _WANTED = re.compile(
     rf"{_WEIGHTS.pattern}|(?:config|generation_config|hf_quant_config|model\.safetensors\.index"
@@ -79,7 +79,7 @@ class HubModel:
         return sum(file.size for file in self.files)
 
 
-def parse(reference: str) -> tuple[str, str | None] | None:
+def parse_reference(reference: str) -> tuple[str, str | None] | None:
     """(repository, revision) of `owner/repo[@revision]`, None for what is not of that form."""
     found = _REPOSITORY.fullmatch(reference)
     if not found or len(reference) > 200 or ".." in reference or "--" in found[1]:
@@ -87,7 +87,7 @@ def parse(reference: str) -> tuple[str, str | None] | None:
     return found[1], found[2]
 
 
-def look_up(repository: str, revision: str | None, waiting: Patience) -> HubModel:
+def look_up(repository: str, revision: str | None, retries: Retries) -> HubModel:
     """What the hub says of `repository` at `revision` (None: its main branch).
 
     Raises FetchError, UnknownModel where there is no such repository or revision, and
@@ -95,8 +95,8 @@ def look_up(repository: str, revision: str | None, waiting: Patience) -> HubMode
     """
     from huggingface_hub import HfApi, constants
 
-    with explained(repository, revision):
-        info = waiting.until_answered(
+    with hub_errors(repository, revision):
+        info = retries.until_answered(
             lambda: HfApi(endpoint=constants.ENDPOINT).model_info(
                 repository,
                 revision=revision,
@@ -108,16 +108,16 @@ def look_up(repository: str, revision: str | None, waiting: Patience) -> HubMode
 
 
 def choose_files(names: list[str]) -> list[str]:
-    """Those of a repository's files that a model needs.
+    """The files of a repository that a model needs.
 
-    Raises FetchError for a name that leads out of the folder, and UnsupportedModel where there are
+    Raises FetchError for a name that leads out of the directory, UnsupportedModel where there are
     no safetensors, which says what there is instead.
     """
     for name in names:
         parts = PurePosixPath(name).parts
         if name.startswith(("/", "~")) or ".." in parts or "\\" in name or "\0" in name:
             raise FetchError(
-                f"the repository names a file outside its folder: {name[:80]!r}; "
+                f"the repository names a file outside its directory: {name[:80]!r}; "
                 "do not use it, and tell the hub"
             )
     wanted = [name for name in names if _WANTED.fullmatch(name)]
@@ -130,7 +130,7 @@ def choose_files(names: list[str]) -> list[str]:
     return wanted
 
 
-def well_formed(file: HubFile) -> bool:
+def is_valid_file(file: HubFile) -> bool:
     """Whether its name, size and digest are what they should be, and safe as names of files."""
     form = _SHA256 if file.large else _COMMIT
     plain = _WANTED.fullmatch(file.name) and form.fullmatch(file.digest)
@@ -138,7 +138,7 @@ def well_formed(file: HubFile) -> bool:
 
 
 @contextlib.contextmanager
-def explained(repository: str, revision: str | None = None) -> Iterator[None]:
+def hub_errors(repository: str, revision: str | None = None) -> Iterator[None]:
     """Turns what huggingface-hub raises into our errors, each with what to do."""
     import httpx2
     from huggingface_hub import constants, errors
@@ -177,7 +177,7 @@ def explained(repository: str, revision: str | None = None) -> Iterator[None]:
         raise UsageError(f"{repository[:80]!r} is not the name of a repository") from error
 
 
-class Patience:
+class Retries:
     """Tries again while the hub is busy or the connection breaks, for as long as there is hope.
 
     cancelled: asked during every wait; Cancelled is raised where it says yes. report: hears that
@@ -250,7 +250,7 @@ def _described(repository: str, revision: str | None, info: ModelInfo) -> HubMod
         digest = sibling.lfs.sha256 if sibling.lfs is not None else sibling.blob_id
         size = sibling.lfs.size if sibling.lfs is not None else sibling.size
         file = HubFile(name, size if size is not None else -1, str(digest), large)
-        if not well_formed(file):
+        if not is_valid_file(file):
             raise FetchError(
                 f"the hub gives no size and hash of {name} in {repository}; check HF_ENDPOINT"
             )

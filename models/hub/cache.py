@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from akunu_py.errors import FetchError
-from akunu_py.models.hub.api import HubFile, HubModel, Patience, choose_files
+from akunu_py.models.hub.api import HubFile, HubModel, Retries, choose_files
 from akunu_py.models.locking import store_errors
 from akunu_py.models.manifest import FileRecord, sha256_file
-from akunu_py.models.progress import Report
+from akunu_py.models.progress import ProgressCallback
 
 
-class HubFolder:
+class CachedRepository:
     """One repository in the hub's cache."""
 
     def __init__(self, repository: str) -> None:
@@ -73,7 +73,7 @@ class HubFolder:
             reference.write_text(model.commit, "utf-8")
 
     @contextlib.contextmanager
-    def locked(self, file: HubFile, waiting: Patience, report: Report) -> Iterator[None]:
+    def locked(self, file: HubFile, retries: Retries, report: ProgressCallback) -> Iterator[None]:
         """Holds the library's lock of the file, which other programs respect too."""
         from filelock import Timeout
         from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
@@ -81,7 +81,7 @@ class HubFolder:
         self._locks.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
             while True:
-                waiting.check()
+                retries.check()
                 try:
                     lock = WeakFileLock(self._locks / f"{file.digest}.lock", timeout=0.5)
                     stack.enter_context(lock)
@@ -96,22 +96,22 @@ def cached(repository: str, revision: str) -> HubModel | None:
 
     Files have the digest by which the cache names them. None where no whole model is there.
     """
-    folder = HubFolder(repository)
-    commit = folder.cached_commit(revision)
+    cached = CachedRepository(repository)
+    commit = cached.cached_commit(revision)
     if commit is None:
         return None
     files = []
-    snapshot = folder.root / "snapshots" / commit
+    snapshot = cached.root / "snapshots" / commit
     for name in choose_files(sorted(path.name for path in snapshot.iterdir() if path.is_file())):
         digest = (snapshot / name).resolve().name
         files.append(HubFile(name, (snapshot / name).stat().st_size, digest, len(digest) == 64))
     return HubModel(repository, revision, commit, tuple(files), "")
 
 
-def linked_bytes(folder: Path) -> int:
-    """Bytes in the hub's cache that the model of the store in `folder` links to."""
+def linked_bytes(directory: Path) -> int:
+    """Bytes in the hub's cache that the model of the store in `directory` links to."""
     size = 0
-    for path in folder.iterdir():
+    for path in directory.iterdir():
         with contextlib.suppress(OSError):
             size += path.stat().st_size if path.is_symlink() else 0
     return size
@@ -124,11 +124,11 @@ def delete(repository: str, commit: str) -> int:
     """
     from huggingface_hub import scan_cache_dir
 
-    folder = HubFolder(repository)
-    if not folder.root.exists():
+    cached = CachedRepository(repository)
+    if not cached.root.exists():
         return 0
-    with store_errors(f"cannot delete {folder.root}", "HF_HOME"):
-        plan = scan_cache_dir(folder.root.parent).delete_revisions(commit)
+    with store_errors(f"cannot delete {cached.root}", "HF_HOME"):
+        plan = scan_cache_dir(cached.root.parent).delete_revisions(commit)
         plan.execute()
     return int(plan.expected_freed_size)
 

@@ -16,10 +16,10 @@ from typing import IO, TYPE_CHECKING
 from urllib.parse import quote
 
 from akunu_py.errors import FetchError, StoreError
-from akunu_py.models.hub.api import HubFile, HubModel, Patience, explained
-from akunu_py.models.hub.cache import HubFolder, hasher_for
+from akunu_py.models.hub.api import HubFile, HubModel, Retries, hub_errors
+from akunu_py.models.hub.cache import CachedRepository, hasher_for
 from akunu_py.models.locking import store_errors
-from akunu_py.models.progress import Report
+from akunu_py.models.progress import ProgressCallback
 
 if TYPE_CHECKING:
     import httpx2
@@ -28,20 +28,22 @@ _BLOCK = 1 << 20
 _RESERVE = 64_000_000  # bytes that are left free on the disk
 
 
-def fetch(model: HubModel, files: Sequence[HubFile], waiting: Patience, report: Report) -> set[str]:
+def fetch(
+    model: HubModel, files: Sequence[HubFile], retries: Retries, report: ProgressCallback
+) -> set[str]:
     """Brings `files` of `model` into the cache and gives the names of those that were fetched.
 
-    They are under `HubFolder.link`. report: hears "download" with the bytes of the whole model.
+    They are under `CachedRepository.link`. report: called with the bytes of the whole model.
     A failure removes nothing: the next call goes on where this one ended. Raises FetchError,
     StoreError, Cancelled.
     """
-    folder = HubFolder(model.repository)
-    doing = f"cannot keep {model.repository} in {folder.root}"
-    with store_errors(doing, "HF_HOME"), explained(model.repository, model.revision):
-        _check_space(folder, model)
+    cached = CachedRepository(model.repository)
+    doing = f"cannot keep {model.repository} in {cached.root}"
+    with store_errors(doing, "HF_HOME"), hub_errors(model.repository, model.revision):
+        _check_space(cached, model)
         for part in ("blobs", f"snapshots/{model.commit}"):
-            (folder.root / part).mkdir(parents=True, exist_ok=True)
-        have = {file.name: folder.fetched(model, file) for file in model.files}
+            (cached.root / part).mkdir(parents=True, exist_ok=True)
+        have = {file.name: cached.fetched(model, file) for file in model.files}
         fetched: set[str] = set()
         # The small ones first: what is wrong with a model shows in its configuration.
         for file in sorted(files, key=lambda file: file.size):
@@ -50,26 +52,26 @@ def fetch(model: HubModel, files: Sequence[HubFile], waiting: Patience, report: 
                 have[name] = done
                 report("download", sum(have.values()), model.size)
 
-            if not folder.here(model, file):
-                with folder.locked(file, waiting, report):
-                    if not folder.here(model, file):
-                        _download(model, file, folder, waiting, tell)
+            if not cached.here(model, file):
+                with cached.locked(file, retries, report):
+                    if not cached.here(model, file):
+                        _download(model, file, cached, retries, tell)
                         fetched.add(file.name)
-            _link(folder, model, file)
+            _link(cached, model, file)
             tell(file.size)
         if len(files) == len(model.files):
-            folder.name_revision(model)
+            cached.name_revision(model)
     return fetched
 
 
 class _Incoming:
     """A file on its way: what is here of it, and the hash of that."""
 
-    def __init__(self, file: HubFile, output: IO[bytes], waiting: Patience) -> None:
+    def __init__(self, file: HubFile, output: IO[bytes], retries: Retries) -> None:
         self.file, self._output, self._hasher = file, output, hasher_for(file)
         self.size = 0
         while block := output.read(_BLOCK):  # what an earlier attempt left
-            waiting.check()
+            retries.check()
             self._take(block)
 
     def restart(self) -> None:
@@ -107,27 +109,27 @@ class _Incoming:
 def _download(
     model: HubModel,
     file: HubFile,
-    folder: HubFolder,
-    waiting: Patience,
+    cached: CachedRepository,
+    retries: Retries,
     tell: Callable[[int], None],
 ) -> None:
     """Fetches one file, from where an earlier attempt ended, and names it when it is right."""
-    partial = folder.partial(file)
+    partial = cached.partial(file)
     with partial.open("ab+") as output:
         if output.tell() > file.size:
             output.truncate(0)
         output.seek(0)
-        incoming = _Incoming(file, output, waiting)
+        incoming = _Incoming(file, output, retries)
         while incoming.size < file.size:
-            waiting.check()
-            with waiting.tolerated():
-                _receive(model, incoming, waiting, tell)
+            retries.check()
+            with retries.tolerated():
+                _receive(model, incoming, retries, tell)
         incoming.finish()
-    os.replace(partial, folder.blob(file))
+    os.replace(partial, cached.blob(file))
 
 
 def _receive(
-    model: HubModel, incoming: _Incoming, waiting: Patience, tell: Callable[[int], None]
+    model: HubModel, incoming: _Incoming, retries: Retries, tell: Callable[[int], None]
 ) -> None:
     """One request for the rest of the file. Bytes that came are kept, whatever happens.
 
@@ -153,9 +155,9 @@ def _receive(
         if incoming.size and not _goes_on_at(response, incoming.size):
             incoming.restart()  # the server does not do ranges
         for chunk in response.iter_bytes():
-            waiting.check()
+            retries.check()
             incoming.add(chunk)
-            waiting.progressed()
+            retries.progressed()
             tell(incoming.size)
     if incoming.size < file.size:
         raise httpx2.RemoteProtocolError(
@@ -168,8 +170,8 @@ def _goes_on_at(response: httpx2.Response, position: int) -> bool:
     return response.status_code == 206 and said.startswith(f"bytes {position}-")
 
 
-def _link(folder: HubFolder, model: HubModel, file: HubFile) -> None:
-    link, blob = folder.link(model.commit, file.name), folder.blob(file)
+def _link(cached: CachedRepository, model: HubModel, file: HubFile) -> None:
+    link, blob = cached.link(model.commit, file.name), cached.blob(file)
     with contextlib.suppress(OSError):
         if link.stat().st_size == file.size:
             return
@@ -178,13 +180,13 @@ def _link(folder: HubFolder, model: HubModel, file: HubFile) -> None:
         os.symlink(os.path.relpath(blob, link.parent), link)
 
 
-def _check_space(folder: HubFolder, model: HubModel) -> None:
-    missing = sum(file.size - folder.fetched(model, file) for file in model.files)
-    there = next(path for path in (folder.root, *folder.root.parents) if path.exists())
+def _check_space(cached: CachedRepository, model: HubModel) -> None:
+    missing = sum(file.size - cached.fetched(model, file) for file in model.files)
+    there = next(path for path in (cached.root, *cached.root.parents) if path.exists())
     free = shutil.disk_usage(there).free
     if missing and free < missing + _RESERVE:
         raise StoreError(
             f"not enough space in {there}: {model.repository} still needs "
             f"{(missing + _RESERVE) / 1e6:,.0f} MB, {free / 1e6:,.0f} MB are free; free some, or "
-            "set HF_HOME to a folder on another disk"
+            "set HF_HOME to a directory on another disk"
         )

@@ -168,12 +168,12 @@ def test_a_model_that_does_not_fit_is_refused_with_the_figures(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    folder = tmp_path / "vast"
-    folder.mkdir()
+    directory = tmp_path / "vast"
+    directory.mkdir()
     config = json.loads(files["config.json"]) | {"max_position_embeddings": 10**9}
     for name, content in (files | {"config.json": json.dumps(config).encode()}).items():
-        (folder / name).write_bytes(content)
-    run = ["run", "--raw", "--quiet", "--model", str(folder), "--max-tokens", "2", "a b"]
+        (directory / name).write_bytes(content)
+    run = ["run", "--raw", "--quiet", "--model", str(directory), "--max-tokens", "2", "a b"]
     assert main([*run, "--context", "900000000"]) == 1
     error = capsys.readouterr().err
     assert "KV cache" in error

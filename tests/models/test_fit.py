@@ -16,7 +16,7 @@ from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Session
 from akunu_py.errors import DoesNotFit, UsageError
 from akunu_py.models import fit, usage
-from akunu_py.models.fit import GIB, Activations, Growth, Needs, judge, largest_context
+from akunu_py.models.fit import GIB, Activations, Growth, Needs, choose_context, largest_context
 from akunu_py.models.store import StoredModel
 from akunu_py.types import GenerateOptions
 from tests.support.families import build, leaves
@@ -59,7 +59,7 @@ def test_what_a_cache_takes_is_known_before_anything_runs(name: str) -> None:
             assert expected == pytest.approx(real, rel=1e-3), tokens
 
 
-def test_float32_and_quantised_caches_are_counted_as_such() -> None:
+def test_float32_and_quantized_caches_are_counted_as_such() -> None:
     model = build("llama")
     model.set_dtype(mx.bfloat16)
     try:
@@ -120,35 +120,36 @@ def test_too_little_memory_for_the_real_starter(
 
 
 def test_what_fits_is_not_talked_about() -> None:
-    assert judge("m", TIGHT, 10**9).note == ""
-    assert judge("m", TIGHT, 10**9, asked=4096).estimate.context == 4096
+    assert choose_context("m", TIGHT, 10**9).note == ""
+    assert choose_context("m", TIGHT, 10**9, requested=4096).estimate.context == 4096
 
 
-def test_an_asked_context_that_does_not_fit_is_refused_with_ways_out() -> None:
+def test_a_requested_context_that_does_not_fit_is_refused_with_ways_out() -> None:
     limit = 1000 + 4096 * 10
     with pytest.raises(DoesNotFit, match=r"try --context 4096, or a smaller model"):
-        judge("m", TIGHT, limit, asked=8000)
+        choose_context("m", TIGHT, limit, requested=8000)
     with pytest.raises(DoesNotFit, match=r"--kv-bits 8 --context 8192"):
-        judge(
+        choose_context(
             "m",
             TIGHT,
             limit,
-            asked=8000,
+            requested=8000,
             with_8_bits=lambda: Needs(1000, Growth(5), TIGHT.activations, 8192),
         )
-    assert judge("m", TIGHT, limit, asked=4096).note.startswith("m needs about")  # it is tight
-    assert judge("m", TIGHT, limit, asked=8000, force=True).estimate.context == 8000
+    tight = choose_context("m", TIGHT, limit, requested=4096)
+    assert tight.note.startswith("m needs about")
+    assert choose_context("m", TIGHT, limit, requested=8000, force=True).estimate.context == 8000
 
 
 def test_without_a_wish_the_context_shrinks_to_what_fits() -> None:
     limit = 1000 + 4096 * 10
-    granted = judge("m", TIGHT, limit)
+    granted = choose_context("m", TIGHT, limit)
     assert granted.estimate.context == 4096
     assert "4,096 of its 8,192 tokens" in granted.note
     with pytest.raises(DoesNotFit, match="2,048 tokens"):
-        judge("m", TIGHT, 1000 + 1024 * 10)
+        choose_context("m", TIGHT, 1000 + 1024 * 10)
     small = Needs(1000, Growth(10), Activations(0, 0, 0, 2), 128)
-    assert judge("m", small, 4000).estimate.context == 128
+    assert choose_context("m", small, 4000).estimate.context == 128
 
 
 def test_the_largest_context_by_trying_them_all() -> None:

@@ -54,8 +54,8 @@ def test_it_lies_in_the_hubs_cache_as_the_library_has_it(server: Hub, home: Path
     assert [repository.repo_id for repository in info.repos] == [REPOSITORY]
     found = try_to_load_from_cache(REPOSITORY, WEIGHTS, cache_dir=home / "hub")
     assert Path(str(found)).read_bytes() == server.files[WEIGHTS]
-    folder = snapshot_download(REPOSITORY, cache_dir=home / "hub", local_files_only=True)
-    assert Path(folder).name == server.commit
+    directory = snapshot_download(REPOSITORY, cache_dir=home / "hub", local_files_only=True)
+    assert Path(directory).name == server.commit
 
 
 def test_what_the_library_fetched_is_used_as_it_is(server: Hub, home: Path) -> None:

@@ -20,7 +20,7 @@ from akunu_py.errors import (
 )
 from akunu_py.models import cleanup, store
 from akunu_py.models.hub import api, cache, download
-from akunu_py.models.pull import is_here, pull
+from akunu_py.models.pull import find_installed, pull
 from tests.support.hub_home import NAME, WEIGHTS, everything
 from tests.support.hub_home import files as files  # fixtures
 from tests.support.hub_home import home as home
@@ -37,7 +37,7 @@ def test_no_pickle_no_code_no_names_that_leave(server: Hub, home: Path) -> None:
     server.files = dict(original)
     for name in ("../../evil.json", "/etc/x.json", "a/../../b", "..\\x"):
         server.listed = [name]
-        with pytest.raises(FetchError, match="outside its folder"):
+        with pytest.raises(FetchError, match="outside its directory"):
             pull(REPOSITORY)
     server.listed = []
     config = json.loads(original["config.json"]) | {"model_file": "evil.py"}
@@ -76,10 +76,10 @@ def test_a_listing_that_is_malformed_is_refused(server: Hub, harm: str) -> None:
 
 
 def test_names_of_repositories() -> None:
-    assert api.parse("a/b") == ("a/b", None)
-    assert api.parse("a-b.c/d_e@refs/pr/1") == ("a-b.c/d_e", "refs/pr/1")
+    assert api.parse_reference("a/b") == ("a/b", None)
+    assert api.parse_reference("a-b.c/d_e@refs/pr/1") == ("a-b.c/d_e", "refs/pr/1")
     for bad in ("a", "/a/b", "a/b/c", "../b", "a/..", "a/b@../x", "a/b@", "a//b", "a/b\n", "a/--"):
-        assert api.parse(bad) is None, bad
+        assert api.parse_reference(bad) is None, bad
 
 
 def test_revisions(server: Hub) -> None:
@@ -92,8 +92,8 @@ def test_revisions(server: Hub) -> None:
     assert server.requests == []
     server.commit = "2" * 40
     assert pull(f"{REPOSITORY}@main").commit == "2" * 40
-    assert is_here(REPOSITORY)
-    assert not is_here(f"{REPOSITORY}@{first.commit}")
+    assert find_installed(REPOSITORY)
+    assert not find_installed(f"{REPOSITORY}@{first.commit}")
 
 
 def test_a_name_of_ones_own_and_one_that_is_taken(server: Hub, home: Path) -> None:
@@ -138,7 +138,7 @@ def test_files_that_vanish_from_the_cache(server: Hub, home: Path) -> None:
     shutil.rmtree(home / "hub")
     with pytest.raises(DamagedModel, match=f"missing.*akunu models pull {REPOSITORY}"):
         store.check(store.get(NAME))
-    assert [garbage.name for garbage in cleanup.find_garbage()] == [NAME]
+    assert [garbage.name for garbage in cleanup.find_leftovers()] == [NAME]
     store.verify(pull(REPOSITORY))
     assert store.get(NAME).path == model.path
 

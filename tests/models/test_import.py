@@ -1,4 +1,4 @@
-"""`akunu models import`: folders and GGUF files of this machine become models of the store."""
+"""`akunu models import`: directories and GGUF files of this machine become models of the store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from akunu_py.models.gguf.file import GgufFile
 from akunu_py.models.gguf.tokenizer import plan_tokenizer
 from akunu_py.models.local_import import import_model
 from tests.support.tiny_gguf import TOKENIZER, Tiny, write_tiny
-from tests.support.tiny_gguf_families import CASES, prompt, weights_of, write_folder
+from tests.support.tiny_gguf_families import CASES, prompt, weights_of, write_directory
 
 
 @pytest.fixture(autouse=True)
@@ -35,8 +35,8 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A transformers-like folder of a tiny qwen3, with files that are not wanted."""
-    made = write_folder(tmp_path / "My Model (v1)", CASES["qwen3"], weights_of(CASES["qwen3"]))
+    """A transformers-like directory of a tiny qwen3, with files that are not wanted."""
+    made = write_directory(tmp_path / "My Model (v1)", CASES["qwen3"], weights_of(CASES["qwen3"]))
     metadata = TOKENIZER | {"general.architecture": "llama"}
     metadata.pop("tokenizer.ggml.token_type")
     plan_tokenizer(GgufFile(Path("x.gguf"), metadata, {})).write(made)
@@ -80,11 +80,11 @@ def test_a_folder_becomes_a_model(source: Path, data: Path) -> None:
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_quantised_on_the_way(source: Path, bits: int) -> None:
+def test_quantized_on_the_way(source: Path, bits: int) -> None:
     model = import_model(source, name="small", bits=bits)
     config = json.loads((model.path / "config.json").read_text())
     assert config["quantization"]["bits"] == bits
-    assert model.quantisation == f"{bits}-bit, groups of 64"
+    assert model.quantization == f"{bits}-bit, groups of 64"
     assert model.size < 0.5 * sum(file.stat().st_size for file in source.glob("model*"))
     error = np.abs(logits(model.path) - logits(source)).mean() / logits(source).std()
     assert error < (0.4 if bits == 4 else 0.05)
@@ -94,12 +94,12 @@ def test_quantised_on_the_way(source: Path, bits: int) -> None:
 def test_an_mlx_folder_is_imported_as_it_is(source: Path) -> None:
     first = import_model(source, name="first", bits=4)
     second = import_model(first.path, name="second")
-    assert second.quantisation == "4-bit, groups of 64"
+    assert second.quantization == "4-bit, groups of 64"
     assert first.manifest is not None
     assert second.manifest is not None
     assert second.manifest.parameters == first.manifest.parameters
     assert np.array_equal(logits(second.path), logits(first.path))
-    with pytest.raises(UsageError, match="quantised already"):
+    with pytest.raises(UsageError, match="quantized already"):
         import_model(first.path, name="third", bits=8)
 
 
@@ -108,7 +108,7 @@ def test_a_gguf_file_becomes_a_model(tmp_path: Path) -> None:
     model = import_model(path)
     assert (model.name, model.licence) == ("Tiny-LM", "mit")
     store.verify(model)
-    with pytest.raises(UsageError, match="quantised already"):
+    with pytest.raises(UsageError, match="quantized already"):
         import_model(path, name="again", bits=4)
 
 
@@ -121,10 +121,10 @@ def test_a_damaged_import_is_told_apart_from_a_damaged_pull(tmp_path: Path) -> N
         store.check(store.get("mine"))
 
 
-def test_a_plain_gguf_file_is_quantised_on_the_way(tmp_path: Path) -> None:
+def test_a_plain_gguf_file_is_quantized_on_the_way(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "x.gguf", Tiny(kind="F16", embedding="F16"))
     model = import_model(path, bits=8)
-    assert model.quantisation == "8-bit, groups of 64"
+    assert model.quantization == "8-bit, groups of 64"
     assert {path.name for path in model.path.glob("*.json")} >= {"config.json", "tokenizer.json"}
     assert not (model.path / "work").exists()
     assert load_model(model.path)[1]["quantization"]["bits"] == 8
@@ -141,12 +141,12 @@ def test_names_are_never_taken_over(source: Path, data: Path) -> None:
 def test_a_name_that_another_process_took_meanwhile(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = "akunu_py.models.local_import.plan_folder"
+    place = "akunu_py.models.local_import.plan_directory"
 
-    def slow(path: Path) -> mlx_directory.FolderPlan:
-        monkeypatch.setattr(place, mlx_directory.plan_folder)
+    def slow(path: Path) -> mlx_directory.DirectoryPlan:
+        monkeypatch.setattr(place, mlx_directory.plan_directory)
         import_model(source, name="mine")
-        return mlx_directory.plan_folder(path)
+        return mlx_directory.plan_directory(path)
 
     monkeypatch.setattr(place, slow)
     with pytest.raises(UsageError, match="here already"):

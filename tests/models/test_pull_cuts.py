@@ -151,6 +151,6 @@ def test_ctrl_c_ends_pip_and_leaves_nothing(offer: Any, monkeypatch: pytest.Monk
     assert leftovers() == []
 
 
-def _build_other(work: Path, folder: Path) -> install.Facts:
-    (folder / "x").write_text("x")
+def _build_other(work: Path, directory: Path) -> install.Facts:
+    (directory / "x").write_text("x")
     return install.Facts("", 1, 1, "", "")

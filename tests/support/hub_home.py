@@ -45,8 +45,8 @@ def home(tmp_path: Path, server: Hub, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def everything(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+def everything(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.rglob("*") if path.is_file())
 
 
 def partials(home: Path) -> list[Path]:

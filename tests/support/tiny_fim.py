@@ -58,9 +58,9 @@ def _with_markers(tokenizer: Tokenizer, markers: Sequence[str], bos: str | None)
     return tokenizer
 
 
-def write_model(folder: Path, tokenizer: Tokenizer, *, end: str, seed: int = 0) -> Path:
-    """A model folder. end: the token that ends texts."""
-    folder.mkdir(parents=True, exist_ok=True)
+def write_model(directory: Path, tokenizer: Tokenizer, *, end: str, seed: int = 0) -> Path:
+    """A model directory. end: the token that ends texts."""
+    directory.mkdir(parents=True, exist_ok=True)
     size = tokenizer.get_vocab_size()
     config: dict[str, Any] = _CONFIG | {
         "vocab_size": size,
@@ -70,13 +70,15 @@ def write_model(folder: Path, tokenizer: Tokenizer, *, end: str, seed: int = 0) 
     model = llama.Model(llama.ModelArgs.from_dict(config))
     model.update(tree_map(lambda weight: mx.random.normal(weight.shape) * 0.3, model.parameters()))
     weights = dict(tree_flatten(model.parameters()))
-    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
-    (folder / "config.json").write_text(json.dumps(config))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end).save_pretrained(folder)
-    return folder
+    mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
+    (directory / "config.json").write_text(json.dumps(config))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end).save_pretrained(directory)
+    return directory
 
 
-def load_tiny(folder: Path, markers: Sequence[str], name: str = "tiny", **options: Any) -> Engine:
+def load_tiny(
+    directory: Path, markers: Sequence[str], name: str = "tiny", **options: Any
+) -> Engine:
     """An engine on a byte-level tiny model with `markers`, the first of which ends texts."""
-    write_model(folder, byte_level(markers, **options), end=markers[0])
-    return Engine.load(folder, name=name)
+    write_model(directory, byte_level(markers, **options), end=markers[0])
+    return Engine.load(directory, name=name)

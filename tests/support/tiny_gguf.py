@@ -215,9 +215,9 @@ def reference_logits(path: Path, ids: list[int]) -> Array:
     return np.asarray(norm(x, "output_norm") @ output.T, np.float32)
 
 
-def load_float32(folder: Path) -> Any:
-    """The model as mlx-lm loads it, dequantised to float32 with float32 scales."""
-    model, _ = load_model(folder)
+def load_float32(directory: Path) -> Any:
+    """The model as mlx-lm loads it, dequantized to float32 with float32 scales."""
+    model, _ = load_model(directory)
 
     def plain(module: Any) -> Any:
         if not isinstance(module, (nn.QuantizedLinear, nn.QuantizedEmbedding)):

@@ -206,13 +206,13 @@ def weights_of(case: FamilyCase, seed: int = 0) -> dict[str, Array]:
     return made
 
 
-def write_folder(folder: Path, case: FamilyCase, weights: dict[str, Array]) -> Path:
+def write_directory(directory: Path, case: FamilyCase, weights: dict[str, Array]) -> Path:
     """Writes config.json and model.safetensors as mlx-lm loads them, without a tokenizer."""
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(case.config))
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(case.config))
     arrays = {name: mx.array(values) for name, values in weights.items()}
-    mx.save_safetensors(str(folder / "model.safetensors"), arrays)
-    return folder
+    mx.save_safetensors(str(directory / "model.safetensors"), arrays)
+    return directory
 
 
 def write_gguf(

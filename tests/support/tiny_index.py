@@ -1,4 +1,4 @@
-"""A folder of wheels in the place of the package index, with one tiny model in it.
+"""A directory of wheels in the place of the package index, with one tiny model in it.
 
 Import `offer` and `wheel` to have the fixtures.
 """
@@ -23,10 +23,10 @@ MEMBER = "tiny_model/tiny.gguf"
 
 @pytest.fixture
 def wheel(tmp_path: Path) -> Path:
-    """A wheel with a tiny GGUF file, the only thing in a folder."""
-    folder = tmp_path / "index"
-    folder.mkdir()
-    path = folder / "tiny_model-1.0-py3-none-any.whl"
+    """A wheel with a tiny GGUF file, the only thing in a directory."""
+    directory = tmp_path / "index"
+    directory.mkdir()
+    path = directory / "tiny_model-1.0-py3-none-any.whl"
     gguf = write_tiny(tmp_path / "tiny.gguf")
     with zipfile.ZipFile(path, "w") as archive:
         archive.write(gguf, MEMBER)

@@ -1,4 +1,4 @@
-"""A whole tiny model with random weights, as a folder or as the files that a hub offers."""
+"""A whole tiny model with random weights, as a directory or as the files that a hub offers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tests.support.tiny_gguf import write_tiny
 
 def tiny_folder(work: Path) -> Path:
     """The model as the store keeps one, made in `work`."""
-    folder = work / "model"
-    folder.mkdir()
-    import_gguf(write_tiny(work / "tiny.gguf"), folder)
-    return folder
+    directory = work / "model"
+    directory.mkdir()
+    import_gguf(write_tiny(work / "tiny.gguf"), directory)
+    return directory
 
 
 def tiny_files(work: Path) -> dict[str, bytes]:

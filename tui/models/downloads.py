@@ -17,7 +17,6 @@ from textual.message import Message
 from akunu_py.errors import AkunuError, Cancelled
 from akunu_py.models.progress import Progress
 from akunu_py.models.store import StoredModel
-from akunu_py.text import human_size
 
 _INTERVAL_S = 0.1
 Pull = Callable[[str, Callable[[Progress], None], Callable[[], bool]], StoredModel]
@@ -123,16 +122,3 @@ def _pull(
     from akunu_py.models.pull import pull
 
     return pull(name, on_progress, cancelled)
-
-
-def in_words(progress: Progress) -> str:
-    """How far it is: "download: 120 MB of 2.3 GB · 12.4 MB/s · 3:05 left"."""
-    parts = [progress.phase]
-    if progress.total:
-        parts[0] += f": {human_size(progress.done)} of {human_size(progress.total)}"
-    if progress.rate:
-        parts.append(f"{human_size(progress.rate)}/s")
-    if progress.seconds_left is not None:
-        minutes, seconds = divmod(round(progress.seconds_left), 60)
-        parts.append(f"{minutes}:{seconds:02} left")
-    return " · ".join(parts)

@@ -12,8 +12,7 @@ from typing import Literal
 
 from akunu_py.errors import AkunuError
 from akunu_py.models import catalogue, store
-from akunu_py.models.catalogue import CatalogueEntry
-from akunu_py.models.recommend import recommend
+from akunu_py.models.catalogue import CatalogueEntry, recommend
 from akunu_py.text import human_size
 from akunu_py.tui.session.threads import release_streams
 

@@ -22,7 +22,7 @@ from textual.widgets.option_list import Option
 
 from akunu_py.models.progress import Progress
 from akunu_py.text import displayable, human_size
-from akunu_py.tui.models.downloads import DownloadEnded, DownloadMoved, Downloads, in_words
+from akunu_py.tui.models.downloads import DownloadEnded, DownloadMoved, Downloads
 from akunu_py.tui.models.rows import ModelRow, available_memory, matching, model_rows
 
 # What the hub calls a repository; a revision may follow.
@@ -214,7 +214,7 @@ class ModelsScreen(ModalScreen[str | None]):
             return
         about = self._said.get(row.name, row.description)
         if download := self._downloads.all.get(row.name):
-            about = in_words(download.progress)
+            about = download.progress.describe()
         elif row.damaged:
             about = f"Damaged: {row.damaged}. Enter fetches it again."
         self.query_one("#title", Static).update(Content(displayable(row.title)))

@@ -28,9 +28,9 @@ from tests.support.tiny_gguf import (
 KINDS = ["F32", "F16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
 
 
-def convert(folder: Path, tiny: Tiny) -> tuple[Path, Path]:
-    source = write_tiny(folder / "tiny.gguf", tiny)
-    target = folder / "model"
+def convert(directory: Path, tiny: Tiny) -> tuple[Path, Path]:
+    source = write_tiny(directory / "tiny.gguf", tiny)
+    target = directory / "model"
     target.mkdir()
     import_gguf(source, target)
     return source, target
@@ -43,7 +43,7 @@ def load_arrays(path: Path) -> dict[str, mx.array]:
 
 
 def numpy_weight(weights: dict[str, mx.array], module: str) -> Array:
-    """A module's weight in float32, dequantised where it is quantised."""
+    """A module's weight in float32, dequantized where it is quantized."""
     weight = weights[f"{module}.weight"]
     if f"{module}.scales" in weights:
         scales, biases = weights[f"{module}.scales"], weights[f"{module}.biases"]
@@ -55,10 +55,10 @@ def numpy_weight(weights: dict[str, mx.array], module: str) -> Array:
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "BF16"])
-def test_dequantised_weights_equal_the_gguf_packages(tmp_path: Path, kind: str) -> None:
+def test_dequantized_weights_equal_the_gguf_packages(tmp_path: Path, kind: str) -> None:
     norms_too = kind != "BF16"  # there they are rounded to it
-    source, folder = convert(tmp_path, Tiny(kind=kind, embedding=kind, tied=False))
-    weights = load_arrays(folder / "model.safetensors")
+    source, directory = convert(tmp_path, Tiny(kind=kind, embedding=kind, tied=False))
+    weights = load_arrays(directory / "model.safetensors")
     expected = {
         tensor.name.removesuffix(".weight"): gguf.dequantize(tensor.data, tensor.tensor_type)
         for tensor in gguf.GGUFReader(source).tensors
@@ -83,8 +83,8 @@ def test_dequantised_weights_equal_the_gguf_packages(tmp_path: Path, kind: str) 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
 def test_packed_bits_equal_those_of_mlxs_own_reader(tmp_path: Path, kind: str) -> None:
-    source, folder = convert(tmp_path, Tiny(kind=kind, embedding=kind))
-    ours, theirs = load_arrays(folder / "model.safetensors"), load_arrays(source)
+    source, directory = convert(tmp_path, Tiny(kind=kind, embedding=kind))
+    ours, theirs = load_arrays(directory / "model.safetensors"), load_arrays(source)
     for name, module in {
         "token_embd": "model.embed_tokens",
         "blk.0.attn_v": "model.layers.0.self_attn.v_proj",
@@ -108,8 +108,8 @@ def test_q_and_k_rows_are_put_back(tmp_path: Path, kind: str) -> None:
             pairs = values.reshape(heads, 2, HIDDEN // HEADS // 2, HIDDEN).swapaxes(1, 2)
             tensors[f"blk.0.{name}.weight"] = np.ascontiguousarray(pairs.reshape(values.shape))
 
-    _, folder = convert(tmp_path, Tiny(kind=kind, embedding=kind, edit=permute))
-    weights = load_arrays(folder / "model.safetensors")
+    _, directory = convert(tmp_path, Tiny(kind=kind, embedding=kind, edit=permute))
+    weights = load_arrays(directory / "model.safetensors")
     for name, values in original.items():
         module = f"model.layers.0.self_attn.{name[-1]}_proj"
         type_ = gguf.GGMLQuantizationType[kind]
@@ -120,15 +120,15 @@ def test_q_and_k_rows_are_put_back(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tied", [True, False])
 def test_logits_equal_a_forward_pass_on_the_gguf(tmp_path: Path, kind: str, tied: bool) -> None:
-    source, folder = convert(tmp_path, Tiny(kind=kind, embedding=kind, tied=tied))
+    source, directory = convert(tmp_path, Tiny(kind=kind, embedding=kind, tied=tied))
     ids = np.random.default_rng(1).integers(0, 250, 24).tolist()
-    logits = np.array(load_float32(folder)(mx.array([ids]))[0])
+    logits = np.array(load_float32(directory)(mx.array([ids]))[0])
     np.testing.assert_allclose(logits, reference_logits(source, ids), rtol=0, atol=2e-4)
 
 
 def test_the_config_names_every_width(tmp_path: Path) -> None:
-    _, folder = convert(tmp_path, Tiny(kind="Q4_0", embedding="Q8_0"))
-    config = json.loads((folder / "config.json").read_text())
+    _, directory = convert(tmp_path, Tiny(kind="Q4_0", embedding="Q8_0"))
+    config = json.loads((directory / "config.json").read_text())
     assert config["quantization"] == {
         "group_size": 32,
         "bits": 4,
@@ -141,9 +141,9 @@ def test_the_config_names_every_width(tmp_path: Path) -> None:
     assert config["eos_token_id"] == 2
 
 
-def test_plain_weights_get_no_quantisation_settings(tmp_path: Path) -> None:
-    _, folder = convert(tmp_path, Tiny(kind="F16", embedding="F16"))
-    assert "quantization" not in json.loads((folder / "config.json").read_text())
+def test_plain_weights_get_no_quantization_settings(tmp_path: Path) -> None:
+    _, directory = convert(tmp_path, Tiny(kind="F16", embedding="F16"))
+    assert "quantization" not in json.loads((directory / "config.json").read_text())
 
 
 @pytest.mark.parametrize(
@@ -159,8 +159,8 @@ def test_plain_weights_get_no_quantisation_settings(tmp_path: Path) -> None:
 )
 def test_all_floats_have_one_type(tmp_path: Path, kind: str, embedding: str, expected: str) -> None:
     """A single float32 norm would make MLX compute everything in float32."""
-    _, folder = convert(tmp_path, Tiny(kind=kind, embedding=embedding, exact_norms=False))
-    header = read_header(folder / "model.safetensors")
+    _, directory = convert(tmp_path, Tiny(kind=kind, embedding=embedding, exact_norms=False))
+    header = read_header(directory / "model.safetensors")
     header.pop("__metadata__")
     assert {entry["dtype"] for entry in header.values()} - {"U32"} == {expected}
 
@@ -169,9 +169,11 @@ def test_norms_beyond_half_precision_choose_bfloat(tmp_path: Path) -> None:
     def enlarge(tensors: dict[str, Array]) -> None:
         tensors["output_norm.weight"] *= np.float32(100_000)
 
-    _, folder = convert(tmp_path, Tiny(edit=enlarge))
-    assert read_header(folder / "model.safetensors")["model.norm.weight"]["dtype"] == "BF16"
-    largest = float(mx.max(load_arrays(folder / "model.safetensors")["model.norm.weight"]).item())
+    _, directory = convert(tmp_path, Tiny(edit=enlarge))
+    assert read_header(directory / "model.safetensors")["model.norm.weight"]["dtype"] == "BF16"
+    largest = float(
+        mx.max(load_arrays(directory / "model.safetensors")["model.norm.weight"]).item()
+    )
     assert 65504 < largest < 200_000
 
 

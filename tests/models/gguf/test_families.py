@@ -26,7 +26,7 @@ from tests.support.tiny_gguf_families import (
     as_llama_cpp,
     prompt,
     weights_of,
-    write_folder,
+    write_directory,
     write_gguf,
 )
 
@@ -35,15 +35,15 @@ NEAR_TIE = 0.02  # between float32 in one order of summation and in another
 LLAMA_CPP_LOGITS = 0.02  # it looks gelu up in a table of half precision
 
 
-def imported(folder: Path, source: Path) -> Path:
-    target = folder / "imported"
+def imported(directory: Path, source: Path) -> Path:
+    target = directory / "imported"
     target.mkdir()
     import_gguf(source, target)
     return target
 
 
-def float32_logits(folder: Path) -> Array:
-    return np.array(load_float32(folder)(mx.array([prompt()]))[0])
+def float32_logits(directory: Path) -> Array:
+    return np.array(load_float32(directory)(mx.array([prompt()]))[0])
 
 
 def test_all_families_are_covered() -> None:
@@ -54,13 +54,13 @@ def test_all_families_are_covered() -> None:
 def test_greedy_tokens_are_those_of_the_safetensors(tmp_path: Path, name: str) -> None:
     case = CASES[name]
     weights = weights_of(case)
-    folder = write_folder(tmp_path / "folder", case, weights)
+    directory = write_directory(tmp_path / "directory", case, weights)
     target = imported(tmp_path, write_gguf(tmp_path / "x.gguf", case, weights))
-    (from_folder, _), (from_gguf, config) = load_model(folder), load_model(target)
+    (from_directory, _), (from_gguf, config) = load_model(directory), load_model(target)
     said = []
     for length in (5, 20, 40):  # the last one goes beyond gemma3's window
         start = prompt()[:length]
-        said.append(plain_greedy(from_folder, start, 16))
+        said.append(plain_greedy(from_directory, start, 16))
         assert plain_greedy(from_gguf, start, 16) == said[-1]
     assert len({token for tokens in said for token in tokens}) > 3
     assert config["model_type"] == case.config["model_type"]
@@ -79,14 +79,14 @@ def test_tokens_and_logits_are_llama_cpps(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q5_1", "Q8_0"])
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "phi3"])
-def test_quantised_files_give_the_tokens_of_their_rounded_weights(
+def test_quantized_files_give_the_tokens_of_their_rounded_weights(
     tmp_path: Path, name: str, kind: str
 ) -> None:
     case = CASES[name]
     weights = weights_of(case)
     target = imported(tmp_path, write_gguf(tmp_path / "x.gguf", case, weights, kind))
-    folder = write_folder(tmp_path / "folder", case, rounded(case, weights, kind))
-    expected, actual = float32_logits(folder), float32_logits(target)
+    directory = write_directory(tmp_path / "directory", case, rounded(case, weights, kind))
+    expected, actual = float32_logits(directory), float32_logits(target)
     ranked = np.sort(expected, -1)
     # Floats of bfloat16 (all of Gemma, BF16 norms of the others) round by 2**-9, half by 2**-12.
     coarse = kind == "BF16" or name == "gemma3"
@@ -180,8 +180,8 @@ def test_split_files_are_read_as_one(tmp_path: Path) -> None:
     assert first.name == "m-00001-of-00004.gguf"
     assert read_gguf(first).tensors.keys() == whole.tensors.keys()
     target = imported(tmp_path, first)
-    folder = write_folder(tmp_path / "folder", case, weights)
-    assert np.array_equal(float32_logits(target), float32_logits(folder))
+    directory = write_directory(tmp_path / "directory", case, weights)
+    assert np.array_equal(float32_logits(target), float32_logits(directory))
     with pytest.raises(DamagedModel, match="m-00001-of-00004"):
         read_gguf(tmp_path / "m-00002-of-00004.gguf")
     (tmp_path / "m-00003-of-00004.gguf").unlink()

@@ -40,12 +40,12 @@ def test_what_we_cannot_import_is_refused_before_writing(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     source = write_tiny(tmp_path / "tiny.gguf", Tiny(**change))
-    folder = tmp_path / "model"
-    folder.mkdir()
+    directory = tmp_path / "model"
+    directory.mkdir()
     with pytest.raises(UnsupportedModel, match=message) as caught:
-        import_gguf(source, folder)
+        import_gguf(source, directory)
     assert "\n" not in str(caught.value)
-    assert not list(folder.iterdir())
+    assert not list(directory.iterdir())
 
 
 def test_another_architecture_is_refused(tmp_path: Path) -> None:

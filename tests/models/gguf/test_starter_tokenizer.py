@@ -64,8 +64,8 @@ def test_loading_needs_no_torch(tokenizer: Any) -> None:
 
 
 def test_user_defined_tokens_stay_whole_but_are_not_special(tmp_path: Path) -> None:
-    import_gguf(write_tiny(tmp_path / "tiny.gguf"), folder := _folder(tmp_path))
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    import_gguf(write_tiny(tmp_path / "tiny.gguf"), directory := _directory(tmp_path))
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     ids = tokenizer.encode("a<tool>b<|im_end|>").ids
     tokens = vocabulary()
     assert [tokens[i] for i in ids] == ["a", "<tool>", "b", "<|im_end|>"]
@@ -76,20 +76,20 @@ def test_an_end_of_turn_token_ends_answers_too(tmp_path: Path) -> None:
     tiny = Tiny(
         metadata={"tokenizer.ggml.eos_token_id": 0, "tokenizer.ggml.eot_token_id": 2},
     )
-    import_gguf(write_tiny(tmp_path / "tiny.gguf", tiny), folder := _folder(tmp_path))
-    config = json.loads((folder / "config.json").read_text())
+    import_gguf(write_tiny(tmp_path / "tiny.gguf", tiny), directory := _directory(tmp_path))
+    config = json.loads((directory / "config.json").read_text())
     assert config["eos_token_id"] == [0, 2]
-    loaded = load_tokenizer(folder, eos_token_ids=config["eos_token_id"])
+    loaded = load_tokenizer(directory, eos_token_ids=config["eos_token_id"])
     assert loaded.eos_token_ids == {0, 2}
 
 
 def test_digits_are_split_one_by_one_and_merges_are_ranked(tmp_path: Path) -> None:
-    import_gguf(write_tiny(tmp_path / "tiny.gguf"), folder := _folder(tmp_path))
-    encoded = Tokenizer.from_file(str(folder / "tokenizer.json")).encode("a the 123 ing")
+    import_gguf(write_tiny(tmp_path / "tiny.gguf"), directory := _directory(tmp_path))
+    encoded = Tokenizer.from_file(str(directory / "tokenizer.json")).encode("a the 123 ing")
     assert encoded.tokens == ["a", "Ġthe", "Ġ", "1", "2", "3", "Ġ", "ing"]
 
 
-def _folder(tmp_path: Path) -> Path:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    return folder
+def _directory(tmp_path: Path) -> Path:
+    directory = tmp_path / "model"
+    directory.mkdir()
+    return directory

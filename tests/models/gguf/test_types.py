@@ -36,8 +36,8 @@ def random_blocks(kind: str, seed: int = 0) -> Array:
     return raw
 
 
-def tensor_of(folder: Path, kind: str, raw: Array) -> Tensor:
-    path = folder / "blocks"
+def tensor_of(directory: Path, kind: str, raw: Array) -> Tensor:
+    path = directory / "blocks"
     path.write_bytes(raw.tobytes())
     return Tensor("blk.0.ffn_up.weight", NAMES[kind], (ROWS, COLUMNS), path, 0)
 
@@ -49,7 +49,7 @@ def theirs(kind: str, raw: Array) -> Array:
 
 def ours(tensor: Tensor, dtype: str) -> tuple[Array, Array]:
     """What MLX makes of the converted tensor, and the size of a step, for every weight."""
-    made = weights.quantised(tensor, dtype)
+    made = weights.quantized(tensor, dtype)
     scales, biases = weights.load(made.scales, dtype), weights.load(made.biases, dtype)
     values = mx.dequantize(
         mx.array(made.packed),
@@ -83,7 +83,7 @@ def test_products_of_scales_are_rounded_and_nothing_else(tmp_path: Path, kind: s
 
 @pytest.mark.parametrize("dtype", ["F16", "BF16"])
 @pytest.mark.parametrize("kind", REQUANTISED)
-def test_types_with_a_scale_for_16_weights_are_quantised_anew(
+def test_types_with_a_scale_for_16_weights_are_quantized_anew(
     tmp_path: Path, kind: str, dtype: str
 ) -> None:
     raw = random_blocks(kind)
@@ -94,8 +94,8 @@ def test_types_with_a_scale_for_16_weights_are_quantised_anew(
     assert (np.abs(values - expected) <= slack * steps + 1e-6).all()
 
 
-def quantise_like_ggml(kind: str, values: Array) -> Array:
-    """What a quantiser of `kind` makes of [groups, 16] values, before scales are rounded."""
+def quantize_like_ggml(kind: str, values: Array) -> Array:
+    """What a quantizer of `kind` makes of [groups, 16] values, before scales are rounded."""
     if kind == "Q2_K":
         low = np.minimum(values.min(1, keepdims=True), 0)
         steps = (values.max(1, keepdims=True) - low) / 3
@@ -106,10 +106,10 @@ def quantise_like_ggml(kind: str, values: Array) -> Array:
 
 
 @pytest.mark.parametrize("kind", REQUANTISED)
-def test_quantising_anew_adds_less_than_a_tenth_to_the_types_own_error(kind: str) -> None:
+def test_quantizing_anew_adds_less_than_a_tenth_to_the_types_own_error(kind: str) -> None:
     original = np.random.default_rng(0).standard_normal((20_000, 16)) * 0.02
-    stored = quantise_like_ggml(kind, original).reshape(-1, 32).astype(np.float32)
-    codes, scales, biases = weights.requantise(stored, weights.BITS[kind], "F16")
+    stored = quantize_like_ggml(kind, original).reshape(-1, 32).astype(np.float32)
+    codes, scales, biases = weights.requantize(stored, weights.BITS[kind], "F16")
     added = codes * scales[:, None] + biases[:, None] - stored
     own = stored - original.reshape(-1, 32)
     assert (added**2).mean() < 0.1 * (own**2).mean()
@@ -165,4 +165,4 @@ def test_scales_that_overflow_are_refused(tmp_path: Path, kind: str, value: floa
     at = HALVES[kind][0]
     raw[7, at : at + 2] = np.array([value], "<f2").view(np.uint8)
     with pytest.raises(UnsupportedModel, match="F16"):
-        weights.quantised(tensor_of(tmp_path, kind, raw), "F16")
+        weights.quantized(tensor_of(tmp_path, kind, raw), "F16")

