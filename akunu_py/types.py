@@ -33,7 +33,7 @@ class Drafter(Protocol):
     def propose(self, limit: int) -> list[int]:
         """Drafts at most `limit` tokens to follow the timeline; none means a plain step."""
 
-    def feedback(self, accepted: int, rows: int, seconds: float) -> None:
+    def observe(self, accepted: int, rows: int, seconds: float) -> None:
         """Tells how the last proposal fared: how many of its tokens the target accepted, and over
         how many rows the pass ran and how long it took. There is one row more than drafted tokens,
         or several, where tokens had to be read again."""
@@ -45,8 +45,8 @@ class SamplingOptions:
 
     The filters top_p, min_p and top_k apply at temperatures above 0; 1, 0 and 0 switch them off.
     The penalties (1, 0 and 0: none) look at the last `penalty_window` tokens, the prompt's too.
-    logit_bias: (token, what is added to its logit). among: the tokens that may be said at all,
-    empty for any. seed: None draws one.
+    logit_bias: (token, what is added to its logit). allowed_tokens: the only ones that may be
+    sampled, empty for any. seed: None draws one.
 
     These two accept drafts that exact sampling would not, so they change what is said. lenience:
     1 is exact; a drafted x is accepted with probability p(x) / lenience, greedily where p(x) is at
@@ -63,7 +63,7 @@ class SamplingOptions:
     frequency_penalty: float = 0.0
     penalty_window: int = 64
     logit_bias: tuple[tuple[int, float], ...] = ()
-    among: tuple[int, ...] = ()
+    allowed_tokens: tuple[int, ...] = ()
     seed: int | None = None
     lenience: float = 1.0
     typical: float = 0.0

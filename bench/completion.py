@@ -102,15 +102,15 @@ def _width(line: str) -> int:
 def replay_places(
     completer: Completer, places: Sequence[Place], curve: Curve
 ) -> dict[str, dict[str, ReplayCounts]]:
-    """Passes over what really stands there, by project (and all of them) and by evidence."""
+    """Passes over what really stands there, by project (and all of them) and by draft context."""
     counts: dict[str, dict[str, ReplayCounts]] = {}
     for place in places:
         made = completer.prompt(place.request)
         output = _tokens_after(completer.code, place, made)
-        for kind, evidence in _kinds(made).items():
+        for kind, draft_context in _kinds(made).items():
             drafter = AutoDrafter(_given(curve), stop_tokens=completer.engine.stop_tokens)
             end = sorted(completer.engine.stop_tokens)[:1]
-            unread = [token for tokens in evidence for token in (*tokens, *end)]
+            unread = [token for tokens in draft_context for token in (*tokens, *end)]
             drafter.extend(unread)
             drafter.unread = len(unread)
             item = TraceItem(tuple(made.tokens), output)
@@ -131,8 +131,8 @@ def _tokens_after(code: CodeTokens, place: Place, made: Prompt) -> tuple[int, ..
 
 
 def _kinds(made: Prompt) -> dict[str, list[tuple[int, ...]]]:
-    """The evidence by what it is from. Of a prompt it begins with the files."""
-    return {PREFIX: [], BUFFER: made.evidence[made.files :], FILES: made.evidence}
+    """The draft context by what it is from. Of a prompt it begins with the files."""
+    return {PREFIX: [], BUFFER: made.draft_context[made.files :], FILES: made.draft_context}
 
 
 def _given(curve: Curve) -> FixedCosts:
@@ -146,7 +146,7 @@ def run_live(
     curve: Curve,
     progress: Callable[[str], None],
 ) -> dict[str, list[Completion]]:
-    """What the model itself completes at `places`, by evidence."""
+    """What the model itself completes at `places`, by draft context."""
     done: dict[str, list[Completion]] = {kind: [] for kind in EVIDENCE}
     for number, place in enumerate(places, start=1):
         for kind in EVIDENCE:
@@ -158,7 +158,7 @@ def run_live(
 
 
 class _Limited(Completer):
-    """A completer that drafts from some kinds of evidence only."""
+    """A completer that drafts from some kinds of draft context only."""
 
     def __init__(self, engine: Engine, options: CompleteOptions, kind: str) -> None:
         super().__init__(engine, options)
@@ -166,7 +166,7 @@ class _Limited(Completer):
 
     def prompt(self, request: CompletionRequest) -> Prompt:
         made = super().prompt(request)
-        return replace(made, evidence=_kinds(made)[self._kind])
+        return replace(made, draft_context=_kinds(made)[self._kind])
 
 
 def count_keystrokes(engine: Engine, options: CompleteOptions, place: Place) -> Keystrokes:

@@ -20,12 +20,12 @@ def measure_curve(
 ) -> dict[int, float]:
     """Median seconds of a pass for each number of rows, interleaved over `repeats` rounds."""
     target = Target(engine.model)
-    target.go_to([index % 1000 for index in range(context + 1)])
+    target.reuse_prefix([index % 1000 for index in range(context + 1)])
     prefill(target, lambda done: True)
     seconds: dict[int, list[float]] = {count: [] for count in rows}
     for round_ in range(-1, repeats):  # the first round warms up
         for count in rows:
-            before = kvcache.checkpoint(target.cache)
+            before = kvcache.pass_state(target.cache)
             started = time.perf_counter()
             verify(target, list(range(count)), count)
             elapsed = time.perf_counter() - started

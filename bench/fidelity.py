@@ -188,5 +188,5 @@ def _answer(
 ) -> list[int]:
     """With a drafter that has heard nothing yet."""
     session.drafting = Drafting(session.engine, Lent(FixedCosts(PRIOR_SHAPE)))
-    session.drafting.watch = passes.watch
+    session.drafting.wrap = passes.watch
     return list(session.generate(prompt, options).answer().tokens)

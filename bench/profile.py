@@ -20,7 +20,7 @@ from akunu_py.bench.workloads import Workload
 from akunu_py.decoding.decode import Target
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Session
-from akunu_py.decoding.stream_decoder import AnswerText
+from akunu_py.decoding.stream_decoder import StreamDecoder
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.types import DraftMode, GenerateOptions, Message, TextPiece
 
@@ -63,16 +63,16 @@ class _StagedTarget(Target):
             self.device_s += time.perf_counter() - built
         return logits
 
-    def says(self, rows: mx.array, wanted: int, known: Sequence[int]) -> mx.array:
+    def sample(self, rows: mx.array, wanted: int, known: Sequence[int]) -> mx.array:
         before = self.graph_s + self.device_s
         started = time.perf_counter()
         self._in_pass = True
-        says = super().says(rows, wanted, known)
+        sampled = super().sample(rows, wanted, known)
         self._in_pass = False
-        mx.eval(says)
+        mx.eval(sampled)
         elapsed = time.perf_counter() - started
         self.sampling_s += elapsed - (self.graph_s + self.device_s - before)
-        return says
+        return sampled
 
     def forget_times(self) -> None:
         """What came before is not counted."""
@@ -131,7 +131,7 @@ def _staged(
 ) -> tuple[dict[str, float], Passes, list[TextPiece]]:
     passes = Passes()
     session = Session(engine, Lent(curve))
-    session.drafting.watch = passes.watch
+    session.drafting.wrap = passes.watch
     target = session.target = _StagedTarget(engine)
     generation = session.generate(prompt, options)
     pieces: list[TextPiece] = []
@@ -139,7 +139,7 @@ def _staged(
         if not pieces:  # it came from reading the prompt
             target.forget_times()
         pieces.append(piece)
-    shown = AnswerText(engine, prompt, ())
+    shown = StreamDecoder(engine, prompt, ())
     shown.take(pieces[0].piece)
     started = time.perf_counter()
     for piece in pieces[1:]:

@@ -31,7 +31,7 @@ PROBE_CHANCE = 0.3
 class AutoDrafter:
     """A `Drafter` that plans its drafts.
 
-    curve: what passes cost; it keeps learning from `feedback`. Keep it for the next session.
+    curve: what passes cost; it keeps learning from `observe`. Keep it for the next session.
     stop_tokens: a draft ends with the first of them.
     max_draft: the longest draft, up to 32.
     rerun_on_reject: after a rejection the next pass reads the accepted tokens again (recurrent
@@ -122,7 +122,7 @@ class AutoDrafter:
         self._drafted = length
         return [guess.token for guess in guesses[:length]]
 
-    def feedback(self, accepted: int, rows: int, seconds: float) -> None:
+    def observe(self, accepted: int, rows: int, seconds: float) -> None:
         """Tells how the last proposal fared, and how long the pass over it took."""
         self.curve.observe(rows, seconds, self._context)
         # Planned costs, not measured ones: a slow outlier must not look like a slow text.

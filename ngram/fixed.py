@@ -22,7 +22,7 @@ class FixedDrafter:
     def propose(self, limit: int) -> list[int]:
         return self.predictor.predict(min(limit, self.draft_tokens))
 
-    def feedback(self, accepted: int, rows: int, seconds: float) -> None:
+    def observe(self, accepted: int, rows: int, seconds: float) -> None:
         """Ignored."""
 
 
@@ -35,5 +35,5 @@ class NoDrafter:
     def propose(self, limit: int) -> list[int]:
         return []
 
-    def feedback(self, accepted: int, rows: int, seconds: float) -> None:
+    def observe(self, accepted: int, rows: int, seconds: float) -> None:
         """Ignored."""

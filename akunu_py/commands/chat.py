@@ -22,7 +22,7 @@ from akunu_py.types import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from akunu_py.decoding.engine import Engine
-    from akunu_py.decoding.learned import Experience
+    from akunu_py.decoding.learned import LearnedState
     from akunu_py.decoding.session import Generation
 
 _PATIENCE_S = 2.0  # for a pass that is running; a model that is being loaded takes longer
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from akunu_py.tui.session.worker import SessionThread
     from akunu_py.tui.terminal.background import background as ask_background
 
-    learned_from: list[Experience] = []
+    learned_from: list[LearnedState] = []
 
     def load(name: str) -> Engine:
         # Here, in the session's thread, because the import alone takes seconds.
@@ -52,10 +52,10 @@ def run(args: argparse.Namespace) -> int:
         found = model if model and name == model.name else store.resolve(name)
         return load_found(found, args.weights, args.kv_bits, context=args.context, force=args.force)
 
-    def learned(engine: Engine) -> Experience:
-        from akunu_py.decoding.load import load_experience
+    def learned(engine: Engine) -> LearnedState:
+        from akunu_py.decoding.load import load_learned
 
-        learned_from.append(load_experience(engine, no_memory=args.no_memory))
+        learned_from.append(load_learned(engine, no_memory=args.no_memory))
         return learned_from[-1]
 
     def answered(engine: Engine, generation: Generation) -> None:
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-    print_warnings(warning for experience in learned_from for warning in experience.warnings)
+    print_warnings(warning for state in learned_from for warning in state.warnings)
     return code
 
 

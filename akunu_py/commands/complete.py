@@ -79,7 +79,7 @@ def check_model(args: argparse.Namespace) -> None:
 def load_completer(args: argparse.Namespace) -> Completer:
     """Loads the model that `args` ask for; to be called in the thread that will use it."""
     from akunu_py.completion.completer import CompleteOptions, Completer
-    from akunu_py.decoding.load import engine_from, load_experience
+    from akunu_py.decoding.load import engine_from, load_learned
 
     engine = engine_from(args)
     options = CompleteOptions(
@@ -90,7 +90,7 @@ def load_completer(args: argparse.Namespace) -> Completer:
         draft=args.draft,
         draft_tokens=args.draft_tokens,
     )
-    return Completer(engine, options, load_experience(engine, no_memory=args.no_memory))
+    return Completer(engine, options, load_learned(engine, no_memory=args.no_memory))
 
 
 def request_from(args: argparse.Namespace) -> CompletionRequest:

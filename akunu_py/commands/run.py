@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from akunu_py.arguments import options_from
-from akunu_py.decoding.load import engine_from, load_experience, note_peak
+from akunu_py.decoding.load import engine_from, load_learned, note_peak
 from akunu_py.errors import INTERRUPTED, EmptyPrompt, UsageError
 from akunu_py.text import displayable, for_output, print_warnings
 from akunu_py.types import FinishReason, Message
@@ -35,11 +35,11 @@ def run(args: argparse.Namespace) -> int:
         Session,  # takes a second, which no mistake should wait for
     )
 
-    experience = load_experience(engine, no_memory=args.no_memory)
+    learned = load_learned(engine, no_memory=args.no_memory)
     tokens = engine.encode(prompt) if args.raw else engine.encode_chat([Message("user", prompt)])
-    session = Session(engine, experience)
+    session = Session(engine, learned)
     if args.prompt_cache and args.prompt_cache.exists():
-        session.reopen(args.prompt_cache)
+        session.load_prompt_cache(args.prompt_cache)
     generation = session.generate(tokens, options)
     if options.draft != "off" and engine.no_draft:
         print_warnings([f"{engine.name} runs without drafting: {engine.no_draft}"])
@@ -49,10 +49,10 @@ def run(args: argparse.Namespace) -> int:
             print(for_output(json.dumps(as_dict(engine, generation), ensure_ascii=False)))
         else:
             stream(generation)
-    print_warnings(experience.warnings)
+    print_warnings(learned.warnings)
     note_peak(engine, generation)
     if args.prompt_cache:
-        session.save(args.prompt_cache)
+        session.save_prompt_cache(args.prompt_cache)
     if not args.quiet and args.format == "text":
         print(f"[{summary(generation, args.draft)}]", file=sys.stderr)
     return INTERRUPTED if generation.finish_reason == "cancelled" else 0

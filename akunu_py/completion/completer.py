@@ -24,7 +24,7 @@ from akunu_py.completion.types import (
     check_request,
 )
 from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.learned import Experience
+from akunu_py.decoding.learned import LearnedState
 from akunu_py.decoding.session import Generation, Session
 from akunu_py.errors import UsageError
 from akunu_py.types import (
@@ -70,9 +70,9 @@ class Completer:
         self,
         engine: Engine,
         options: CompleteOptions = CompleteOptions(),
-        experience: Experience | None = None,
+        learned: LearnedState | None = None,
     ) -> None:
-        """experience: what earlier runs learned. Its memory is drafted from; completions are not
+        """learned: what earlier runs learned. Its memory is drafted from; completions are not
         added to it, because they repeat each other at every keystroke. Raises UsageError where
         the model cannot do what `options` ask for."""
         self.options = options
@@ -82,19 +82,19 @@ class Completer:
         markers = tuple(token for family in families for token in family.stop)
         stops = engine.stop_tokens | self.code.marker_ids(markers)
         self.engine = replace(engine, stop_tokens=stops)
-        self._experience = experience
+        self._learned = learned
         self._budgets = _budgets(options, engine.context_length)
         self._recall = Recall()
         self.reset()
 
     def reset(self) -> None:
         """Forgets the session: what its cache holds is not known after an error."""
-        self.session = Session(self.engine, self._experience)
+        self.session = Session(self.engine, self._learned)
 
     def close(self) -> None:
         """Keeps what was learned about costs for the next run."""
-        if self._experience is not None:
-            self._experience.save_curve()
+        if self._learned is not None:
+            self._learned.save_curve()
 
     def complete(
         self,
@@ -187,25 +187,27 @@ class _Making:
         return self._done()
 
     def _generate(
-        self, tokens: list[int], max_tokens: int, among: tuple[int, ...] = ()
+        self, tokens: list[int], max_tokens: int, allowed_tokens: tuple[int, ...] = ()
     ) -> Generation | None:
         """Lets the model go on behind `tokens`, up to where the completion ends.
 
-        among: the only tokens that may be said; what is said is then left to the caller. None
-        where nothing was said.
+        allowed_tokens: the only tokens that may be sampled, empty for any; what comes of them is
+        left to the caller. None where nothing was sampled.
         """
         options = self._completer.options
-        sampling = SamplingOptions(temperature=self._request.temperature, among=among)
+        sampling = SamplingOptions(
+            temperature=self._request.temperature, allowed_tokens=allowed_tokens
+        )
         generation = self._completer.session.generate(
             tokens,
             GenerateOptions(
                 max_tokens, options.draft, options.draft_tokens, sampling, remember=False
             ),
-            self._prompt.evidence,
+            self._prompt.draft_context,
         )
         generation.on_prefill = lambda done, total: self._due(generation)
         for piece in generation:
-            if not among:
+            if not allowed_tokens:
                 self._take(piece.text)
             if self._why is None:
                 self._due(generation)
@@ -253,8 +255,8 @@ class _Making:
             self._tell(self._cut_now(final=True))
             self._why = why or self._why or ("length" if self._full else "stop")
         assert self._why is not None
-        evidence = sum(len(tokens) for tokens in self._prompt.evidence)
-        return Completion(self._cut.text, self._why, self._stats, evidence)
+        unread = sum(len(tokens) for tokens in self._prompt.draft_context)
+        return Completion(self._cut.text, self._why, self._stats, unread)
 
 
 def _budgets(options: CompleteOptions, context: int) -> Budgets:

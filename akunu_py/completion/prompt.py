@@ -1,7 +1,7 @@
 """What the model reads of a buffer, and what the drafter is shown beside it.
 
 Owns the budgets, where they cut, and the order of the parts. What the model does not read is not
-lost: it is evidence to draft from, which costs no pass. Everything moves as little as possible
+lost: it is context to draft from, which costs no pass. Everything moves as little as possible
 from one keystroke to the next, so that what was read and learned before can stay.
 """
 
@@ -17,8 +17,8 @@ from akunu_py.completion.fim import FimFamily, fill
 from akunu_py.completion.tokens import CodeTokens
 
 _CHARACTERS = 4  # of code, a token; more are never tried
-_EVIDENCE = 60_000  # characters of the buffer on each side of the cursor, and of other files
-_PIECE = 1000  # characters at least of a piece of evidence, which ends before a line that begins
+_DRAFT_CONTEXT = 60_000  # characters of the buffer on each side of the cursor, and of other files
+_PIECE = 1000  # characters at least of a piece of it, which ends before a line that begins
 _ENDS = 4  # in the first column: before one in so many of them
 _TOP_LINE = re.compile(r"(?<=\n)[^\s\n][^\n]*")
 
@@ -26,12 +26,12 @@ _TOP_LINE = re.compile(r"(?<=\n)[^\s\n][^\n]*")
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """tokens: what the model reads. healed: the end of the prefix that is not among them, because
-    the model is to say it again. evidence: what is drafted from, what changes least first; the
+    the model is to say it again. draft_context: what is drafted from, what changes least first; the
     first `files` of it are other files."""
 
     tokens: list[int]
     healed: str
-    evidence: list[tuple[int, ...]]
+    draft_context: list[tuple[int, ...]]
     files: int
 
 
@@ -60,16 +60,16 @@ def make_prompt(
     start = window_before(code, prefix, budgets.prefix)
     end = window_after(code, suffix, budgets.suffix) if family else 0
     read = _files_read(code, family, budgets.files, files)
-    evidence = encode_pieces(code, _unread_files(files, read))
-    others = len(evidence)
-    evidence += encode_pieces(code, [prefix[max(0, start - _EVIDENCE) : start]])
-    evidence += encode_pieces(code, [suffix[end : end + _EVIDENCE]])
+    draft_context = encode_pieces(code, _unread_files(files, read))
+    others = len(draft_context)
+    draft_context += encode_pieces(code, [prefix[max(0, start - _DRAFT_CONTEXT) : start]])
+    draft_context += encode_pieces(code, [suffix[end : end + _DRAFT_CONTEXT]])
     before = prefix[start:]
     if family is None:
         tokens, healed = code.heal(before)
-        return Prompt([*code.opening, *tokens], healed, evidence, others)
+        return Prompt([*code.opening, *tokens], healed, draft_context, others)
     values = {"prefix": before, "suffix": suffix[:end], "path": path}
-    return Prompt(_filled(code, family, values, read), "", evidence, others)
+    return Prompt(_filled(code, family, values, read), "", draft_context, others)
 
 
 def window_before(code: CodeTokens, text: str, budget: int) -> int:
@@ -128,7 +128,7 @@ def _files_read(
 
 def _unread_files(files: Sequence[tuple[str, str]], read: dict[str, str]) -> list[str]:
     """The texts to draft from, the nearest last, within the budget of characters."""
-    room = _EVIDENCE
+    room = _DRAFT_CONTEXT
     texts = []
     for path, text in files:
         unread = text[len(read.get(path, "")) :][:room]
@@ -140,7 +140,7 @@ def _unread_files(files: Sequence[tuple[str, str]], read: dict[str, str]) -> lis
 def encode_pieces(code: CodeTokens, texts: Sequence[str]) -> list[tuple[int, ...]]:
     """Tokens of `texts`, encoded in pieces whose borders the text itself decides, so that an edit
     changes the piece it is in and the others need not be encoded again."""
-    evidence = []
+    draft_context = []
     for text in texts:
         tokens: list[int] = []
         at = 0
@@ -152,8 +152,8 @@ def encode_pieces(code: CodeTokens, texts: Sequence[str]) -> list[tuple[int, ...
                 at = start
         tokens += code.encode(text[at:])
         if tokens:
-            evidence.append(tuple(tokens))
-    return evidence
+            draft_context.append(tuple(tokens))
+    return draft_context
 
 
 def _filled(

@@ -33,7 +33,7 @@ class Mark:
     """A place to go back to: the first `length` tokens of the timeline are in the cache."""
 
     length: int
-    state: kvcache.Snapshot
+    state: kvcache.Checkpoint
 
 
 class Target:
@@ -61,7 +61,7 @@ class Target:
         self.tokens: list[int] = []
         self.pending: list[int] = []
         self.marks: list[Mark] = []
-        self._needs_marks = kvcache.needs_snapshots(self.cache)
+        self._needs_marks = kvcache.needs_checkpoints(self.cache)
 
     def adopt(self, cache: kvcache.Cache, tokens: Sequence[int], pending: Sequence[int]) -> None:
         """Takes over a timeline: `cache` holds `tokens`, and `pending` follow."""
@@ -84,7 +84,7 @@ class Target:
         """
         return self.model(tokens[None], cache=self.cache)[0]
 
-    def says(self, rows: mx.array, wanted: int, known: Sequence[int]) -> mx.array:
+    def sample(self, rows: mx.array, wanted: int, known: Sequence[int]) -> mx.array:
         """What the target says after each of the last `wanted` of `rows`, not yet evaluated.
 
         known: the tokens before `rows`; those of a step under way need not be in `self.tokens`.
@@ -93,19 +93,19 @@ class Target:
         self.vocabulary = logits.shape[-1]
         window = self.sampler.window
         before = mx.concatenate([mx.array(known[-window:], mx.int32), rows]) if window else rows
-        return self.sampler.choose(logits, before, len(known) + rows.shape[0] - wanted + 1)
+        return self.sampler.sample(logits, before, len(known) + rows.shape[0] - wanted + 1)
 
-    def settle(self, said: Sequence[int], kept: int) -> None:
+    def commit(self, said: Sequence[int], kept: int) -> None:
         """Books that the cache now holds `kept` of the pending and the newly `said` tokens."""
         known = [*self.pending, *said]
         self.tokens += known[:kept]
         self.pending = known[kept:]
 
     def mark(self) -> None:
-        """Makes the end of `tokens` a place that `go_to` can return to, if it needs any."""
+        """Makes the end of `tokens` a place that `reuse_prefix` can return to, if it needs any."""
         if not self._needs_marks or not self.tokens or len(self.tokens) == self.marked:
             return
-        self.marks.append(Mark(len(self.tokens), kvcache.snapshot(self.cache)))
+        self.marks.append(Mark(len(self.tokens), kvcache.checkpoint(self.cache)))
         while len(self.marks) > _MARKS:
             # Without it going there means reading on from the one before: where that is least.
             ends = [0, *(mark.length for mark in self.marks)]
@@ -118,7 +118,7 @@ class Target:
         """Where the last mark is, 0 where there is none."""
         return self.marks[-1].length if self.marks else 0
 
-    def go_to(self, prompt: Sequence[int]) -> int:
+    def reuse_prefix(self, prompt: Sequence[int]) -> int:
         """Makes `prompt` the timeline: keeps what the cache shares with it, the rest is pending.
 
         Its last token is always pending. Returns how many tokens the cache keeps.
@@ -156,21 +156,26 @@ def prefill(target: Target, go_on: Callable[[int], bool]) -> bool:
         target.forward(mx.array(chunk))
         # Only the cache is evaluated: the logits of a prompt are never computed.
         mx.eval([entry.state for entry in target.cache])
-        target.settle((), len(chunk))
+        target.commit((), len(chunk))
         done += len(chunk)
         mx.clear_cache()
     return False
 
 
 def decode(
-    target: Target, drafter: Drafter, limit: int, stop: Collection[int], *, patience: int | None
+    target: Target,
+    drafter: Drafter,
+    limit: int,
+    stop: Collection[int],
+    *,
+    plain_steps_before_pipelining: int | None,
 ) -> Generator[Piece]:
     """Yields a piece per pass: up to `limit` tokens, ending with a token of `stop` if it comes.
 
-    `drafter` knows all tokens up to and with the pending ones, and is told what follows. Where it
-    drafted nothing `patience` times in a row (None: however often), plain steps are pipelined:
-    each is launched before the one before it is read. That hides the time between two steps, and
-    costs a pass when the drafter has something to say again.
+    `drafter` knows all tokens up to and with the pending ones, and observes what follows. Where it
+    drafted nothing `plain_steps_before_pipelining` times in a row (None: however often), plain
+    steps are pipelined: each is dispatched before the one before it is collected. That hides the
+    time between two steps, and costs a pass when the drafter has a draft again.
     """
     ahead: mx.array | None = None  # what a plain step that is under way will say
     last = time.perf_counter()
@@ -179,19 +184,23 @@ def decode(
         while limit > 0:
             started = last if ahead is not None else time.perf_counter()
             room = limit - 1 if len(target.pending) <= _CARRY else 0
-            draft = readable(drafter.propose(room), target.vocabulary)
+            draft = clip_to_vocabulary(drafter.propose(room), target.vocabulary)
             rows = len(target.pending) + len(draft)
             idle = 0 if draft else idle + 1
-            if ahead is None and (draft or patience is None or idle <= patience):
+            if ahead is None and (
+                draft
+                or plain_steps_before_pipelining is None
+                or idle <= plain_steps_before_pipelining
+            ):
                 tokens, accepted = speculate(target, draft, stop)
             else:
-                says = launch(target) if ahead is None else ahead
+                sampled = dispatch(target) if ahead is None else ahead
                 # A draft is waiting: read what is under way, and launch nothing behind it.
-                ahead = None if draft or limit == 1 else launch(target, says)
+                ahead = None if draft or limit == 1 else dispatch(target, sampled)
                 draft, rows = drafter.propose(0), len(target.pending)
-                tokens, accepted = read(target, says, ahead), 0
+                tokens, accepted = collect(target, sampled, ahead), 0
             last = time.perf_counter()
-            drafter.feedback(accepted, rows, last - started)
+            drafter.observe(accepted, rows, last - started)
             drafter.extend(tokens)
             limit = 0 if tokens[-1] in stop else limit - len(tokens)
             passes += 1
@@ -200,10 +209,10 @@ def decode(
             yield Piece(tuple(tokens), accepted, tuple(draft[accepted:]), last - started)
     finally:
         if ahead is not None:  # the step that nobody will read has put its token into the cache
-            target.settle((), 1)
+            target.commit((), 1)
 
 
-def readable(draft: list[int], vocabulary: int | None) -> list[int]:
+def clip_to_vocabulary(draft: list[int], vocabulary: int | None) -> list[int]:
     """`draft` up to the first token that the model does not have. What is drafted from may come
     from a file, and MLX does not check where in a table of embeddings it reads."""
     if vocabulary is None or not draft or 0 <= min(draft) <= max(draft) < vocabulary:
@@ -211,43 +220,43 @@ def readable(draft: list[int], vocabulary: int | None) -> list[int]:
     return draft[: next(at for at, token in enumerate(draft) if not 0 <= token < vocabulary)]
 
 
-def launch(target: Target, after: mx.array | None = None) -> mx.array:
+def dispatch(target: Target, after: mx.array | None = None) -> mx.array:
     """A plain step over the pending tokens, or over the token that the step under way will say."""
     if after is None:
-        return target.says(mx.array(target.pending), 1, target.tokens)
-    return target.says(after, 1, [*target.tokens, *target.pending])
+        return target.sample(mx.array(target.pending), 1, target.tokens)
+    return target.sample(after, 1, [*target.tokens, *target.pending])
 
 
-def read(target: Target, says: mx.array, ahead: mx.array | None) -> list[int]:
+def collect(target: Target, sampled: mx.array, ahead: mx.array | None) -> list[int]:
     """Reads a plain step that was launched, while the one behind it, if any, is under way."""
-    mx.async_eval(says, *([] if ahead is None else [ahead]))
-    token = int(says.item())
-    target.settle([token], len(target.pending))
+    mx.async_eval(sampled, *([] if ahead is None else [ahead]))
+    token = int(sampled.item())
+    target.commit([token], len(target.pending))
     return [token]
 
 
 def speculate(target: Target, draft: Sequence[int], stop: Collection[int]) -> tuple[list[int], int]:
     """One pass over the pending tokens and a draft -> the new tokens, and how many were drafted."""
-    before = kvcache.checkpoint(target.cache)
+    before = kvcache.pass_state(target.cache)
     rows = [*target.pending, *draft]
-    says = verify(target, rows, 1 + len(draft))
-    accepted = accept(draft, says)
-    tokens = cut(says[: accepted + 1], stop)
+    sampled = verify(target, rows, 1 + len(draft))
+    accepted = accept(draft, sampled)
+    tokens = cut(sampled[: accepted + 1], stop)
     kept = len(target.pending) + len(tokens) - 1
     if kept < len(rows):
         kept = kvcache.roll_back(target.cache, before, len(rows), kept)
-    target.settle(tokens, kept)
+    target.commit(tokens, kept)
     return tokens, min(accepted, len(tokens))
 
 
 def verify(target: Target, rows: list[int], wanted: int) -> list[int]:
     """What the target says after each of the last `wanted` of `rows`, in one pass."""
-    return [int(token) for token in target.says(mx.array(rows), wanted, target.tokens).tolist()]
+    return [int(token) for token in target.sample(mx.array(rows), wanted, target.tokens).tolist()]
 
 
-def accept(draft: Sequence[int], says: Sequence[int]) -> int:
+def accept(draft: Sequence[int], sampled: Sequence[int]) -> int:
     """How many tokens of the draft the target says too, up to the first that it does not."""
-    return common_prefix(draft, says)
+    return common_prefix(draft, sampled)
 
 
 def cut(tokens: list[int], stop: Collection[int]) -> list[int]:

@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 
 from akunu_py.decoding.decode import common_prefix
 from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.learned import Experience
+from akunu_py.decoding.learned import LearnedState
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
 from akunu_py.types import Drafter, DraftMode, GenerateOptions
 
 # Plain steps in a row before they run ahead. Off: at once. Auto: replays of chat lose 3 % to steps
-# that are under way when a draft comes up, 0.4 % with this patience. Fixed: never, as akunu does.
-_PATIENCE: dict[DraftMode, int | None] = {"off": 0, "auto": 4, "fixed": None}
+# that are under way when a draft comes up, 0.4 % with these four. Fixed: never, as akunu does.
+_PLAIN_STEPS: dict[DraftMode, int | None] = {"off": 0, "auto": 4, "fixed": None}
 
 
 class Drafting:
@@ -22,44 +22,44 @@ class Drafting:
     was changed it is taken back to what is still true, if it can be (`auto`), or made anew, as it
     is for other options.
 
-    watch: what a drafter is wrapped in when it is made, for those who count what it does.
+    wrap: what a drafter is wrapped in when it is made, for those who count what it does.
     """
 
-    def __init__(self, engine: Engine, experience: Experience | None) -> None:
+    def __init__(self, engine: Engine, learned: LearnedState | None) -> None:
         self._engine = engine
-        self._memory = experience.memory if experience else None
-        self.curve = experience.curve if experience else CostCurve()
+        self._memory = learned.memory if learned else None
+        self.curve = learned.curve if learned else CostCurve()
         self._made_for: tuple[DraftMode, int] | None = None
-        self._drafter = _Told(NoDrafter(), None)
-        self.patience: int | None = 0
-        self.watch: Callable[[Drafter], Drafter] = lambda drafter: drafter
+        self._drafter = TrackedDrafter(NoDrafter(), None)
+        self.plain_steps_before_pipelining: int | None = 0
+        self.wrap: Callable[[Drafter], Drafter] = lambda drafter: drafter
 
     def drafter(
         self,
         options: GenerateOptions,
         timeline: Sequence[int],
         read: int | None = None,
-        evidence: Sequence[Sequence[int]] = (),
+        draft_context: Sequence[Sequence[int]] = (),
     ) -> Drafter:
         """A drafter that knows exactly `timeline`; while it is read, at least `read` of it.
 
-        evidence: what else it drafts from, and the target never reads. It comes before the
+        draft_context: what else it drafts from, and the target never reads. It comes before the
         timeline, so what changes least should come first. Only what changed is learned again.
         """
         # A model that cannot be rolled back answers all the same; front ends say why it is slow.
         mode: DraftMode = "off" if self._engine.no_draft else options.draft
         wanted = (mode, options.draft_tokens)
-        known = self._set_apart(evidence) if mode != "off" else []
+        known = self._set_apart(draft_context) if mode != "off" else []
         unread = len(known)
         known += timeline
         told = self._drafter.tokens
         if wanted != self._made_for or not self._drafter.go_back(common_prefix(told, known)):
             drafter = self._new(mode, options.draft_tokens)
             auto = drafter if isinstance(drafter, AutoDrafter) else None
-            self._drafter, self._made_for = _Told(self.watch(drafter), auto), wanted
+            self._drafter, self._made_for = TrackedDrafter(self.wrap(drafter), auto), wanted
         end = None if read is None else unread + read
         self._drafter.take(known[len(self._drafter.tokens) : end], unread)
-        self.patience = _PATIENCE[mode]
+        self.plain_steps_before_pipelining = _PLAIN_STEPS[mode]
         return self._drafter
 
     def costs(self, context: int) -> Sequence[float] | None:
@@ -67,11 +67,11 @@ class Drafting:
         before a plain step was timed."""
         return self.curve.table(context) if self.curve.measured(1) else None
 
-    def _set_apart(self, evidence: Sequence[Sequence[int]]) -> list[int]:
-        """All evidence, each piece closed by a stop token, so that no draft runs on from one into
-        the next or into the timeline."""
+    def _set_apart(self, draft_context: Sequence[Sequence[int]]) -> list[int]:
+        """The draft context, each piece closed by a stop token, so that no draft runs on from one
+        into the next or into the timeline."""
         end = sorted(self._engine.stop_tokens)[:1]
-        return [token for tokens in evidence for token in (*tokens, *end)]
+        return [token for tokens in draft_context for token in (*tokens, *end)]
 
     def _new(self, mode: DraftMode, draft_tokens: int) -> Drafter:
         if mode == "off":
@@ -86,7 +86,7 @@ class Drafting:
         )
 
 
-class _Told:
+class TrackedDrafter:
     """A drafter, and what it was told. auto: itself, or what it wraps, where it can go back."""
 
     def __init__(self, drafter: Drafter, auto: AutoDrafter | None) -> None:
@@ -94,7 +94,7 @@ class _Told:
         self._auto = auto
         self.tokens: list[int] = []
         self.propose = drafter.propose
-        self.feedback = drafter.feedback
+        self.observe = drafter.observe
 
     def go_back(self, length: int) -> bool:
         """Knows only the first `length` tokens then; False where it cannot forget the others."""
@@ -106,7 +106,7 @@ class _Told:
         return True
 
     def take(self, tokens: Sequence[int], unread: int) -> None:
-        """As `extend`. unread: how many tokens of all there are, from the start, are evidence."""
+        """As `extend`. unread: how many of all tokens, from the start, are draft context."""
         if self._auto is not None:
             self._auto.unread = unread
         if tokens:

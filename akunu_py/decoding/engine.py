@@ -118,7 +118,7 @@ class Engine:
             tokenizer_digest=hashlib.sha256(
                 tokenizer.backend_tokenizer.to_str().encode()
             ).hexdigest(),
-            no_draft=kvcache.why_not(cache),
+            no_draft=kvcache.why_no_rollback(cache),
             recurrent=kvcache.is_recurrent(cache),
             kv_bits=kv_bits,
             fit=fit,

@@ -9,10 +9,10 @@ Each kind goes back in the cheapest way that is correct for it:
   together. They go back to where they were before the pass, all other layers with them, and the
   caller reads the accepted tokens again, as the first rows of its next pass.
 
-A kind that is not known here is not rolled back: `why_not` says so, and the caller does without
-drafting.
+A kind that is not known here is not rolled back: `why_no_rollback` says so, and the caller does
+without drafting.
 
-A roll back undoes one pass. To go back over many, `snapshot` keeps what cannot be trimmed.
+A roll back undoes one pass. To go back over many, `checkpoint` keeps what cannot be trimmed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from mlx_lm.models.cache import (
 from akunu_py.errors import UsageError, one_line
 
 Cache = list[Any]
-Checkpoint = list[dict[str, Any] | None]
+PassState = list[dict[str, Any] | None]
 
 _TRIMMED = (KVCache, QuantizedKVCache, ChunkedKVCache)
 _KNOWN = (*_TRIMMED, ConcatenateKVCache, RotatingKVCache, ArraysCache)
@@ -46,7 +46,7 @@ _LAYER_CACHE = "mlx_lm.models.deepseek_v41.LayerCache"  # by name: not every mlx
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class Checkpoint:
     """A cache as it was: whole, but for layers that keep every row; of those how many they had.
 
     nbytes: what it takes beyond the cache itself.
@@ -66,7 +66,7 @@ def new_cache(model: Any, kv_bits: int | None = None) -> Cache:
     return cache if kv_bits is None else _quantised(model, cache, kv_bits)
 
 
-def why_not(cache: Cache) -> str | None:
+def why_no_rollback(cache: Cache) -> str | None:
     """Why this cache cannot be rolled back, or None where it can."""
     # Exact types: a subclass may keep state that we know nothing of.
     unknown = sorted(
@@ -84,7 +84,7 @@ def is_recurrent(cache: Cache) -> bool:
     return any(_is_recurrent(entry) for entry in _leaves(cache))
 
 
-def checkpoint(cache: Cache) -> Checkpoint:
+def pass_state(cache: Cache) -> PassState:
     """What `roll_back` needs to undo the pass of several rows that follows. Costs nothing.
 
     References suffice: a pass of several rows makes new arrays for the kinds that need them.
@@ -92,7 +92,7 @@ def checkpoint(cache: Cache) -> Checkpoint:
     return [_save(entry) for entry in _leaves(cache)]
 
 
-def roll_back(cache: Cache, before: Checkpoint, written: int, kept: int) -> int:
+def roll_back(cache: Cache, before: PassState, written: int, kept: int) -> int:
     """Undoes the last pass but for its first `kept` of `written` rows (2 or more).
 
     Returns how many of those rows the cache holds then: `kept`, or 0 for recurrent state.
@@ -117,12 +117,14 @@ def rewind(cache: Cache, positions: int) -> None:
         _forget(entry, positions)
 
 
-def needs_snapshots(cache: Cache) -> bool:
+def needs_checkpoints(cache: Cache) -> bool:
     """Whether `rewind` may fail where `restore` would not."""
-    return not (why_not(cache) or all(type(entry) in _KEEPS_ALL for entry in _leaves(cache)))
+    return not (
+        why_no_rollback(cache) or all(type(entry) in _KEEPS_ALL for entry in _leaves(cache))
+    )
 
 
-def snapshot(cache: Cache) -> Snapshot:
+def checkpoint(cache: Cache) -> Checkpoint:
     """What `restore` needs to come back here, however much is written in between.
 
     Rows that the cache keeps anyway are not copied: they may be forgotten only down to here.
@@ -134,11 +136,11 @@ def snapshot(cache: Cache) -> Snapshot:
     )
     arrays = [part for _, part in tree_flatten(entries) if isinstance(part, mx.array)]
     mx.eval(arrays)  # or it would hold whatever they are computed from
-    return Snapshot(entries, sum(array.nbytes for array in arrays))
+    return Checkpoint(entries, sum(array.nbytes for array in arrays))
 
 
-def restore(cache: Cache, back_to: Snapshot) -> None:
-    """Makes the cache what it was at `snapshot`, any number of times."""
+def restore(cache: Cache, back_to: Checkpoint) -> None:
+    """Makes the cache what it was at `checkpoint`, any number of times."""
     for entry, saved in zip(_leaves(cache), back_to.entries, strict=True):
         if isinstance(saved, int):
             _forget(entry, entry.offset - saved)
@@ -146,21 +148,21 @@ def restore(cache: Cache, back_to: Snapshot) -> None:
             vars(entry).update(_handles(saved))
 
 
-def why_not_saved(cache: Cache) -> str | None:
+def why_no_prompt_cache(cache: Cache) -> str | None:
     """Why mlx-lm's format cannot keep this cache, or None where it can."""
     kinds = {type(entry) for entry in _leaves(cache)}
     unknown = sorted(kind.__name__ for kind in kinds if kind not in _KNOWN)
     return f"mlx-lm has no format for its cache ({', '.join(unknown)})" if unknown else None
 
 
-def packed(cache: Cache) -> Cache:
+def compact(cache: Cache) -> Cache:
     """A cache that holds the same, without rows that were forgotten or are room to write into."""
     return [_packed(entry) for entry in cache]
 
 
 def _packed(entry: Any) -> Any:
     if type(entry) is CacheList:
-        return CacheList(*packed(entry.caches))
+        return CacheList(*compact(entry.caches))
     same = copy.copy(entry)
     saved = _freeze(entry)
     if not isinstance(saved, int):

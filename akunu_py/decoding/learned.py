@@ -33,7 +33,7 @@ _RECORD = struct.Struct("<II")  # tokens in the record, checksum of their bytes
 _TOKEN_BYTES = 4
 
 
-class Experience:
+class LearnedState:
     """The learned state of one model. `warnings`: what had to be set aside, one line each."""
 
     def __init__(self, model: Path, tokenizer: str, layout: str, *, memory: bool) -> None:

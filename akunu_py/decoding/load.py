@@ -17,7 +17,7 @@ from akunu_py.types import WeightMode
 
 if TYPE_CHECKING:
     from akunu_py.decoding.engine import Engine
-    from akunu_py.decoding.learned import Experience
+    from akunu_py.decoding.learned import LearnedState
     from akunu_py.decoding.session import Generation
 
 
@@ -94,11 +94,11 @@ def note_peak(engine: Engine, generation: Generation) -> None:
         )
 
 
-def load_experience(engine: Engine, *, no_memory: bool) -> Experience:
+def load_learned(engine: Engine, *, no_memory: bool) -> LearnedState:
     """What was learned about the engine's model in earlier runs."""
     from akunu_py.decoding import device
-    from akunu_py.decoding.learned import Experience
+    from akunu_py.decoding.learned import LearnedState
 
     layout = f"{engine.weights} on {device.device_name()}"
     memory = load_settings().memory and not no_memory
-    return Experience(engine.path, engine.tokenizer_digest, layout, memory=memory)
+    return LearnedState(engine.path, engine.tokenizer_digest, layout, memory=memory)

@@ -18,7 +18,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
+from mlx_lm.models import cache as mlx_cache
 
 from akunu_py.decoding import kvcache
 from akunu_py.decoding.decode import Target
@@ -34,14 +34,14 @@ _CLASSES = "1."  # mlx-lm's metadata: ours, a class name a layer, what was not a
 _SAMPLES, _SAMPLE_BYTES = 64, 4096  # of each file of weights, to tell models apart
 
 
-def save_timeline(target: Target, engine: Engine, path: Path) -> None:
-    """Writes the target's timeline to `path`; see `Session.save`."""
+def save(target: Target, engine: Engine, path: Path) -> None:
+    """Writes the target's timeline to `path`; see `Session.save_prompt_cache`."""
     _check_name(path)
     if not target.tokens:
         raise UsageError("there is nothing to save: the session has read nothing yet")
-    if why := kvcache.why_not_saved(target.cache):
+    if why := kvcache.why_no_prompt_cache(target.cache):
         raise UsageError(f"a session of {engine.name} cannot be saved: {why}")
-    entries = kvcache.packed(target.cache)
+    entries = kvcache.compact(target.cache)
     about = {
         "format": _FORMAT,
         "model": engine.name,
@@ -52,13 +52,13 @@ def save_timeline(target: Target, engine: Engine, path: Path) -> None:
     }
     with _disk_errors(f"cannot write {path}"), replacing(path) as temporary:
         try:
-            save_prompt_cache(str(temporary), entries, {_KEY: json.dumps(about)})
+            mlx_cache.save_prompt_cache(str(temporary), entries, {_KEY: json.dumps(about)})
         except RuntimeError as error:  # MLX's word for a full disk
             raise OSError(f"{error}") from error
 
 
-def open_timeline(target: Target, engine: Engine, path: Path) -> None:
-    """Makes the timeline in `path` the target's; see `Session.reopen`."""
+def load(target: Target, engine: Engine, path: Path) -> None:
+    """Makes the timeline in `path` the target's; see `Session.load_prompt_cache`."""
     _check_name(path)
     with _disk_errors(f"cannot read {path}"):
         about, classes = _read_about(path)
@@ -78,7 +78,7 @@ def open_timeline(target: Target, engine: Engine, path: Path) -> None:
     damaged = DamagedCache(f"{path} is damaged; delete it, and it is made anew")
     try:
         with _disk_errors(f"cannot read {path}"):
-            entries = load_prompt_cache(str(path))
+            entries = mlx_cache.load_prompt_cache(str(path))
         digest = _digest(entries, about["tokens"], about["pending"])
         whole = digest == about["digest"] and len(about["tokens"]) > 0
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:

@@ -46,7 +46,7 @@ class Sampler:
         """How many of the tokens before a row it looks at."""
         return self.options.penalty_window if self._processors else 0
 
-    def choose(self, logits: mx.array, before: mx.array, position: int) -> mx.array:
+    def sample(self, logits: mx.array, before: mx.array, position: int) -> mx.array:
         """The tokens said after each row, [rows], not yet evaluated.
 
         logits: [rows, vocab], the last rows of a pass. before: the tokens up to the last row's,
@@ -60,9 +60,9 @@ class Sampler:
                 self._process(before[:end], logits[row : row + 1]) for row, end in enumerate(ends)
             ]
             logits = mx.concatenate(processed)
-        if self.options.among:
+        if self.options.allowed_tokens:
             rest = mx.full(logits.shape[-1:], -mx.inf, logits.dtype)
-            rest[mx.array(self.options.among)] = 0
+            rest[mx.array(self.options.allowed_tokens)] = 0
             logits = logits + rest
         if self.options.temperature == 0:
             says = mx.argmax(logits, axis=-1)

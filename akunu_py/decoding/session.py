@@ -13,14 +13,14 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from akunu_py.decoding import prompt_cache
 from akunu_py.decoding.decode import Target, decode, prefill, speculate
 from akunu_py.decoding.device import wired_memory
 from akunu_py.decoding.drafting import Drafting
 from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.learned import Experience
-from akunu_py.decoding.prompt_cache import open_timeline, save_timeline
+from akunu_py.decoding.learned import LearnedState
 from akunu_py.decoding.sampling import Sampler
-from akunu_py.decoding.stream_decoder import AnswerText
+from akunu_py.decoding.stream_decoder import StreamDecoder
 from akunu_py.errors import DamagedModel, EmptyPrompt, PromptTooLong, UsageError
 from akunu_py.types import (
     Answer,
@@ -36,30 +36,30 @@ from akunu_py.types import (
 class Session:
     """One timeline of tokens: what was read and said, and the KV cache that holds it."""
 
-    def __init__(self, engine: Engine, experience: Experience | None = None) -> None:
-        """`experience`: what was learned about the model in earlier runs, and where what is
+    def __init__(self, engine: Engine, learned: LearnedState | None = None) -> None:
+        """`learned`: what was learned about the model in earlier runs, and where what is
         learned now is kept; without one the session starts from nothing and keeps nothing."""
         self.engine = engine
-        self.experience = experience
+        self.learned = learned
         self.target = Target(engine.model, engine.kv_bits)
-        self.drafting = Drafting(engine, experience)
+        self.drafting = Drafting(engine, learned)
 
-    def save(self, path: Path) -> None:
+    def save_prompt_cache(self, path: Path) -> None:
         """Keeps the timeline in a file, in the format of mlx-lm's prompt caches.
 
         Raises UsageError where there is nothing to keep or this model's cache cannot be kept, and
         StoreError where the disk refuses; an older file is intact then.
         """
-        save_timeline(self.target, self.engine, path)
+        prompt_cache.save(self.target, self.engine, path)
 
-    def reopen(self, path: Path) -> None:
-        """Goes on from where the session was that `save` kept in `path`.
+    def load_prompt_cache(self, path: Path) -> None:
+        """Goes on from where the session was that `save_prompt_cache` kept in `path`.
 
         Raises StoreError where the file cannot be read, DamagedCache where it is not whole or not
         such a file, and UsageError where it belongs to another model; the session is as before
         then.
         """
-        open_timeline(self.target, self.engine, path)
+        prompt_cache.load(self.target, self.engine, path)
 
     def chat(self, messages: Sequence[Message], options: GenerateOptions) -> Generation:
         """The answer to a conversation, as a stream; see `generate`."""
@@ -69,15 +69,15 @@ class Session:
         self,
         prompt: Sequence[int],
         options: GenerateOptions,
-        evidence: Sequence[Sequence[int]] = (),
+        draft_context: Sequence[Sequence[int]] = (),
     ) -> Generation:
         """What the model says after `prompt` (token ids), as a stream to iterate over.
 
-        evidence: token sequences to draft from, which the model does not read.
+        draft_context: token sequences to draft from, which the model does not read.
         What the cache already holds of the prompt is not read again. Raises EmptyPrompt,
         PromptTooLong, and UsageError for options that cannot be honoured, before anything runs.
         """
-        return Generation(self, prompt, options, evidence)
+        return Generation(self, prompt, options, draft_context)
 
 
 class Generation:
@@ -94,7 +94,7 @@ class Generation:
         session: Session,
         prompt: Sequence[int],
         options: GenerateOptions,
-        evidence: Sequence[Sequence[int]] = (),
+        draft_context: Sequence[Sequence[int]] = (),
     ) -> None:
         engine = session.engine
         _check(engine, prompt, options)
@@ -103,11 +103,11 @@ class Generation:
         self._target = session.target
         self._prompt = list(prompt)
         self._options = options
-        self._evidence = evidence
+        self._draft_context = draft_context
         self._sampler = Sampler(options.sampling)
         self._room = engine.context_length - len(self._prompt)
         self._cancelled = threading.Event()
-        self._shown = AnswerText(engine, self._prompt, options.stop)
+        self._shown = StreamDecoder(engine, self._prompt, options.stop)
         self.on_prefill: Callable[[int, int], None] = lambda done, total: None
         self.stats = Stats(prompt_tokens=len(self._prompt))
         self.tokens: list[int] = []
@@ -136,9 +136,9 @@ class Generation:
                         break
         rest = self._shown.finish()
         self.finish_reason = self._why_ended()
-        if self._session.experience is not None and self._options.remember:
-            self._session.experience.remember(self.tokens)
-            self._session.experience.save_curve()
+        if self._session.learned is not None and self._options.remember:
+            self._session.learned.remember(self.tokens)
+            self._session.learned.save_curve()
         if rest.text or rest.thinking:
             yield self._tell(rest)
 
@@ -157,9 +157,15 @@ class Generation:
             return
         drafting = self._session.drafting
         timeline = [*self._prompt, *first]
-        drafter = drafting.drafter(self._options, timeline, evidence=self._evidence)
+        drafter = drafting.drafter(self._options, timeline, draft_context=self._draft_context)
         limit = min(self._options.max_tokens, self._room) - 1
-        passes = decode(target, drafter, limit, stop, patience=drafting.patience)
+        passes = decode(
+            target,
+            drafter,
+            limit,
+            stop,
+            plain_steps_before_pipelining=drafting.plain_steps_before_pipelining,
+        )
         with contextlib.closing(passes):
             for piece in passes:
                 yield piece
@@ -170,13 +176,13 @@ class Generation:
 
     def _prefill(self) -> bool:
         """Brings the cache to the prompt but for its last token; False where cancelled."""
-        cached = self._target.go_to(self._prompt)
+        cached = self._target.reuse_prefix(self._prompt)
         self.stats.cached_tokens = cached
         total = max(cached, len(self._prompt) - self._target.held_back)
 
         def go_on(done: int) -> bool:
             self._session.drafting.drafter(
-                self._options, self._prompt, cached + done, evidence=self._evidence
+                self._options, self._prompt, cached + done, draft_context=self._draft_context
             )
             self.on_prefill(cached + done, total)
             return not self._cancelled.is_set()

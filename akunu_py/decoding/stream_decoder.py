@@ -18,7 +18,7 @@ from akunu_py.types import Piece, TextPiece
 _PROMPT_END = 16  # tokens; enough for a marker and the line ends behind it
 
 
-class AnswerText:
+class StreamDecoder:
     """The text of one answer while its tokens come in. Raises UsageError for an empty stop."""
 
     def __init__(self, engine: Engine, prompt: Sequence[int], stops: Sequence[str]) -> None:

@@ -42,5 +42,5 @@ class PromptLookupDrafter:
                 return self.timeline[start : start + min(limit, self.draft_tokens)]
         return []
 
-    def feedback(self, accepted: int, rows: int, seconds: float) -> None:
+    def observe(self, accepted: int, rows: int, seconds: float) -> None:
         """Ignored: prompt lookup does not adapt."""

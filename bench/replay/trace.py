@@ -152,7 +152,7 @@ def replay_item(
         cost = curve(1 + len(draft))
         yielded = output[done : done + accepted + 1]
         clock = perf_counter()
-        drafter.feedback(accepted, 1 + len(draft), cost)
+        drafter.observe(accepted, 1 + len(draft), cost)
         drafter.extend(yielded)
         counts.draft_s += perf_counter() - clock
         done += len(yielded)

@@ -21,7 +21,7 @@ from akunu_py.bench.runners.passes import Passes
 from akunu_py.bench.workloads import Workload
 from akunu_py.decoding.decode import common_prefix
 from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.learned import Experience
+from akunu_py.decoding.learned import LearnedState
 from akunu_py.decoding.session import Session
 from akunu_py.errors import UsageError
 from akunu_py.ngram.cost import CostCurve
@@ -209,7 +209,7 @@ class Ours:
         engine, run = self._engine, Run()
         memory = self._memory.get(workload.name) if self._memory else None
         session = Session(engine, Lent(self._curve, memory))
-        session.drafting.watch = run.passes.watch
+        session.drafting.wrap = run.passes.watch
         options = GenerateOptions(
             max_tokens=conditions.max_tokens,
             draft=self._mode,
@@ -229,7 +229,7 @@ class Ours:
         return run
 
 
-class Lent(Experience):
+class Lent(LearnedState):
     """What a session may know and not keep: a curve, and a memory. Nothing touches the disk."""
 
     def __init__(self, curve: CostCurve, memory: Memory | None = None) -> None:

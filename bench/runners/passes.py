@@ -59,9 +59,9 @@ class _Watched:
         self._evidence = _evidence(self._drafter, self._draft)
         return self._draft
 
-    def feedback(self, accepted: int, rows: int, seconds: float) -> None:
+    def observe(self, accepted: int, rows: int, seconds: float) -> None:
         started = time.perf_counter()
-        self._drafter.feedback(accepted, rows, seconds)
+        self._drafter.observe(accepted, rows, seconds)
         self._passed = True
         passes = self._passes
         passes.draft_s += time.perf_counter() - started

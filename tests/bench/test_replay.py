@@ -35,7 +35,7 @@ class Scripted:
         self.heard.append(limit)
         return list(self.drafts.pop(0))[:limit]
 
-    def feedback(self, accepted: int, rows: int, seconds: float) -> None:
+    def observe(self, accepted: int, rows: int, seconds: float) -> None:
         self.heard.append((accepted, seconds))
 
 

@@ -196,7 +196,7 @@ def test_watching_a_drafter_counts_and_changes_nothing(drafter: Any) -> None:
         assert draft == twin.propose(limit)
         kept = len(draft) if draft == text[said : said + len(draft)] else 0
         for one in (watched, twin):
-            one.feedback(kept, 1 + len(draft), 0.01)
+            one.observe(kept, 1 + len(draft), 0.01)
             one.extend(text[said : said + kept + 1])
         said += kept + 1
         accepted_in_all += kept

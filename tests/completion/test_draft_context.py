@@ -67,14 +67,14 @@ def told(session: Session) -> list[list[int]]:
 
     class Watched:
         def __init__(self, drafter: Any) -> None:
-            self.propose, self.feedback = drafter.propose, drafter.feedback
+            self.propose, self.observe = drafter.propose, drafter.observe
             self._drafter = drafter
 
         def extend(self, tokens: Sequence[int]) -> None:
             calls.append(list(tokens))
             self._drafter.extend(tokens)
 
-    session.drafting.watch = Watched
+    session.drafting.wrap = Watched
     return calls
 
 
@@ -82,17 +82,17 @@ def test_only_what_changed_is_learned_again(engine: Engine) -> None:
     session = Session(engine)
     calls = told(session)
     options = GenerateOptions(max_tokens=8)
-    evidence = [tuple(range(10, 60)), tuple(range(60, 90))]
+    draft_context = [tuple(range(10, 60)), tuple(range(60, 90))]
     prompt = engine.encode("def compute(first, second):\n    return fir")
-    session.generate(prompt, options, evidence).answer()
+    session.generate(prompt, options, draft_context).answer()
     assert sum(map(len, calls)) >= 82 + len(prompt)
     calls.clear()
     typed = [*prompt, *engine.encode("s")]
-    answer = session.generate(typed, options, evidence).answer()
+    answer = session.generate(typed, options, draft_context).answer()
     # The letter, if the model had not said it anyhow, and the answer.
     assert sum(map(len, calls)) <= 1 + len(answer.tokens) + 1
     calls.clear()
-    session.generate(typed, options, [evidence[0], (1, 2, 3)]).answer()
+    session.generate(typed, options, [draft_context[0], (1, 2, 3)]).answer()
     assert 4 + len(typed) <= sum(map(len, calls)) <= 4 + len(typed) + 9
 
 
@@ -103,7 +103,7 @@ def test_evidence_changes_no_token(engine: Engine, mode: Any) -> None:
     plain = Session(engine).generate(prompt, GenerateOptions(max_tokens=40, draft="off")).answer()
     with_it = Session(engine).generate(prompt, options, [prompt, plain.tokens]).answer()
     assert with_it.tokens == plain.tokens
-    if mode == "fixed":  # which asks no planner: the answer was in the evidence
+    if mode == "fixed":  # which asks no planner: the answer was in the draft context
         assert with_it.stats.target_passes < plain.stats.target_passes / 2
 
 

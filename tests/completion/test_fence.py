@@ -54,7 +54,7 @@ class Saying(Session):
 
     answer = ""
 
-    def generate(self, prompt: Sequence[int], options: Any, evidence: Any = ()) -> Any:
+    def generate(self, prompt: Sequence[int], options: Any, draft_context: Any = ()) -> Any:
         def letters() -> Iterator[SimpleNamespace]:
             for letter in self.answer:
                 said.tokens.append(0)

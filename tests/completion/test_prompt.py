@@ -55,7 +55,7 @@ def test_what_is_not_read_is_evidence(starter_engine: Engine) -> None:
     made = completer.prompt(asked)
     assert len(made.tokens) <= 128
     decode = completer.engine.tokenizer.decode
-    far, near, before, after = (decode(list(tokens)) for tokens in made.evidence)
+    far, near, before, after = (decode(list(tokens)) for tokens in made.draft_context)
     assert (far, near, after) == ("far", "near()\n", "rest()\n")
     read = decode(made.tokens) + made.healed
     assert before + read == TEXT
@@ -65,8 +65,8 @@ def test_a_buffer_is_not_its_own_neighbour(starter_engine: Engine) -> None:
     asked = CompletionRequest(
         "a", "", "a.py", files=(SourceFile("a.py", "old"), SourceFile("b.py", "new"))
     )
-    evidence = Completer(starter_engine).prompt(asked).evidence
-    assert [starter_engine.tokenizer.decode(list(tokens)) for tokens in evidence] == ["new"]
+    draft_context = Completer(starter_engine).prompt(asked).draft_context
+    assert [starter_engine.tokenizer.decode(list(tokens)) for tokens in draft_context] == ["new"]
 
 
 def test_an_empty_neighbour_does_not_hide_the_next(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ TRUTH = plain_greedy(MODEL, PROMPT, COUNT)
 
 def ready(model: Any, prompt: list[int]) -> Target:
     target = Target(model)
-    assert target.go_to(prompt) == 0
+    assert target.reuse_prefix(prompt) == 0
     assert prefill(target, lambda done: True)
     return target
 
@@ -32,13 +32,13 @@ def run(
     limit: int = COUNT,
     stop: Collection[int] = (),
     *,
-    patience: int | None = None,
+    plain_steps: int | None = None,
     leave_after: int | None = None,
 ) -> tuple[Target, list[Piece]]:
     target = ready(MODEL, PROMPT)
     drafter.extend(PROMPT)
     pieces: list[Piece] = []
-    passes = decode(target, drafter, limit, stop, patience=patience)
+    passes = decode(target, drafter, limit, stop, plain_steps_before_pipelining=plain_steps)
     for piece in passes:
         pieces.append(piece)
         if len(pieces) == leave_after:
@@ -62,11 +62,11 @@ def test_the_truth_varies() -> None:
     assert len(set(TRUTH)) > 20
 
 
-@pytest.mark.parametrize("patience", [None, 0, 2])
+@pytest.mark.parametrize("plain_steps", [None, 0, 2])
 @pytest.mark.parametrize("seed", range(5))
-def test_an_adversarial_drafter_changes_nothing(seed: int, patience: int | None) -> None:
+def test_an_adversarial_drafter_changes_nothing(seed: int, plain_steps: int | None) -> None:
     drafter = Adversary(PROMPT, TRUTH, seed)
-    target, pieces = run(drafter, patience=patience)
+    target, pieces = run(drafter, plain_steps=plain_steps)
     assert said(pieces) == TRUTH
     assert drafter.told == PROMPT + TRUTH
     assert drafter.accepted == sum(piece.accepted for piece in pieces) > 0
@@ -74,41 +74,41 @@ def test_an_adversarial_drafter_changes_nothing(seed: int, patience: int | None)
 
 
 @pytest.mark.parametrize("drafter", [NoDrafter(), FixedDrafter(4), FixedDrafter(16)])
-@pytest.mark.parametrize("patience", [None, 0, 2])
-def test_our_drafters_change_nothing(drafter: Drafter, patience: int | None) -> None:
-    target, pieces = run(drafter, patience=patience)
+@pytest.mark.parametrize("plain_steps", [None, 0, 2])
+def test_our_drafters_change_nothing(drafter: Drafter, plain_steps: int | None) -> None:
+    target, pieces = run(drafter, plain_steps=plain_steps)
     assert said(pieces) == TRUTH
     assert_in_step(target, TRUTH)
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 17])
-@pytest.mark.parametrize("patience", [None, 0, 2])
-def test_the_limit_is_kept_exactly(limit: int, patience: int | None) -> None:
-    target, pieces = run(Adversary(PROMPT, TRUTH, 1), limit, patience=patience)
+@pytest.mark.parametrize("plain_steps", [None, 0, 2])
+def test_the_limit_is_kept_exactly(limit: int, plain_steps: int | None) -> None:
+    target, pieces = run(Adversary(PROMPT, TRUTH, 1), limit, plain_steps=plain_steps)
     assert said(pieces) == TRUTH[:limit]
     assert_in_step(target, TRUTH[:limit])
 
 
-@pytest.mark.parametrize("patience", [None, 0, 2])
+@pytest.mark.parametrize("plain_steps", [None, 0, 2])
 @pytest.mark.parametrize("seed", range(8))
-def test_a_stop_token_ends_it_wherever_it_falls(seed: int, patience: int | None) -> None:
+def test_a_stop_token_ends_it_wherever_it_falls(seed: int, plain_steps: int | None) -> None:
     stop = TRUTH[40 + seed]
     expected = TRUTH[: TRUTH.index(stop) + 1]
-    target, pieces = run(Adversary(PROMPT, TRUTH, seed), stop={stop}, patience=patience)
+    target, pieces = run(Adversary(PROMPT, TRUTH, seed), stop={stop}, plain_steps=plain_steps)
     assert said(pieces) == expected
     assert_in_step(target, expected)
 
 
-@pytest.mark.parametrize("patience", [None, 0, 2])
+@pytest.mark.parametrize("plain_steps", [None, 0, 2])
 @pytest.mark.parametrize("drafts", [False, True])
-def test_leaving_early_leaves_the_cache_right(patience: int | None, drafts: bool) -> None:
+def test_leaving_early_leaves_the_cache_right(plain_steps: int | None, drafts: bool) -> None:
     drafter = Adversary(PROMPT, TRUTH, 3) if drafts else NoDrafter()
-    target, pieces = run(drafter, patience=patience, leave_after=9)
+    target, pieces = run(drafter, plain_steps=plain_steps, leave_after=9)
     assert_in_step(target, said(pieces))
     # What comes next from this very cache is still the truth.
     known = PROMPT + said(pieces)
-    assert target.go_to(known) == len(known) - 1
-    rest = decode(target, NoDrafter(), 20, (), patience=0)
+    assert target.reuse_prefix(known) == len(known) - 1
+    rest = decode(target, NoDrafter(), 20, (), plain_steps_before_pipelining=0)
     count = len(said(pieces))
     assert said(list(rest)) == TRUTH[count : count + 20]
 
@@ -133,7 +133,7 @@ def test_plain_steps_that_run_ahead_take_one_pass_each() -> None:
 
     target = ready(Counting(), PROMPT)
     calls = 0
-    pieces = list(decode(target, NoDrafter(), 50, (), patience=0))
+    pieces = list(decode(target, NoDrafter(), 50, (), plain_steps_before_pipelining=0))
     assert said(pieces) == TRUTH[:50]
     assert calls == 50
 
@@ -146,7 +146,7 @@ def test_prefill_can_be_cancelled_between_chunks() -> None:
         seen.append(done)
         return done < 1024
 
-    target.go_to([5] * 2000)
+    target.reuse_prefix([5] * 2000)
     assert not prefill(target, go_on)
     assert seen == [0, 512, 1024]
     assert target.tokens == [5] * 1024
@@ -173,7 +173,7 @@ def test_every_length_of_the_planner_changes_nothing(
     drafter = AutoDrafter()
     altered = [token if i % 23 else (token + 1) % VOCABULARY for i, token in enumerate(TRUTH)]
     drafter.extend([*PROMPT, *altered])
-    target, pieces = run(drafter, patience=4)
+    target, pieces = run(drafter, plain_steps=4)
     assert said(pieces) == TRUTH
     assert_in_step(target, TRUTH)
     drafted = [piece.accepted + len(piece.rejected) for piece in pieces]

@@ -82,7 +82,7 @@ def test_the_sources_are_read_right() -> None:
 
 @by_name
 def test_every_family_can_draft(name: str) -> None:
-    assert kvcache.why_not(kvcache.new_cache(build(name))) is None
+    assert kvcache.why_no_rollback(kvcache.new_cache(build(name))) is None
 
 
 @by_name
@@ -91,10 +91,10 @@ def test_drafting_changes_nothing(name: str, long: bool) -> None:
     prompt, truth = prompt_of(name, long), truth_of(name, long)
     assert len(set(truth)) > 20
     assert len(set(truth[-100:])) > 10
-    for patience in [0] if long else [None, 0]:
+    for plain_steps in [0] if long else [None, 0]:
         drafter = Adversary(prompt, truth, seed=len(prompt))
         target = Target(build(name))
-        assert answer_with(target, prompt, drafter, len(truth), patience) == truth, explain(
+        assert answer_with(target, prompt, drafter, len(truth), plain_steps) == truth, explain(
             name, long
         )
         assert 0.3 < drafter.accepted / drafter.proposed < 0.9

@@ -81,7 +81,7 @@ def test_what_was_rejected_is_never_seen(kind: str, recurrent: bool, seed: int) 
         fresh = pending[-1] if pending else (kept or [0])[-1]
         count = randomly.choice([1, 1, 2, 3, 5, 12])
         tokens = pending + sorted(randomly.sample(range(fresh + 1, fresh + 30), count))
-        before = kvcache.checkpoint(cache)
+        before = kvcache.pass_state(cache)
         state[0] = mx.array([*kept, *tokens])
         assert write(entry, tokens) == expected(entry, kept, tokens)
         keep = randomly.randint(max(1, len(pending)), len(tokens))
@@ -145,7 +145,7 @@ def test_the_cache_of_deepseek_v41_goes_back_whole() -> None:
     entry = LayerCache(2)
     entry.update_window(mx.array([[[1.0], [2.0]]]))
     entry.pending_kv = mx.array([[[5.0]]])
-    before = kvcache.checkpoint([entry])
+    before = kvcache.pass_state([entry])
     entry.update_window(mx.array([[[3.0], [4.0]]]))
     entry.pending_kv, entry.compress_kv = None, mx.array([[[6.0]]])
     assert kvcache.roll_back([entry], before, 2, 1) == 0
@@ -162,8 +162,10 @@ def test_an_unknown_kind_is_named_and_does_not_draft() -> None:
         """Only by name the one that is known."""
 
     known = [KVCache(), CacheList(ArraysCache(2), make("rotating"))]
-    assert kvcache.why_not(known) is None
-    reason = kvcache.why_not([*known, CacheList(MyCache()), BatchKVCache([0]), LayerCache()])
+    assert kvcache.why_no_rollback(known) is None
+    reason = kvcache.why_no_rollback(
+        [*known, CacheList(MyCache()), BatchKVCache([0]), LayerCache()]
+    )
     assert reason == "its cache (BatchKVCache, LayerCache, MyCache) cannot be rolled back"
 
 

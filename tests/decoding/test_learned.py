@@ -13,7 +13,7 @@ import pytest
 
 from akunu_py.decoding import learned as learned_module
 from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.learned import Experience, forget, remembered_bytes
+from akunu_py.decoding.learned import LearnedState, forget, remembered_bytes
 from akunu_py.decoding.session import Session
 from akunu_py.errors import UsageError
 from akunu_py.ngram.cost import CostCurve
@@ -38,11 +38,11 @@ class SteadyCosts(CostCurve):
         """Learns nothing."""
 
 
-def opened(*, memory: bool = True, tokenizer: str = "t", layout: str = "float32") -> Experience:
-    return Experience(MODEL, tokenizer, layout, memory=memory)
+def opened(*, memory: bool = True, tokenizer: str = "t", layout: str = "float32") -> LearnedState:
+    return LearnedState(MODEL, tokenizer, layout, memory=memory)
 
 
-def recalled(learned: Experience) -> int | None:
+def recalled(learned: LearnedState) -> int | None:
     assert learned.memory is not None
     found = learned.memory.lookup([11, 12, 13])
     return found.token if found else None
@@ -164,7 +164,7 @@ def test_a_second_run_drafts_what_the_first_one_said(starter_engine: Engine) -> 
     passes = []
     answers = []
     for _ in range(2):
-        learned = Experience(
+        learned = LearnedState(
             starter_engine.path, starter_engine.tokenizer_digest, "test", memory=True
         )
         learned.curve = SteadyCosts({1: 1.0, 5: 1.2, 33: 2.0})

@@ -53,7 +53,7 @@ def test_a_prompt_of_16000_tokens_takes_what_its_cache_needs(name: str) -> None:
     before = settled()
     mx.reset_peak_memory()
     target = Target(model)
-    target.go_to(prompt)
+    target.reuse_prefix(prompt)
     assert prefill(target, lambda done: True)
     held, peak = settled() - before, int(mx.get_peak_memory()) - before
     needed = sum(entry.nbytes for entry in target.cache)
@@ -66,7 +66,7 @@ def test_a_prompt_of_16000_tokens_takes_what_its_cache_needs(name: str) -> None:
     assert peak <= needed + marks + WORKING_SPACE
     # Something shorter, in the same session: nothing of the long prompt is left in it.
     short = [*prompt[:40], *some(30, 2)]
-    target.go_to(short)
+    target.reuse_prefix(short)
     assert answer(target, short, []) == fresh(name, short)
 
 
@@ -74,22 +74,22 @@ def test_a_prompt_of_16000_tokens_takes_what_its_cache_needs(name: str) -> None:
 def test_the_second_turn_of_4000_tokens_reads_only_what_is_new(name: str) -> None:
     target = Target(Counting(build(name)))
     first = some(4000, 1)
-    target.go_to(first)
+    target.reuse_prefix(first)
     said = answer(target, first, [])
     second = [*first, *said, *some(30, 2)]
     target.model.rows = 0
-    assert target.go_to(second) == len(first) + len(said) - 1
+    assert target.reuse_prefix(second) == len(first) + len(said) - 1
     assert prefill(target, lambda done: True)
     decode.speculate(target, (), ())
     assert target.model.rows == 31  # the last token said was not read yet
-    target.go_to(second)
+    target.reuse_prefix(second)
     assert answer(target, second, []) == fresh(name, second)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
 def test_reading_stops_within_a_chunk(name: str) -> None:
     target, told = Target(build(name)), []
-    target.go_to(some(LONG, 1))
+    target.reuse_prefix(some(LONG, 1))
 
     def go_on(done: int) -> bool:
         told.append(done)
@@ -99,7 +99,7 @@ def test_reading_stops_within_a_chunk(name: str) -> None:
     assert told == [0, PREFILL_CHUNK, 2 * PREFILL_CHUNK, 3 * PREFILL_CHUNK]
     assert len(target.tokens) == 3 * PREFILL_CHUNK
     # What was read is not lost: the same prompt goes on from there.
-    assert target.go_to(some(3 * PREFILL_CHUNK + 90, 1)) == 3 * PREFILL_CHUNK
+    assert target.reuse_prefix(some(3 * PREFILL_CHUNK + 90, 1)) == 3 * PREFILL_CHUNK
     longer = some(3 * PREFILL_CHUNK + 90, 1)
     assert answer(target, longer, []) == fresh(name, longer)
 
@@ -152,7 +152,7 @@ def test_the_drafter_learns_the_prompt_as_it_is_read(starter_engine: Engine) -> 
         drafter.extend = extend  # type: ignore[method-assign]
         return drafter
 
-    session.drafting.watch = listen
+    session.drafting.wrap = listen
     prompt = [token % 1000 + 1000 for token in range(PREFILL_CHUNK + 200)]
     session.generate(prompt, GenerateOptions(max_tokens=1)).answer()
     assert [count for count in heard if count] == [PREFILL_CHUNK, 199, 2]

@@ -33,7 +33,7 @@ def uncompiled() -> Iterator[None]:
 def read_by(target: Target, prompt: list[int], truth: list[int]) -> int:
     """Checks the answer to `prompt`, and says how many tokens of it were not reused."""
     target.model.rows = 0
-    cached = target.go_to(prompt)
+    cached = target.reuse_prefix(prompt)
     assert target.tokens + target.pending == prompt
     assert answer(target, prompt, truth) == truth
     rows: int = target.model.rows
@@ -44,7 +44,7 @@ def read_by(target: Target, prompt: list[int], truth: list[int]) -> int:
 @by_name
 def test_a_conversation_reads_only_what_is_new(name: str) -> None:
     target = Target(Counting(build(name)))
-    marks = kvcache.needs_snapshots(target.cache)
+    marks = kvcache.needs_checkpoints(target.cache)
     assert not (marks and name in PLAIN)
     prompts, truths = [some(FIRST, 1)], [fresh(name, some(FIRST, 1))]
     assert read_by(target, prompts[0], truths[0]) == FIRST
@@ -73,7 +73,7 @@ def test_a_mark_is_immune_to_what_is_written_later(name: str) -> None:
     model = build(name)
     cache, prompt = kvcache.new_cache(model), some(FIRST, 1)
     model(mx.array([prompt]), cache=cache)
-    back_to = kvcache.snapshot(cache)
+    back_to = kvcache.checkpoint(cache)
     expected = model(mx.array([some(5, 2)]), cache=cache)
     mx.eval(expected)
     for _ in range(2):
@@ -102,7 +102,7 @@ def test_marks_are_few_and_lie_where_they_save_most(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(decode, "_MARK_EVERY", 100)
     monkeypatch.setattr(decode, "PREFILL_CHUNK", 50)
     target = Target(build("qwen3_next"))
-    target.go_to(some(2000, 1))
+    target.reuse_prefix(some(2000, 1))
     assert prefill(target, lambda done: True)
     places = [mark.length for mark in target.marks]
     assert len(places) == decode._MARKS
@@ -110,16 +110,16 @@ def test_marks_are_few_and_lie_where_they_save_most(monkeypatch: pytest.MonkeyPa
     gaps = [after - before for before, after in zip([0, *places], places, strict=False)]
     assert max(gaps) <= 800
     # Back to the nearest of them, whatever was asked for.
-    assert target.go_to([*some(2000, 1)[: places[2] + 5], 7, 7]) == places[2]
+    assert target.reuse_prefix([*some(2000, 1)[: places[2] + 5], 7, 7]) == places[2]
     assert [mark.length for mark in target.marks] == places[:3]
 
 
 def test_marks_take_no_more_than_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "_MARK_BYTES", 1)
     target = Target(build("mamba2"))
-    target.go_to(some(100, 1))
+    target.reuse_prefix(some(100, 1))
     assert prefill(target, lambda done: True)
-    target.go_to([*target.tokens, *some(50, 2)])
+    target.reuse_prefix([*target.tokens, *some(50, 2)])
     assert prefill(target, lambda done: True)
     assert len(target.marks) == 1
     assert target.marks[0].state.nbytes > 0
@@ -127,7 +127,7 @@ def test_marks_take_no_more_than_their_share(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_cache_that_can_be_rewound_or_is_unknown_is_not_marked() -> None:
     target = Target(build("llama"))
-    target.go_to(some(100, 1))
+    target.reuse_prefix(some(100, 1))
     assert prefill(target, lambda done: True)
     target.mark()
     assert target.marks == []
@@ -136,18 +136,18 @@ def test_a_cache_that_can_be_rewound_or_is_unknown_is_not_marked() -> None:
     class Other:
         """A cache of which nothing is known."""
 
-    assert not kvcache.needs_snapshots([Other()])
+    assert not kvcache.needs_checkpoints([Other()])
 
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_drafting_and_going_back_change_nothing_where_rows_are_quantised(bits: int) -> None:
     model, prompt = build("llama-kv8").model, some(FIRST, 1)
     plain = Target(model, kv_bits=bits)
-    plain.go_to(prompt)
+    plain.reuse_prefix(prompt)
     assert prefill(plain, lambda done: True)
     truth = [token for _ in range(100) for token in decode.speculate(plain, (), ())[0]]
     target = Target(model, kv_bits=bits)
     for kept in (0, 60, 20):
-        target.go_to([*prompt, *truth[:kept]])
+        target.reuse_prefix([*prompt, *truth[:kept]])
         assert answer(target, [*prompt, *truth[:kept]], truth[kept:], 40) == truth[kept:][:40]
     assert target.marks == []

@@ -34,7 +34,7 @@ def talked(starter_engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> 
     session = Session(starter_engine)
     session.chat(FIRST, OPTIONS).answer()
     path = tmp_path_factory.mktemp("saved") / "talk.safetensors"
-    session.save(path)
+    session.save_prompt_cache(path)
     return path
 
 
@@ -50,35 +50,35 @@ def uncompiled() -> Iterator[None]:
 def test_every_family_goes_on_where_it_was(name: str, tmp_path: Path) -> None:
     file, prompt = str(tmp_path / "cache.safetensors"), some(70, 1)
     target = Target(build(name))
-    target.go_to(prompt)
+    target.reuse_prefix(prompt)
     said = answer(target, prompt, [])
-    save_prompt_cache(file, kvcache.packed(target.cache))
+    save_prompt_cache(file, kvcache.compact(target.cache))
     again = Target(build(name))
     again.adopt(load_prompt_cache(file), target.tokens, target.pending)
     longer = [*prompt, *said, *some(30, 2)]
-    assert again.go_to(longer) == len(target.tokens)
+    assert again.reuse_prefix(longer) == len(target.tokens)
     assert answer(again, longer, []) == fresh(name, longer)
 
 
 def test_what_mlx_lm_cannot_keep_is_refused() -> None:
-    why = kvcache.why_not_saved(kvcache.new_cache(build("deepseek_v41")))
+    why = kvcache.why_no_prompt_cache(kvcache.new_cache(build("deepseek_v41")))
     assert why is not None
     assert "LayerCache" in why
 
 
 def test_the_rows_of_forgotten_turns_are_not_kept() -> None:
     target = Target(build("llama"))
-    target.go_to(some(600, 1))
+    target.reuse_prefix(some(600, 1))
     answer(target, some(600, 1), [])
-    target.go_to(some(600, 1)[:20])
-    packed = kvcache.packed(target.cache)
+    target.reuse_prefix(some(600, 1)[:20])
+    packed = kvcache.compact(target.cache)
     assert [entry.keys.shape[2] for entry in packed] == [19, 19]
     assert target.cache[0].keys.shape[2] > 600
 
 
 def test_a_reopened_session_reads_only_what_is_new(starter_engine: Engine, talked: Path) -> None:
     session = Session(starter_engine)
-    session.reopen(talked)
+    session.load_prompt_cache(talked)
     held = len(session.target.tokens)
     first = Session(starter_engine).chat(FIRST, OPTIONS).answer()
     talk = [*FIRST, Message("assistant", first.text), Message("user", "And one more?")]
@@ -100,7 +100,7 @@ def refuse(engine: Engine, path: Path, error: type[AkunuError], *words: str) -> 
     session.chat(FIRST, OPTIONS).answer()
     before = list(session.target.tokens)
     with pytest.raises(error) as raised:
-        session.reopen(path)
+        session.load_prompt_cache(path)
     assert "\n" not in str(raised.value)
     for word in words:
         assert word in str(raised.value)
@@ -120,7 +120,7 @@ def test_a_changed_byte_is_noticed(
     path.write_bytes(content)
     session, refused = Session(starter_engine), ""
     try:
-        session.reopen(path)
+        session.load_prompt_cache(path)
     except AkunuError as error:
         refused = str(error)
     assert "\n" not in refused
@@ -128,7 +128,7 @@ def test_a_changed_byte_is_noticed(
         assert session.target.tokens == []
     else:  # only the words about it may differ: its model's name, or other keys of its metadata
         original = Session(starter_engine)
-        original.reopen(talked)
+        original.load_prompt_cache(talked)
         assert at < header
         assert session.target.tokens == original.target.tokens
         assert session.target.pending == original.target.pending
@@ -175,7 +175,7 @@ def test_models_are_told_apart_by_their_weights(tmp_path: Path) -> None:
 
 def test_nothing_to_save_is_refused(starter_engine: Engine, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nothing to save"):
-        Session(starter_engine).save(tmp_path / "empty.safetensors")
+        Session(starter_engine).save_prompt_cache(tmp_path / "empty.safetensors")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -183,7 +183,7 @@ def test_a_disk_that_refuses_leaves_the_older_file(
     starter_engine: Engine, talked: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = Session(starter_engine)
-    session.reopen(talked)
+    session.load_prompt_cache(talked)
     content = talked.read_bytes()
 
     def full(*_: object) -> None:
@@ -191,11 +191,11 @@ def test_a_disk_that_refuses_leaves_the_older_file(
 
     monkeypatch.setattr(prompt_cache, "save_prompt_cache", full)
     with pytest.raises(StoreError, match="Unable to write"):
-        session.save(talked)
+        session.save_prompt_cache(talked)
     assert talked.read_bytes() == content
     assert list(talked.parent.iterdir()) == [talked]
     with pytest.raises(StoreError, match="cannot write"):
-        session.save(talked.parent / "none" / "x.safetensors")
+        session.save_prompt_cache(talked.parent / "none" / "x.safetensors")
 
 
 def test_run_keeps_a_prompt_cache(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ Rule = Callable[[Sampler, mx.array, list[int], list[int]], list[int]]
 def our_rule(sampler: Sampler, logits: mx.array, prompt: list[int], draft: list[int]) -> list[int]:
     """What a pass over the draft says, as the loop accepts it."""
     before = mx.array([*prompt, *draft])
-    says = [int(token) for token in sampler.choose(logits, before, len(prompt)).tolist()]
+    says = [int(token) for token in sampler.sample(logits, before, len(prompt)).tolist()]
     return says[: accept(draft, says) + 1]
 
 
@@ -97,7 +97,7 @@ def forgetful_rule(
         row = len(said) - 1
         again = Sampler(replace(sampler.options, seed=sampler.seed + 77777))
         before = mx.array([*prompt, *draft[:row]])
-        said[row] = int(again.choose(logits[row : row + 1], before, len(prompt) + row).item())
+        said[row] = int(again.sample(logits[row : row + 1], before, len(prompt) + row).item())
     return said
 
 
@@ -136,25 +136,25 @@ def test_a_planted_bug_is_found() -> None:
 
 
 @pytest.mark.parametrize("name", FILTERS)
-@pytest.mark.parametrize("patience", [None, 0])
+@pytest.mark.parametrize("plain_steps", [None, 0])
 def test_with_a_seed_the_tokens_are_those_of_plain_sampling(
-    name: str, patience: int | None
+    name: str, plain_steps: int | None
 ) -> None:
     options = replace(FILTERS[name], seed=11)
 
-    def run(drafter: Drafter, patience: int | None) -> list[int]:
+    def run(drafter: Drafter, plain_steps: int | None) -> list[int]:
         target = Target(MODEL)
         target.sampler = Sampler(options)
-        target.go_to(PROMPT)
+        target.reuse_prefix(PROMPT)
         prefill(target, lambda done: True)
         drafter.extend(PROMPT)
-        passes = decode(target, drafter, 80, (), patience=patience)
+        passes = decode(target, drafter, 80, (), plain_steps_before_pipelining=plain_steps)
         return [token for piece in passes for token in piece.tokens]
 
     plain = run(NoDrafter(), None)
     assert len(set(plain)) > 10
     adversary = Adversary(PROMPT, plain)
-    assert run(adversary, patience) == plain
+    assert run(adversary, plain_steps) == plain
     assert adversary.accepted > 20
     assert run(NoDrafter(), 0) == plain
 
@@ -164,7 +164,7 @@ def test_seeds_differ_and_no_seed_is_a_new_one() -> None:
     before = mx.array([1] * 20)
 
     def said(seed: int | None) -> list[int]:
-        return list(Sampler(replace(WARM, seed=seed)).choose(logits, before, 5).tolist())
+        return list(Sampler(replace(WARM, seed=seed)).sample(logits, before, 5).tolist())
 
     assert said(1) == said(1) != said(2)
     assert said(None) != said(None)
@@ -198,7 +198,7 @@ def test_lenience_accepts_as_often_as_it_says(lenience: float) -> None:
     before = mx.array([9, 0])  # 0 was drafted
     counts = [0, 0, 0]
     for seed in range(SEEDS):
-        counts[int(Sampler(replace(options, seed=seed)).choose(logits, before, 1)[0].item())] += 1
+        counts[int(Sampler(replace(options, seed=seed)).sample(logits, before, 1)[0].item())] += 1
     first = min(1.0, 0.2 / lenience)
     expected = np.array([first, (1 - first) * 5 / 8, (1 - first) * 3 / 8])
     assert chisquare(counts, expected * SEEDS).pvalue > 1e-4

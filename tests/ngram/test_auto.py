@@ -34,7 +34,7 @@ def drive(
         k = 0
         while k < len(draft) and draft[k] == output[done + k]:
             k += 1
-        drafter.feedback(k, 1 + len(draft), seconds)
+        drafter.observe(k, 1 + len(draft), seconds)
         drafter.extend(output[done : done + k + 1])
         done += k + 1
         passes, drafted, accepted = passes + 1, drafted + len(draft), accepted + k
@@ -147,7 +147,7 @@ def test_a_new_prompt_begins_a_new_answer() -> None:
     drafter.extend([9] * 40)
     assert drafter.tracker.answer_start == drafter.index.size - 1
     drafter.extend([3])
-    drafter.feedback(0, 1 + len(drafter.propose(4)), 1.0)
+    drafter.observe(0, 1 + len(drafter.propose(4)), 1.0)
     answer_start = drafter.tracker.answer_start
     drafter.extend([4])
     drafter.extend([5])  # a plain step that nothing was proposed for
@@ -168,7 +168,7 @@ def test_a_curve_that_forbids_drafting_is_probed_ever_more_rarely() -> None:
         if draft:
             probes.append(i)
             assert len(draft) == 4
-        drafter.feedback(0, 1 + len(draft), 0.01)
+        drafter.observe(0, 1 + len(draft), 0.01)
         drafter.extend([token])
     assert len(probes) == 3
     assert 60 < probes[0] < 90
@@ -182,7 +182,7 @@ def test_a_curve_that_was_given_is_not_probed() -> None:
     drafter.extend(passage)
     for token in passage:
         assert drafter.propose(8) == []
-        drafter.feedback(0, 1, 0.01)
+        drafter.observe(0, 1, 0.01)
         drafter.extend([token])
 
 
@@ -192,7 +192,7 @@ def test_seconds_teach_the_curve_by_the_rows_of_the_pass() -> None:
     drafter.extend([1, 2, 3, 4, 5, 6, 7, 8] * 10)
     draft = drafter.propose(8)
     assert draft
-    drafter.feedback(0, 4 + len(draft), 5.0)  # three tokens were read again
+    drafter.observe(0, 4 + len(draft), 5.0)  # three tokens were read again
     assert not curve.measured(1 + len(draft))
     assert curve.measured(4 + len(draft))
 

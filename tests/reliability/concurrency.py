@@ -115,11 +115,11 @@ def remembered_together(folder: Path, processes: int = 4, answers: int = 30) -> 
     """Processes that remember answers in one memory, which is folded all the time: none is lost."""
     outcome = Outcome("at once", f"{processes} writers of one memory", f"{answers} answers each")
     code = (
-        "import os, sys; from pathlib import Path; from akunu_py import experience\n"
-        "experience._JOURNAL_TOKENS = 400\n"
-        "e = experience.Experience(Path('/a/model'), 't', 'l', memory=True)\n"
+        "import os, sys; from pathlib import Path; from akunu_py.decoding import learned\n"
+        "learned._JOURNAL_TOKENS = 400\n"
+        "e = learned.LearnedState(Path('/a/model'), 't', 'l', memory=True)\n"
         f"for n in range({answers}): e.remember(range(40))\n"
-        "print(e.memory.total, experience.Experience(Path('/a/model'), 't', 'l', memory=True)"
+        "print(e.memory.total, learned.LearnedState(Path('/a/model'), 't', 'l', memory=True)"
         ".memory.total, e.warnings)\n"
     )
     done = [finished(process) for process in _python(code, folder, processes)]

@@ -30,7 +30,7 @@ from akunu_py import paths
 from akunu_py.completion.completer import Completer, CompletionRequest
 from akunu_py.decoding.device import device_name  # loads the BLAS before MLX
 from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.learned import Experience
+from akunu_py.decoding.learned import LearnedState
 from akunu_py.decoding.session import Session
 from akunu_py.models import store
 from akunu_py.tui.app import ChatApp
@@ -176,7 +176,7 @@ def old_and_new(model: Path, turns: int, tokens: int) -> list[Sample]:
 
 def _session(model: Path) -> Session:
     engine = Engine.load(model)
-    return Session(engine, Experience(model, engine.tokenizer_digest, "x", memory=True))
+    return Session(engine, LearnedState(model, engine.tokenizer_digest, "x", memory=True))
 
 
 def _turn(session: Session, messages: list[Message], prompt: str, tokens: int) -> int:

@@ -43,14 +43,14 @@ def killed_store(folder: Path, random: Random) -> Outcome:
 
 def killed_memory(folder: Path, random: Random) -> Outcome:
     """Kills a process that remembers answers; nothing may be set aside, and none may be lost."""
-    from akunu_py.decoding.learned import Experience
+    from akunu_py.decoding.learned import LearnedState
 
     seconds = random.uniform(0.0, 0.3)
     outcome = Outcome("SIGKILL", "the memory, writing", f"after {seconds:.3f} s")
     before = _remembered(folder)
     said = _killed("memory", folder, seconds, outcome)
     os.environ["XDG_CACHE_HOME"] = str(folder)
-    learned = Experience(MODEL, "tokens", "layout", memory=True)
+    learned = LearnedState(MODEL, "tokens", "layout", memory=True)
     outcome.check(not learned.warnings, f"warnings: {learned.warnings}")
     grown = _remembered(folder) - before
     expected = len(said) * (_LENGTH + 1)
@@ -60,10 +60,10 @@ def killed_memory(folder: Path, random: Random) -> Outcome:
 
 
 def _remembered(folder: Path) -> int:
-    from akunu_py.decoding.learned import Experience
+    from akunu_py.decoding.learned import LearnedState
 
     os.environ["XDG_CACHE_HOME"] = str(folder)
-    memory = Experience(MODEL, "tokens", "layout", memory=True).memory
+    memory = LearnedState(MODEL, "tokens", "layout", memory=True).memory
     assert memory is not None
     return memory.total
 
@@ -104,7 +104,7 @@ def _remember_answers(folder: Path) -> None:
     from akunu_py.decoding import learned
 
     learned._JOURNAL_TOKENS = 400  # so that a snapshot is made every ten answers
-    state = learned.Experience(MODEL, "tokens", "layout", memory=True)
+    state = learned.LearnedState(MODEL, "tokens", "layout", memory=True)
     while True:
         state.remember(range(_LENGTH))
         if state.warnings:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from akunu_py.decoding.learned import Experience
+from akunu_py.decoding.learned import LearnedState
 from akunu_py.ngram.cost import CostCurve
 from tests.reliability.fuzz import changed, damaged, explore, lengths
 
@@ -19,13 +19,13 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
-def experience(model: Path) -> Experience:
-    return Experience(model, "tokenizer", "layout", memory=True)
+def learned_state(model: Path) -> LearnedState:
+    return LearnedState(model, "tokenizer", "layout", memory=True)
 
 
 def learned_files(model: Path) -> list[Path]:
     """Of a model that said something: a snapshot, a journal and a curve."""
-    learned = experience(model)
+    learned = learned_state(model)
     for _ in range(3):
         learned.remember([1, 2, 3, 4, 5, 1, 2, 3, 6])
     assert learned.memory is not None
@@ -49,7 +49,7 @@ def test_learned_files_with_bytes_turned_over(kind: str, examples: int, tmp_path
 
     def check(data: bytes) -> None:
         path.write_bytes(data)
-        again = experience(tmp_path / "model")
+        again = learned_state(tmp_path / "model")
         again.curve.table(100)
         assert again.memory is not None
         again.memory.lookup([1, 2, 3])
@@ -84,7 +84,7 @@ def test_curves_of_wrong_values(examples: int, tmp_path: Path) -> None:
 
     def check(value: Any) -> None:
         path.write_text(json.dumps(value))
-        again = Experience(tmp_path / "model", "tokenizer", "layout", memory=False)
+        again = LearnedState(tmp_path / "model", "tokenizer", "layout", memory=False)
         costs = again.curve.table(100)
         assert all(0 < cost < float("inf") for cost in costs)
         again.save_curve()

@@ -34,7 +34,7 @@ def talked(tiny: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
     session = Session(tiny)
     session.generate(PROMPT, OPTIONS).answer()
     path = tmp_path_factory.mktemp("saved") / "talk.safetensors"
-    session.save(path)
+    session.save_prompt_cache(path)
     return path
 
 
@@ -50,7 +50,7 @@ def reopen(engine: Engine, path: Path, data: bytes) -> bool:
     path.write_bytes(data)
     session = Session(engine)
     try:
-        session.reopen(path)
+        session.load_prompt_cache(path)
     except AkunuError as error:
         said = str(error)
         if not said or "\n" in said or len(said) > 500:
@@ -119,9 +119,9 @@ def test_tokens_that_the_model_does_not_have_are_not_drafted(tiny: Engine) -> No
     """A memory may come from anywhere; MLX would read behind its table of embeddings."""
     plain = Session(tiny).generate(PROMPT, OPTIONS).answer()
     for token in (len(tiny.tokenizer), 2**31, 2**32 - 2):
-        evidence = [[*PROMPT[-2:], *plain.tokens[:2], token, 7]]
+        draft_context = [[*PROMPT[-2:], *plain.tokens[:2], token, 7]]
         options = GenerateOptions(max_tokens=6, draft="fixed")
-        answer = Session(tiny).generate(PROMPT, options, evidence=evidence).answer()
+        answer = Session(tiny).generate(PROMPT, options, draft_context=draft_context).answer()
         assert answer.tokens == plain.tokens
         assert answer.stats.drafted > 0
 

@@ -39,20 +39,20 @@ def answer(target: Target, prompt: list[int], truth: list[int], count: int = COU
     drafter = Adversary(prompt, truth, seed=len(prompt))
     drafter.extend(prompt)
     assert prefill(target, lambda done: True)
-    pieces = decode.decode(target, drafter, count, (), patience=None)
+    pieces = decode.decode(target, drafter, count, (), plain_steps_before_pipelining=None)
     return [token for piece in pieces for token in piece.tokens]
 
 
 def fresh(name: str, prompt: list[int]) -> list[int]:
     target = Target(build(name))
-    assert target.go_to(prompt) == 0
+    assert target.reuse_prefix(prompt) == 0
     return answer(target, prompt, [])
 
 
 def answer_with(
-    target: Target, prompt: list[int], drafter: Adversary, count: int, patience: int | None
+    target: Target, prompt: list[int], drafter: Adversary, count: int, plain_steps: int | None
 ) -> list[int]:
-    return list(tokens_of(target, prompt, drafter, count, patience))
+    return list(tokens_of(target, prompt, drafter, count, plain_steps))
 
 
 def tokens_of(
@@ -60,10 +60,12 @@ def tokens_of(
     prompt: list[int],
     drafter: Adversary,
     count: int,
-    patience: int | None = None,
+    plain_steps: int | None = None,
 ) -> Iterator[int]:
-    target.go_to(prompt)
+    target.reuse_prefix(prompt)
     assert prefill(target, lambda done: True)
     drafter.extend(prompt)
-    for piece in decode.decode(target, drafter, count, (), patience=patience):
+    for piece in decode.decode(
+        target, drafter, count, (), plain_steps_before_pipelining=plain_steps
+    ):
         yield from piece.tokens

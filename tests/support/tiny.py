@@ -68,6 +68,6 @@ class Adversary:
         self.proposed += len(draft)
         return draft
 
-    def feedback(self, accepted: int, rows: int, seconds: float) -> None:
+    def observe(self, accepted: int, rows: int, seconds: float) -> None:
         assert seconds > 0
         self.accepted += accepted

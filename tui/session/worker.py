@@ -27,7 +27,7 @@ from akunu_py.types import GenerateOptions, Message, Stats, TextPiece
 
 if TYPE_CHECKING:  # importing the engine takes a second or two, which the thread spends, not we
     from akunu_py.decoding.engine import Engine
-    from akunu_py.decoding.learned import Experience
+    from akunu_py.decoding.learned import LearnedState
     from akunu_py.decoding.session import Generation, Session
 
 
@@ -60,7 +60,7 @@ class SessionThread:
         self,
         model: str,
         load: Callable[[str], Engine],
-        learned: Callable[[Engine], Experience | None] = lambda engine: None,
+        learned: Callable[[Engine], LearnedState | None] = lambda engine: None,
         answered: Callable[[Engine, Generation], None] = lambda engine, generation: None,
     ) -> None:
         self._model = model
@@ -75,7 +75,7 @@ class SessionThread:
         self._running: tuple[int, Generation] | None = None
         self._closing = False
         self._engine: Engine | None = None
-        self._experience: Experience | None = None
+        self._state: LearnedState | None = None
         self._session: Session | None = None
         # A daemon, because a model that is being loaded cannot be interrupted.
         self._thread = threading.Thread(target=self._run, name="session", daemon=True)
@@ -138,7 +138,7 @@ class SessionThread:
 
     def _unload(self) -> None:
         """Lets the model go, and gives its memory back before another one is loaded."""
-        self._session = self._experience = self._engine = None
+        self._session = self._state = self._engine = None
         gc.collect()
         if "mlx.core" in sys.modules:
             import mlx.core as mx
@@ -148,7 +148,7 @@ class SessionThread:
     def _try_to_load(self) -> bool:
         try:
             engine = self._load(self._model)
-            self._experience = self._learned(engine)
+            self._state = self._learned(engine)
             self._engine = engine
         except Exception as error:  # noqa: BLE001 - whatever it is, the person must read it
             self._tell(Failed(None, describe(error)))
@@ -170,7 +170,7 @@ class SessionThread:
 
         assert self._engine is not None
         try:
-            self._session = self._session or Session(self._engine, self._experience)
+            self._session = self._session or Session(self._engine, self._state)
             generation = self._session.chat(request.messages, request.options)
             with self._lock:
                 self._running = request.turn, generation
