@@ -1,7 +1,8 @@
-"""The command line: options, exit codes, and nothing heavy imported before it is needed.
+"""The command line: which command is asked for, and its exit code.
 
-Exit codes: 0 done; 1 failed, with one line on stderr; 2 wrong usage; 130 interrupted. A broken
-pipe is quiet. Only this module turns exceptions into exit codes.
+Each command is a module with `add_options(parser)` and `run(args) -> exit code`, imported only when
+it is asked for. Exit codes: 0 done; 1 failed, with one line on stderr; 2 wrong usage; 130
+interrupted. A broken pipe is quiet. Only this module turns exceptions into exit codes.
 """
 
 from __future__ import annotations
@@ -11,126 +12,25 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NoReturn
 
-from akunu_py.arguments import Parser, add_generation
-from akunu_py.commands import chats_options, complete_options
+from akunu_py.arguments import Parser
 from akunu_py.errors import INTERRUPTED, AkunuError
 from akunu_py.interrupts import end_at_once, raise_again
 from akunu_py.text import print_warnings
 from akunu_py.version import __version__
 
 _TOP_LEVEL = ("-h", "--help", "--version")
-
-
-def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="akunu",
-        description="Talk to a local model. It drafts with n-gram tables and verifies the draft "
-        "in one pass: the same words, in fewer passes.",
-        epilog="Without a command: akunu chat.",
-    )
-    parser.add_argument("--version", action="version", version=f"akunu {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
-    _add_chat(commands)
-    _add_run(commands)
-    _add_complete(commands)
-    _add_models(commands)
-    _add_chats(commands)
-    _add_command(commands, "info", "this machine, versions, store: for a bug report")
-    _add_command(commands, "bench", "measure the speed of decoding", add_help=False)
-    return parser
-
-
-def _add_command(
-    commands: argparse._SubParsersAction[Parser],
-    name: str,
-    summary: str,
-    module: str | None = None,
-    *,
-    add_help: bool = True,
-) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=summary, description=summary, add_help=add_help)
-    parser.set_defaults(module=module or f"akunu_py.commands.{name}")
-    return parser
-
-
-def _add_chat(commands: argparse._SubParsersAction[Parser]) -> None:
-    parser = _add_command(commands, "chat", "talk to a model in the terminal")
-    parser.add_argument("model", nargs="?", default=None, metavar="MODEL")
-    # Not greedy, as the settings say: a small model goes round in circles, and a person notices.
-    add_generation(parser, temperature=None, top_p=0.95)
-
-
-def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
-    parser = _add_command(commands, "run", "one answer to stdout, statistics to stderr")
-    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the prompt; - reads stdin")
-    parser.add_argument("--model", default=None, metavar="NAME_OR_PATH")
-    parser.add_argument("--raw", action="store_true", help="continue PROMPT, without the template")
-    parser.add_argument("--format", choices=("text", "json"), default="text")
-    parser.add_argument("--quiet", action="store_true", help="no statistics")
-    parser.add_argument(
-        "--prompt-cache",
-        type=Path,
-        metavar="FILE",
-        help="keep what was read and said in FILE, and do not read again what it holds",
-    )
-    add_generation(parser, temperature=0.0, top_p=1.0)
-
-
-def _add_complete(commands: argparse._SubParsersAction[Parser]) -> None:
-    parser = _add_command(commands, "complete", "complete code, for an editor that feeds it")
-    complete_options.add_options(parser)
-
-
-def _add_chats(commands: argparse._SubParsersAction[Parser]) -> None:
-    parser = _add_command(commands, "chats", "the conversations that were kept")
-    chats_options.add_options(parser)
-
-
-def _add_models(commands: argparse._SubParsersAction[Parser]) -> None:
-    parser = _add_command(commands, "models", "the models on this machine")
-    actions = parser.add_subparsers(
-        dest="action", metavar="ACTION", required=True, parser_class=Parser
-    )
-
-    def add(name: str, summary: str) -> argparse.ArgumentParser:
-        return actions.add_parser(name, help=summary, description=summary)
-
-    add("list", "models that are here, and models that can be pulled")
-    pull = add("pull", "fetch a model")
-    pull.add_argument(
-        "name",
-        metavar="NAME",
-        help="of the catalogue, or owner/repository of the hub; either with @revision",
-    )
-    pull.add_argument("--name", dest="as_name", metavar="NAME", help="what to call it here")
-    pull.add_argument("--if-missing", action="store_true", help="say nothing where it is here")
-    suited = add("recommend", "the best models for this machine's memory, and why")
-    suited.add_argument("--memory", metavar="16G", help="for a Mac with so much memory")
-    suited.add_argument("--format", choices=("text", "json"), default="text")
-    bring = add("import", "take in a folder or a GGUF file of this machine")
-    bring.add_argument("path", metavar="PATH", help="a folder with config.json, or a .gguf file")
-    bring.add_argument("--name", metavar="NAME", help="what to call it (else after the file)")
-    bring.add_argument(
-        "--quantize", type=int, choices=(4, 8), metavar="4|8", help="bits for plain weights"
-    )
-    show = add("show", "everything known about a model")
-    show.add_argument("name", metavar="NAME")
-    show.add_argument("--verify", action="store_true", help="read and check every byte")
-    verify = add("verify", "read every byte of a model, or of all, and compare")
-    verify.add_argument("name", nargs="?", metavar="NAME")
-    clean = add("gc", "remove what interrupted pulls and removed models left behind")
-    clean.add_argument("--dry-run", action="store_true", help="only say what would be removed")
-    forget = add("forget", "delete what was remembered of a model's answers")
-    forget.add_argument("name", metavar="MODEL")
-    remove = add("rm", "remove a model")
-    remove.add_argument("name", metavar="NAME")
-    remove.add_argument("--yes", action="store_true", help="do not ask")
-    remove.add_argument(
-        "--hub-files", action="store_true", help="delete its files from the hub's cache too"
-    )
+_COMMANDS = {  # name: (module, summary)
+    "chat": ("akunu_py.commands.chat", "talk to a model in the terminal"),
+    "run": ("akunu_py.commands.run", "one answer to stdout, statistics to stderr"),
+    "complete": ("akunu_py.commands.complete", "complete code, for an editor that feeds it"),
+    "models": ("akunu_py.commands.models", "the models on this machine"),
+    "chats": ("akunu_py.commands.chats", "the conversations that were kept"),
+    "info": ("akunu_py.commands.info", "this machine, versions, store: for a bug report"),
+    "bench": ("akunu_py.commands.bench", "measure the speed of decoding"),
+}
+_BENCH = "bench"  # its module has a parser of its own, with a default action
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -139,13 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in _TOP_LEVEL):
         arguments = ["chat", *arguments]
-    # The bench has a parser of its own, too heavy to build for every other command.
-    own, rest = (arguments[:1], arguments[1:]) if arguments[0] == "bench" else (arguments, [])
+    own, rest = (arguments[:1], arguments[1:]) if arguments[0] == _BENCH else (arguments, [])
     try:
-        args = build_parser().parse_args(own)
+        args = _parser(arguments[0]).parse_args(own)
         args.rest = rest
-        command = importlib.import_module(args.module)
-        code: int = command.run(args)
+        code: int = args.run(args)
         sys.stdout.flush()
         return code
     except AkunuError as error:
@@ -160,6 +58,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard_output()
         print_warnings([f"{error.strerror or error}{_at(error.filename)}"])
         return 1
+
+
+def _parser(asked: str) -> argparse.ArgumentParser:
+    """Knows the names of all commands, and the options of the one that is `asked` for."""
+    parser = Parser(
+        prog="akunu",
+        description="Talk to a local model. It drafts with n-gram tables and verifies the draft "
+        "in one pass: the same words, in fewer passes.",
+        epilog="Without a command: akunu chat.",
+    )
+    parser.add_argument("--version", action="version", version=f"akunu {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    for name, (path, summary) in _COMMANDS.items():
+        command = commands.add_parser(
+            name, help=summary, description=summary, add_help=name != _BENCH
+        )
+        if name == asked:
+            module = importlib.import_module(path)
+            command.set_defaults(run=module.run)
+            if name != _BENCH:
+                module.add_options(command)
+    return parser
 
 
 def _replace_closed_streams() -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from akunu_py import paths
-from akunu_py.arguments import options_from
+from akunu_py.arguments import add_generation, options_from
 from akunu_py.errors import UsageError
 from akunu_py.models import store
 from akunu_py.models.install import installed
@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     from akunu_py.decoding.session import Generation
 
 _PATIENCE_S = 2.0  # for a pass that is running; a model that is being loaded takes longer
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", default=None, metavar="MODEL")
+    # Not greedy, as the settings say: a small model goes round in circles, and a user notices.
+    add_generation(parser, temperature=None, top_p=0.95)
 
 
 def run(args: argparse.Namespace) -> int:

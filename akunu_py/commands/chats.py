@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from akunu_py import paths
+from akunu_py.arguments import Parser
 from akunu_py.chats.export import FORMATS, SUFFIXES, ExportFormat, render, write_new
 from akunu_py.chats.json import as_json, read_json
 from akunu_py.chats.search import Hit
@@ -20,6 +21,33 @@ from akunu_py.errors import ConversationError, UsageError
 from akunu_py.text import collapse, for_output, print_warnings
 
 _ID_DIGITS = 8  # enough to tell conversations apart
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(
+        dest="action", metavar="ACTION", required=True, parser_class=Parser
+    )
+
+    def add(name: str, summary: str) -> argparse.ArgumentParser:
+        return actions.add_parser(name, help=summary, description=summary)
+
+    show = add("list", "all conversations, the latest first")
+    search = add("search", "the conversations in which all of some words are")
+    search.add_argument("words", nargs="+", metavar="WORD", help="words may be unfinished")
+    for looking in (show, search):
+        looking.add_argument("--format", choices=("text", "json"), default="text")
+    export = add("export", "a conversation, or all, as Markdown, JSON or a picture")
+    export.add_argument("id", nargs="?", metavar="ID", help="as listed; its beginning is enough")
+    export.add_argument("--all", action="store_true", help="all conversations (JSON only)")
+    export.add_argument("--format", choices=("markdown", "json", "svg"), default=None)
+    export.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="a new file; else standard output"
+    )
+    bring = add("import", "take in conversations that were exported as JSON")
+    bring.add_argument("file", metavar="FILE", help="the file; - reads stdin")
+    remove = add("rm", "erase conversations for good")
+    remove.add_argument("id", nargs="+", metavar="ID", help="as listed; its beginning is enough")
+    remove.add_argument("--yes", action="store_true", help="do not ask")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,11 +7,14 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from akunu_py.commands import complete_options
+from akunu_py.arguments import Parser, add_drafting, add_loading, positive
+from akunu_py.completion.editor_config import EDITORS, editor_config
 from akunu_py.completion.types import CompletionRequest
-from akunu_py.errors import INTERRUPTED, ModelError, UsageError
+from akunu_py.errors import UsageError
 from akunu_py.models import store
 from akunu_py.settings import load_settings
 
@@ -21,67 +24,56 @@ if TYPE_CHECKING:  # a second or two, which the thread that completes spends, no
 _PATIENCE_S = 2.0  # for a pass that is running; a model that is being loaded takes longer
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default=None, metavar="NAME_OR_PATH")
+    parser.add_argument(
+        "--fim",
+        default="auto",
+        metavar="NAME",
+        help="the fill-in-the-middle format; none continues the text before the cursor",
+    )
+    _add_editors(parser.add_argument_group("editors"))
+    _add_filter(parser.add_argument_group("filter: one buffer in, its completion out"))
+    _add_limits(parser.add_argument_group("limits, for requests that set none"))
+    _add_budgets(parser.add_argument_group("what the model reads at most, in tokens"))
+    add_drafting(parser.add_argument_group("drafting"))
+    add_loading(parser)
+
+
 def run(args: argparse.Namespace) -> int:
     if sum(map(bool, (args.filter, args.lsp, args.print_config))) > 1:
         raise UsageError("expected one of --filter, --lsp and --print-config")
-    if args.filter:
-        from akunu_py.commands.complete_filter import run_filter
-
-        return run_filter(args)
-    if used := [name for name in ("cursor", "offset", "whole", "file") if getattr(args, name)]:
+    used = [name for name in ("cursor", "offset", "whole", "file") if getattr(args, name)]
+    if used and not args.filter:
         raise UsageError(f"--{used[0]} goes with --filter")
     if args.print_config:
-        from akunu_py.completion.editor_config import editor_config
-
-        print(editor_config(args.print_config, complete_options.passed_on(args)), end="")
+        print(editor_config(args.print_config, passed_on(args)), end="")
         return 0
-    if args.lsp:
+    load, base = partial(load_completer, args), base_request(args)
+    if args.filter:
+        from akunu_py.completion.filter import run_filter
+
+        base = replace(base, path=args.path)
+        run_filter(load, base, args.cursor, args.offset, files=args.file or (), whole=args.whole)
+    elif args.lsp:
         from akunu_py.completion.lsp import serve_lsp
 
-        serve_lsp(lambda: load_completer(args), request_from(args), leave)
-        return 0
-    return serve_lines(args)
+        serve_lsp(load, base, leave)
+    else:
+        from akunu_py.completion.jsonl import serve_jsonl
 
-
-def serve_lines(args: argparse.Namespace) -> int:
-    """Answers JSON lines until stdin ends."""
-    check_model(args)
-    failed: list[str] = []
-
-    from akunu_py.completion.jsonl import JsonLines
-    from akunu_py.completion.thread import CompletionThread
-
-    thread = CompletionThread(
-        lambda: load_completer(args), on_failed=lambda failure: failed.append(failure.message)
-    )
-    thread.start()
-    try:
-        JsonLines(thread, _write, request_from(args)).serve(sys.stdin.buffer)
-    except KeyboardInterrupt:
-        leave(thread.close, INTERRUPTED)
-        raise
-    except BrokenPipeError:  # nobody reads any more
-        leave(thread.close, 0)
-        raise
-    except BaseException:
-        leave(thread.close, 1)
-        raise
-    if failed:
-        raise ModelError(failed[0])
+        store.check(store.resolve(args.model or load_settings().model))  # before it is loaded
+        serve_jsonl(load, base, leave)
     return 0
-
-
-def check_model(args: argparse.Namespace) -> None:
-    """Raises what can be known to be wrong with the model before it is loaded."""
-    store.check(store.resolve(args.model or load_settings().model))
 
 
 def load_completer(args: argparse.Namespace) -> Completer:
     """Loads the model that `args` ask for; to be called in the thread that will use it."""
-    from akunu_py.completion.completer import CompleteOptions, Completer
     from akunu_py.decoding.load import engine_from, load_learned
 
     engine = engine_from(args)
+    from akunu_py.completion.completer import CompleteOptions, Completer
+
     options = CompleteOptions(
         fim=args.fim,
         prefix_tokens=args.prefix_tokens,
@@ -93,13 +85,15 @@ def load_completer(args: argparse.Namespace) -> Completer:
     return Completer(engine, options, load_learned(engine, no_memory=args.no_memory))
 
 
-def request_from(args: argparse.Namespace) -> CompletionRequest:
+def base_request(args: argparse.Namespace) -> CompletionRequest:
     """A request with the limits that `args` set, and nothing else."""
-    seconds = args.time_ms / 1000 if args.time_ms else None
-    wanted = CompletionRequest(
-        "", max_lines=args.max_lines, seconds=seconds, temperature=args.temperature
+    request = CompletionRequest(
+        "",
+        max_lines=args.max_lines,
+        seconds=args.time_ms / 1000 if args.time_ms else None,
+        temperature=args.temperature,
     )
-    return replace(wanted, max_tokens=args.max_tokens or wanted.max_tokens)
+    return replace(request, max_tokens=args.max_tokens) if args.max_tokens else request
 
 
 def leave(close: Callable[[float], bool], code: int) -> None:
@@ -110,6 +104,78 @@ def leave(close: Callable[[float], bool], code: int) -> None:
         os._exit(code)
 
 
-def _write(line: bytes) -> None:
-    sys.stdout.buffer.write(line)
-    sys.stdout.buffer.flush()
+def passed_on(args: argparse.Namespace) -> list[str]:
+    """The options that differ from their defaults, to give to another `akunu complete`."""
+    parser = Parser()
+    add_options(parser)
+    found = []
+    for name, default in vars(parser.parse_args([])).items():
+        value = getattr(args, name)
+        if value == default or name in ("print_config", "lsp"):
+            continue
+        if name == "model" and Path(value).exists():
+            value = Path(value).resolve()  # an editor starts it in any directory
+        option = f"--{name.replace('_', '-')}"
+        found += [option] if value is True else [option, str(value)]
+    return found
+
+
+def _add_editors(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--lsp",
+        action="store_true",
+        help="speak the Language Server Protocol (textDocument/inlineCompletion), not JSON lines",
+    )
+    group.add_argument(
+        "--print-config",
+        choices=EDITORS,
+        help="print what to paste into an editor's configuration; other options go along",
+    )
+
+
+def _add_filter(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--filter", action="store_true", help="complete the buffer on stdin")
+    group.add_argument(
+        "--cursor", metavar="LINE:COL", help="where, both from 1; COL counts characters"
+    )
+    group.add_argument("--offset", metavar="N", help="where, in characters from the start, from 0")
+    group.add_argument(
+        "--whole", action="store_true", help="print the completed buffer, not the completion"
+    )
+    group.add_argument("--path", default="", metavar="PATH", help="what the buffer is called")
+    group.add_argument(
+        "--file",
+        action="append",
+        type=Path,
+        metavar="PATH",
+        help="another file of the project, to draft from; may be repeated",
+    )
+
+
+def _add_limits(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--max-tokens", type=positive, default=None, metavar="N")
+    group.add_argument(
+        "--max-lines", type=positive, default=0, metavar="N", help="else what the cursor tells"
+    )
+    group.add_argument(
+        "--time-ms", type=positive, default=None, metavar="MS", help="then the best text so far"
+    )
+    group.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="0: greedy (the default)"
+    )
+
+
+def _add_budgets(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--prefix-tokens", type=positive, default=1536, metavar="N")
+    group.add_argument("--suffix-tokens", type=_count, default=512, metavar="N")
+    group.add_argument(
+        "--file-tokens",
+        type=_count,
+        default=512,
+        metavar="N",
+        help="of all other files; what is not read is drafted from all the same",
+    )
+
+
+def _count(text: str) -> int:
+    return 0 if text == "0" else positive(text)

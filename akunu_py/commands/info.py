@@ -17,6 +17,10 @@ from akunu_py.version import __version__
 _PACKAGES = ("mlx", "mlx-lm", "numpy", "textual", "tokenizers", "transformers", "huggingface-hub")
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """It has none."""
+
+
 def run(args: argparse.Namespace) -> int:
     from akunu_py.decoding import device
 

@@ -1,36 +1,89 @@
-"""`akunu models`: the actions' names, and those that only look: list, show, recommend."""
+"""`akunu models`: what is in the store, and what can be put into it, checked or removed."""
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
+import sys
 from collections.abc import Sequence
 from datetime import datetime
+from pathlib import Path
 
 from akunu_py import paths
-from akunu_py.errors import UnknownModel, UsageError
+from akunu_py.arguments import Parser
+from akunu_py.errors import DamagedModel, UnknownModel, UsageError
 from akunu_py.models import catalogue, cleanup, store
 from akunu_py.models.catalogue import Recommendation, recommend
 from akunu_py.models.fit import GIB, usable_memory
+from akunu_py.models.hub import cache
 from akunu_py.models.usage import Usage, read_usage
 from akunu_py.text import human_size, on_one_line
 
 _UNITS = {"G": GIB, "GB": GIB, "GIB": GIB, "M": 1 << 20, "MB": 1 << 20, "MIB": 1 << 20}
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(
+        dest="action", metavar="ACTION", required=True, parser_class=Parser
+    )
+
+    def add(name: str, summary: str) -> argparse.ArgumentParser:
+        return actions.add_parser(name, help=summary, description=summary)
+
+    add("list", "models that are here, and models that can be pulled")
+    pull = add("pull", "fetch a model")
+    pull.add_argument(
+        "name",
+        metavar="NAME",
+        help="of the catalogue, or owner/repository of the hub; either with @revision",
+    )
+    pull.add_argument("--name", dest="as_name", metavar="NAME", help="what to call it here")
+    pull.add_argument("--if-missing", action="store_true", help="say nothing where it is here")
+    suited = add("recommend", "the best models for this machine's memory, and why")
+    suited.add_argument("--memory", metavar="16G", help="for a Mac with so much memory")
+    suited.add_argument("--format", choices=("text", "json"), default="text")
+    imported = add("import", "take in a directory or a GGUF file of this machine")
+    imported.add_argument(
+        "path", metavar="PATH", help="a directory with config.json, or a .gguf file"
+    )
+    imported.add_argument("--name", metavar="NAME", help="what to call it (else after the file)")
+    imported.add_argument(
+        "--quantize", type=int, choices=(4, 8), metavar="4|8", help="bits for plain weights"
+    )
+    show = add("show", "everything known about a model")
+    show.add_argument("name", metavar="NAME")
+    show.add_argument("--verify", action="store_true", help="read and check every byte")
+    verify = add("verify", "read every byte of a model, or of all, and compare")
+    verify.add_argument("name", nargs="?", metavar="NAME")
+    clean = add("gc", "remove what interrupted pulls and removed models left behind")
+    clean.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    forget = add("forget", "delete what was remembered of a model's answers")
+    forget.add_argument("name", metavar="MODEL")
+    remove = add("rm", "remove a model")
+    remove.add_argument("name", metavar="NAME")
+    remove.add_argument("--yes", action="store_true", help="do not ask")
+    remove.add_argument(
+        "--hub-files", action="store_true", help="delete its files from the hub's cache too"
+    )
+
+
 def run(args: argparse.Namespace) -> int:
-    here = {"list": list_models, "show": show, "recommend": recommend_models}
-    if args.action in here:
-        return here[args.action](args)
-    # Each of the others in a module of its own, some with imports that take a second.
-    module = {"pull": "models_pull", "import": "models_import"}.get(args.action, "models_store")
-    command = importlib.import_module(f"akunu_py.commands.{module}")
-    code: int = command.run(args)
-    return code
+    actions = {
+        "list": list_models,
+        "pull": pull_model,
+        "recommend": recommend_models,
+        "import": import_model,
+        "show": show,
+        "verify": verify,
+        "gc": remove_leftovers,
+        "forget": forget,
+        "rm": remove,
+    }
+    actions[args.action](args)
+    return 0
 
 
-def list_models(args: argparse.Namespace) -> int:
+def list_models(args: argparse.Namespace) -> None:
     installed = store.list_models()
     rows = [
         (
@@ -66,32 +119,30 @@ def list_models(args: argparse.Namespace) -> int:
             ],
         )
         print("which one suits this machine: akunu models recommend")
-    return 0
 
 
-def show(args: argparse.Namespace) -> int:
-    """What is known of a model: one of the store, or one of the catalogue."""
+def pull_model(args: argparse.Namespace) -> None:
+    """Fetches a model with progress, unless it is here and whole. Ctrl-C keeps what came."""
+    from akunu_py.commands.progress import watched
+    from akunu_py.models.pull import find_installed, pull
+
+    if here := find_installed(args.name, args.as_name):
+        if not args.if_missing:
+            print(f"{here.name} is here already ({human_size(here.size)}): {here.path}")
+        return
     try:
-        model = store.get(args.name)
-    except UnknownModel:
-        if args.name not in catalogue.load_catalogue():
-            raise
-        _print_facts(_catalogue_facts(catalogue.find(args.name)))
-        return 0
-    if args.verify:
-        from akunu_py.commands.models_store import verify_model
-
-        verify_model(model)
-    else:
-        store.check(model)
-    _print_facts(_stored_facts(model, verified=args.verify))
-    return 0
+        with watched() as on_progress:
+            model = pull(args.name, on_progress, name=args.as_name)
+    except KeyboardInterrupt:
+        print(f"stopped; to go on: akunu models pull {args.name}", file=sys.stderr)
+        raise
+    print(f"{model.name} is ready ({human_size(model.size)}): {model.path}", file=sys.stderr)
 
 
-def recommend_models(args: argparse.Namespace) -> int:
+def recommend_models(args: argparse.Namespace) -> None:
     memory = parse_memory(args.memory) if args.memory else None
     if memory is None:
-        from akunu_py.decoding import device  # MLX, which says what the GPU takes
+        from akunu_py.decoding import device  # loads MLX, which knows what the GPU takes
 
         usable = device.available_memory()
     else:
@@ -99,7 +150,7 @@ def recommend_models(args: argparse.Namespace) -> int:
     found = recommend(usable)
     if args.format == "json":
         print(json.dumps({"usable_bytes": usable, **{r.purpose: _as_dict(r) for r in found}}))
-        return 0
+        return
     for number, recommendation in enumerate(found):
         if number:
             print()
@@ -111,7 +162,106 @@ def recommend_models(args: argparse.Namespace) -> int:
         print(f"  {entry.description}")
         print(f"  why: {recommendation.why}")
         print(f"  akunu models pull {entry.name}  ({human_size(entry.download_bytes)})")
-    return 0
+
+
+def import_model(args: argparse.Namespace) -> None:
+    from akunu_py.commands.progress import progress_bar
+    from akunu_py.models import local_import
+
+    with progress_bar() as progress:
+        model = local_import.import_model(
+            Path(args.path), name=args.name, bits=args.quantize, progress=progress
+        )
+    print(f"{model.name} is ready ({human_size(model.size)}): {model.path}", file=sys.stderr)
+
+
+def show(args: argparse.Namespace) -> None:
+    """What is known of a model: one of the store, or one of the catalogue."""
+    try:
+        model = store.get(args.name)
+    except UnknownModel:
+        if args.name not in catalogue.load_catalogue():
+            raise
+        _print_facts(_catalogue_facts(catalogue.find(args.name)))
+        return
+    if args.verify:
+        verify_model(model)
+    else:
+        store.check(model)
+    _print_facts(_stored_facts(model, verified=args.verify))
+
+
+def verify(args: argparse.Namespace) -> None:
+    """Reads every byte of one model, or of all; a damaged one does not end it."""
+    models = [store.get(args.name)] if args.name else store.list_models()
+    damaged = []
+    for model in models:
+        try:
+            if model.damaged:
+                raise DamagedModel(f"model {model.name!r} is damaged: {model.damaged}")
+            verify_model(model)
+        except DamagedModel as error:
+            if args.name:
+                raise
+            damaged.append(model.name)
+            print(on_one_line(f"{model.name}: {error}"))
+        else:
+            print(f"{model.name}: {human_size(model.size)} verified")
+    if damaged:
+        raise DamagedModel(f"{len(damaged)} of {len(models)} models are damaged; see above")
+
+
+def verify_model(model: store.StoredModel) -> None:
+    """Compares all hashes, with a progress bar."""
+    from akunu_py.commands.progress import progress_bar
+
+    with progress_bar() as progress:
+        store.verify(model, lambda done, total: progress(f"verifying {model.name}", done, total))
+
+
+def remove_leftovers(args: argparse.Namespace) -> None:
+    """Removes what is of no use any more, or says what that would be."""
+    found = cleanup.find_leftovers()
+    if not found:
+        print("nothing to remove")
+        return
+    freed = 0
+    for leftover in found:
+        print(f"{human_size(leftover.size):>8}  {on_one_line(leftover.what)}")
+        freed += leftover.size if args.dry_run else cleanup.remove_leftover(leftover)
+    print(f"{human_size(freed)} {'would be freed' if args.dry_run else 'freed'}")
+
+
+def forget(args: argparse.Namespace) -> None:
+    from akunu_py.decoding import learned
+
+    model = store.resolve(args.name)
+    freed = learned.forget(model.path)
+    print(f"forgot what {model.name} said, {human_size(freed)} freed")
+
+
+def remove(args: argparse.Namespace) -> None:
+    linked, origin = _in_hub_cache(args.name)
+    also = bool(args.hub_files)
+    if not args.yes:
+        if not sys.stdin.isatty():
+            raise UsageError(f"removing {args.name} needs a yes: akunu models rm {args.name} --yes")
+        if not _agrees(f"Remove {args.name}?"):
+            print("kept")
+            return
+        if linked and not also:
+            also = _agrees(
+                f"Delete its {human_size(linked)} from the hub's cache too? Other programs may "
+                "use them."
+            )
+    freed = store.remove(args.name)
+    if origin and also:
+        freed += cache.delete(*origin)
+    print(f"removed {args.name}, {human_size(freed)} freed")
+    if linked and origin and not also:
+        where = cache.CachedRepository(origin[0]).root
+        print(f"its {human_size(linked)} stay in the hub's cache: {where}")
+        print(f"to delete them too: hf cache rm model/{origin[0]}")
 
 
 def parse_memory(text: str) -> int:
@@ -125,6 +275,21 @@ def parse_memory(text: str) -> int:
     if size <= 0:
         raise UsageError(f"--memory: expected a size such as 16G, got {text!r}")
     return size
+
+
+def _in_hub_cache(name: str) -> tuple[int, tuple[str, str] | None]:
+    """How many bytes of the model are in the hub's cache, and of which repository and commit."""
+    try:
+        model = store.get(name)
+    except DamagedModel:
+        return 0, None
+    if not model.repository:
+        return 0, None
+    return cache.linked_bytes(model.path), (model.repository, model.commit)
+
+
+def _agrees(question: str) -> bool:
+    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
 
 def _as_dict(recommendation: Recommendation) -> dict[str, object]:
@@ -144,14 +309,13 @@ def _as_dict(recommendation: Recommendation) -> dict[str, object]:
 
 def _stored_facts(model: store.StoredModel, *, verified: bool) -> list[tuple[str, str]]:
     from akunu_py.decoding import learned
-    from akunu_py.models.hub.cache import linked_bytes
 
     usage = read_usage(model.name)
     where = [("path", str(model.path))]
     if model.repository:
         where += [
             ("hub", f"{model.repository}@{model.commit}"),
-            ("files", f"{human_size(linked_bytes(model.path))} in the hub's cache, linked"),
+            ("files", f"{human_size(cache.linked_bytes(model.path))} in the hub's cache, linked"),
         ]
     return [
         ("name", model.name),

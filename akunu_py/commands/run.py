@@ -8,9 +8,10 @@ import json
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from akunu_py.arguments import options_from
+from akunu_py.arguments import add_generation, options_from
 from akunu_py.decoding.load import engine_from, load_learned, note_peak
 from akunu_py.errors import INTERRUPTED, EmptyPrompt, UsageError
 from akunu_py.text import displayable, for_output, print_warnings
@@ -25,6 +26,21 @@ _CUT_SHORT: dict[FinishReason | None, str] = {
     "context": "cut off: the model's context is full",
     "cancelled": "interrupted",
 }
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the prompt; - reads stdin")
+    parser.add_argument("--model", default=None, metavar="NAME_OR_PATH")
+    parser.add_argument("--raw", action="store_true", help="continue PROMPT, without the template")
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.add_argument("--quiet", action="store_true", help="no statistics")
+    parser.add_argument(
+        "--prompt-cache",
+        type=Path,
+        metavar="FILE",
+        help="keep what was read and said in FILE, and do not read again what it holds",
+    )
+    add_generation(parser, temperature=0.0, top_p=1.0)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,33 +7,36 @@
     -> garbage
     <- {"id": null, "error": "the line is not JSON: ..."}
 
-Owns the protocol: reading lines, checking fields, and which reply answers what. docs/complete.md
-describes it. Refuses to complete, and to give up: a bad line gets a reply that names the fault.
+docs/complete.md describes it. A bad line gets a reply that names the fault.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from akunu_py.completion.thread import CompletionThread, Failure, Ticket
 from akunu_py.completion.types import Completion, CompletionRequest, SourceFile
-from akunu_py.errors import UsageError
+from akunu_py.errors import INTERRUPTED, ModelError, UsageError
+
+if TYPE_CHECKING:
+    from akunu_py.completion.completer import Completer
 
 MAX_LINE = 64 << 20  # bytes; longer ones are refused without being kept
 _LARGEST = 10**9  # of any number; JSON knows no limit, and floats of Python do
 _KINDS = {
-    "prefix": (str, "a text"),
-    "suffix": (str, "a text"),
-    "path": (str, "a text"),
-    "language": (str, "a text"),
-    "channel": (str, "a text"),
+    "prefix": (str, "a string"),
+    "suffix": (str, "a string"),
+    "path": (str, "a string"),
+    "language": (str, "a string"),
+    "channel": (str, "a string"),
     "files": (list, "a list"),
-    "max_tokens": (int, "a whole number"),
-    "max_lines": (int, "a whole number"),
+    "max_tokens": (int, "an integer"),
+    "max_lines": (int, "an integer"),
     "time_ms": ((int, float), "a number"),
     "temperature": ((int, float), "a number"),
     "stream": (bool, "true or false"),
@@ -140,6 +143,35 @@ class JsonLines:
                     ticket.cancel()
 
 
+def serve_jsonl(
+    load: Callable[[], Completer],
+    base: CompletionRequest,
+    leave: Callable[[Callable[[float], bool], int], None],
+) -> None:
+    """Answers the lines of stdin on stdout until stdin ends.
+
+    `load` is called in the thread that the model lives in. `base` has the limits of requests that
+    set none. `leave` is given the way to end that thread, which may fail, and the exit code for
+    that case. Raises ModelError where the model did not load.
+    """
+    failed: list[str] = []
+    thread = CompletionThread(load, on_failed=lambda failure: failed.append(failure.message))
+    thread.start()
+    try:
+        JsonLines(thread, _write, base).serve(sys.stdin.buffer)
+    except BaseException as error:
+        codes = {KeyboardInterrupt: INTERRUPTED, BrokenPipeError: 0}  # 0: nobody reads any more
+        leave(thread.close, codes.get(type(error), 1))
+        raise
+    if failed:
+        raise ModelError(failed[0])
+
+
+def _write(line: bytes) -> None:
+    sys.stdout.buffer.write(line)
+    sys.stdout.buffer.flush()
+
+
 def read_lines(stream: BinaryIO, longest: int = MAX_LINE) -> Iterator[bytes | None]:
     """The lines of `stream` without their ends, the last one also where its end is missing; None
     in the place of one that is longer than `longest` bytes."""
@@ -186,10 +218,10 @@ def _no_number(name: str) -> None:
 
 def _id(message: dict[str, Any], name: str) -> str | int:
     if name not in message:
-        raise BadLine('no "id": every request needs one, a text or a whole number')
+        raise BadLine('no "id": every request needs one, a string or an integer')
     value = message[name]
     if not isinstance(value, str | int) or isinstance(value, bool):
-        raise BadLine(f"{name}: expected a text or a whole number, found {json.dumps(value)[:80]}")
+        raise BadLine(f"{name}: expected a string or an integer, found {json.dumps(value)[:80]}")
     _check_text(name, value)
     return value
 
@@ -219,7 +251,7 @@ def _file(file: Any) -> SourceFile:
     if not isinstance(file, dict) or set(file) != {"path", "text"}:
         raise UsageError('files: expected objects with "path" and "text"')
     for name, value in file.items():
-        _check_kind(f"files: {name}", value, str, "a text")
+        _check_kind(f"files: {name}", value, str, "a string")
     return SourceFile(file["path"], file["text"])
 
 
@@ -238,9 +270,7 @@ def _check_text(name: str, value: object) -> None:
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise BadLine(
-                f"{name}: half a character (a lone surrogate) at {error.start}"
-            ) from error
+            raise BadLine(f"{name}: a lone surrogate at {error.start}") from error
 
 
 def _as_dict(done: Completion | Failure) -> dict[str, Any]:

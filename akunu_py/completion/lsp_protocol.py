@@ -167,7 +167,7 @@ def _parse(body: bytes) -> dict[str, Any]:
     named = [data.get("id"), params.get("id") if isinstance(params, dict) else None]
     cancels = data.get("method") == types.CANCEL_REQUEST
     if not all(id is None or isinstance(id, str | int) for id in named[: 1 + cancels]):
-        raise JsonRpcInvalidRequest('expected a text or a whole number as "id"')
+        raise JsonRpcInvalidRequest('expected a string or an integer as "id"')
     return data
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from akunu_py.commands.complete_filter import find_cursor
+from akunu_py.completion.filter import find_cursor
 from akunu_py.errors import UsageError
 from akunu_py.models.store import StoredModel
 from tests.support.paths import DOCS

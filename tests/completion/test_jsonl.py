@@ -125,9 +125,9 @@ def test_garbage_is_named_and_survived(helper: Helper) -> None:
         assert reply["id"] is None
         assert words in reply["error"]
     for field, value, words in [
-        ("prefix", 1, "prefix: expected a text, found 1"),
-        ("prefix", "a\ud800", "half a character"),
-        ("max_tokens", True, "expected a whole number"),
+        ("prefix", 1, "prefix: expected a string, found 1"),
+        ("prefix", "a\ud800", "a lone surrogate"),
+        ("max_tokens", True, "expected an integer"),
         ("max_tokens", 0, "max_tokens must be from 1"),
         ("time_ms", 0, "time must be above 0"),
         ("temperature", -1, "temperature"),

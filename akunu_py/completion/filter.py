@@ -1,0 +1,87 @@
+"""Completion as a filter: a buffer on stdin, its completion on stdout.
+
+With `whole` stdout is the completed buffer, and the buffer as it came where completing failed,
+because an editor replaces the buffer by what a filter prints.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from akunu_py.completion.types import CompletionRequest, SourceFile
+from akunu_py.errors import UsageError
+
+if TYPE_CHECKING:  # a second or two, which no mistake should wait for
+    from akunu_py.completion.completer import Completer
+
+
+def run_filter(
+    load: Callable[[], Completer],
+    base: CompletionRequest,
+    cursor: str | None,
+    offset: str | None,
+    *,
+    files: Sequence[Path] = (),
+    whole: bool = False,
+) -> None:
+    """Completes the buffer on stdin at `cursor` or `offset`; see `find_cursor`.
+
+    `base` gives the request its limits and its path. files: others of the project, to draft from.
+    """
+    raw = sys.stdin.buffer.read()
+    output = raw if whole else b""
+    try:
+        text = _decoded(raw, "the buffer", "; convert it first")
+        at = find_cursor(text, cursor, offset)
+        read = tuple(SourceFile(str(p), _decoded(p.read_bytes(), f"--file {p}")) for p in files)
+        completer = load()
+        try:
+            request = replace(base, prefix=text[:at], suffix=text[at:], files=read)
+            completion = completer.complete(request).text
+        finally:
+            completer.close()
+        output = ((text[:at] + completion + text[at:]) if whole else completion).encode()
+    finally:
+        sys.stdout.buffer.write(output)
+        sys.stdout.buffer.flush()
+
+
+def find_cursor(text: str, cursor: str | None, offset: str | None) -> int:
+    """The characters before the cursor. cursor: LINE:COL, from 1. offset: from 0.
+
+    Raises UsageError where there is no such place, or not exactly one of both.
+    """
+    if (cursor is None) == (offset is None):
+        raise UsageError("--filter needs the place to complete: --cursor LINE:COL or --offset N")
+    if offset is not None:
+        if not re.fullmatch(r"\d+", offset, re.ASCII) or len(offset) > 18:
+            raise UsageError(f"--offset: expected a number of characters, got {offset[:80]!r}")
+        if int(offset) > len(text):
+            raise UsageError(
+                f"--offset {offset} is behind the {len(text)} characters of the buffer"
+            )
+        return int(offset)
+    assert cursor is not None
+    found = re.fullmatch(r"(\d{1,18}):(\d{1,18})", cursor, re.ASCII)
+    if found is None or found[1].strip("0") == "" or found[2].strip("0") == "":
+        raise UsageError(f"--cursor: expected LINE:COL, both from 1, got {cursor[:80]!r}")
+    line, column = int(found[1]), int(found[2])
+    lines = text.split("\n")
+    if line > len(lines):
+        raise UsageError(f"--cursor {cursor}: the buffer has {len(lines)} lines")
+    length = len(lines[line - 1].removesuffix("\r"))
+    if column > length + 1:
+        raise UsageError(f"--cursor {cursor}: line {line} has {length} characters")
+    return sum(len(each) + 1 for each in lines[: line - 1]) + column - 1
+
+
+def _decoded(data: bytes, name: str, advice: str = "") -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{name} is not UTF-8 text (byte {error.start}){advice}") from error
