@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 # OpenBLAS's threads wait for each other, and for seconds where other tests hold the cores. It reads
 # this when it is loaded, so before anything of ours is imported; the processes we start inherit it.
@@ -39,3 +42,20 @@ def starter() -> store.StoredModel:
 def starter_engine(starter: store.StoredModel) -> Engine:
     """The real starter, loaded once. Engines are immutable."""
     return Engine.load(starter.path, name="starter")
+
+
+@pytest.fixture
+def loaded_starter(starter_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """Whatever loads the starter in this process is given the one that is loaded already, with the
+    KV cache that it asks for: for tests in which loading is not the point. No use is noted."""
+    load = Engine.load
+
+    def reuse(path: Path, *, kv_bits: int | None = None, **options: Any) -> Engine:
+        plain = options.get("weights") == "auto" and options.get("context") is None
+        if path == starter_engine.path and plain:
+            return replace(starter_engine, kv_bits=kv_bits)
+        return load(path, kv_bits=kv_bits, **options)
+
+    monkeypatch.setattr(Engine, "load", reuse)
+    monkeypatch.setattr("akunu_py.decoding.load.note_usage", lambda *_, **__: None)
+    return starter_engine

@@ -1,4 +1,4 @@
-"""The commands as a person runs them: real processes, real model, real pipes."""
+"""The commands as a user runs them: real model, and real pipes where those matter."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import pytest
 
 from akunu_py.decoding.engine import Engine
 from akunu_py.models.store import StoredModel
-from tests.support.command import AKUNU, akunu, assert_one_line_error
+from tests.support.command import AKUNU, akunu, assert_one_line_error, run_here
 
 
 def test_help_names_every_command() -> None:
-    done = akunu("--help")
+    done = run_here("--help")
     assert done.returncode == 0
     for command in ("chat", "run", "models", "info", "bench"):
         assert command in done.stdout
@@ -53,10 +53,10 @@ def test_run_prints_the_answer_and_statistics_apart(starter: StoredModel) -> Non
     assert "cut off at --max-tokens" in done.stderr
 
 
-def test_run_json_from_stdin_in_both_modes(starter_engine: Engine) -> None:
+def test_run_json_from_stdin_in_both_modes(loaded_starter: Engine) -> None:
     answers = {}
     for mode in ("fixed", "off"):
-        done = akunu(
+        done = run_here(
             "run",
             "-",
             "--format",
@@ -73,7 +73,7 @@ def test_run_json_from_stdin_in_both_modes(starter_engine: Engine) -> None:
     answer = answers["fixed"]
     assert set(answer) == {"text", "tokens", "finish_reason", "stats"}
     assert answer["finish_reason"] == "length"
-    assert answer["text"] == starter_engine.tokenizer.decode(answer["tokens"])
+    assert answer["text"] == loaded_starter.tokenizer.decode(answer["tokens"])
     stats = answer["stats"]
     assert stats["generated_tokens"] == len(answer["tokens"]) == 16
     assert answers["off"]["stats"]["target_passes"] == 15
@@ -89,33 +89,30 @@ def test_run_json_from_stdin_in_both_modes(starter_engine: Engine) -> None:
         assert name in stats
 
 
-def test_raw_continues_the_text(starter: StoredModel) -> None:
-    done = akunu("run", "--raw", "--quiet", "--max-tokens", "4", "The capital of France is")
+def test_raw_continues_the_text(loaded_starter: Engine) -> None:
+    done = run_here("run", "--raw", "--quiet", "--max-tokens", "4", "The capital of France is")
     assert done.stdout.startswith(" Paris")
     assert done.stderr == ""
 
 
 def test_wrong_usage_is_one_line_with_exit_code_2(starter: StoredModel) -> None:
-    assert_one_line_error(akunu("run", "hi", "--max-tokens", "0"), 2, "1 or more")
-    assert_one_line_error(akunu("run", "hi", "--max-tokens", "many"), 2, "1 or more")
-    assert_one_line_error(akunu("run", "hi", "--wibble"), 2, "--wibble", "--help")
-    assert_one_line_error(akunu("wibble"), 2, "wibble")
-    assert_one_line_error(akunu("run", "hi", "--draft", "wild"), 2, "wild")
-    assert_one_line_error(akunu("run", stdin=""), 2, "empty")
-    assert_one_line_error(akunu("run", "   "), 2, "empty")
-    assert_one_line_error(akunu("run", "-", stdin=b"\xff\xfe\x00"), 2, "UTF-8")
-    assert_one_line_error(akunu("bench", "--workload", "wibble"), 2, "wibble", "multi-turn")
+    assert_one_line_error(run_here("run", "hi", "--max-tokens", "0"), 2, "1 or more")
+    assert_one_line_error(run_here("run", "hi", "--max-tokens", "many"), 2, "1 or more")
+    assert_one_line_error(run_here("run", "hi", "--wibble"), 2, "--wibble", "--help")
+    assert_one_line_error(run_here("wibble"), 2, "wibble")
+    assert_one_line_error(run_here("run", "hi", "--draft", "wild"), 2, "wild")
+    assert_one_line_error(run_here("run", stdin=""), 2, "empty")
+    assert_one_line_error(run_here("run", "   "), 2, "empty")
+    assert_one_line_error(run_here("run", "-", stdin=b"\xff\xfe\x00"), 2, "UTF-8")
+    assert_one_line_error(run_here("bench", "--workload", "wibble"), 2, "wibble", "multi-turn")
 
 
-def test_plausible_accidents_are_one_line(starter: StoredModel) -> None:
+def test_plausible_accidents_are_one_line(loaded_starter: Engine) -> None:
     shell = " ".join(AKUNU)
     for script, code, word in (
         (f"{shell} run $(printf 'caf\\351')", 2, "UTF-8"),
         (f"{shell} run <&-", 2, "empty"),
         (f"{shell} run hi --quiet --max-tokens 3 >/dev/full", 1, "space"),
-        (f"{shell} run hi --logit-bias 999999=5", 2, "49152"),
-        (f"{shell} run hi --kv-bits 5", 2, "4 or 8"),
-        (f"{shell} run hi --temperature -1", 2, "temperature"),
     ):
         done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60)
         assert done.returncode == code, (script, done.stderr)
@@ -125,12 +122,18 @@ def test_plausible_accidents_are_one_line(starter: StoredModel) -> None:
         ["sh", "-c", f"{shell} run hi --quiet --max-tokens 3 >&-"], capture_output=True, timeout=60
     )
     assert (closed.returncode, closed.stderr) == (0, b"")
+    for option, value, word in (
+        ("--logit-bias", "999999=5", "49152"),
+        ("--kv-bits", "5", "4 or 8"),
+        ("--temperature", "-1", "temperature"),
+    ):
+        assert_one_line_error(run_here("run", "hi", option, value), 2, word)
 
 
-def test_a_quantised_cache_drafts_what_plain_decoding_says(starter: StoredModel) -> None:
+def test_a_quantised_cache_drafts_what_plain_decoding_says(loaded_starter: Engine) -> None:
     said = {
         json.loads(
-            akunu("run", "Count to ten.", "--kv-bits", "8", "--draft", mode, "--format", "json",
+            run_here("run", "Count to ten.", "--kv-bits", "8", "--draft", mode, "--format", "json",
                   "--no-memory", "--max-tokens", "40").stdout
         )["text"]
         for mode in ("off", "fixed")
@@ -139,31 +142,31 @@ def test_a_quantised_cache_drafts_what_plain_decoding_says(starter: StoredModel)
 
 
 def test_chat_needs_a_terminal(starter: StoredModel) -> None:
-    assert_one_line_error(akunu("chat"), 2, "terminal", "akunu run")
+    assert_one_line_error(run_here("chat"), 2, "terminal", "akunu run")
 
 
 def test_unknown_and_damaged_models(starter: StoredModel, tmp_path: Path) -> None:
-    assert_one_line_error(akunu("run", "hi", "--model", "startr"), 1, "starter")
-    assert_one_line_error(akunu("run", "hi", "--model", str(tmp_path)), 1, "config.json")
-    assert_one_line_error(akunu("models", "show", "wibble"), 1, "wibble")
+    assert_one_line_error(run_here("run", "hi", "--model", "startr"), 1, "starter")
+    assert_one_line_error(run_here("run", "hi", "--model", str(tmp_path)), 1, "config.json")
+    assert_one_line_error(run_here("models", "show", "wibble"), 1, "wibble")
     store = tmp_path / "akunu" / "models"
     shutil.copytree(starter.path, store / "starter")
     weights = store / "starter" / "model.safetensors"
     os.truncate(weights, weights.stat().st_size // 2)
     home = {"XDG_DATA_HOME": str(tmp_path)}
     assert_one_line_error(
-        akunu("run", "hi", env=home), 1, "model.safetensors", "akunu models pull starter"
+        run_here("run", "hi", env=home), 1, "model.safetensors", "akunu models pull starter"
     )
     # The same without a manifest to compare with.
     (store / "starter" / "akunu.json").unlink()
     folder = shutil.move(store / "starter", tmp_path / "loose")
-    assert_one_line_error(akunu("run", "hi", "--model", str(folder)), 1, "damaged")
+    assert_one_line_error(run_here("run", "hi", "--model", str(folder)), 1, "damaged")
 
 
 def test_an_empty_store_says_what_to_run(tmp_path: Path) -> None:
     home = {"XDG_DATA_HOME": str(tmp_path)}
-    assert_one_line_error(akunu("run", "hi", env=home), 1, "akunu models pull starter")
-    listing = akunu("models", "list", env=home)
+    assert_one_line_error(run_here("run", "hi", env=home), 1, "akunu models pull starter")
+    listing = run_here("models", "list", env=home)
     assert listing.returncode == 0
     assert "starter" in listing.stdout
 
@@ -177,7 +180,7 @@ def test_no_network_is_one_line(tmp_path: Path) -> None:
         "PIP_CONFIG_FILE": os.devnull,
         "PIP_RETRIES": "1",
     }
-    done = akunu("models", "pull", "starter", env=home)
+    done = run_here("models", "pull", "starter", env=home)
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("akunu: ")
@@ -186,8 +189,8 @@ def test_no_network_is_one_line(tmp_path: Path) -> None:
     assert [entry.name for entry in (tmp_path / "akunu" / "models").glob("starter*")] == []
 
 
-def test_a_prompt_longer_than_the_context(starter: StoredModel) -> None:
-    done = akunu("run", "-", stdin="word " * 9000)
+def test_a_prompt_longer_than_the_context(loaded_starter: Engine) -> None:
+    done = run_here("run", "-", stdin="word " * 9000)
     assert_one_line_error(done, 1, "8192", "shorten")
 
 
@@ -233,21 +236,21 @@ def test_a_closed_pipe_is_quiet(starter: StoredModel) -> None:
 
 
 def test_models_list_and_show(starter: StoredModel) -> None:
-    listing = akunu("models", "list").stdout
+    listing = run_here("models", "list").stdout
     assert "starter" in listing
     assert "8,192" in listing
-    shown = akunu("models", "show", "starter")
+    shown = run_here("models", "show", "starter")
     assert "Apache-2.0" in shown.stdout
     assert shown.returncode == 0
 
 
 def test_rm_asks_and_keeps_without_a_yes(starter: StoredModel) -> None:
-    assert_one_line_error(akunu("models", "rm", "starter"), 2, "--yes")
+    assert_one_line_error(run_here("models", "rm", "starter"), 2, "--yes")
     assert starter.path.exists()
 
 
 def test_info_has_what_a_bug_report_needs(starter: StoredModel) -> None:
-    done = akunu("info")
+    done = run_here("info")
     assert done.returncode == 0
     for word in ("akunu", "device", "memory", "blas", "mlx-lm", "store", "python"):
         assert word in done.stdout
