@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from akunu_py.decoding import kvcache
-from akunu_py.decoding.decode import Target, prefill, verify
+from akunu_py.decoding.decode import verify
 from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.target import Target, prefill
 
 CONTEXT = 256  # tokens in the cache while measuring
 

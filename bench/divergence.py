@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from akunu_py.decoding import kvcache
-from akunu_py.decoding.decode import common_prefix
 from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.target import common_prefix
 
 Turns = Sequence[tuple[list[int], list[int]]]
 """The answers of a conversation: (prompt, tokens said), both as token ids."""

@@ -17,10 +17,10 @@ from akunu_py.bench.runners.ours import Lent
 from akunu_py.bench.runners.passes import Passes
 from akunu_py.bench.statistics import median
 from akunu_py.bench.workloads import Workload
-from akunu_py.decoding.decode import Target
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Session
 from akunu_py.decoding.stream_decoder import StreamDecoder
+from akunu_py.decoding.target import Target
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.types import DraftMode, GenerateOptions, Message, TextPiece
 

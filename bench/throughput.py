@@ -114,7 +114,7 @@ def _mlx_lm(engine: Engine, test: LengthTest, tokens: list[int]) -> float:
 
 def _ours(engine: Engine, test: LengthTest, tokens: list[int]) -> float:
     """Seconds of the test in our plain loop, scaled to `test.prompt` tokens where a cache that
-    cannot be rewound had more to read than those."""
+    cannot be trimmed had more to read than those."""
     session = Session(engine)
     if test.prompt and test.depth:
         session.generate(tokens[: test.depth], GenerateOptions(max_tokens=1, draft="off")).answer()

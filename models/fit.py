@@ -18,9 +18,7 @@ GIB = 1 << 30
 CATALOGUE_CONTEXT = 8192  # tokens that the catalogue's figures are for
 MIN_CONTEXT = 2048  # tokens: with less a chat is over before it began
 _STEP = 256  # tokens: mlx-lm's caches grow by as many
-_PREFILL_ROWS = (
-    512  # of a pass over a prompt (akunu_py.decoding.decode.PREFILL_CHUNK; a test compares)
-)
+_PREFILL_ROWS = 512  # of a pass over a prompt (decoding.target.PREFILL_CHUNK; a test compares)
 _DRAFT_ROWS = 33  # of the widest pass of an answer, the only ones that compute logits
 _COMFORT = 0.9  # of the limit: beyond it other programs are pushed out of memory
 # Metal's kernels for attention over a whole prompt; for other sizes all scores are in memory.

@@ -8,27 +8,17 @@ architecture that mlx-lm has is covered, without a formula for each. Judging is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import (
-    ArraysCache,
-    CacheList,
-    ChunkedKVCache,
-    ConcatenateKVCache,
-    KVCache,
-    QuantizedKVCache,
-    RotatingKVCache,
-)
+from mlx_lm.models.cache import ArraysCache, ChunkedKVCache, RotatingKVCache
 
 from akunu_py.decoding import device, kvcache
 from akunu_py.errors import UnsupportedModel, UsageError, one_line
 from akunu_py.models.fit import Growth, Needs, activations_from
 from akunu_py.types import WeightMode
 
-_GROWING = (KVCache, QuantizedKVCache, ConcatenateKVCache)
 _TRIALS = (256, 512)  # rows, to see how a kind of cache grows that is not known here
 
 
@@ -73,7 +63,7 @@ def growth(model: Any, kv_bits: int | None = None, *, wide: bool = False) -> Gro
     windows: dict[int, int] = {}
     unknown = []
     for index, entry in enumerate(_written(model, kv_bits, rows=2)):
-        if type(entry) in _GROWING:
+        if type(entry) in kvcache.GROWING:
             per_token += _bytes_per_row(entry, wide)
         elif type(entry) is RotatingKVCache or type(entry) is ChunkedKVCache:
             rotating = type(entry) is RotatingKVCache
@@ -102,15 +92,7 @@ def _written(model: Any, kv_bits: int | None, rows: int) -> list[Any]:
         raise UnsupportedModel(
             f"mlx-lm cannot run this model on text: {one_line(error)}"
         ) from error
-    return list(_leaves(cache))
-
-
-def _leaves(cache: list[Any]) -> Iterator[Any]:
-    for entry in cache:
-        if type(entry) is CacheList:
-            yield from _leaves(list(entry.caches))
-        else:
-            yield entry
+    return kvcache.leaves(cache)
 
 
 def _bytes_per_row(entry: Any, wide: bool) -> int:

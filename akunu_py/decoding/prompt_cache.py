@@ -21,8 +21,8 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import cache as mlx_cache
 
 from akunu_py.decoding import kvcache
-from akunu_py.decoding.decode import Target
 from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.target import Target
 from akunu_py.errors import DamagedCache, DamagedModel, StoreError, UsageError
 from akunu_py.files import replacing
 from akunu_py.models.safetensors import read_header

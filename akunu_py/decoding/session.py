@@ -14,13 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from akunu_py.decoding import prompt_cache
-from akunu_py.decoding.decode import Target, decode, prefill, speculate
+from akunu_py.decoding.decode import decode, speculate
 from akunu_py.decoding.device import wired_memory
 from akunu_py.decoding.drafting import Drafting
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.learned import LearnedState
 from akunu_py.decoding.sampling import Sampler
 from akunu_py.decoding.stream_decoder import StreamDecoder
+from akunu_py.decoding.target import Target, prefill
 from akunu_py.errors import DamagedModel, EmptyPrompt, PromptTooLong, UsageError
 from akunu_py.types import (
     Answer,
@@ -178,16 +179,16 @@ class Generation:
         """Brings the cache to the prompt but for its last token; False where cancelled."""
         cached = self._target.reuse_prefix(self._prompt)
         self.stats.cached_tokens = cached
-        total = max(cached, len(self._prompt) - self._target.held_back)
+        total = max(cached, len(self._prompt) - self._target.prompt_tail)
 
-        def go_on(done: int) -> bool:
+        def keep_going(done: int) -> bool:
             self._session.drafting.drafter(
                 self._options, self._prompt, cached + done, draft_context=self._draft_context
             )
             self.on_prefill(cached + done, total)
             return not self._cancelled.is_set()
 
-        return prefill(self._target, go_on)
+        return prefill(self._target, keep_going)
 
     def _take(self, piece: Piece) -> TextPiece:
         """Turns a piece into text, and counts what of it belongs to the answer."""

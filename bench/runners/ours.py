@@ -19,10 +19,10 @@ from mlx_lm.sample_utils import make_sampler
 
 from akunu_py.bench.runners.passes import Passes
 from akunu_py.bench.workloads import Workload
-from akunu_py.decoding.decode import common_prefix
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.learned import LearnedState
 from akunu_py.decoding.session import Session
+from akunu_py.decoding.target import common_prefix
 from akunu_py.errors import UsageError
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.memory import Memory

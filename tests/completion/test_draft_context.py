@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from akunu_py.decoding.decode import common_prefix
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Session
+from akunu_py.decoding.target import common_prefix
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.index import SuffixIndex
 from akunu_py.types import GenerateOptions

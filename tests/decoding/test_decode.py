@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from akunu_py.decoding.decode import Target, accept, cut, decode, prefill
+from akunu_py.decoding.decode import accept, cut, decode
+from akunu_py.decoding.target import Target, prefill
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
 from akunu_py.types import Drafter, Piece
@@ -142,12 +143,12 @@ def test_prefill_can_be_cancelled_between_chunks() -> None:
     target = Target(MODEL)
     seen: list[int] = []
 
-    def go_on(done: int) -> bool:
+    def keep_going(done: int) -> bool:
         seen.append(done)
         return done < 1024
 
     target.reuse_prefix([5] * 2000)
-    assert not prefill(target, go_on)
+    assert not prefill(target, keep_going)
     assert seen == [0, 512, 1024]
     assert target.tokens == [5] * 1024
 

@@ -21,7 +21,7 @@ import pytest
 from mlx_lm.generate import generate_step
 
 from akunu_py.decoding import kvcache
-from akunu_py.decoding.decode import Target
+from akunu_py.decoding.target import Target
 from tests.support.families import build, kinds, leaves
 from tests.support.family_table import FAMILIES, WINDOW
 from tests.support.targets import answer_with, tokens_of
@@ -133,7 +133,7 @@ def test_each_layer_that_is_not_rolled_back_is_noticed(
         said: list[int] = []
         with monkeypatch.context() as patch, contextlib.suppress(ValueError):
             # A cache and a mask that no longer fit together are noticed too, by the ValueError.
-            patch.setattr(kvcache, "_forget", skipped(kvcache._forget))
+            patch.setattr(kvcache, "_trim", skipped(kvcache._trim))
             patch.setattr(kvcache, "_restore", skipped(kvcache._restore))
             for token in tokens_of(target, prompt, Adversary(prompt, truth, seed), len(truth)):
                 said.append(token)

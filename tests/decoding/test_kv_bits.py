@@ -10,7 +10,7 @@ import pytest
 from mlx_lm.generate import generate_step
 
 from akunu_py.decoding import kvcache
-from akunu_py.decoding.decode import Target
+from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
 from tests.support.families import build, kinds
 from tests.support.family_table import FAMILIES

@@ -97,47 +97,47 @@ def test_what_was_rejected_is_never_seen(kind: str, recurrent: bool, seed: int) 
             assert state[0].tolist() == kept
         # Going back for good, where that is possible.
         back = randomly.randint(0, 3)
-        if not pending and back < len(kept) and kvcache.can_rewind(cache, back):
-            kvcache.rewind(cache, back)
+        if not pending and back < len(kept) and kvcache.can_trim(cache, back):
+            kvcache.trim(cache, back)
             del kept[len(kept) - back :]
 
 
-def test_a_window_can_only_be_rewound_until_it_is_full() -> None:
+def test_a_window_can_only_be_trimmed_until_it_is_full() -> None:
     entry = make("rotating")
     write(entry, list(range(1, WINDOW + 1)))
-    assert kvcache.can_rewind([entry], 3)
-    assert kvcache.can_rewind([entry], WINDOW)
-    assert not kvcache.can_rewind([entry], WINDOW + 1)
+    assert kvcache.can_trim([entry], 3)
+    assert kvcache.can_trim([entry], WINDOW)
+    assert not kvcache.can_trim([entry], WINDOW + 1)
     write(entry, [WINDOW + 1])
-    assert not kvcache.can_rewind([entry], 1)
-    assert kvcache.can_rewind([entry], 0)
+    assert not kvcache.can_trim([entry], 1)
+    assert kvcache.can_trim([entry], 0)
 
 
-def test_a_rewound_window_starts_over() -> None:
+def test_a_trimmed_window_starts_over() -> None:
     entry = make("rotating")
     write(entry, [1, 2, 3])
-    kvcache.rewind([entry], 3)
+    kvcache.trim([entry], 3)
     assert entry.empty()
     assert write(entry, [4]) == [[4]]
     assert write(entry, [5, 6]) == [[4, 5], [4, 5, 6]]
 
 
-def test_a_chunk_can_only_be_rewound_to_where_it_begins() -> None:
+def test_a_chunk_can_only_be_trimmed_to_where_it_begins() -> None:
     entry = make("chunked")
     for token in range(1, 2 * WINDOW + 4):
         write(entry, [token])
     # The last trim kept one chunk's worth: back to the second chunk's start, not into the first.
     assert entry.start_position == WINDOW + 2
-    assert kvcache.can_rewind([entry], 3)
-    assert not kvcache.can_rewind([entry], 4)
-    assert not kvcache.can_rewind([entry], 2 * WINDOW + 3)
+    assert kvcache.can_trim([entry], 3)
+    assert not kvcache.can_trim([entry], 4)
+    assert not kvcache.can_trim([entry], 2 * WINDOW + 3)
 
 
-def test_recurrent_state_cannot_be_rewound_only_rolled_back() -> None:
+def test_recurrent_state_cannot_be_trimmed_only_rolled_back() -> None:
     cache = [CacheList(ArraysCache(1), KVCache())]
     assert kvcache.is_recurrent(cache)
-    assert not kvcache.can_rewind(cache, 1)
-    assert kvcache.can_rewind(cache, 0)
+    assert not kvcache.can_trim(cache, 1)
+    assert kvcache.can_trim(cache, 0)
     assert not kvcache.is_recurrent([CacheList(KVCache(), KVCache()), make("rotating")])
 
 

@@ -11,9 +11,9 @@ import mlx.core as mx
 import pytest
 
 from akunu_py.decoding import decode
-from akunu_py.decoding.decode import PREFILL_CHUNK, Target, prefill
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Session
+from akunu_py.decoding.target import PREFILL_CHUNK, Target, prefill
 from akunu_py.types import Drafter, GenerateOptions
 from tests.support.families import build
 from tests.support.targets import Counting, answer, fresh, some
@@ -57,13 +57,13 @@ def test_a_prompt_of_16000_tokens_takes_what_its_cache_needs(name: str) -> None:
     assert prefill(target, lambda done: True)
     held, peak = settled() - before, int(mx.get_peak_memory()) - before
     needed = sum(entry.nbytes for entry in target.cache)
-    marks = sum(mark.state.nbytes for mark in target.marks)
+    kept = sum(each.nbytes for each in target.checkpoints)
     print(
-        f"{name}: cache {needed / MB:.1f} MB, marks {marks / MB:.1f}, held {held / MB:.1f}, "
+        f"{name}: cache {needed / MB:.1f} MB, kept {kept / MB:.1f}, held {held / MB:.1f}, "
         f"peak {peak / MB:.1f}"
     )
-    assert held <= needed + marks + 1 * MB
-    assert peak <= needed + marks + WORKING_SPACE
+    assert held <= needed + kept + 1 * MB
+    assert peak <= needed + kept + WORKING_SPACE
     # Something shorter, in the same session: nothing of the long prompt is left in it.
     short = [*prompt[:40], *some(30, 2)]
     target.reuse_prefix(short)
@@ -91,11 +91,11 @@ def test_reading_stops_within_a_chunk(name: str) -> None:
     target, told = Target(build(name)), []
     target.reuse_prefix(some(LONG, 1))
 
-    def go_on(done: int) -> bool:
+    def keep_going(done: int) -> bool:
         told.append(done)
         return done < 3 * PREFILL_CHUNK
 
-    assert not prefill(target, go_on)
+    assert not prefill(target, keep_going)
     assert told == [0, PREFILL_CHUNK, 2 * PREFILL_CHUNK, 3 * PREFILL_CHUNK]
     assert len(target.tokens) == 3 * PREFILL_CHUNK
     # What was read is not lost: the same prompt goes on from there.

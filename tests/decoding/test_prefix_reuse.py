@@ -1,6 +1,6 @@
-"""Going back: a turn reads only what is new, an edit only what follows the nearest mark.
+"""Prefix reuse: a turn reads only what is new, an edit only what follows the nearest checkpoint.
 
-All tokens are said to equal those of a Target that never held anything else.
+All output equals that of a Target that never held anything else.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import mlx.core as mx
 import pytest
 
 from akunu_py.decoding import decode, kvcache
-from akunu_py.decoding.decode import Target, prefill
+from akunu_py.decoding import target as target_module
+from akunu_py.decoding.target import Target, prefill
 from tests.support.families import build
 from tests.support.family_table import FAMILIES, WINDOW
 from tests.support.targets import Counting, answer, fresh, some
 
-PLAIN = ["llama", "deepseek_v3", "llama-kv8", "llama-concatenate"]  # these can always be rewound
+PLAIN = ["llama", "deepseek_v3", "llama-kv8", "llama-concatenate"]  # these can always be trimmed
 FIRST = 150  # tokens of the first prompt: several windows
 
 by_name = pytest.mark.parametrize("name", FAMILIES)
@@ -31,7 +32,7 @@ def uncompiled() -> Iterator[None]:
 
 
 def read_by(target: Target, prompt: list[int], truth: list[int]) -> int:
-    """Checks the answer to `prompt`, and says how many tokens of it were not reused."""
+    """Checks the answer to `prompt`, and says how many of its tokens were not reused."""
     target.model.rows = 0
     cached = target.reuse_prefix(prompt)
     assert target.tokens + target.pending == prompt
@@ -44,8 +45,8 @@ def read_by(target: Target, prompt: list[int], truth: list[int]) -> int:
 @by_name
 def test_a_conversation_reads_only_what_is_new(name: str) -> None:
     target = Target(Counting(build(name)))
-    marks = kvcache.needs_checkpoints(target.cache)
-    assert not (marks and name in PLAIN)
+    needed = kvcache.needs_checkpoints(target.cache)
+    assert not (needed and name in PLAIN)
     prompts, truths = [some(FIRST, 1)], [fresh(name, some(FIRST, 1))]
     assert read_by(target, prompts[0], truths[0]) == FIRST
     for turn in (2, 3):
@@ -53,27 +54,27 @@ def test_a_conversation_reads_only_what_is_new(name: str) -> None:
         truths.append(fresh(name, prompts[-1]))
         held = len(target.tokens)
         assert read_by(target, prompts[-1], truths[-1]) == len(prompts[-1]) - held
-    # The same again: from the mark before its end.
-    assert read_by(target, prompts[2], truths[2]) <= target.held_back
+    # The same again: from the checkpoint before its end.
+    assert read_by(target, prompts[2], truths[2]) <= target.prompt_tail
     # The third turn is asked otherwise: from the end of the second answer.
     edited = [*prompts[1], *truths[1], *some(25, 4)]
     assert read_by(target, edited, fresh(name, edited)) <= 25 + 17
     # The second turn is answered otherwise: from the end of its question.
     edited = [*prompts[1], *some(20, 5)]
-    assert read_by(target, edited, fresh(name, edited)) <= 20 + target.held_back
+    assert read_by(target, edited, fresh(name, edited)) <= 20 + target.prompt_tail
     # And nothing of it is left when the first turn is edited.
     edited = [*prompts[0][:-1], *some(9, 6)]
-    assert read_by(target, edited, fresh(name, edited)) <= 9 + target.held_back
-    assert len(target.marks) <= (3 if marks else 0)
+    assert read_by(target, edited, fresh(name, edited)) <= 9 + target.prompt_tail
+    assert len(target.checkpoints) <= (3 if needed else 0)
 
 
 @by_name
-def test_a_mark_is_immune_to_what_is_written_later(name: str) -> None:
-    """Snapshot, write passes of all sizes, restore, and all of it again."""
+def test_a_checkpoint_is_immune_to_later_writes(name: str) -> None:
+    """Checkpoint, write passes of all sizes, restore, and all of it again."""
     model = build(name)
     cache, prompt = kvcache.new_cache(model), some(FIRST, 1)
     model(mx.array([prompt]), cache=cache)
-    back_to = kvcache.checkpoint(cache)
+    back_to = kvcache.checkpoint(cache, FIRST)
     expected = model(mx.array([some(5, 2)]), cache=cache)
     mx.eval(expected)
     for _ in range(2):
@@ -94,44 +95,44 @@ def test_a_template_that_drops_the_thinking_costs_only_the_last_turn(name: str) 
         prompt = [*known, *ask]
         truth = fresh(name, prompt)
         read = read_by(target, prompt, truth)
-        assert read <= (405 if turn == 0 else 65 + decode._HELD_BACK)
+        assert read <= (405 if turn == 0 else 65 + target_module._TEMPLATE_TAIL)
         known = [*prompt[:-3], *truth[20:], *some(40, turn)]  # `ask` was 2 of 5 tokens shared
 
 
-def test_marks_are_few_and_lie_where_they_save_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "_MARK_EVERY", 100)
-    monkeypatch.setattr(decode, "PREFILL_CHUNK", 50)
+def test_checkpoints_are_few_and_lie_where_they_save_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target_module, "_CHECKPOINT_EVERY", 100)
+    monkeypatch.setattr(target_module, "PREFILL_CHUNK", 50)
     target = Target(build("qwen3_next"))
     target.reuse_prefix(some(2000, 1))
     assert prefill(target, lambda done: True)
-    places = [mark.length for mark in target.marks]
-    assert len(places) == decode._MARKS
-    assert places[-1] == 2000 - target.held_back
+    places = [each.length for each in target.checkpoints]
+    assert len(places) == target_module._CHECKPOINTS
+    assert places[-1] == 2000 - target.prompt_tail
     gaps = [after - before for before, after in zip([0, *places], places, strict=False)]
     assert max(gaps) <= 800
     # Back to the nearest of them, whatever was asked for.
     assert target.reuse_prefix([*some(2000, 1)[: places[2] + 5], 7, 7]) == places[2]
-    assert [mark.length for mark in target.marks] == places[:3]
+    assert [each.length for each in target.checkpoints] == places[:3]
 
 
-def test_marks_take_no_more_than_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "_MARK_BYTES", 1)
+def test_checkpoints_take_no_more_than_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target_module, "_CHECKPOINT_BYTES", 1)
     target = Target(build("mamba2"))
     target.reuse_prefix(some(100, 1))
     assert prefill(target, lambda done: True)
     target.reuse_prefix([*target.tokens, *some(50, 2)])
     assert prefill(target, lambda done: True)
-    assert len(target.marks) == 1
-    assert target.marks[0].state.nbytes > 0
+    assert len(target.checkpoints) == 1
+    assert target.checkpoints[0].nbytes > 0
 
 
-def test_a_cache_that_can_be_rewound_or_is_unknown_is_not_marked() -> None:
+def test_a_cache_that_can_be_trimmed_or_is_unknown_has_no_checkpoints() -> None:
     target = Target(build("llama"))
     target.reuse_prefix(some(100, 1))
     assert prefill(target, lambda done: True)
-    target.mark()
-    assert target.marks == []
-    assert target.held_back == 1
+    target.checkpoint()
+    assert target.checkpoints == []
+    assert target.prompt_tail == 1
 
     class Other:
         """A cache of which nothing is known."""
@@ -140,7 +141,7 @@ def test_a_cache_that_can_be_rewound_or_is_unknown_is_not_marked() -> None:
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_drafting_and_going_back_change_nothing_where_rows_are_quantised(bits: int) -> None:
+def test_drafting_and_rolling_back_change_nothing_where_rows_are_quantized(bits: int) -> None:
     model, prompt = build("llama-kv8").model, some(FIRST, 1)
     plain = Target(model, kv_bits=bits)
     plain.reuse_prefix(prompt)
@@ -150,4 +151,4 @@ def test_drafting_and_going_back_change_nothing_where_rows_are_quantised(bits: i
     for kept in (0, 60, 20):
         target.reuse_prefix([*prompt, *truth[:kept]])
         assert answer(target, [*prompt, *truth[:kept]], truth[kept:], 40) == truth[kept:][:40]
-    assert target.marks == []
+    assert target.checkpoints == []

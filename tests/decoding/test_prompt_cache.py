@@ -13,9 +13,9 @@ import pytest
 from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
 
 from akunu_py.decoding import kvcache, prompt_cache
-from akunu_py.decoding.decode import Target
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Session
+from akunu_py.decoding.target import Target
 from akunu_py.errors import AkunuError, DamagedCache, StoreError, UsageError
 from akunu_py.models.store import StoredModel
 from akunu_py.types import GenerateOptions, Message

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from akunu_py.decoding.decode import Target, accept, decode, prefill
+from akunu_py.decoding.decode import accept, decode
 from akunu_py.decoding.sampling import Sampler, accepted_leniently, filtered
+from akunu_py.decoding.target import Target, prefill
 from akunu_py.errors import UsageError
 from akunu_py.ngram.fixed import NoDrafter
 from akunu_py.types import Drafter, SamplingOptions

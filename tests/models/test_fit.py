@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from akunu_py.decoding import decode, device, footprint, kvcache
+from akunu_py.decoding import device, footprint, kvcache, target
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Session
 from akunu_py.errors import DoesNotFit, UsageError
@@ -39,7 +39,7 @@ def cache_bytes(model: Any, tokens: int) -> int:
 
 
 def test_the_chunk_of_a_prompt_is_the_one_that_is_read() -> None:
-    assert fit._PREFILL_ROWS == decode.PREFILL_CHUNK
+    assert fit._PREFILL_ROWS == target.PREFILL_CHUNK
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from akunu_py.decoding import decode
-from akunu_py.decoding.decode import Target, prefill
+from akunu_py.decoding.target import Target, prefill
 from tests.support.families import build
 from tests.support.tiny import VOCABULARY, Adversary
 
