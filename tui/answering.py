@@ -1,92 +1,103 @@
-"""Asking the model and hearing its answer: one at a time, further prompts wait.
-
-Owns which turn is being answered and which ones wait. The session is in a thread of its own
-(`worker`); this side only asks, listens and stops. Messages about requests that were given up on
-are ignored.
-"""
+"""The queue of prompts and the answer under way: one at a time, further prompts wait."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 
-from akunu_py.errors import UsageError
-from akunu_py.tui.base import ChatBase
-from akunu_py.tui.conversation import Turn
-from akunu_py.tui.prompt import slash
-from akunu_py.tui.prompt.attachments import attach, join, mentions, split
-from akunu_py.tui.prompt.box import PromptBox
+from textual.message import Message
+
+from akunu_py.tui.conversation import Conversation, Turn
+from akunu_py.tui.models.downloads import Downloads
+from akunu_py.tui.prompt.attachments import split
 from akunu_py.tui.session.messages import Failed, Finished, Loaded, PieceArrived, Prefilling
+from akunu_py.tui.session.worker import SessionThread
+from akunu_py.tui.settings.controller import SettingsController
 from akunu_py.tui.status import Phase
-from akunu_py.tui.transcript.welcome import Welcome
+from akunu_py.tui.view import ChatView
 
 
-class Answering(ChatBase):
-    """Prompts in, answers out."""
+class AnswerController:
+    """Sends the turns of the conversation to the session thread, one after the other, and shows
+    and saves what comes back. Messages about requests that were given up are ignored.
 
-    # What the person does
+    model: answers from here on; where it is `missing`, it is fetched first. session: None for a
+    chat in which nobody answers. on_change: called when `is_busy` or `model` may have changed.
+    """
 
-    async def on_prompt_box_submitted(self, event: PromptBox.Submitted) -> None:
-        call = slash.parse(event.text)
-        if isinstance(call, slash.Mistake):
-            self._prompt.put_back(event.text)
-            self._warn(call.text)
-        elif call is not None:
-            await slash.dispatch(self, call)
-        else:
-            await self._send(event.text)
+    def __init__(
+        self,
+        model: str,
+        conversation: Conversation,
+        view: ChatView,
+        settings: SettingsController,
+        session: SessionThread | None,
+        downloads: Downloads,
+        on_change: Callable[[], None],
+        *,
+        missing: bool = False,
+    ) -> None:
+        self.model = model
+        self._is_missing = missing
+        self._context_length = 0  # tokens; 0 until the model is loaded
+        self._conversation = conversation
+        self._view = view
+        self._settings = settings
+        self._session = session
+        self._downloads = downloads
+        self._on_change = on_change
+        self._active: Turn | None = None
+        self._queue: deque[Turn] = deque()  # their answers come after that of `_active`
+        self._requests = 0
 
-    async def _send(self, text: str) -> None:
-        """Asks, with the files that the prompt names; in the place of the prompt that is edited."""
-        if mentions(text):
-            folder, room = self._setup.folder, self._context_length
-            try:
-                files = await asyncio.to_thread(attach, text, folder, room)
-            except UsageError as error:
-                self._prompt.put_back(text)
-                self._warn(str(error))
-                return
-            text = join(text, files)
-        await self._transcript.query(Welcome).remove()
-        edited = self._edited
-        self._leave_editing()
-        if edited is not None:
-            await self._interrupt(forget=edited)
-        if edited in self._conversation.turns:
-            await self._ask(self._conversation.edit(edited, text))
-        else:
-            await self._ask(self._conversation.ask(text))
+    def start(self, post: Callable[[Message], object]) -> None:
+        """Begins to load the model, or to fetch it. `post` is called from another thread."""
+        if self._session is not None:
+            self._session.start(post, load=not self._is_missing)
+        if self._is_missing:
+            self._fetch()
 
-    async def _ask(self, turn: Turn) -> None:
-        """Shows and keeps a new turn, and has it answered when its time comes."""
-        if self._keeper is not None:
-            tree = self._conversation.tree
-            self._keeper.save(tree.conversation, turn.prompt, tree.title)
-        self._keep(turn)
-        await self._transcript.read_branch()
-        await self._transcript.action_follow()
-        self._waiting.append(turn)
-        self._ask_next()
+    @property
+    def active(self) -> Turn | None:
+        """The turn that is being answered."""
+        return self._active
 
-    async def action_stop(self) -> None:
-        """Ends the answer and keeps it. Prompts that were not answered go back to the box."""
-        if self._is_busy:
-            await self._interrupt()
-        else:
-            self._leave_editing()
-        self._prompt.focus()
-        self._show_hints()
+    @property
+    def is_busy(self) -> bool:
+        """Whether a turn is being answered, or waits for the model."""
+        return self._active is not None or bool(self._queue)
 
-    def _leave_editing(self) -> None:
-        """Puts what was in the box before an earlier prompt was edited back there."""
-        if self._edited is not None:
-            self._edited = None
-            self._prompt.write(self._draft)
+    @property
+    def is_loaded(self) -> bool:
+        return self._context_length > 0
 
-    async def _interrupt(self, forget: Turn | None = None) -> None:
-        """Ends everything that is under way. The prompt of `forget` is not wanted any more."""
-        unanswered = list(self._waiting)
-        self._waiting.clear()
+    @property
+    def context_length(self) -> int:
+        """Tokens; 0 until the model is loaded."""
+        return self._context_length
+
+    def waits_for(self, model: str) -> bool:
+        """Whether that model answers as soon as it is fetched."""
+        return self._is_missing and model == self.model
+
+    async def submit(self, turn: Turn) -> None:
+        """Shows a new turn, and has it answered when the ones before are."""
+        await self._view.transcript.show_branch()
+        await self._view.transcript.action_follow()
+        self._queue.append(turn)
+        self._answer_next()
+
+    def resume(self, turn: Turn) -> None:
+        """Has the answer of a turn continued."""
+        turn.state = "waiting"
+        self._queue.append(turn)
+        self._answer_next()
+
+    async def interrupt(self, discard: Turn | None = None) -> None:
+        """Ends the answer under way, keeping what there is of it, and empties the queue. Prompts
+        that got no answer go back to the box, that of `discard` excepted."""
+        unanswered = list(self._queue)
+        self._queue.clear()
         if turn := self._active:
             self._active = None
             if self._session is not None:
@@ -94,66 +105,82 @@ class Answering(ChatBase):
             if turn.answer or turn.thinking:
                 turn.state, turn.finish = "done", "cancelled"
                 self._show_end(turn)
-                self._rest("stopped")
+                self._show_phase("stopped")
             else:
                 unanswered.insert(0, turn)
-                self._rest("ready")
-        await self._give_back(unanswered, forget)
-        self._show_hints()
+                self._show_phase("ready")
+        await self._take_back(unanswered, discard)
+        self._on_change()
 
-    # What the session thread tells
+    async def switch_model(self, model: str) -> None:
+        """Has `model` answer from here on; an answer under way is finished first."""
+        self.model = model
+        self._is_missing = False
+        self._context_length = 0
+        if self._active is None:
+            self._view.status.phase = "loading"
+        if self._session is not None:
+            self._session.switch(model)
+        if not self._conversation.turns:
+            await self._view.show_conversation(model)
+        self._on_change()
+
+    # Messages of the session thread
 
     async def on_loaded(self, message: Loaded) -> None:
         self._context_length = message.context_length
-        self._status.phase = "reading" if self._active else "ready"
-        self._status.gauges = message.gauges
-        if message.no_draft and self._options.draft != "off":
-            await self._note(f"{message.model} runs without drafting: {message.no_draft}")
+        self._view.status.phase = "reading" if self._active else "ready"
+        self._view.status.gauges = message.gauges
+        if message.no_draft and self._settings.options.draft != "off":
+            why = f"{message.model} runs without drafting: {message.no_draft}"
+            await self._view.add_notice(why)
         if message.note:
-            await self._note(message.note)
-        self._ask_next()
+            await self._view.add_notice(message.note)
+        self._answer_next()
 
     def on_prefilling(self, message: Prefilling) -> None:
-        if self._is_active(message.turn) and message.total:
-            self._status.phase = "reading"
-            self._status.progress = message.done / message.total
+        if self._turn_of(message.turn) and message.total:
+            self._view.status.phase = "reading"
+            self._view.status.progress = message.done / message.total
 
     def on_piece_arrived(self, message: PieceArrived) -> None:
-        turn = self._active
-        if turn is None or not self._is_active(message.turn):
+        turn = self._turn_of(message.turn)
+        if turn is None:
             return
         turn.state = "answering"
         turn.stats = message.stats
         turn.thinking += message.thinking
         turn.add(message.text, message.drafted, message.rejected)
         turn.passes += message.passes
-        self._keep(turn)
-        if view := self._transcript.answer(turn):
-            view.sync()
-        self._status.phase = "answering"
-        self._status.stats = message.stats
-        self._status.gauges = message.gauges
-        self._panel.show(turn, message.gauges.speedup)
+        self._conversation.save(turn)
+        if answer := self._view.transcript.answer(turn):
+            answer.sync()
+        self._view.status.phase = "answering"
+        self._view.status.stats = message.stats
+        self._view.status.gauges = message.gauges
+        self._view.panel.show(turn, message.gauges.speedup)
 
     def on_finished(self, message: Finished) -> None:
-        turn = self._active
-        if turn is None or not self._is_active(message.turn):
+        turn = self._turn_of(message.turn)
+        if turn is None:
             return
         turn.state, turn.finish, turn.stats = "done", message.reason, message.stats
         self._active = None
-        self._status.stats = message.stats
-        self._status.gauges = message.gauges
-        self._rest("stopped" if message.reason == "cancelled" else "ready")
-        self._panel.show(turn, message.gauges.speedup)
+        self._view.status.stats = message.stats
+        self._view.status.gauges = message.gauges
+        self._show_phase("stopped" if message.reason == "cancelled" else "ready")
+        self._view.panel.show(turn, message.gauges.speedup)
         self._show_end(turn)
-        self._ask_next()
+        self._answer_next()
 
     async def on_failed(self, message: Failed) -> None:
-        """The error stays in the transcript; what was not answered goes back to the box."""
-        if message.turn is not None and not self._is_active(message.turn):
-            return
-        unanswered = list(self._waiting)
-        self._waiting.clear()
+        if message.turn is None or self._turn_of(message.turn):
+            await self.fail(message.error)
+
+    async def fail(self, error: str) -> None:
+        """Shows an error in the transcript; prompts without an answer go back to the box."""
+        unanswered = list(self._queue)
+        self._queue.clear()
         if turn := self._active:
             self._active = None
             turn.state = "failed"
@@ -161,65 +188,60 @@ class Answering(ChatBase):
                 self._show_end(turn)
             else:
                 unanswered.insert(0, turn)
-        self._status.phase = "failed"
-        await self._give_back(unanswered)
-        await self._note(message.error, "error")
-        self._show_hints()
+        self._view.status.phase = "failed"
+        await self._take_back(unanswered)
+        await self._view.add_notice(error, "error")
+        self._on_change()
 
-    # In between
+    def _turn_of(self, request: int) -> Turn | None:
+        """The active turn, if that is the request for its answer."""
+        return self._active if self._active and self._active.request == request else None
 
-    def _is_active(self, request: int) -> bool:
-        return self._active is not None and self._active.request == request
-
-    def _ask_next(self) -> None:
-        """Sends the next prompt that waits, unless the model is busy."""
-        if self._absent and self._waiting:
+    def _answer_next(self) -> None:
+        """Requests the next answer of the queue, unless the model is busy."""
+        if self._is_missing and self._queue:
             self._fetch()
-        elif self._active is None and self._waiting and self._status.phase != "loading":
-            turn = self._active = self._waiting.popleft()
-            turn.state, turn.finish, turn.model = "reading", None, self._model
+        elif self._active is None and self._queue and self._view.status.phase != "loading":
+            turn = self._active = self._queue.popleft()
+            turn.state, turn.finish, turn.model = "reading", None, self.model
             self._requests += 1
             turn.request = self._requests
-            self._status.progress = 0.0
+            self._view.status.progress = 0.0
             # A load that failed is tried again with the request.
-            self._status.phase = "reading" if self._context_length else "loading"
-            self._status.stats = None
-            self._panel.show(None, None)
-            if view := self._transcript.answer(turn):
-                view.show_state()
+            self._show_phase("reading")
+            self._view.status.stats = None
+            self._view.panel.show(None, None)
+            if answer := self._view.transcript.answer(turn):
+                answer.show_state()
             if self._session is not None:
-                messages = self._conversation.history(turn, self._settings.system)
-                self._session.ask(turn.request, messages, self._options)
-        self._show_hints()
+                messages = self._conversation.history(turn, self._settings.current.system)
+                self._session.ask(turn.request, messages, self._settings.options)
+        self._on_change()
 
-    def _rest(self, phase: Phase) -> None:
-        """What the line says between answers; another model may be under way."""
-        self._status.phase = phase if self._context_length else "loading"
+    def _fetch(self) -> None:
+        if self._downloads.start(self.model):
+            self._view.status.progress = 0.0
+        self._view.status.phase = "fetching"
 
-    def _keep(self, turn: Turn) -> None:
-        """Hands the answer as it is now to the keeper."""
-        self._conversation.tree.replace(turn.reply)
-        if self._keeper is not None:
-            self._keeper.save(self._conversation.tree.conversation, turn.reply)
+    def _show_phase(self, phase: Phase) -> None:
+        """Another model may be loading meanwhile."""
+        self._view.status.phase = phase if self.is_loaded else "loading"
 
     def _show_end(self, turn: Turn) -> None:
-        self._keep(turn)
-        if view := self._transcript.answer(turn):
-            view.show_state()
+        self._conversation.save(turn)
+        if answer := self._view.transcript.answer(turn):
+            answer.show_state()
 
-    async def _give_back(self, turns: Sequence[Turn], forget: Turn | None = None) -> None:
-        """Takes unanswered turns out of the conversation, and puts their prompts into the box."""
-        tree = self._conversation.tree
+    async def _take_back(self, turns: Sequence[Turn], discard: Turn | None = None) -> None:
+        """Removes unanswered turns from the conversation, and puts their prompts into the box."""
         texts: list[str] = []
         for turn in reversed(turns):  # those that follow first
-            removed = self._conversation.drop(turn)
-            if self._keeper is not None:
-                self._keeper.remove(tree.conversation, removed.id)
-            if removed.role == "user" and turn is not forget:
+            removed = self._conversation.remove(turn)
+            if removed.role == "user" and turn is not discard:
                 texts.insert(0, split(turn.prompt.text)[0])
         if turns:
-            await self._transcript.read_branch()
+            await self._view.transcript.show_branch()
         if texts:
-            self._prompt.put_back("\n\n".join(texts))
-        if self._transcript.is_empty:
-            await self._transcript.add(self._welcome())
+            self._view.prompt.put_back("\n\n".join(texts))
+        if self._view.transcript.is_empty:
+            await self._view.show_welcome(self.model)

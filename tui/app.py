@@ -1,36 +1,68 @@
-"""The chat: its screen, its keys, and how it begins and ends.
-
-Puts the parts together (see `base`); each part owns its actions and the messages it hears.
-"""
+"""The chat: its keys, its screens, and which controller each key and message goes to."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar
 
-from textual.app import ComposeResult
+from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.driver import Driver
+from textual.widgets import Markdown
 
-from akunu_py.tui.copying import Copying
-from akunu_py.tui.editing import Editing
+from akunu_py.chats.tree import ConversationInfo
+from akunu_py.settings import Settings
+from akunu_py.tui.answering import AnswerController
+from akunu_py.tui.conversation import Conversation
+from akunu_py.tui.copying import CopyController
 from akunu_py.tui.help.palette import ChatCommands
 from akunu_py.tui.help.screen import HelpScreen, sections
-from akunu_py.tui.library.controller import Keeping
+from akunu_py.tui.library.controller import LibraryController
+from akunu_py.tui.library.screen import Chosen, ConversationsScreen
+from akunu_py.tui.library.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning
+from akunu_py.tui.models.controller import ModelController
+from akunu_py.tui.models.downloads import DownloadEnded, DownloadMoved, Downloads
+from akunu_py.tui.models.screen import ModelsScreen
+from akunu_py.tui.prompt import slash
 from akunu_py.tui.prompt.box import PromptBox
-from akunu_py.tui.prompt.popup import SuggestionPopup
-from akunu_py.tui.status import StatusLine
-from akunu_py.tui.switching import Switching
+from akunu_py.tui.prompt.history import HistoryScreen
+from akunu_py.tui.session.messages import Failed, Finished, Loaded, PieceArrived, Prefilling
+from akunu_py.tui.session.worker import SessionThread
+from akunu_py.tui.settings.controller import SettingsController
+from akunu_py.tui.settings.screen import SettingsScreen
 from akunu_py.tui.terminal import themes
+from akunu_py.tui.terminal.clipboard import find_program, run_program
 from akunu_py.tui.terminal.driver import ChatDriver
-from akunu_py.tui.transcript.drafting import DraftingPanel
-from akunu_py.tui.transcript.view import Transcript
+from akunu_py.tui.terminal.themes import Background
+from akunu_py.tui.turns import TurnController
+from akunu_py.tui.view import ChatView
+from akunu_py.types import GenerateOptions
 
 
-class ChatApp(Editing, Keeping, Copying, Switching):
-    """A conversation with a model, and all that belongs to it."""
+@dataclass
+class ChatConfig:
+    """What the chat runs with. Without a `session` nobody answers, and without a `store` nothing
+    is saved: for pictures and tests. directory: where @names are looked for and files exported.
+    missing: the model is not here, and is fetched first."""
+
+    model: str
+    options: GenerateOptions
+    settings: Settings = field(default_factory=Settings)
+    session: SessionThread | None = None
+    store: StoreThread | None = None
+    directory: Path = field(default_factory=Path.cwd)
+    background: Background | None = None
+    missing: bool = False
+
+
+class ChatApp(App[None]):
+    """A conversation with a model. The controllers share the conversation and the view, and reach
+    each other only as their constructors say."""
 
     CSS_PATH = ["chat.tcss", "help/palette.tcss"]  # noqa: RUF012 - declared so in Textual
     TITLE = "akunu"
@@ -54,65 +86,291 @@ class ChatApp(Editing, Keeping, Copying, Switching):
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-normal")]  # noqa: RUF012 - declared so there
     VERTICAL_BREAKPOINTS = [(0, "-low"), (16, "-high")]  # noqa: RUF012
 
+    def __init__(self, config: ChatConfig) -> None:
+        super().__init__()
+        session, store, directory = config.session, config.store, config.directory
+        self._store = store
+        self._background = config.background
+        self._downloads = Downloads(self.post_message)
+        self.conversation = Conversation(store=store)
+        self.view = ChatView(
+            self.notify, self.conversation, config.model, directory, offer_better=bool(session)
+        )
+        self.settings = SettingsController(
+            config.settings, config.options, self.view, self.show_theme, self._show_hints
+        )
+        self.answering = AnswerController(
+            config.model,
+            self.conversation,
+            self.view,
+            self.settings,
+            session,
+            self._downloads,
+            self._show_hints,
+            missing=config.missing,
+        )
+        self.models = ModelController(self.answering, self._downloads, self.view)
+        self.turns = TurnController(
+            self.conversation, self.answering, self.view, directory, self._show_hints
+        )
+        self.library = LibraryController(
+            self.conversation,
+            self.answering,
+            self.turns,
+            self.view,
+            store,
+            directory,
+            self._show_hints,
+        )
+        self.copying = CopyController(self.conversation, self.view, self.copy_to_clipboard)
+
     def get_driver_class(self) -> type[Driver]:
         return ChatDriver
 
     def compose(self) -> ComposeResult:
-        yield Transcript(self._conversation, self._welcome(), id="transcript")
-        yield DraftingPanel(id="drafting")
-        popup = SuggestionPopup(self._setup.folder, id="completion")
-        yield popup
-        yield PromptBox("Ask something", popup, id="prompt")
-        yield StatusLine(id="status")
+        yield from self.view.compose()
 
     async def on_mount(self) -> None:
         themes.install(self)
-        self.show_theme(self._settings.theme)
-        themes.set_motion(self, reduced=self._settings.reduced_motion)
-        self._prompt.focus()
+        self.show_theme(self.settings.current.theme)
+        themes.set_motion(self, reduced=self.settings.current.reduced_motion)
+        self.view.prompt.focus()
         self._show_hints()
-        if self._session is not None:
-            self._session.start(self.post_message, load=not self._absent)
-        if self._absent:
-            self._fetch()
-        if self._keeper is not None:
-            self._keeper.start(self.post_message)
-            self.run_worker(self.recall_prompts())
+        self.answering.start(self.post_message)
+        if self._store is not None:
+            self._store.start(self.post_message)
+            self.run_worker(self.library.recall_prompts())
         # A kill must leave the terminal as it was. Not SIGHUP: the terminal has gone then, and to
         # write the farewell to it would block for ever; the default ends us at once.
         for number in (signal.SIGINT, signal.SIGTERM):
             with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
                 asyncio.get_running_loop().add_signal_handler(number, self.exit)
 
-    def action_help(self) -> None:
-        if not isinstance(self.screen, HelpScreen):
-            self.push_screen(HelpScreen(sections(self)))
+    def close_downloads(self, timeout: float) -> bool:
+        """Ends all downloads; False where one still runs after `timeout` seconds."""
+        return self._downloads.close(timeout)
 
-    def action_help_quit(self) -> None:
-        """Ctrl+C with nothing selected."""
-        busy = "Esc stops the answer. " if self._active else ""
-        self._say(f"{busy}Ctrl+Q quits. Ctrl+C copies what is selected.")
+    def show_theme(self, setting: str) -> None:
+        """Puts the colours that a setting means on the screen."""
+        themes.apply(self, setting, self._background)
 
-    def action_show_drafting(self) -> None:
-        self._transcript.drafting = not self._transcript.drafting
-        self._panel.display = self._transcript.drafting
+    def copy_to_clipboard(self, text: str) -> None:
+        """Also called by Textual, for what is selected in a text."""
+        command = find_program()
+        if command is None:
+            super().copy_to_clipboard(text)  # OSC 52
+        else:
+            self._clipboard = text  # what Ctrl+V pastes
+            self.run_worker(self._run_copy_program(command, text), group="clipboard")
 
-    def action_toggle_thinking(self) -> None:
-        self._transcript.thinking = not self._transcript.thinking
+    async def _run_copy_program(self, command: list[str], text: str) -> None:
+        if not await asyncio.to_thread(run_program, command, text):
+            super().copy_to_clipboard(text)
+
+    def _show_hints(self) -> None:
+        self.view.show_hints(
+            self.answering.model,
+            self.settings.current.persona,
+            busy=self.answering.is_busy,
+            editing=self.turns.is_editing,
+        )
+
+    # Prompts, and what is done with turns
+
+    async def on_prompt_box_submitted(self, event: PromptBox.Submitted) -> None:
+        call = slash.parse(event.text)
+        if isinstance(call, slash.Mistake):
+            self.view.prompt.put_back(event.text)
+            self.view.warn(call.text)
+        elif call is not None:
+            await slash.dispatch(self, call)
+        else:
+            await self.turns.send(event.text)
+
+    def on_prompt_box_search_wanted(self, event: PromptBox.SearchWanted) -> None:
+        if event.earlier:
+            self.push_screen(HistoryScreen(event.earlier), self._take_prompt)
+        else:
+            self.view.inform("There are no earlier prompts yet.")
+
+    def _take_prompt(self, prompt: str | None) -> None:
+        if prompt is not None:
+            self.view.prompt.write(prompt)
+        self.view.prompt.focus()
 
     def action_attach(self, file: str = "") -> None:
         """Names a file in the prompt, or begins to."""
         name = f'"{file}"' if " " in file else file
-        self._prompt.name_file(name)
+        self.view.prompt.name_file(name)
+
+    async def action_stop(self) -> None:
+        await self.turns.stop()
+
+    def action_edit(self) -> None:
+        self.turns.edit()
+
+    async def action_regenerate(self) -> None:
+        await self.turns.regenerate()
+
+    def action_continue(self) -> None:
+        self.turns.continue_answer()
+
+    async def action_branch(self, direction: int) -> None:
+        await self.turns.switch_branch(direction)
+
+    def action_copy_answer(self) -> None:
+        self.copying.copy_answer()
+
+    def action_copy_message(self) -> None:
+        self.copying.copy_message()
+
+    def action_copy_code(self) -> None:
+        self.copying.copy_code()
+
+    def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:
+        # A model's link may lead anywhere, and over ssh a browser would open on this screen.
+        self.copy_to_clipboard(event.href)
+        self.notify(event.href, title="Link copied", markup=False)
+
+    # The session thread
+
+    async def on_loaded(self, message: Loaded) -> None:
+        await self.answering.on_loaded(message)
+
+    def on_prefilling(self, message: Prefilling) -> None:
+        self.answering.on_prefilling(message)
+
+    def on_piece_arrived(self, message: PieceArrived) -> None:
+        self.answering.on_piece_arrived(message)
+
+    def on_finished(self, message: Finished) -> None:
+        self.answering.on_finished(message)
+
+    async def on_failed(self, message: Failed) -> None:
+        await self.answering.on_failed(message)
+
+    # Conversations
+
+    async def action_new_chat(self) -> None:
+        await self.library.new()
+
+    def action_conversations(self) -> None:
+        if self._store is None:
+            self.view.inform("Nothing is kept here.")
+            return
+        current = self.conversation.tree.conversation
+        self.push_screen(ConversationsScreen(self._store, current), self.library.open)
+
+    async def action_rename_chat(self, title: str = "") -> None:
+        await self.library.rename(title)
+
+    async def action_export(self, file: str = "") -> None:
+        await self.library.export(file)
+
+    async def chats(self) -> Sequence[ConversationInfo]:
+        """For the palette."""
+        return await self.library.list()
+
+    async def open_chat(self, conversation: str) -> None:
+        await self.library.open(Chosen(conversation))
+
+    async def on_conversations_screen_deleted(self, message: ConversationsScreen.Deleted) -> None:
+        await self.library.on_deleted(message.conversation)
+
+    def on_conversations_screen_renamed(self, message: ConversationsScreen.Renamed) -> None:
+        self.library.on_renamed(message.conversation, message.title)
+
+    async def on_saving_failed(self, message: SavingFailed) -> None:
+        await self.library.on_saving_failed(message)
+
+    def on_saving_resumed(self, message: SavingResumed) -> None:
+        self.library.on_saving_resumed(message)
+
+    async def on_store_warning(self, message: StoreWarning) -> None:
+        await self.library.on_store_warning(message)
+
+    # Models
+
+    def action_models(self) -> None:
+        self.push_screen(ModelsScreen(self.answering.model, self._downloads), self._take_model)
+
+    async def action_use_model(self, name: str = "") -> None:
+        if name:
+            await self.models.use(name)
+        else:
+            self.action_models()
+
+    async def _take_model(self, name: str | None) -> None:
+        if name is not None:
+            await self.models.use(name)
+
+    def on_download_moved(self, message: DownloadMoved) -> None:
+        self.models.on_download_moved(message)
+        if screen := self._models_screen():
+            screen.download_moved(message)
+
+    async def on_download_ended(self, message: DownloadEnded) -> None:
+        screen = self._models_screen()
+        if screen is not None:
+            screen.download_ended(message)
+        await self.models.on_download_ended(message, is_listed=screen is not None)
+
+    def _models_screen(self) -> ModelsScreen | None:
+        return next((each for each in self.screen_stack if isinstance(each, ModelsScreen)), None)
+
+    # Settings
+
+    def action_settings(self) -> None:
+        current = self.settings.current
+        self.push_screen(SettingsScreen(current, self.show_theme), self._take_settings)
+
+    async def _take_settings(self, settings: Settings | None) -> None:
+        if settings is None:
+            return
+        model = self.settings.current.model
+        self.settings.apply(settings)
+        self.show_theme(settings.theme)
+        themes.set_motion(self, reduced=settings.reduced_motion)
+        if settings.model != model:
+            await self.models.use(settings.model)
+
+    def action_use_persona(self, name: str = "") -> None:
+        self.settings.use_persona(name)
+
+    def action_use_system_prompt(self, text: str = "") -> None:
+        self.settings.use_system_prompt(text)
+
+    def action_use_temperature(self, number: str = "") -> None:
+        self.settings.use_temperature(number)
+
+    def action_use_theme(self, name: str = "") -> None:
+        self.settings.use_theme(name)
+
+    # The view, and help
+
+    def action_show_drafting(self) -> None:
+        self.view.toggle_drafting()
+
+    def action_toggle_thinking(self) -> None:
+        self.view.toggle_thinking()
 
     def on_descendant_focus(self) -> None:
         self._show_hints()
 
     def on_transcript_left(self) -> None:
-        self._prompt.focus()
+        self.view.prompt.focus()
+
+    async def on_prompt_box_paged(self, event: PromptBox.Paged) -> None:
+        await self.view.transcript.action_page(event.direction)
+
+    def action_help(self) -> None:
+        if not isinstance(self.screen, HelpScreen):
+            self.push_screen(HelpScreen(sections(self)))
 
     def on_prompt_box_help_wanted(self) -> None:
         self.action_help()
 
-    async def on_prompt_box_paged(self, event: PromptBox.Paged) -> None:
-        await self._transcript.action_page(event.direction)
+    def action_help_quit(self) -> None:
+        """Ctrl+C with nothing selected."""
+        busy = "Esc stops the answer. " if self.answering.active else ""
+        self.view.inform(f"{busy}Ctrl+Q quits. Ctrl+C copies what is selected.")

@@ -1,8 +1,6 @@
-"""The conversation that is on the screen: the active branch of its tree, as turns.
+"""The conversation on the screen: the active branch of its tree, as turns; changes are saved.
 
-Owns the history that goes to the model, what the drafting view colours, and how asking, editing,
-asking again and changing branches alter the tree. Knows nothing of widgets or files, and keeps text
-as the model said it; `text.displayable` is for those who show it.
+Text stays as the model wrote it; `text.displayable` is for those who show it.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from akunu_py.chats.tree import ChatMessage, Tree, new_id, title_of
+from akunu_py.tui.library.store_thread import StoreThread
 from akunu_py.types import FinishReason, Message, Stats
 
 TurnState = Literal["waiting", "reading", "answering", "done", "failed"]
@@ -27,8 +26,8 @@ _numbers = itertools.count(1)
 class Turn:
     """A prompt and its answer.
 
-    spans: half-open ranges into `answer` that were accepted draft tokens, in order. rejected: what
-    was drafted in vain, each with the place in `answer` where it was proposed. passes: tokens that
+    spans: half-open ranges into `answer` that were accepted draft tokens, in order. rejected: text
+    of rejected drafts, each with the place in `answer` where it was proposed. passes: tokens that
     each pass yielded. These three are of answers made since the program started.
     finish: None until the answer ended, and for an answer that failed or was cut off by a kill.
     number: tells turns apart. request: of the last request for its answer; 0 where there was none.
@@ -50,7 +49,7 @@ class Turn:
     request: int = 0
 
     @classmethod
-    def kept(cls, prompt: ChatMessage, reply: ChatMessage) -> Turn:
+    def from_messages(cls, prompt: ChatMessage, reply: ChatMessage) -> Turn:
         """The turn that two messages of a tree make."""
         return cls(
             prompt,
@@ -66,7 +65,7 @@ class Turn:
 
     @property
     def reply(self) -> ChatMessage:
-        """The answer as it is now, to be kept."""
+        """The answer as it is now, to be saved."""
         return ChatMessage(
             "assistant",
             self.answer,
@@ -90,11 +89,11 @@ class Turn:
 
     @property
     def answered(self) -> bool:
-        """Whether it belongs to the history: something was said, or the model chose silence."""
+        """Whether it belongs to the history: it has text, or the model ended it without any."""
         return bool(self.answer) or self.finish == "stop"
 
     @property
-    def can_go_on(self) -> bool:
+    def can_continue(self) -> bool:
         """Whether it is an answer that was cut off in the middle."""
         return bool(self.answer) and self.state in ("done", "failed") and self.finish != "stop"
 
@@ -103,18 +102,24 @@ class Conversation:
     """A tree of messages, and the turns of its active branch.
 
     Every prompt has a reply in the tree from the beginning, empty at first, so that the next
-    prompt, which may wait, has something to follow.
+    prompt, which may wait, has something to follow. store: where every change is saved; None saves
+    nothing.
     """
 
-    def __init__(self, tree: Tree | None = None) -> None:
-        self.tree = tree or Tree()
-        self._made: dict[str, Turn] = {}  # by reply; what was seen of the drafting is kept in them
+    def __init__(self, tree: Tree | None = None, store: StoreThread | None = None) -> None:
+        self._store = store
+        self.open(tree or Tree())
+
+    def open(self, tree: Tree) -> None:
+        """Makes this the conversation of `tree`."""
+        self.tree = tree
+        self._turns: dict[str, Turn] = {}  # by reply, of all branches seen: they have the drafting
         self.turns: list[Turn] = []
-        self.read_branch()
+        self._read_branch()
 
     def history(self, until: Turn, system: str = "") -> list[Message]:
         """What the model reads to answer `until`: all answered turns before it, and its prompt;
-        at the end what it has said already, if it is to go on."""
+        at the end what there is of its answer, if it is to continue."""
         messages = [Message("system", system)] if system else []
         for turn in itertools.takewhile(lambda turn: turn is not until, self.turns):
             if turn.answered:
@@ -128,20 +133,26 @@ class Conversation:
         if not self.tree.title:
             self.tree.title = title_of(text)
         parent = self.turns[-1].reply_id if self.turns else None
-        return self._begin(ChatMessage("user", text, parent))
+        return self._add(ChatMessage("user", text, parent))
 
     def edit(self, turn: Turn, text: str) -> Turn:
         """A turn with another prompt in the place of `turn`, which becomes a branch."""
         del self.turns[self.turns.index(turn) :]
-        return self._begin(ChatMessage("user", text, turn.prompt.parent))
+        return self._add(ChatMessage("user", text, turn.prompt.parent))
 
-    def answer_again(self, turn: Turn) -> Turn:
+    def regenerate(self, turn: Turn) -> Turn:
         """A turn with the same prompt in the place of `turn`, whose answer becomes a branch."""
         del self.turns[self.turns.index(turn) :]
-        return self._begin(turn.prompt)
+        return self._add(turn.prompt)
 
-    def drop(self, turn: Turn) -> ChatMessage:
-        """Takes a turn away that got no answer; the branch that it replaced is back.
+    def save(self, turn: Turn) -> None:
+        """Saves the answer of a turn as it is now."""
+        self.tree.replace(turn.reply)
+        if self._store is not None:
+            self._store.save(self.tree.conversation, turn.reply)
+
+    def remove(self, turn: Turn) -> ChatMessage:
+        """Removes a turn that got no answer; the branch that it replaced is active again.
 
         Returns the message that was removed from the tree: the prompt, or only the reply where the
         prompt has others.
@@ -149,32 +160,36 @@ class Conversation:
         alone = len(self.tree.siblings(turn.reply_id)) == 1
         removed = turn.prompt if alone else turn.reply
         self.tree.remove(removed.id)
-        self.read_branch()
+        self._read_branch()
+        if self._store is not None:
+            self._store.remove(self.tree.conversation, removed.id)
         return removed
 
-    def turn_to(self, message: str, direction: int) -> str | None:
+    def switch_branch(self, message: str, direction: int) -> str | None:
         """Makes the branch before (-1) or after (1) that of `message` the active one; returns the
         sibling that it begins with, None where there is no more."""
-        neighbour = self.tree.neighbour(message, direction)
-        if neighbour is not None:
-            self.tree.activate(neighbour)
-            self.read_branch()
-        return neighbour
+        sibling = self.tree.neighbour(message, direction)
+        if sibling is not None:
+            self.tree.activate(sibling)
+            self._read_branch()
+            if self._store is not None:
+                self._store.choose(self.tree.conversation, sibling)
+        return sibling
 
-    def place(self, message: str) -> tuple[int, int]:
-        """(which, of how many) at the place of `message`, from 1."""
+    def branch_number(self, message: str) -> tuple[int, int]:
+        """(which, of how many) `message` is among its siblings, from 1."""
         siblings = self.tree.siblings(message)
         return siblings.index(message) + 1, len(siblings)
 
-    def read_branch(self) -> None:
+    def _read_branch(self) -> None:
         """Makes `turns` the active branch of the tree."""
         self.turns = [
-            self._made.setdefault(reply.id, Turn.kept(prompt, reply))
+            self._turns.setdefault(reply.id, Turn.from_messages(prompt, reply))
             for prompt, reply in self._pairs()
         ]
 
     def _pairs(self) -> Iterator[tuple[ChatMessage, ChatMessage]]:
-        """The prompts of the active branch, each with its reply. What came from elsewhere may lack
+        """The prompts of the active branch, each with its reply. An imported conversation may lack
         the last reply."""
         path = [message for message in self.tree.path() if message.role != "system"]
         for prompt, reply in itertools.zip_longest(path[::2], path[1::2]):
@@ -183,13 +198,16 @@ class Conversation:
                 self.tree.add(reply)
             yield prompt, reply
 
-    def _begin(self, prompt: ChatMessage) -> Turn:
+    def _add(self, prompt: ChatMessage) -> Turn:
         turn = Turn(prompt)
         if prompt.id not in self.tree:
             self.tree.add(prompt)
         self.tree.add(turn.reply)
-        self._made[turn.reply_id] = turn
+        self._turns[turn.reply_id] = turn
         self.turns.append(turn)
+        if self._store is not None:
+            self._store.save(self.tree.conversation, prompt, self.tree.title)
+        self.save(turn)
         return turn
 
 

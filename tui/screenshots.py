@@ -15,8 +15,7 @@ from textual.pilot import Pilot
 
 from akunu_py.models import store
 from akunu_py.settings import Settings
-from akunu_py.tui.app import ChatApp
-from akunu_py.tui.base import Setup
+from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.session.worker import SessionThread
 from akunu_py.tui.status import StatusLine
@@ -37,7 +36,7 @@ async def take(folder: Path) -> list[Path]:
     model = store.get(DEFAULT_MODEL)
     session = SessionThread(model.name, lambda name: Engine.load(model.path, name=name))
     options = GenerateOptions(max_tokens=220)
-    app = ChatApp(Setup(model.name, options, Settings(theme="dark"), session))
+    app = ChatApp(ChatConfig(model.name, options, Settings(theme="dark"), session))
     async with app.run_test(size=SIZE) as pilot:
         app.query_one(PromptBox).cursor_blink = False
         for question in QUESTIONS:

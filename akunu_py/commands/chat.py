@@ -43,9 +43,8 @@ def run(args: argparse.Namespace) -> int:
         args.temperature = settings.temperature
     options = options_from(args)
 
-    from akunu_py.tui.app import ChatApp
-    from akunu_py.tui.base import Setup
-    from akunu_py.tui.library.store_thread import Keeper
+    from akunu_py.tui.app import ChatApp, ChatConfig
+    from akunu_py.tui.library.store_thread import StoreThread
     from akunu_py.tui.session.worker import SessionThread
     from akunu_py.tui.terminal.background import background as ask_background
 
@@ -73,25 +72,25 @@ def run(args: argparse.Namespace) -> int:
         mx.reset_peak_memory()  # of one answer, not of the longest one before it
 
     session = SessionThread(model.name if model else name, load, learned, answered)
-    keeper = Keeper(paths.conversations_file())
+    store_thread = StoreThread(paths.conversations_file())
     background = ask_background()
     app = ChatApp(
-        Setup(
+        ChatConfig(
             model.name if model else name,
             options,
             replace(settings, temperature=args.temperature),
             session,
-            keeper,
+            store_thread,
             background=background,
-            absent=model is None,
+            missing=model is None,
         )
     )
     app.run()
     code = app.return_code or 0
-    all_kept = keeper.close(_PATIENCE_S)
+    all_kept = store_thread.close(_PATIENCE_S)
     if not all_kept:
         code = code or 1
-        why = keeper.error or "the disk does not answer"
+        why = store_thread.error or "the disk does not answer"
         print_warnings([f"not all that was said could be saved: {why}"])
     if not (app.close_downloads(_PATIENCE_S) and session.close(_PATIENCE_S) and all_kept):
         # Python would tear itself down under a thread that is deep in MLX, which may crash. The

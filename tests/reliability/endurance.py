@@ -33,9 +33,8 @@ from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.learned import LearnedState
 from akunu_py.decoding.session import Session
 from akunu_py.models import store
-from akunu_py.tui.app import ChatApp
-from akunu_py.tui.base import Setup
-from akunu_py.tui.library.store_thread import Keeper
+from akunu_py.tui.app import ChatApp, ChatConfig
+from akunu_py.tui.library.store_thread import StoreThread
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.session.worker import SessionThread
 from akunu_py.tui.status import StatusLine
@@ -194,8 +193,8 @@ def chat_in_the_app(model: Path, turns: int, tokens: int) -> list[Sample]:
 
 async def _chat_in_the_app(model: Path, database: Path, turns: int, tokens: int) -> list[Sample]:
     session = SessionThread(model.name, lambda name: Engine.load(model, name=name))
-    keeper = Keeper(database)
-    app = ChatApp(Setup(model.name, options(tokens), session=session, keeper=keeper))
+    store_thread = StoreThread(database)
+    app = ChatApp(ChatConfig(model.name, options(tokens), session=session, store=store_thread))
     watch = Watch(turns)
     async with app.run_test(size=(80, 24)) as pilot:
         status, box = app.query_one(StatusLine), app.query_one(PromptBox)
@@ -213,12 +212,12 @@ async def _chat_in_the_app(model: Path, database: Path, turns: int, tokens: int)
             answered = 2 * number
             await until(
                 lambda answered=answered: (  # type: ignore[misc]
-                    len(app._conversation.tree) >= answered and status.phase in ENDED
+                    len(app.conversation.tree) >= answered and status.phase in ENDED
                 )
             )
-            stats = app._conversation.tree.path()[-1].stats
+            stats = app.conversation.tree.path()[-1].stats
             watch.step(number, stats.target_passes if stats else 0)
-    keeper.close(10)
+    store_thread.close(10)
     if not session.close(10):
         raise TimeoutError("the session does not end")
     return watch.samples

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 from textual.message import Message as Note
 from textual.pilot import Pilot
 from textual.widgets import Markdown
 
-from akunu_py.tui.app import ChatApp
-from akunu_py.tui.base import Setup
-from akunu_py.tui.library.store_thread import Keeper
+from akunu_py.tui.app import ChatApp, ChatConfig
+from akunu_py.tui.library.store_thread import StoreThread
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.session.messages import Finished, Gauges, Loaded, PieceArrived
 from akunu_py.tui.status import StatusLine
@@ -76,8 +76,9 @@ class Chat:
     @property
     def history(self) -> list[Message]:
         """What the model is given to answer now."""
-        assert self.app._active is not None
-        return self.app._conversation.history(self.app._active, self.app._settings.system)
+        assert self.app.answering.active is not None
+        system = self.app.settings.current.system
+        return self.app.conversation.history(self.app.answering.active, system)
 
     async def post(self, *notes: Note) -> None:
         for note in notes:
@@ -112,10 +113,16 @@ class Chat:
 
 @contextlib.asynccontextmanager
 async def chat(
-    *, loaded: bool = True, size: tuple[int, int] = (80, 24), keeper: Keeper | None = None
+    *,
+    loaded: bool = True,
+    size: tuple[int, int] = (80, 24),
+    store: StoreThread | None = None,
+    directory: Path | None = None,
 ) -> AsyncIterator[Chat]:
-    setup = Setup("starter", GenerateOptions(), keeper=keeper)
-    async with ChatApp(setup).run_test(size=size) as pilot:
+    config = ChatConfig(
+        "starter", GenerateOptions(), store=store, directory=directory or Path.cwd()
+    )
+    async with ChatApp(config).run_test(size=size) as pilot:
         chat = Chat(pilot)
         if loaded:
             await chat.post(Loaded("starter", "float32", 8192))

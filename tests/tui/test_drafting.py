@@ -63,7 +63,7 @@ async def test_a_long_drafting_view_is_cut_into_stretches_with_all_spans() -> No
         for number in range(200):
             it.app.post_message(PieceArrived(1, f"line {number}\nand on", ((3, 9),), STATS))
         await it.post()
-        turn = it.app._conversation.turns[0]
+        turn = it.app.conversation.turns[0]
         stretches = list(it.app.query(Stretch))
         assert len(stretches) > 1
         assert it.drafted == [turn.answer]

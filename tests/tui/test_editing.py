@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from akunu_py.chats.tree import ChatMessage, Tree
-from akunu_py.tui import copying
+from akunu_py.tui import app
 from akunu_py.tui.conversation import Conversation
 from akunu_py.tui.copying import code_blocks
 from akunu_py.tui.session.messages import Failed, Finished
@@ -123,7 +123,7 @@ async def test_keys_of_the_chosen_message_do_not_type() -> None:
     async with chat() as it:
         await two_turns(it)
         await it.press("tab", "up", "j", "k")
-        assert it.transcript.chosen == (it.app._conversation.turns[1], "prompt")
+        assert it.transcript.chosen == (it.app.conversation.turns[1], "prompt")
         assert "e edit" in str(it.box.border_subtitle)
         await it.press("escape", "k")
         assert it.text() == "k"
@@ -140,7 +140,7 @@ async def test_a_long_conversation_opens_at_its_end_and_pages_back() -> None:
             tree.add(prompt)
             tree.add(reply)
             parent = reply.id
-        await it.app._show_chat(tree)
+        await it.app.library.show(tree)
         await it.pilot.pause()
         assert (it.prompts[0], it.prompts[-1]) == ("prompt 40", "prompt 49")
         assert "40 earlier" in str(it.app.query_one(Earlier).render())
@@ -162,7 +162,7 @@ async def test_a_long_conversation_opens_at_its_end_and_pages_back() -> None:
 
 
 async def test_answers_and_prompts_and_code_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "find_program", lambda: None)
+    monkeypatch.setattr(app, "find_program", lambda: None)
     async with chat() as it:
         await it.say("one")
         await it.answer("Look:\n\n```python\na = 1\n```\n\n```\nb\n```\n")
@@ -180,7 +180,7 @@ async def test_a_program_of_the_system_is_given_the_text(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     copied = tmp_path / "copied"
-    monkeypatch.setattr(copying, "find_program", lambda: ["sh", "-c", f"cat > {copied}"])
+    monkeypatch.setattr(app, "find_program", lambda: ["sh", "-c", f"cat > {copied}"])
     async with chat() as it:
         await it.say("one")
         await it.answer("grüße 中")

@@ -16,8 +16,7 @@ from akunu_py.errors import Cancelled, FetchError, UnknownModel
 from akunu_py.models import store
 from akunu_py.models.progress import Progress
 from akunu_py.models.store import StoredModel
-from akunu_py.tui.app import ChatApp
-from akunu_py.tui.base import Setup
+from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.models import downloads
 from akunu_py.tui.models.screen import ModelsScreen
 from akunu_py.tui.session.messages import Loaded
@@ -68,7 +67,7 @@ def source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Source:
 
 @contextlib.asynccontextmanager
 async def first_run() -> AsyncIterator[Chat]:
-    app = ChatApp(Setup("starter", GenerateOptions(), absent=True))
+    app = ChatApp(ChatConfig("starter", GenerateOptions(), missing=True))
     async with app.run_test(size=(80, 24)) as pilot:
         it = Chat(pilot)
         await until(pilot, lambda: "40%" in str(it.status.render()))
@@ -136,7 +135,7 @@ async def test_another_model_meanwhile(source: Source, tmp_path: Path) -> None:
         await it.post(Loaded("mine", "float32", 8192))
         source.go_on.set()
         await until(it.pilot, lambda: it.said[-1] == "starter is here: /model starter")
-        assert (it.phase(), it.app._model) == ("ready", "mine")
+        assert (it.phase(), it.app.answering.model) == ("ready", "mine")
 
 
 def start(terminal: Terminal, home: Path, settings: str = "") -> None:

@@ -14,8 +14,7 @@ from textual.widgets import Static
 
 from akunu_py.chats.tree import ConversationInfo
 from akunu_py.settings import save_settings
-from akunu_py.tui.app import ChatApp
-from akunu_py.tui.base import Setup
+from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.help.keys import key_name, keys_of_actions
 from akunu_py.tui.help.palette import ChatCommands
 from akunu_py.tui.help.screen import HelpScreen, sections
@@ -32,7 +31,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def chat(tmp_path: Path) -> ChatApp:
-    return ChatApp(Setup("starter", GenerateOptions(), folder=tmp_path))
+    return ChatApp(ChatConfig("starter", GenerateOptions(), directory=tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from textual.widgets import Input, OptionList, Static
 from akunu_py.chats.store import ConversationStore
 from akunu_py.tui.library.rows import moment
 from akunu_py.tui.library.screen import Chosen, ConversationsScreen
-from akunu_py.tui.library.store_thread import Keeper
+from akunu_py.tui.library.store_thread import StoreThread
 from tests.support.chats import T0, branched, exchange_of
 from tests.support.tui_chat import until
 from tests.support.tui_host import Compare, Host
@@ -55,20 +55,20 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class WithKeeper(Host):
-    """Starts the keeper, and keeps what the screen tells."""
+    """Starts the store_thread, and keeps what the screen tells."""
 
     def __init__(self, path: Path, theme: str = "dark") -> None:
-        self.keeper = Keeper(path)
-        self.list = ConversationsScreen(self.keeper, "haiku", lambda: NOW)
+        self.store_thread = StoreThread(path)
+        self.list = ConversationsScreen(self.store_thread, "haiku", lambda: NOW)
         self.told: list[Message] = []
         super().__init__(self.list, theme)
 
     async def on_mount(self) -> None:
-        self.keeper.start(self.post_message)
+        self.store_thread.start(self.post_message)
         await super().on_mount()
 
     def on_unmount(self) -> None:
-        self.keeper.close(10)
+        self.store_thread.close(10)
 
     def on_conversations_screen_deleted(self, message: ConversationsScreen.Deleted) -> None:
         self.told.append(message)

@@ -100,20 +100,20 @@ async def test_a_turn_costs_the_layout_the_same_however_long_the_chat_is() -> No
     counts = []
     for turns in (25, 60):
         async with chat() as it:
-            await it.app._show_chat(conversation(turns))
+            await it.app.library.show(conversation(turns))
             for number in range(4):
                 await it.say(f"more {number}")
                 await it.answer("yes\n\n" * 5, turn=number + 1)
             await until(it.pilot, lambda it=it: is_quiet(it))  # type: ignore[misc]
             counts.append(len(it.app.query("*")))
-            assert len(it.app._conversation.turns) == turns + 4
+            assert len(it.app.conversation.turns) == turns + 4
     assert counts[0] == counts[1] < 250
 
 
 async def test_reading_back_does_not_jump() -> None:
     """Every step up shows what stood above, whatever is mounted meanwhile."""
     async with chat() as it:
-        await it.app._show_chat(conversation(16, lambda number: f"# {number}\n\n{number}a\n"))
+        await it.app.library.show(conversation(16, lambda number: f"# {number}\n\n{number}a\n"))
         await it.press("tab")
         transcript = it.app.query_one(Transcript)
         transcript.release_anchor()
@@ -138,7 +138,7 @@ def seen(it: Chat) -> list[str]:
 
 async def test_a_message_that_was_found_is_shown_wherever_it_is() -> None:
     async with chat() as it:
-        await it.app._show_chat(conversation(200), "r70")
+        await it.app.library.show(conversation(200), "r70")
         await until(it.pilot, lambda: "answer 70" in on_screen(it))
         await until(it.pilot, lambda: is_quiet(it))
         assert "answer 70" in on_screen(it)
@@ -146,13 +146,13 @@ async def test_a_message_that_was_found_is_shown_wherever_it_is() -> None:
         assert it.app.clipboard == "answer 70", "it is the chosen one"
         await it.press("end")
         await until(it.pilot, lambda: "answer 199" in on_screen(it))
-        await it.app._show_chat(conversation(200), "p3")
+        await it.app.library.show(conversation(200), "p3")
         await until(it.pilot, lambda: "prompt 3 " in on_screen(it))
 
 
 async def test_an_old_prompt_is_edited_and_a_new_one_is_asked_from_there() -> None:
     async with chat() as it:
-        await it.app._show_chat(conversation(60))
+        await it.app.library.show(conversation(60))
         await it.press("tab", "home", "up", *["up"] * 45, "e")
         assert it.text() == "prompt 0"
         await it.press("escape", "pageup")

@@ -10,9 +10,9 @@ import pytest
 from akunu_py.chats.database import DatabaseFile
 from akunu_py.chats.store import ConversationStore
 from akunu_py.chats.tree import ChatMessage
-from akunu_py.tui.library import store_thread as keeper_module
+from akunu_py.tui.library import store_thread as store_module
 from akunu_py.tui.library.screen import ConversationsScreen
-from akunu_py.tui.library.store_thread import Keeper
+from akunu_py.tui.library.store_thread import StoreThread
 from akunu_py.tui.session.messages import Finished
 from tests.support.tui_chat import STATS, chat
 
@@ -32,8 +32,8 @@ def path(tmp_path: Path) -> Path:
 
 
 async def test_a_chat_is_kept_as_it_is_made_and_opens_again(path: Path) -> None:
-    keeper = Keeper(path)
-    async with chat(keeper=keeper) as it:
+    store_thread = StoreThread(path)
+    async with chat(store=store_thread) as it:
         await it.say("one")
         await it.piece("half")
         await it.post(Finished(1, "length", STATS))
@@ -41,26 +41,26 @@ async def test_a_chat_is_kept_as_it_is_made_and_opens_again(path: Path) -> None:
         await it.answer("whole", turn=2)
         await it.press("tab", "left", "escape")
         await it.say("waits for ever")
-        await keeper.ask(lambda store: None)
+        await store_thread.call(lambda store: None)
         assert [message.text for message in kept(path)] == ["one", "half", "waits for ever", ""]
         assert kept(path)[1].stats == STATS
         await it.press("escape")
-    assert keeper.close(10)
+    assert store_thread.close(10)
     assert [message.text for message in kept(path)] == ["one", "half"]
 
-    keeper = Keeper(path)
-    async with chat(keeper=keeper) as it:
-        await keeper.ask(lambda store: None)
+    store_thread = StoreThread(path)
+    async with chat(store=store_thread) as it:
+        await store_thread.call(lambda store: None)
         await it.pilot.pause()
         await it.press("up")
         assert it.text() in ("one", "waits for ever"), "prompts of earlier chats are recalled"
         it.box.clear()
         await it.press("ctrl+o")
         assert isinstance(it.app.screen, ConversationsScreen)
-        await keeper.ask(lambda store: None)
+        await store_thread.call(lambda store: None)
         await it.pilot.pause(0.3)
         await it.press("enter")
-        await keeper.ask(lambda store: None)
+        await store_thread.call(lambda store: None)
         await it.post()
         assert (it.prompts, it.markdown) == (["one"], ["half"])
         assert "‹ 1/2 ›" in it.feet[0]
@@ -68,17 +68,17 @@ async def test_a_chat_is_kept_as_it_is_made_and_opens_again(path: Path) -> None:
         assert it.markdown == ["whole"]
         await it.press("escape")
         await it.act("rename_chat('Numbers')")
-        assert await keeper.ask(lambda store: store.list()[0].title) == "Numbers"
+        assert await store_thread.call(lambda store: store.list()[0].title) == "Numbers"
         await it.press("ctrl+n")
         assert it.prompts == []
-    assert keeper.close(10)
+    assert store_thread.close(10)
     assert [message.text for message in kept(path)] == ["one", "whole"]
 
 
 async def test_a_database_that_refuses_stops_nothing(path: Path) -> None:
     path.mkdir()
-    keeper = Keeper(path)
-    async with chat(keeper=keeper) as it:
+    store_thread = StoreThread(path)
+    async with chat(store=store_thread) as it:
         await it.say("one")
         await it.answer("first")
         await it.pilot.pause(0.2)
@@ -88,22 +88,22 @@ async def test_a_database_that_refuses_stops_nothing(path: Path) -> None:
         await it.say("two")
         await it.answer("second", turn=2)
         assert it.markdown == ["second"]
-    assert not keeper.close(1)
+    assert not store_thread.close(1)
 
 
 async def test_a_locked_database_is_written_to_later(path: Path) -> None:
     ConversationStore.open(path).close()
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    keeper = Keeper(path)
-    async with chat(keeper=keeper) as it:
+    store_thread = StoreThread(path)
+    async with chat(store=store_thread) as it:
         await it.say("one")
         await it.answer("first")
         assert it.markdown == ["first"], "nothing waits for the lock"
         other.execute("ROLLBACK")
         other.close()
-        await keeper.ask(lambda store: None)
-    assert keeper.close(10)
+        await store_thread.call(lambda store: None)
+    assert store_thread.close(10)
     assert [message.text for message in kept(path)] == ["one", "first"]
 
 
@@ -111,8 +111,8 @@ async def test_a_full_disk_stops_nothing_and_loses_nothing(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SQLite itself refuses: the database may not become larger than it is."""
-    monkeypatch.setattr(keeper_module, "_RETRY_S", 0.1)
-    monkeypatch.setattr(keeper_module, "_INTERVAL_S", 0.05)
+    monkeypatch.setattr(store_module, "_RETRY_S", 0.1)
+    monkeypatch.setattr(store_module, "_INTERVAL_S", 0.05)
     is_full = False
     init = DatabaseFile.__init__
 
@@ -122,12 +122,12 @@ async def test_a_full_disk_stops_nothing_and_loses_nothing(
             file.database.execute("PRAGMA max_page_count = 1")  # no more than there are
 
     monkeypatch.setattr(DatabaseFile, "__init__", open_on_small_disk)
-    keeper = Keeper(path)
-    async with chat(keeper=keeper) as it:
+    store_thread = StoreThread(path)
+    async with chat(store=store_thread) as it:
         await it.say("one")
         await it.piece("It begins")
         is_full = True
-        await keeper.ask(lambda store: store._database.execute("PRAGMA max_page_count = 1"))
+        await store_thread.call(lambda store: store._database.execute("PRAGMA max_page_count = 1"))
         words = " and goes on" * 2000  # more than the pages that are there can take
         await it.piece(words)
         await it.pilot.pause(0.5)
@@ -146,29 +146,28 @@ async def test_a_full_disk_stops_nothing_and_loses_nothing(
             await it.pilot.pause(0.01)
         expected = ["one", "It begins" + words, "two", "second" * 2000]
         assert [message.text for message in kept(path)] == expected
-    assert keeper.close(10)
+    assert store_thread.close(10)
 
 
 async def test_deleting_the_chat_on_the_screen_clears_it(path: Path) -> None:
-    keeper = Keeper(path)
-    async with chat(keeper=keeper) as it:
+    store_thread = StoreThread(path)
+    async with chat(store=store_thread) as it:
         await it.say("one")
         await it.answer("first")
         await it.press("ctrl+o")
-        await keeper.ask(lambda store: None)
+        await store_thread.call(lambda store: None)
         await it.pilot.pause(0.3)
         await it.press("ctrl+d")
-        await keeper.ask(lambda store: None)
+        await store_thread.call(lambda store: None)
         await it.pilot.pause(0.3)
         await it.press("escape")
         assert it.prompts == []
-        assert it.app._conversation.turns == []
-    assert keeper.close(10)
+        assert it.app.conversation.turns == []
+    assert store_thread.close(10)
 
 
 async def test_a_chat_is_saved_as_a_file(tmp_path: Path) -> None:
-    async with chat() as it:
-        it.app._setup.folder = tmp_path
+    async with chat(directory=tmp_path) as it:
         await it.act("export()")
         assert "empty" in it.said[-1]
         await it.say("One, two?")

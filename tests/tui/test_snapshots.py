@@ -13,8 +13,7 @@ from textual.pilot import Pilot
 
 from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.settings import Settings
-from akunu_py.tui.app import ChatApp
-from akunu_py.tui.base import Setup
+from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.attachments import Attachment, join
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.session.messages import Failed, Finished, Gauges, Loaded, PieceArrived, Prefilling
@@ -193,7 +192,7 @@ async def attached(pilot: Pilot[None]) -> None:
     tree.add(ChatMessage("user", text))
     await loaded(pilot)
     assert isinstance(pilot.app, ChatApp)
-    await pilot.app._show_chat(tree)
+    await pilot.app.library.show(tree)
     await settled(pilot)
 
 
@@ -251,5 +250,5 @@ async def hostile_drafting(pilot: Pilot[None]) -> None:
 )
 def test_picture(snap_compare: Compare, script: Script, size: tuple[int, int]) -> None:
     settings = Settings(theme="dark", reduced_motion=True)
-    app = ChatApp(Setup("starter", GenerateOptions(), settings))
+    app = ChatApp(ChatConfig("starter", GenerateOptions(), settings))
     assert snap_compare(app, terminal_size=size, run_before=script)

@@ -1,4 +1,4 @@
-"""The keeper's thread: what is written when, and what happens while nothing can be written."""
+"""The store thread: what is written when, and what happens while nothing can be written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from akunu_py.chats.store import ConversationStore
 from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.errors import ConversationError
 from akunu_py.tui.library import store_thread
-from akunu_py.tui.library.store_thread import Keeper, Kept, NotKept, StoreWarning
+from akunu_py.tui.library.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning
 from tests.support.chats import answered, branched, said
 from tests.support.command import until
 
@@ -29,9 +29,9 @@ def path(tmp_path: Path) -> Path:
 
 
 @contextlib.asynccontextmanager
-async def keeping(path: Path) -> AsyncIterator[tuple[Keeper, list[Note]]]:
+async def keeping(path: Path) -> AsyncIterator[tuple[StoreThread, list[Note]]]:
     notes: list[Note] = []
-    it = Keeper(path)
+    it = StoreThread(path)
     it.start(notes.append)
     try:
         yield it, notes
@@ -103,16 +103,16 @@ async def test_questions_find_what_was_handed_over_before(path: Path) -> None:
         for message in tree.messages:
             it.save("queue", message)
         it.choose("queue", "queue-5")
-        kept = await it.ask(lambda store: store.load("queue"))
+        kept = await it.call(lambda store: store.load("queue"))
         assert kept.path() == tree.path()
         it.remove("queue", "queue-4")
-        kept = await it.ask(lambda store: store.load("queue"))
+        kept = await it.call(lambda store: store.load("queue"))
         assert len(kept) == 4
-        assert len(await it.ask(lambda store: store.search("thanks"))) == 1
+        assert len(await it.call(lambda store: store.search("thanks"))) == 1
         with pytest.raises(ConversationError, match="akunu chats list"):
-            await it.ask(lambda store: store.load("nowhere"))
+            await it.call(lambda store: store.load("nowhere"))
     with pytest.raises(ConversationError, match="closed"):
-        await it.ask(lambda store: store.list())
+        await it.call(lambda store: store.list())
 
 
 async def test_closing_writes_what_is_left(path: Path) -> None:
@@ -134,7 +134,7 @@ async def test_a_locked_database_is_written_when_it_is_free(
     async with keeping(path) as (it, notes):
         asked, answer = begun()
         it.save("c", asked)
-        assert len(await it.ask(lambda store: store.list())) == 1
+        assert len(await it.call(lambda store: store.list())) == 1
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         it.save("c", answer)
@@ -146,9 +146,9 @@ async def test_a_locked_database_is_written_when_it_is_free(
         until(lambda: len(notes) == 2)
         assert in_file(path) == ["Why?", "Be"]
     told, again = notes
-    assert isinstance(told, NotKept)
+    assert isinstance(told, SavingFailed)
     assert "another program is writing" in told.error
-    assert isinstance(again, Kept)
+    assert isinstance(again, SavingResumed)
 
 
 async def test_the_chat_goes_on_without_a_database(path: Path) -> None:
@@ -158,12 +158,12 @@ async def test_the_chat_goes_on_without_a_database(path: Path) -> None:
     async with keeping(path) as (it, notes):
         until(lambda: notes)
         (told,) = notes
-        assert isinstance(told, NotKept)
+        assert isinstance(told, SavingFailed)
         assert "newer akunu" in told.error
         for message in branched().messages:
             it.save("queue", message)
         with pytest.raises(ConversationError, match="newer akunu"):
-            await it.ask(lambda store: store.list())
+            await it.call(lambda store: store.list())
         assert not it.close(10)
         assert it.error == told.error
 

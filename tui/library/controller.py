@@ -1,156 +1,149 @@
-"""Chats that are kept: new, earlier ones, renaming, saving as a file.
-
-Owns which conversation is on the screen. The keeper has a thread of its own; what it has to tell
-is shown here.
-"""
+"""Whole conversations: new, opened, renamed, exported; and whether they can be saved."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from akunu_py.chats.export import SUFFIXES, ExportFormat, file_name, render, write_new
 from akunu_py.chats.tree import ConversationInfo, Tree
 from akunu_py.errors import AkunuError, ConversationError
-from akunu_py.tui.answering import Answering
+from akunu_py.tui.answering import AnswerController
 from akunu_py.tui.conversation import Conversation
-from akunu_py.tui.library.screen import Chosen, ConversationsScreen
-from akunu_py.tui.library.store_thread import Kept, NotKept, StoreWarning
-from akunu_py.tui.prompt.box import PromptBox
-from akunu_py.tui.prompt.history import HistoryScreen
+from akunu_py.tui.library.screen import Chosen
+from akunu_py.tui.library.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning
+from akunu_py.tui.turns import TurnController
+from akunu_py.tui.view import ChatView
 
-_RECALLED = 500  # prompts of earlier chats
+_RECALLED = 500  # prompts of earlier conversations
 
 
-class Keeping(Answering):
-    """Actions on whole chats."""
+class LibraryController:
+    """Opens conversations in the place of the one on the screen, and changes saved ones.
 
-    async def action_new_chat(self) -> None:
-        await self._show_chat(Tree())
+    store: None for a chat that saves nothing. directory: where exported files go. on_change:
+    called when another conversation is on the screen.
+    """
 
-    def action_conversations(self) -> None:
-        if self._keeper is None:
-            self._say("Nothing is kept here.")
-            return
-        current = self._conversation.tree.conversation
-        self.push_screen(ConversationsScreen(self._keeper, current), self._open_chosen)
+    def __init__(
+        self,
+        conversation: Conversation,
+        answering: AnswerController,
+        turns: TurnController,
+        view: ChatView,
+        store: StoreThread | None,
+        directory: Path,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._conversation = conversation
+        self._answering = answering
+        self._turns = turns
+        self._view = view
+        self._store = store
+        self._directory = directory
+        self._on_change = on_change
 
-    async def action_rename_chat(self, title: str = "") -> None:
-        tree = self._conversation.tree
-        if not self._conversation.turns:
-            self._say("The chat is empty; it gets its title from the first prompt.")
-        elif not title:
-            self._prompt.write(f"/rename {tree.title}")
-            self._prompt.focus()
-        else:
-            tree.title = title
-            try:
-                if self._keeper is not None:
-                    await self._keeper.ask(lambda kept: kept.rename(tree.conversation, title))
-            except ConversationError as error:
-                self._warn(str(error))
-            else:
-                self._say(f"Renamed: {title}")
+    async def new(self) -> None:
+        """Shows an empty conversation."""
+        await self.show(Tree())
 
-    async def action_export(self, file: str = "") -> None:
-        """Saves the chat as `file`; its ending says in which form, Markdown if it says none."""
-        if not self._conversation.turns:
-            self._say("The chat is empty.")
-            return
-        tree = self._conversation.tree
-        form = _format_of(file)
-        path = Path(file or file_name(tree.title, form)).expanduser()
-        try:
-            text = await asyncio.to_thread(render, tree, form)
-            path = self._setup.folder / path
-            written = await asyncio.to_thread(write_new, path, text, numbered=not file)
-        except AkunuError as error:
-            self._warn(str(error))
-        else:
-            self._say(f"Saved as {written}")
-
-    async def recall_prompts(self) -> None:
-        """Gives the box the prompts of earlier chats."""
-        if self._keeper is None:
+    async def open(self, chosen: Chosen | None) -> None:
+        """Shows a saved conversation, as it was left or at a message; None changes nothing."""
+        if chosen is None or self._store is None:
             return
         try:
-            prompts = await self._keeper.ask(lambda kept: kept.recent_prompts(_RECALLED))
-        except ConversationError:
-            return  # NotKept says so already
-        self._prompt.remember(prompts)
-
-    async def chats(self) -> Sequence[ConversationInfo]:
-        """Those that are kept, the latest first; none where they cannot be read."""
-        if self._keeper is None:
-            return ()
-        try:
-            return await self._keeper.ask(lambda kept: kept.list())
-        except ConversationError:
-            return ()  # NotKept says so already
-
-    async def open_chat(self, conversation: str) -> None:
-        """Shows a chat that is kept, as it was left."""
-        await self._open_chosen(Chosen(conversation))
-
-    def on_prompt_box_search_wanted(self, event: PromptBox.SearchWanted) -> None:
-        if event.earlier:
-            self.push_screen(HistoryScreen(event.earlier), self._take_prompt)
-        else:
-            self._say("There are no earlier prompts yet.")
-
-    # What the keeper tells
-
-    async def on_not_kept(self, message: NotKept) -> None:
-        await self._note(f"This chat is not saved for now: {message.error}", "error")
-
-    def on_kept(self, message: Kept) -> None:
-        self._say("Everything is saved again.")
-
-    async def on_store_warning(self, message: StoreWarning) -> None:
-        await self._note(message.text)
-
-    async def on_conversations_screen_deleted(self, message: ConversationsScreen.Deleted) -> None:
-        if message.conversation == self._conversation.tree.conversation:
-            await self._show_chat(Tree())
-
-    def on_conversations_screen_renamed(self, message: ConversationsScreen.Renamed) -> None:
-        if message.conversation == self._conversation.tree.conversation:
-            self._conversation.tree.title = message.title
-
-    # In between
-
-    def _take_prompt(self, prompt: str | None) -> None:
-        if prompt is not None:
-            self._prompt.write(prompt)
-        self._prompt.focus()
-
-    async def _open_chosen(self, chosen: Chosen | None) -> None:
-        if chosen is None or self._keeper is None:
-            return
-        try:
-            tree = await self._keeper.ask(lambda kept: kept.load(chosen.conversation))
+            tree = await self._store.call(lambda store: store.load(chosen.conversation))
         except ConversationError as error:
-            self._warn(str(error))
+            self._view.warn(str(error))
             return
         if chosen.message is not None and chosen.message in tree:
             tree.choose(chosen.message)
-        await self._show_chat(tree, chosen.message)
+        await self.show(tree, chosen.message)
 
-    async def _show_chat(self, tree: Tree, message: str | None = None) -> None:
-        """Shows another conversation, in which what comes is said, at that message."""
-        await self._interrupt()
-        self._leave_editing()
-        self._conversation = Conversation(tree)
-        await self._transcript.open(self._conversation, message)
+    async def show(self, tree: Tree, message: str | None = None) -> None:
+        """Shows another conversation, at that message or its end."""
+        await self._answering.interrupt()
+        self._turns.leave_editing()
+        self._conversation.open(tree)
+        await self._view.show_conversation(self._answering.model, message)
+        self._view.status.stats = None
+        self._view.panel.show(None, None)
+        if self._view.status.phase == "stopped":
+            self._view.status.phase = "ready"
+        self._view.prompt.focus()
+        self._on_change()
+
+    async def rename(self, title: str) -> None:
+        """Gives the conversation another title; "" begins to write one."""
+        tree = self._conversation.tree
         if not self._conversation.turns:
-            await self._transcript.add(self._welcome())
-        self._status.stats = None
-        self._panel.show(None, None)
-        if self._status.phase == "stopped":
-            self._status.phase = "ready"
-        self._prompt.focus()
-        self._show_hints()
+            self._view.inform("The chat is empty; it gets its title from the first prompt.")
+        elif not title:
+            self._view.prompt.write(f"/rename {tree.title}")
+            self._view.prompt.focus()
+        else:
+            tree.title = title
+            try:
+                if self._store is not None:
+                    await self._store.call(lambda store: store.rename(tree.conversation, title))
+            except ConversationError as error:
+                self._view.warn(str(error))
+            else:
+                self._view.inform(f"Renamed: {title}")
+
+    async def export(self, file: str) -> None:
+        """Writes the conversation to `file`; its suffix says in which format, Markdown for none."""
+        if not self._conversation.turns:
+            self._view.inform("The chat is empty.")
+            return
+        tree = self._conversation.tree
+        form = _format_of(file)
+        try:
+            path = self._directory / Path(file or file_name(tree.title, form)).expanduser()
+            text = await asyncio.to_thread(render, tree, form)
+            written = await asyncio.to_thread(write_new, path, text, numbered=not file)
+        except AkunuError as error:
+            self._view.warn(str(error))
+        else:
+            self._view.inform(f"Saved as {written}")
+
+    async def list(self) -> Sequence[ConversationInfo]:
+        """The saved conversations, the latest first; none where they cannot be read."""
+        if self._store is None:
+            return ()
+        try:
+            return await self._store.call(lambda store: store.list())
+        except ConversationError:
+            return ()  # `on_saving_failed` shows why
+
+    async def recall_prompts(self) -> None:
+        """Gives the prompt box the prompts of earlier conversations."""
+        if self._store is None:
+            return
+        try:
+            prompts = await self._store.call(lambda store: store.recent_prompts(_RECALLED))
+        except ConversationError:
+            return  # `on_saving_failed` shows why
+        self._view.prompt.remember(prompts)
+
+    async def on_deleted(self, conversation: str) -> None:
+        """A saved conversation was deleted; where it is on the screen, it goes."""
+        if conversation == self._conversation.tree.conversation:
+            await self.new()
+
+    def on_renamed(self, conversation: str, title: str) -> None:
+        if conversation == self._conversation.tree.conversation:
+            self._conversation.tree.title = title
+
+    async def on_saving_failed(self, message: SavingFailed) -> None:
+        await self._view.add_notice(f"This chat is not saved for now: {message.error}", "error")
+
+    def on_saving_resumed(self, message: SavingResumed) -> None:
+        self._view.inform("Everything is saved again.")
+
+    async def on_store_warning(self, message: StoreWarning) -> None:
+        await self._view.add_notice(message.text)
 
 
 def _format_of(file: str) -> ExportFormat:

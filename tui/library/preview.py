@@ -13,7 +13,7 @@ from textual.widgets import Static
 from akunu_py.chats.store import SearchResult
 from akunu_py.errors import ConversationError
 from akunu_py.tui.library.rows import peek
-from akunu_py.tui.library.store_thread import Keeper
+from akunu_py.tui.library.store_thread import StoreThread
 
 _MESSAGES = 6
 _REST_S = 0.1  # a row is looked into when the highlight stays on it
@@ -24,9 +24,9 @@ class PreviewPane(VerticalScroll, can_focus=False):
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"peek--name", "peek--prompt"}
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, store: StoreThread) -> None:
         super().__init__(id="peek")
-        self._keeper = keeper
+        self._store = store
 
     def compose(self) -> ComposeResult:
         yield Static(id="said")
@@ -40,7 +40,7 @@ class PreviewPane(VerticalScroll, can_focus=False):
             return
         await asyncio.sleep(_REST_S)
         try:
-            tree = await self._keeper.ask(lambda store: store.load(found.info.id))
+            tree = await self._store.call(lambda store: store.load(found.info.id))
         except ConversationError:  # deleted by another program a moment ago; the list will know
             said.update("")
             return

@@ -1,7 +1,7 @@
 """The conversations: find one by its words and open it, rename it, delete it, export it.
 
 Owns the list and its keys; those that act on the chosen row wait for a search that is under way.
-What is kept belongs to the store, which is asked through the keeper. The result is the
+The store is called in its thread. The result is the
 conversation to open, None for no change. Refuses to ask before it deletes: Ctrl+Z brings back.
 """
 
@@ -29,7 +29,7 @@ from akunu_py.text import displayable
 from akunu_py.tui.library.export import ExportScreen, export_here
 from akunu_py.tui.library.preview import PreviewPane
 from akunu_py.tui.library.rows import UNTITLED, row_of
-from akunu_py.tui.library.store_thread import Keeper
+from akunu_py.tui.library.store_thread import StoreThread
 
 _WIDE, _NORMAL = 100, 60  # columns
 _EMPTY = "No conversations yet. What is said in the chat is kept here."
@@ -85,10 +85,10 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
     }
 
     def __init__(
-        self, keeper: Keeper, current: str | None = None, clock: Callable[[], float] = time.time
+        self, store: StoreThread, current: str | None = None, clock: Callable[[], float] = time.time
     ) -> None:
         super().__init__()
-        self._keeper = keeper
+        self._store = store
         self._current = current
         self._clock = clock
         self._found: dict[str, SearchResult] = {}
@@ -103,7 +103,7 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
             yield Input(id="name", placeholder="New title", compact=True)
             with Horizontal():
                 yield OptionList(compact=True)
-                yield PreviewPane(self._keeper)
+                yield PreviewPane(self._store)
 
     def on_mount(self) -> None:
         self.query_one(OptionList).can_focus = False
@@ -145,7 +145,7 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
             return
         conversation = found.info.id
         try:
-            await self._keeper.ask(lambda store: store.delete(conversation))
+            await self._store.call(lambda store: store.delete(conversation))
         except ConversationError as error:
             self._tell(error)
             return
@@ -159,7 +159,7 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
         if self._renaming is not None:
             return
         try:
-            info = await self._keeper.ask(lambda store: store.undo_delete())
+            info = await self._store.call(lambda store: store.undo_delete())
         except ConversationError as error:
             self._tell(error)
             return
@@ -178,7 +178,7 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
         if form is None:
             return
         try:
-            tree = await self._keeper.ask(lambda store: store.load(found.info.id))
+            tree = await self._store.call(lambda store: store.load(found.info.id))
             path = await export_here(tree, form)
         except ConversationError as error:
             self._tell(error)
@@ -209,7 +209,7 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
         if conversation is None or not title.strip():
             return
         try:
-            await self._keeper.ask(lambda store: store.rename(conversation, title))
+            await self._store.call(lambda store: store.rename(conversation, title))
         except ConversationError as error:
             self._tell(error)
             return
@@ -227,7 +227,7 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
     async def _find(self, choose: str | None) -> None:
         words = self.query_one("#words", Input).value
         try:
-            found = await self._keeper.ask(lambda store: store.search(words))
+            found = await self._store.call(lambda store: store.search(words))
             problem = ""
         except ConversationError as error:
             found, problem = [], str(error)

@@ -1,10 +1,9 @@
-"""The keeper: the store in a thread of its own, so that the chat never waits for the disk.
+"""The conversation store in a thread of its own, so that the chat never waits for the disk.
 
-What is said is handed over with `save`, which returns at once: a new message and the end of an
-answer are written now, an answer that grows once a second. What could not be written is kept and
-tried again until it can, and the chat is told so (`NotKept`, `Kept`). Everything else is asked for
-and awaited, and finds what was handed over before. Refuses to know the app: it is given a function
-to post messages with.
+`save` returns at once: a new message and the end of an answer are written now, an answer that grows
+once a second. What could not be written stays queued and is tried again until it can, which
+`SavingFailed` and `SavingResumed` report. Everything else is awaited with `call`, and finds what
+was queued before.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ _RETRY_S = 5.0
 
 
 @dataclass
-class NotKept(Note):
+class SavingFailed(Note):
     """Conversations are not saved for now, for the reason `error`."""
 
     error: str
 
 
 @dataclass
-class Kept(Note):
+class SavingResumed(Note):
     """Everything that was said is saved again."""
 
 
@@ -51,8 +50,8 @@ class StoreWarning(Note):
     text: str
 
 
-class Keeper:
-    """Keeps conversations in the database at `path`. Call it from the app's thread."""
+class StoreThread:
+    """Saves conversations in the database at `path`. Call it from the app's thread."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -60,15 +59,15 @@ class Keeper:
         self._wake = threading.Condition()
         # What is to be written, in this order: a message may be the parent of a later one.
         self._unwritten: dict[tuple[str, ...], Callable[[ConversationStore], object]] = {}
-        self._known: set[tuple[str, ...]] = set()  # was handed over before
+        self._known: set[tuple[str, ...]] = set()  # was queued before
         self._due: float | None = None  # when to write; None where there is nothing to write
         self._retry = 0.0  # nothing is written before that time, unless it is asked for
-        self._asked: deque[tuple[Future[Any], Callable[[ConversationStore], Any]]] = deque()
+        self._calls: deque[tuple[Future[Any], Callable[[ConversationStore], Any]]] = deque()
         self._closing = False
         self._store: ConversationStore | None = None
         self.error: str | None = None
         # A daemon, because a disk may never answer.
-        self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="conversations", daemon=True)
 
     def start(self, post: Callable[[Note], object]) -> None:
         """Begins; `post` is called from the thread."""
@@ -76,7 +75,7 @@ class Keeper:
         self._thread.start()
 
     def save(self, conversation: str, message: ChatMessage, title: str = "") -> None:
-        """Keeps a message or its new state, soon. See `ConversationStore.save`."""
+        """Saves a message or its new state, soon. See `ConversationStore.save`."""
         key = "save", conversation, message.id
         grows = key in self._known and message.finish_reason is None
         self._known.add(key)
@@ -96,17 +95,17 @@ class Keeper:
         key = "remove", conversation, message
         self._write_later(key, lambda store: store.remove(conversation, message), last=True)
 
-    async def ask(self, function: Callable[[ConversationStore], Result]) -> Result:
-        """What `function` gives, called in the thread after all that was handed over before:
-        `await keeper.ask(lambda store: store.search(words))`.
+    async def call(self, function: Callable[[ConversationStore], Result]) -> Result:
+        """What `function` gives, called in the thread after all that was queued before:
+        `await thread.call(lambda store: store.search(words))`.
 
-        Raises ConversationError. A question that is cancelled before its turn is never asked.
+        Raises ConversationError. A call that is cancelled before its turn is never made.
         """
         future: Future[Result] = Future()
         with self._wake:
             if self._closing:
                 raise ConversationError("conversations are closed; start akunu again")
-            self._asked.append((future, function))
+            self._calls.append((future, function))
             self._wake.notify()
         return await asyncio.wrap_future(future)
 
@@ -143,7 +142,7 @@ class Keeper:
         self._write()  # opens the database, and tells at once where that is not possible
         while self._wait():
             # Taken before writing: what was handed over before it was asked is written then.
-            question = self._asked.popleft() if self._asked else None
+            question = self._calls.popleft() if self._calls else None
             self._write()
             if question is not None:
                 self._answer(*question)
@@ -153,14 +152,14 @@ class Keeper:
     def _wait(self) -> bool:
         """Until something is asked for or due; False where it is time to go."""
         with self._wake:
-            while not (self._asked or self._closing):
+            while not (self._calls or self._closing):
                 patience = None
                 if self._due is not None:
                     patience = max(self._due, self._retry) - time.monotonic()
                     if patience <= 0:
                         break
                 self._wake.wait(patience)
-            return bool(self._asked or not self._closing)
+            return bool(self._calls or not self._closing)
 
     def _write(self) -> None:
         """Writes what was handed over, in order, until something cannot be written."""
@@ -182,7 +181,7 @@ class Keeper:
         else:
             if self.error is not None:
                 self.error = None
-                self._tell(Kept())
+                self._tell(SavingResumed())
 
     def _refuse(self, error: str) -> None:
         """Tells why nothing can be written, and tries again later with the database opened anew,
@@ -194,7 +193,7 @@ class Keeper:
                 self._due = self._retry
         if error != self.error:
             self.error = error
-            self._tell(NotKept(error))
+            self._tell(SavingFailed(error))
 
     def _answer(self, future: Future[Any], function: Callable[[ConversationStore], Any]) -> None:
         if not future.set_running_or_notify_cancel():

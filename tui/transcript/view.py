@@ -77,10 +77,9 @@ class Transcript(SteadyScroll):
     def is_empty(self) -> bool:
         return self._column.is_empty
 
-    async def open(self, conversation: Conversation, message: str | None = None) -> None:
-        """Shows a conversation, the message of that id or its end; everything else goes."""
-        self._conversation = conversation
-        turns = conversation.turns
+    async def reload(self, message: str | None = None) -> None:
+        """Shows the conversation, the message of that id or its end; everything else goes."""
+        turns = self._conversation.turns
         places = [
             place for place, turn in enumerate(turns) if message in (turn.prompt.id, turn.reply_id)
         ]
@@ -98,17 +97,17 @@ class Transcript(SteadyScroll):
     async def add(self, *widgets: Widget) -> None:
         """Shows more at the end."""
         if self._column.after:
-            await self.open(self._conversation)
+            await self.reload()
         await self._column.mount_all(widgets)
 
-    async def read_branch(self) -> None:
+    async def show_branch(self) -> None:
         """Shows the active branch, where it differs from what is shown; notices below go."""
         turns, column = self._conversation.turns, self._column
         skipped = turns[: len(column.before)]
         if column.after or [turn.number for turn in skipped] != [
             turn.number for turn in column.before
         ]:
-            await self.open(self._conversation)
+            await self.reload()
             return
         shown, rest = column.turns, turns[len(column.before) :]
         same = 0
@@ -229,10 +228,10 @@ class Transcript(SteadyScroll):
     # What is near
 
     def _views(self, turn: Turn) -> list[Widget]:
-        place = self._conversation.place
+        number = self._conversation.branch_number
         return [
-            PromptView(turn, place(turn.prompt.id)),
-            AnswerView(turn, place(turn.reply_id), drafting=self.drafting, thinking=self.thinking),
+            PromptView(turn, number(turn.prompt.id)),
+            AnswerView(turn, number(turn.reply_id), drafting=self.drafting, thinking=self.thinking),
         ]
 
     async def _move(self, move: Awaitable[object]) -> None:

@@ -1,0 +1,150 @@
+"""What the user does with turns: send, edit, regenerate, continue, stop, switch branches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from akunu_py.errors import UsageError
+from akunu_py.tui.answering import AnswerController
+from akunu_py.tui.conversation import Conversation, Turn
+from akunu_py.tui.prompt.attachments import attach, join, mentions, split
+from akunu_py.tui.view import ChatView
+
+
+class TurnController:
+    """Makes turns in the conversation and has them answered. Nothing is overwritten: what is
+    changed becomes a branch. Actions are on the turn of the chosen message, else the last one.
+
+    directory: where the files are that a prompt names. on_change: called when `is_editing` may
+    have changed.
+    """
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        answering: AnswerController,
+        view: ChatView,
+        directory: Path,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._conversation = conversation
+        self._answering = answering
+        self._view = view
+        self._directory = directory
+        self._on_change = on_change
+        self._edited: Turn | None = None  # its prompt is in the box, in the place of `_draft`
+        self._draft = ""
+
+    @property
+    def is_editing(self) -> bool:
+        return self._edited is not None
+
+    async def send(self, text: str) -> None:
+        """Sends a prompt, with the files that it names; in the place of the one that is edited."""
+        if mentions(text):
+            room = self._answering.context_length
+            try:
+                files = await asyncio.to_thread(attach, text, self._directory, room)
+            except UsageError as error:
+                self._view.prompt.put_back(text)
+                self._view.warn(str(error))
+                return
+            text = join(text, files)
+        await self._view.hide_welcome()
+        edited = self._edited
+        self.leave_editing()
+        if edited is not None:
+            await self._answering.interrupt(discard=edited)
+        if edited in self._conversation.turns:
+            await self._answering.submit(self._conversation.edit(edited, text))
+        else:
+            await self._answering.submit(self._conversation.ask(text))
+
+    def edit(self) -> None:
+        """Puts the prompt into the box; sent again, it is a branch."""
+        turn = self._chosen_turn()
+        if turn is None:
+            self._view.inform("There is nothing to edit yet.")
+            return
+        if self._edited is None:
+            self._draft = self._view.prompt.text
+        self._edited = turn
+        self._view.prompt.write(split(turn.prompt.text)[0])
+        self._view.prompt.focus()
+        self._on_change()
+
+    def leave_editing(self) -> None:
+        """Puts what was in the box before an earlier prompt was edited back there."""
+        if self._edited is not None:
+            self._edited = None
+            self._view.prompt.write(self._draft)
+
+    async def stop(self) -> None:
+        """Ends the answer and keeps it, else leaves editing."""
+        if self._answering.is_busy:
+            await self._answering.interrupt()
+        else:
+            self.leave_editing()
+        self._view.prompt.focus()
+        self._on_change()
+
+    async def regenerate(self) -> None:
+        """Requests another answer to the same prompt; the old one stays as a branch."""
+        turn = self._chosen_turn()
+        if turn is None:
+            self._view.inform("There is no answer yet.")
+            return
+        await self._answering.interrupt()
+        if turn not in self._conversation.turns:
+            self._view.inform("That prompt is back in the box: it had no answer yet.")
+            return
+        again = self._conversation.regenerate(turn)
+        await self._answering.submit(again)
+        if self._view.is_choosing:
+            self._view.transcript.choose(again, "answer")
+
+    def continue_answer(self) -> None:
+        """Continues the last answer, where it was cut off or stopped."""
+        if self._answering.is_busy:
+            self._view.inform("It is still answering. Esc stops it.")
+            return
+        turn = self._chosen_turn()
+        if turn is None or turn is not self._conversation.turns[-1]:
+            self._view.inform("Only the last answer can go on.")
+        elif turn.thinking and not turn.answer:
+            why = "It was stopped before it said anything; answer again instead (Ctrl+G)."
+            self._view.inform(why)
+        elif not turn.can_continue:
+            self._view.inform("The answer is complete: the model ended it.")
+        else:
+            self._answering.resume(turn)
+
+    async def switch_branch(self, direction: int) -> None:
+        """Shows the branch before (-1) or after (1) that of the chosen message."""
+        chosen = self._view.transcript.chosen
+        if chosen is None:
+            return
+        if self._answering.is_busy:
+            self._view.inform("It is still answering. Esc stops it.")
+            return
+        turn, part = chosen
+        message = turn.prompt.id if part == "prompt" else turn.reply_id
+        sibling = self._conversation.switch_branch(message, direction)
+        if sibling is None:
+            which, count = self._conversation.branch_number(message)
+            only = "It has no other branch."
+            self._view.inform(only if count == 1 else f"Branch {which} of {count}.")
+            return
+        self.leave_editing()
+        await self._view.transcript.show_branch()
+        for turn in self._conversation.turns:
+            if sibling in (turn.prompt.id, turn.reply_id):
+                self._view.transcript.choose(turn, part)
+
+    def _chosen_turn(self) -> Turn | None:
+        """The turn of the chosen message, else the last one."""
+        if chosen := self._view.transcript.chosen:
+            return chosen[0]
+        return self._conversation.turns[-1] if self._conversation.turns else None

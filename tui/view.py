@@ -1,0 +1,112 @@
+"""The main screen of the chat: its widgets, and the notifications and hints around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from textual.app import ComposeResult
+
+from akunu_py.tui.conversation import Conversation
+from akunu_py.tui.models.rows import better_model
+from akunu_py.tui.prompt.box import PromptBox
+from akunu_py.tui.prompt.popup import SuggestionPopup
+from akunu_py.tui.status import StatusLine
+from akunu_py.tui.transcript.drafting import DraftingPanel
+from akunu_py.tui.transcript.turn import Notice
+from akunu_py.tui.transcript.view import Transcript
+from akunu_py.tui.transcript.welcome import Welcome
+
+_IDLE = ("Enter send", "Tab messages", "F2 drafting", "F1 keys", "Ctrl+Q quit")
+_BUSY = ("Esc stop", "Tab messages", "F2 drafting", "F1 keys", "Ctrl+Q quit")
+_EDITING = ("Enter send on a new branch", "Esc leave it as it was")
+_CHOOSING = ("e edit", "r again", "g go on", "c copy", "b code", "←→ branches", "Esc back")
+
+
+class ChatView:
+    """What the controllers draw on: four widgets, and how the program speaks to the user.
+
+    notify: `App.notify`. offer_better: an empty chat looks for a better model that fits here.
+    """
+
+    def __init__(
+        self,
+        notify: Callable[..., None],
+        conversation: Conversation,
+        model: str,
+        directory: Path,
+        *,
+        offer_better: bool,
+    ) -> None:
+        self._notify = notify
+        self._conversation = conversation
+        self._offer_better = offer_better
+        self._popup = SuggestionPopup(directory, id="completion")
+        self.transcript = Transcript(conversation, self._welcome(model), id="transcript")
+        self.panel = DraftingPanel(id="drafting")
+        self.prompt = PromptBox("Ask something", self._popup, id="prompt")
+        self.status = StatusLine(id="status")
+
+    def compose(self) -> ComposeResult:
+        yield self.transcript
+        yield self.panel
+        yield self._popup
+        yield self.prompt
+        yield self.status
+
+    @property
+    def is_choosing(self) -> bool:
+        """Whether the keys are about the chosen message."""
+        return self.transcript.screen.focused is self.transcript
+
+    def inform(self, text: str) -> None:
+        """Shows a notification, which goes away by itself."""
+        self._notify(text, timeout=4, markup=False)
+
+    def warn(self, text: str) -> None:
+        """Notifies of something that did not work; nothing was lost."""
+        self._notify(text, severity="warning", timeout=8, markup=False)
+
+    async def add_notice(self, text: str, kind: str = "notice") -> None:
+        """Adds a notice or an "error" to the transcript, where it stays."""
+        await self.transcript.add(Notice(text, kind))
+
+    async def show_conversation(self, model: str, message: str | None = None) -> None:
+        """Shows the conversation from scratch, at a message or its end; one without a turn shows
+        what `model` is and the first keys."""
+        await self.transcript.reload(message)
+        if not self._conversation.turns:
+            await self.show_welcome(model)
+
+    async def show_welcome(self, model: str) -> None:
+        await self.transcript.add(self._welcome(model))
+
+    async def hide_welcome(self) -> None:
+        await self.transcript.query(Welcome).remove()
+
+    def show_download(self, progress: str) -> None:
+        """Shows how far the missing model is, in an empty chat; "" for one that is not fetched."""
+        for welcome in self.transcript.query(Welcome):
+            welcome.show_download(progress)
+
+    def show_hints(self, model: str, persona: str, *, busy: bool, editing: bool) -> None:
+        """Shows around the prompt which keys matter now, and which model is talked to."""
+        if self.is_choosing:
+            self.prompt.hints = _CHOOSING
+        elif editing:
+            self.prompt.hints = _EDITING
+        else:
+            self.prompt.hints = _BUSY if busy else _IDLE
+        title = (f"{model} · {persona}" if persona else model).replace("[", r"\[")
+        self.prompt.border_title = "editing an earlier prompt" if editing else title
+
+    def toggle_drafting(self) -> None:
+        self.transcript.drafting = not self.transcript.drafting
+        self.panel.display = self.transcript.drafting
+
+    def toggle_thinking(self) -> None:
+        self.transcript.thinking = not self.transcript.thinking
+
+    def _welcome(self, model: str) -> Welcome:
+        return Welcome(model, partial(better_model, model) if self._offer_better else None)
