@@ -1,7 +1,8 @@
-"""What lies in the store, or in the hub's cache because of us, and is of no use any more.
+"""Leftovers in the store, and in the hub's cache because of us: found and removed.
 
-Owns finding it and removing it. Refuses to touch what another process is at work on, models that
-are whole, and files of the hub's cache that we did not leave unfinished ourselves.
+Never touched: what another process is at work on, intact models, and files of the hub's cache that
+we did not leave unfinished ourselves. Pulls note what they fetch under `.pulling` in the store, so
+that an interrupted one can be found.
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ from pathlib import Path
 from akunu_py import paths
 from akunu_py.errors import StoreError
 from akunu_py.models import store
+from akunu_py.models.disk import lock_model, store_errors
 from akunu_py.models.hub import api
-from akunu_py.models.locking import lock_model, store_errors
-from akunu_py.models.usage import FOLDER as USAGE
+from akunu_py.models.usage import DIRECTORY as USAGE
 
-PULLING = ".pulling"
-_PARTIAL = ".partial-"
+_PULLING = ".pulling"
 
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Something to remove: what it is, in words; where, and how many bytes that frees. name: the
-    model whose lock protects it."""
+    """Something to remove: what it is, in words; where, and how many bytes that frees.
+
+    name: the model whose lock protects it.
+    """
 
     what: str
     name: str
@@ -36,7 +38,7 @@ class Leftover:
 
 
 @dataclass(frozen=True, slots=True)
-class Unfinished:
+class UnfinishedPull:
     """A pull that was interrupted: of the `total` bytes, `done` are here."""
 
     name: str
@@ -57,16 +59,16 @@ def begin_pull(name: str, model: api.HubModel) -> None:
 
 
 def end_pull(name: str) -> None:
-    """The model is here."""
+    """Removes the note of `begin_pull`: the model is complete."""
     _note(name).unlink(missing_ok=True)
 
 
-def unfinished_pulls() -> list[Unfinished]:
+def unfinished_pulls() -> list[UnfinishedPull]:
     """Pulls that were interrupted, by name. Notes that cannot be read are left out."""
     from akunu_py.models.hub.cache import CachedRepository
 
     found = []
-    for path in sorted((paths.models_dir() / PULLING).glob("*.json")):
+    for path in sorted((paths.models_dir() / _PULLING).glob("*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             note = json.loads(path.read_text("utf-8"))
             if api.parse_reference(note["repository"]) is None:
@@ -76,39 +78,37 @@ def unfinished_pulls() -> list[Unfinished]:
                 continue
             model = api.HubModel(note["repository"], "main", note["commit"], files, "")
             cached = CachedRepository(model.repository)
-            partials = tuple(p for p in map(cached.partial, files) if p.exists())
-            done = sum(cached.fetched(model, file) for file in files)
-            found.append(Unfinished(path.stem, model.repository, done, model.size, partials))
+            partials = tuple(p for p in map(cached.partial_path, files) if p.exists())
+            done = sum(cached.fetched_bytes(model, file) for file in files)
+            found.append(UnfinishedPull(path.stem, model.repository, done, model.size, partials))
     return found
 
 
 def find_leftovers() -> list[Leftover]:
-    """All there is to remove. Raises StoreError where the store cannot be read."""
+    """Everything that can be removed. Raises StoreError where the store cannot be read."""
     root = paths.models_dir()
     with store_errors(f"cannot read {root}"):
-        return [*_staging(root), *_dangling(), *_unfinished(), *_old_usage(root)]
+        return [*_partial(), *_dangling(), *_unfinished(), *_old_usage(root)]
 
 
-def remove_leftover(garbage: Leftover) -> int:
-    """Removes it and gives the bytes that this freed: none where a process is at work on it."""
-    with contextlib.suppress(StoreError), lock_model(garbage.name, wait=False):
+def remove_leftover(leftover: Leftover) -> int:
+    """Removes it. Returns the bytes that this freed: none where a process is at work on it."""
+    with contextlib.suppress(StoreError), lock_model(leftover.name, wait=False):
         with store_errors("cannot remove what is left over"):
-            for path in garbage.paths:
+            for path in leftover.paths:
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
                 else:
                     path.unlink(missing_ok=True)
-        return garbage.size
+        return leftover.size
     return 0
 
 
-def _staging(root: Path) -> Iterator[Leftover]:
-    for path in sorted(root.glob(f"{_PARTIAL}*")):
-        name = path.name.removeprefix(_PARTIAL).rpartition("-")[0]
-        if store.is_name(name) and _free(name):
-            yield Leftover(
-                f"left over from an interrupted pull of {name}", name, (path,), _size(path)
-            )
+def _partial() -> Iterator[Leftover]:
+    for name, path in store.partial_directories():
+        if _unlocked(name):
+            what = f"left over from an interrupted pull of {name}"
+            yield Leftover(what, name, (path,), _size(path))
 
 
 def _dangling() -> Iterator[Leftover]:
@@ -122,7 +122,7 @@ def _dangling() -> Iterator[Leftover]:
 
 def _unfinished() -> Iterator[Leftover]:
     for pull in unfinished_pulls():
-        if _free(pull.name):
+        if _unlocked(pull.name):
             size = sum(_size(path) for path in pull.partials)
             what = f"an unfinished pull of {pull.reference}"
             yield Leftover(what, pull.name, (*pull.partials, _note(pull.name)), size)
@@ -134,7 +134,7 @@ def _old_usage(root: Path) -> Iterator[Leftover]:
             yield Leftover(f"notes on {path.stem}, which is gone", path.stem, (path,), _size(path))
 
 
-def _free(name: str) -> bool:
+def _unlocked(name: str) -> bool:
     """Whether no process is at work on the model."""
     with contextlib.suppress(StoreError), lock_model(name, wait=False):
         return True
@@ -148,4 +148,4 @@ def _size(path: Path) -> int:
 
 
 def _note(name: str) -> Path:
-    return paths.models_dir() / PULLING / f"{name}.json"
+    return paths.models_dir() / _PULLING / f"{name}.json"

@@ -1,8 +1,7 @@
-"""Brings a model that lies on this machine into the store: a directory or a GGUF file.
+"""Imports a model on this machine into the store: a directory or a GGUF file, quantized if asked.
 
-Owns the choice between the two, the name, and quantizing on the way. Everything is checked before
-anything is written; `install` makes the model visible once it is complete. Refuses names that are
-taken (UsageError).
+Everything is checked before anything is written; `install` makes the model visible once it is
+complete.
 """
 
 from __future__ import annotations
@@ -10,14 +9,15 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from akunu_py import paths
 from akunu_py.errors import UnknownModel, UnsupportedModel, UsageError
 from akunu_py.models import store
-from akunu_py.models.install import Facts, install
+from akunu_py.models.install import Builder, install
+from akunu_py.models.manifest import ModelFacts
 from akunu_py.models.mlx_directory import plan_directory
 from akunu_py.models.progress import ProgressCallback, no_callback
 
@@ -34,8 +34,8 @@ def import_model(
 ) -> store.StoredModel:
     """Imports the directory or GGUF file `source` under `name` (None: after the file).
 
-    bits: quantize plain weights to so many. progress: hears a phase ("import", "copy", "quantize",
-    "record"), the bytes done and in all.
+    bits: quantize plain weights to so many. progress: called with a phase ("import", "copy",
+    "quantize", "record"), the bytes done and in all.
     Raises UnknownModel where there is nothing, UsageError for a name that is taken or weights that
     are quantized already, UnsupportedModel and DamagedModel for what cannot be imported, and
     StoreError.
@@ -47,7 +47,7 @@ def import_model(
     make, need = (_from_directory if source.is_dir() else _from_gguf)(source, bits, progress)
     built = False
 
-    def build(work: Path, directory: Path) -> Facts:
+    def build(work: Path, directory: Path) -> ModelFacts:
         nonlocal built
         built = True
         return make(work, directory)
@@ -56,9 +56,6 @@ def import_model(
     if not built:  # another process took the name while we were checking
         raise _taken(name)
     return model
-
-
-_Maker = Callable[[Path, Path], Facts]
 
 
 def _free_name(source: Path, name: str | None) -> str:
@@ -88,12 +85,14 @@ def _taken(name: str) -> UsageError:
 
 def _from_directory(
     source: Path, bits: int | None, progress: ProgressCallback
-) -> tuple[_Maker, int]:
+) -> tuple[Builder, int]:
     plan = plan_directory(source)
     if bits and plan.bits:
-        raise UsageError(f"{source} is quantized already ({plan.quantization}); omit --quantize")
+        raise UsageError(
+            f"{source} is quantized already ({plan.facts.quantization}); omit --quantize"
+        )
 
-    def make(work: Path, directory: Path) -> Facts:
+    def make(work: Path, directory: Path) -> ModelFacts:
         if bits:
             _copy([path for path in plan.copies if not _is_weights(path)], directory, progress)
             plan.write_settings(directory)
@@ -101,18 +100,12 @@ def _from_directory(
         else:
             _copy(plan.copies, directory, progress)
             plan.write_settings(directory)
-        return Facts(
-            source=f"folder {source.resolve()}",
-            context_length=plan.context_length,
-            parameters=plan.parameters,
-            quantization=_described(bits) if bits else plan.quantization,
-            licence=plan.licence,
-        )
+        return _facts(plan.facts, f"folder {source.resolve()}", bits)
 
-    return make, _quantized_bytes(plan.parameters, bits) if bits else plan.nbytes
+    return make, _quantized_bytes(plan.facts.parameters, bits) if bits else plan.nbytes
 
 
-def _from_gguf(source: Path, bits: int | None, progress: ProgressCallback) -> tuple[_Maker, int]:
+def _from_gguf(source: Path, bits: int | None, progress: ProgressCallback) -> tuple[Builder, int]:
     from akunu_py.models.gguf.convert import plan_import
 
     if source.suffix.lower() != ".gguf":
@@ -126,20 +119,14 @@ def _from_gguf(source: Path, bits: int | None, progress: ProgressCallback) -> tu
             f"{source.name} is quantized already ({plan.facts.quantization}); omit --quantize"
         )
 
-    def make(work: Path, directory: Path) -> Facts:
+    def make(work: Path, directory: Path) -> ModelFacts:
         target = work if bits else directory
         plan.write(target, lambda done, total: progress("import", done, total))
         if bits:
             plain = [path for path in work.iterdir() if path.is_file() and not _is_weights(path)]
             _copy(plain, directory, progress)
             _quantize(work, directory, bits, progress)
-        return Facts(
-            source=f"file {source.resolve()}",
-            context_length=plan.facts.context_length,
-            parameters=plan.facts.parameters,
-            quantization=_described(bits) if bits else plan.facts.quantization,
-            licence=plan.facts.licence,
-        )
+        return _facts(plan.facts, f"file {source.resolve()}", bits)
 
     extra = _quantized_bytes(plan.facts.parameters, bits) if bits else 0
     return make, plan.nbytes + extra
@@ -149,8 +136,9 @@ def _is_weights(path: Path) -> bool:
     return path.suffix == ".safetensors"
 
 
-def _described(bits: int) -> str:
-    return f"{bits}-bit, groups of {GROUP_SIZE}"
+def _facts(found: ModelFacts, source: str, bits: int | None) -> ModelFacts:
+    quantization = f"{bits}-bit, groups of {GROUP_SIZE}" if bits else found.quantization
+    return replace(found, source=source, quantization=quantization)
 
 
 def _quantized_bytes(parameters: int, bits: int) -> int:
@@ -175,7 +163,7 @@ def _quantize(source: Path, directory: Path, bits: int, progress: ProgressCallba
     progress("quantize", 0, 0)
     model, config = load_model(source, lazy=True)
     _set_dtype(model, config)
-    with contextlib.redirect_stdout(io.StringIO()):  # it says how many bits came out
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints how many bits came out
         model, config = quantize_model(model, config, GROUP_SIZE, bits)
     if not any(hasattr(module, "bits") for _, module in model.named_modules()):
         raise UnsupportedModel(

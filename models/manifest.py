@@ -1,7 +1,7 @@
-"""akunu.json, the file that describes one model of the store.
+"""akunu.json, the file that describes one model of the store: its format, reading and writing.
 
-Owns its format. Reading checks every field, because a broken entry must never break the others:
-whatever is wrong comes out as DamagedModel.
+Reading checks every field, because a broken entry must never break the others: whatever is wrong
+comes out as DamagedModel.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -18,7 +18,6 @@ from akunu_py.errors import DamagedModel
 FILE_NAME = "akunu.json"
 FORMAT = 1
 _MAX_BYTES = 16_000_000
-_KEYS = {"quantization": "quantisation"}  # in the file, where it is not the field's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,25 +28,32 @@ class FileRecord:
     sha256: str
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """What is known of a model. `files` by path relative to the model's directory.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What is found out about a model on its way into the store.
 
-    source: where it came from, for people. created: ISO 8601, UTC. context_length: tokens.
-    parameters: number of weights. quantization: storage types and how many matrices use them.
-    repository, commit: where on the hub it is from; its files are links into the hub's cache then.
+    source: where it came from, for people. context_length: tokens. parameters: number of weights.
+    quantization: storage types and how many matrices use them. repository, commit: where on the hub
+    it is from; its files are links into the hub's cache then. files: those read so far, by path
+    relative to the model's directory.
     """
 
-    name: str
-    source: str
-    created: str
+    source: str = ""
     context_length: int
     parameters: int
     quantization: str
-    licence: str
-    files: dict[str, FileRecord]
+    licence: str = ""
+    files: dict[str, FileRecord] = field(default_factory=dict)
     repository: str = ""
     commit: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest(ModelFacts):
+    """The facts of an installed model, all its files included. created: ISO 8601, UTC."""
+
+    name: str
+    created: str
 
     @property
     def size(self) -> int:
@@ -56,13 +62,14 @@ class Manifest:
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Writes akunu.json into `directory`."""
-    fields = {_KEYS.get(name, name): value for name, value in asdict(manifest).items()}
-    text = json.dumps({"format": FORMAT} | fields, indent=2, ensure_ascii=False)
+    raw = {"format": FORMAT} | asdict(manifest)
+    raw["quantisation"] = raw.pop("quantization")  # as the format spells it
+    text = json.dumps(raw, indent=2, ensure_ascii=False)
     (directory / FILE_NAME).write_text(text + "\n", "utf-8")
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Reads akunu.json in `directory`. Raises DamagedModel, which says what is wrong with it."""
+    """Reads akunu.json in `directory`. Raises DamagedModel with what is wrong with it."""
     path = directory / FILE_NAME
     try:
         if path.stat().st_size > _MAX_BYTES:
@@ -94,9 +101,9 @@ def record_files(
     progress: Callable[[int], None] = lambda done: None,
     known: Mapping[str, FileRecord] | None = None,
 ) -> dict[str, FileRecord]:
-    """Sizes and hashes of all files below `directory`. `progress` hears the bytes read so far.
+    """Sizes and hashes of all files below `directory`.
 
-    known: records of files that were read already.
+    progress: called with the bytes read so far. known: records of files that were read already.
     """
     records: dict[str, FileRecord] = dict(known or {})
     done = sum(record.size for record in records.values())
@@ -111,7 +118,7 @@ def record_files(
 
 
 def sha256_file(path: Path, progress: Callable[[int], None] = lambda done: None) -> str:
-    """The file's SHA-256 in hex. `progress` hears the bytes read so far."""
+    """The file's SHA-256 in hex. `progress` is called with the bytes read so far."""
     digest, done = hashlib.sha256(), 0
     with path.open("rb") as file:
         while block := file.read(1 << 20):

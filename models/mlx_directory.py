@@ -1,9 +1,8 @@
-"""Checks a directory of a model, MLX's or transformers' own, before anything of it is imported.
+"""Checks a model directory in MLX's or transformers' format before anything of it is imported.
 
-Owns the question whether mlx-lm can load it and which of its files are wanted. Never reads pickle
-and never runs code of the model's: only safetensors are taken, Python files stay behind, and what
-points to them (`auto_map`) is removed from the settings. Refuses the rest with the reason
-(UnsupportedModel), and what is broken (DamagedModel).
+Finds out whether mlx-lm can load it and which of its files are wanted. Never reads pickle and never
+runs code of the model's: only safetensors are taken, Python files stay behind, and what points to
+them (`auto_map`) is removed from the settings.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from typing import Any
 
 from akunu_py.errors import DamagedModel, UnknownModel, UnsupportedModel, one_line
 from akunu_py.models import safetensors
+from akunu_py.models.manifest import ModelFacts
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
 _WANTED = (
@@ -30,7 +30,6 @@ _WANTED = (
     "chat_template.jinja",
     "chat_template.json",
 )
-_SETTINGS = ("config.json", "tokenizer_config.json")  # rewritten, not copied
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _MAX_SETTINGS_BYTES = 16_000_000
 _LAYERS = re.compile(r"n_layers?|num(_\w+)?_layers")
@@ -38,7 +37,7 @@ _LAYERS = re.compile(r"n_layers?|num(_\w+)?_layers")
 
 @dataclass(frozen=True, slots=True)
 class DirectoryPlan:
-    """A checked directory. settings: the files to write anew, copies: those to copy as they are.
+    """A checked directory. settings: the files to write again, copies: those to copy as they are.
 
     bits: the width of its quantized weights, 0 where they are plain.
     """
@@ -46,20 +45,17 @@ class DirectoryPlan:
     source: Path
     settings: dict[str, Any]
     copies: list[Path]
-    context_length: int
-    parameters: int
-    quantization: str
     bits: int
-    licence: str
+    facts: ModelFacts
 
     @property
     def nbytes(self) -> int:
         return sum(path.stat().st_size for path in self.copies)
 
-    def write_settings(self, directory: Path) -> None:
-        """Writes config.json and tokenizer_config.json into `directory`."""
-        for name, value in self.settings.items():
-            text = json.dumps(value, indent=2, ensure_ascii=False)
+    def write_settings(self, directory: Path, *names: str) -> None:
+        """Writes config.json and tokenizer_config.json, or those of `names`, into `directory`."""
+        for name in names or self.settings:
+            text = json.dumps(self.settings[name], indent=2, ensure_ascii=False)
             (directory / name).write_text(text + "\n", "utf-8")
 
 
@@ -91,11 +87,13 @@ def plan_directory(source: Path) -> DirectoryPlan:
         source=source,
         settings=settings,
         copies=[*weights, *small],
-        context_length=context if isinstance(context, int) and context > 0 else 0,
-        parameters=_parameters(config, tensors),
-        quantization=quantization,
         bits=bits,
-        licence=_licence(source),
+        facts=ModelFacts(
+            context_length=context if isinstance(context, int) and context > 0 else 0,
+            parameters=_parameters(config, tensors),
+            quantization=quantization,
+            licence=_licence(source),
+        ),
     )
     _try_model(source)
     _try_tokenizer(plan, small)
@@ -219,7 +217,7 @@ def _parameters(config: dict[str, Any], tensors: dict[str, Any]) -> int:
 
 
 def _licence(source: Path) -> str:
-    """What the model card's front matter says, empty where it says nothing."""
+    """The licence in the model card's front matter, empty where it names none."""
     try:
         card = (source / "README.md").read_text("utf-8")[:20_000]
     except (OSError, UnicodeDecodeError):

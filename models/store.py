@@ -1,8 +1,8 @@
 """The store: one directory per model under `paths.models_dir()`, each with its akunu.json.
 
-Owns names, listing, finding, checking and removing. Bringing models in is `install`'s business.
-Refuses names that would leave the store. A broken entry is listed as damaged and never hides the
-others. Any directory that mlx-lm can load may be named by its path instead.
+Models are listed, found, checked and removed here; `install` adds them. A broken entry is listed as
+damaged and never hides the others. Any directory that mlx-lm can load may be named by its path
+instead.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,13 @@ from typing import Any
 from akunu_py import paths
 from akunu_py.errors import DamagedModel, StoreError, UnknownModel
 from akunu_py.models import catalogue, safetensors
-from akunu_py.models.hub import api
-from akunu_py.models.locking import lock_model, store_errors
+from akunu_py.models.disk import lock_model, store_errors
+from akunu_py.models.hub.api import parse_reference
 from akunu_py.models.manifest import Manifest, read_manifest, sha256_file
 from akunu_py.models.usage import forget_usage
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,95}")
+_PARTIAL = ".partial-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ def resolve(name_or_path: str) -> StoredModel:
             return get(name_or_path)
     if path.resolve().parent == paths.models_dir().resolve() and is_name(path.resolve().name):
         return get(path.resolve().name)
-    if not path.exists() and (reference := api.parse_reference(name_or_path)):
+    if not path.exists() and (reference := parse_reference(name_or_path)):
         return _from_repository(*reference)
     if path.is_file():
         raise UnknownModel(f"expected a directory with config.json, found the file {path}")
@@ -101,10 +102,9 @@ def resolve(name_or_path: str) -> StoredModel:
 
 
 def remove(name: str) -> int:
-    """Removes a model, damaged or not, and gives the bytes that this freed.
+    """Removes a model, damaged or not. Returns the bytes that this freed.
 
-    Files in the hub's cache stay: they are not the store's alone (see `hub_cache.delete`).
-
+    Files in the hub's cache stay: they are not the store's alone (see `hub.cache.delete`).
     Raises UnknownModel, or StoreError where the disk refuses or another process is at work on it.
     """
     path = _path(name)
@@ -116,9 +116,9 @@ def remove(name: str) -> int:
             return 0
         freed = sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())
         # One rename hides it at once; what an interrupt leaves behind goes with the next pull.
-        grave = path.with_name(f".partial-{name}-{os.getpid()}")
-        path.rename(grave)
-        shutil.rmtree(grave)
+        removed = partial_directory(name)
+        path.rename(removed)
+        shutil.rmtree(removed)
         forget_usage(name)
     return freed
 
@@ -136,9 +136,10 @@ def check(model: StoredModel) -> None:
 def verify(
     model: StoredModel, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> None:
-    """Reads all files again and compares their hashes. `progress` hears bytes done and in all.
+    """Reads all files again and compares their hashes.
 
-    Raises DamagedModel. A directory outside the store has no hashes: only `check` applies to it.
+    progress: called with the bytes done and in all. Raises DamagedModel. A directory outside the
+    store has no hashes: only `check` applies to it.
     """
     check(model)
     done = 0
@@ -165,6 +166,19 @@ def verify(
 def is_name(name: str) -> bool:
     """Whether `name` can name a model of the store."""
     return _NAME.fullmatch(name) is not None
+
+
+def partial_directory(name: str) -> Path:
+    """Where this process makes or removes the model `name`."""
+    return paths.models_dir() / f"{_PARTIAL}{name}-{os.getpid()}"
+
+
+def partial_directories() -> Iterator[tuple[str, Path]]:
+    """The partial directories of all processes, each behind the name of its model."""
+    for path in sorted(paths.models_dir().glob(f"{_PARTIAL}*")):
+        name = path.name.removeprefix(_PARTIAL).rpartition("-")[0]
+        if is_name(name):
+            yield name, path
 
 
 _HINT = "run `akunu models list` to see what is here"

@@ -16,15 +16,15 @@ from typing import Any
 from akunu_py import paths
 from akunu_py.files import write_atomically
 
-FOLDER = ".usage"
+DIRECTORY = ".usage"
 _MAX_BYTES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """used: ISO 8601, UTC. weights: their format in words.
+    """What is recorded of a model. used: ISO 8601, UTC. weights: their format in words.
 
-    Bytes: estimated_weights and measured_weights right after loading; estimated_peak and
+    In bytes: estimated_weights and measured_weights right after loading; estimated_peak and
     measured_peak over an answer, at `tokens` of context. 0 where nothing is known.
     """
 
@@ -55,7 +55,7 @@ def read_usage(name: str) -> Usage:
 
 
 def note_usage(name: str, **changes: Any) -> None:
-    """Keeps `changes` of a Usage, and that the model is used now."""
+    """Records `changes` of a Usage, and that the model is used now."""
     with contextlib.suppress(OSError):
         now = datetime.now(UTC).isoformat(timespec="seconds")
         usage = replace(read_usage(name), used=now, **changes)
@@ -65,10 +65,10 @@ def note_usage(name: str, **changes: Any) -> None:
 
 
 def forget_usage(name: str) -> None:
-    """Removes what is kept of the model `name`."""
+    """Removes what is recorded of the model `name`."""
     with contextlib.suppress(OSError):
         _path(name).unlink()
 
 
 def _path(name: str) -> Path:
-    return paths.models_dir() / FOLDER / f"{name}.json"
+    return paths.models_dir() / DIRECTORY / f"{name}.json"

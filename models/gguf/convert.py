@@ -1,10 +1,9 @@
 """Converts a GGUF file into a directory that mlx-lm loads.
 
-Owns the way from tensors to parameters: config.json, model.safetensors and, through
-`gguf_tokenizer`, the tokenizer. What the weights become is `gguf_weights`' business, what a family
-calls them that of `gguf_families`. The conversion goes tensor by tensor, so memory stays bounded.
-Refuses, before anything is written, any other architecture and any tensor or setting that we would
-have to ignore (UnsupportedModel), and files that contradict themselves (DamagedModel).
+`families` names the tensors' places, `weights` converts their values, `tokenizer` builds the
+tokenizer. The conversion goes tensor by tensor, so memory stays bounded. Before anything is
+written, an unknown architecture and any tensor or setting that we would have to ignore are
+UnsupportedModel, a file that contradicts itself is DamagedModel.
 """
 
 from __future__ import annotations
@@ -25,25 +24,16 @@ from akunu_py.models.gguf import weights
 from akunu_py.models.gguf.families import (
     SETTING_TENSORS,
     Family,
+    GgufSettings,
     Slot,
     common_config,
     family_of,
     sizes,
 )
 from akunu_py.models.gguf.file import GgufFile, Tensor, read_gguf
-from akunu_py.models.gguf.settings import GgufSettings
 from akunu_py.models.gguf.tokenizer import TokenizerPlan, plan_tokenizer
+from akunu_py.models.manifest import ModelFacts
 from akunu_py.models.safetensors import Entry, write_safetensors
-
-
-@dataclass(frozen=True, slots=True)
-class Imported:
-    """What an import found out. `parameters` counts weights, `context_length` tokens."""
-
-    context_length: int
-    parameters: int
-    quantization: str
-    licence: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +44,7 @@ class ImportPlan:
     config: dict[str, Any]
     entries: list[Entry]
     tokenizer: TokenizerPlan
-    facts: Imported
+    facts: ModelFacts
 
     @property
     def nbytes(self) -> int:
@@ -65,8 +55,8 @@ class ImportPlan:
     ) -> None:
         """Writes the model into the existing, empty `directory`.
 
-        progress: hears the bytes written and their total. Raises UnsupportedModel where a weight
-        overflows its float type; OSError passes through.
+        progress: called with the bytes written and their total. Raises UnsupportedModel where a
+        weight overflows its float type; OSError passes through.
         """
         total = self.nbytes
         path = directory / "model.safetensors"
@@ -77,10 +67,10 @@ class ImportPlan:
 
 def import_gguf(
     source: Path, directory: Path, progress: Callable[[int, int], None] = lambda done, total: None
-) -> Imported:
+) -> ModelFacts:
     """Converts the GGUF file `source` into the existing, empty `directory`.
 
-    progress: hears the bytes written and their total.
+    progress: called with the bytes written and their total.
     Raises UnsupportedModel or DamagedModel before anything is written; OSError passes through.
     """
     plan = plan_import(source)
@@ -102,19 +92,19 @@ def plan_import(source: Path) -> ImportPlan:
     slots = _place_tensors(file, family, config)
     kept = [tensor for tensor in file.tensors.values() if tensor.name in slots]
     dtype = _float_type(kept, slots, family)
-    quantized = {
+    bits = {
         slots[tensor.name].name.removesuffix(".weight"): weights.BITS[tensor.type.name]
         for tensor in kept
         if tensor.type.name in weights.BITS
     }
-    if quantized:
-        config["quantization"] = _quantization(quantized)
+    if bits:
+        config["quantization"] = _quantization(bits)
     entries = [
         entry for tensor in kept for entry in _entries(tensor, slots[tensor.name], config, dtype)
     ]
     types = Counter(tensor.type.name for tensor in kept if len(tensor.shape) > 1)
     licence = file.metadata.get("general.license")
-    facts = Imported(
+    facts = ModelFacts(
         context_length=config["max_position_embeddings"],
         parameters=sum(math.prod(tensor.shape) for tensor in kept),
         quantization=", ".join(f"{name} x {count}" for name, count in types.most_common()),
@@ -124,7 +114,7 @@ def plan_import(source: Path) -> ImportPlan:
 
 
 def _place_tensors(file: GgufFile, family: Family, config: dict[str, Any]) -> dict[str, Slot]:
-    """Holds the tensors against the settings; gives each one's place in mlx-lm's model."""
+    """Checks the tensors against the settings. Returns each one's place in mlx-lm's model."""
     expected = family.top()
     if config["tie_word_embeddings"]:
         del expected["output.weight"]
@@ -190,7 +180,7 @@ def _float_type(tensors: list[Tensor], slots: dict[str, Slot], family: Family) -
 
 def _vector(tensor: Tensor, shift: float) -> weights.Array:
     """A norm's or a bias' values: float32."""
-    values = weights.load(weights.plain(tensor, tensor.type.name), tensor.type.name)
+    values = weights.load(weights.convert_float(tensor, tensor.type.name), tensor.type.name)
     shifted: weights.Array = values - np.float32(shift)
     return shifted
 
@@ -229,7 +219,9 @@ def _entries(tensor: Tensor, slot: Slot, config: dict[str, Any], dtype: str) -> 
         ]
     if len(tensor.shape) == 1:
         return [Entry(slot.name, dtype, tensor.shape, partial(_shifted, tensor, slot.shift, dtype))]
-    return [Entry(slot.name, dtype, tensor.shape, lambda: ordered(weights.plain(tensor, dtype)))]
+    return [
+        Entry(slot.name, dtype, tensor.shape, lambda: ordered(weights.convert_float(tensor, dtype)))
+    ]
 
 
 def _shifted(tensor: Tensor, shift: float, dtype: str) -> weights.Array:
@@ -237,7 +229,7 @@ def _shifted(tensor: Tensor, shift: float, dtype: str) -> weights.Array:
 
 
 class _Conversion:
-    """Converts a tensor once for the three entries it becomes, and forgets it after the last."""
+    """Converts a tensor once for the three entries it becomes; drops it after the last."""
 
     def __init__(self, tensor: Tensor, dtype: str) -> None:
         self.tensor, self.dtype = tensor, dtype
@@ -245,6 +237,6 @@ class _Conversion:
 
     def take(self, part: str) -> weights.Array:
         if not self.parts:
-            made = weights.quantized(self.tensor, self.dtype)
+            made = weights.convert_quantized(self.tensor, self.dtype)
             self.parts = {"weight": made.packed, "scales": made.scales, "biases": made.biases}
         return self.parts.pop(part)

@@ -1,9 +1,8 @@
-"""What each architecture of GGUF is called and configured as in mlx-lm.
+"""The architectures of GGUF that can be imported: their tensors and settings in mlx-lm's terms.
 
-Owns the tables of tensor names and the settings of the families that can be imported. The facts are
-those of llama.cpp's own conversion from transformers (conversion/*.py there) and of mlx-lm's model
-arguments; tests hold them against llama.cpp's logits. Refuses settings that mlx-lm's model would
-not honour (UnsupportedModel).
+The facts are those of llama.cpp's own conversion from transformers (conversion/*.py there) and of
+mlx-lm's model arguments; tests hold them against llama.cpp's logits. A setting that mlx-lm's model
+would not honour is UnsupportedModel.
 """
 
 from __future__ import annotations
@@ -13,12 +12,98 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from akunu_py.errors import DamagedModel, UnsupportedModel
-from akunu_py.models.gguf.file import GgufFile
-from akunu_py.models.gguf.rope import factors, rope_scaling
-from akunu_py.models.gguf.settings import GgufSettings
+from akunu_py.models.gguf.file import GgufFile, Tensor
 
 Config = dict[str, Any]
+
+# Settings that some families of llama.cpp have, and the value at which they do nothing.
+_NEUTRAL: dict[str, Any] = {
+    "attention.causal": True,
+    "attention.clamp_kqv": 0.0,
+    "attention.max_alibi_bias": 0.0,
+    "attention.shared_kv_layers": 0,
+    "attention.sliding_window": 0,
+    "attn_logit_softcapping": 0.0,
+    "embedding_scale": 1.0,
+    "expert_count": 0,
+    "expert_shared_count": 0,
+    "expert_shared_feed_forward_length": 0,
+    "expert_weights_norm": True,
+    "expert_weights_scale": 1.0,
+    "expert_gating_func": 1,  # softmax
+    "final_logit_softcapping": 0.0,
+    "leading_dense_block_count": 0,
+    "logit_scale": 1.0,
+    "nextn_predict_layers": 0,
+    "pooling_type": 0,
+    "residual_scale": 1.0,
+    "rope.scaling.attn_factor": 1.0,
+    "rope.scaling.yarn_attn_factor": 1.0,
+    "rope.scaling.yarn_ext_factor": 1.0,
+    "rope.scaling.yarn_log_multiplier": 0.0,
+}
+
+
+class GgufSettings:
+    """The keys of `architecture` in the metadata of `file`, without the architecture's name.
+
+    Nothing in the metadata is dropped silently: what a family does not read must have the value at
+    which it does nothing. Errors name the key.
+    """
+
+    def __init__(self, file: GgufFile, architecture: str) -> None:
+        self.file, self.architecture = file, architecture
+
+    def get(self, key: str) -> Any:
+        return self.file.metadata.get(f"{self.architecture}.{key}")
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """An integer from 1 to 2**31 - 1. Raises DamagedModel."""
+        value = self.get(key)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
+            raise self.wrong(key, "a positive number", value)
+        return value
+
+    def real(self, key: str, default: float | None = None) -> float:
+        """A finite number above 0. Raises DamagedModel."""
+        value = self.get(key)
+        value = default if value is None else value
+        if not isinstance(value, float) or not math.isfinite(value) or value <= 0:
+            raise self.wrong(key, "a positive real number", value)
+        # GGUF keeps float32: the shortest decimal that means the same one is what was meant.
+        return float(str(np.float32(value)))
+
+    def expect(self, key: str, value: object) -> None:
+        """Raises UnsupportedModel if the metadata sets `key` to anything but `value`."""
+        found = self.get(key)
+        if found is None:
+            return
+        if isinstance(value, float) and isinstance(found, float):
+            same = math.isclose(found, value, rel_tol=1e-5)
+        else:
+            same = type(found) is type(value) and found == value
+        if not same:
+            raise UnsupportedModel(
+                f"{self.file.path.name} sets {self.architecture}.{key} to {found!r:.60}; akunu "
+                f"imports {self.architecture} models with {value!r}"
+            )
+
+    def expect_nothing_else(self, read: set[str]) -> None:
+        """Raises UnsupportedModel for a setting outside `read` that would have to be ignored."""
+        for key, value in _NEUTRAL.items():
+            if key not in read:
+                self.expect(key, value)
+
+    def wrong(self, key: str, expected: str, found: object) -> DamagedModel:
+        shown = "nothing" if found is None else repr(found)[:60]
+        return DamagedModel(
+            f"{self.file.path.name}: expected {expected} for {self.architecture}.{key}, found "
+            f"{shown}; fetch the file again"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +197,7 @@ def common_config(settings: GgufSettings, vocabulary: int) -> Config:
 
 def _plain(settings: GgufSettings, config: Config) -> Config:
     _expect_whole_rotation(settings, config)
-    return {"rope_scaling": rope_scaling(settings, config)}
+    return {"rope_scaling": _rope_scaling(settings, config)}
 
 
 def _qwen2(settings: GgufSettings, config: Config) -> Config:
@@ -150,7 +235,7 @@ def _gemma3(settings: GgufSettings, config: Config) -> Config:
         "sliding_window": settings.count("attention.sliding_window"),
         "sliding_window_pattern": settings.count("attention.sliding_window_pattern", 6),
         "rope_local_base_freq": settings.real("rope.freq_base_swa", 10000.0),
-        "rope_scaling": rope_scaling(settings, config),
+        "rope_scaling": _rope_scaling(settings, config),
     }
 
 
@@ -172,8 +257,8 @@ def _phi3(settings: GgufSettings, config: Config) -> Config:
         settings.expect("rope.scaling.attn_factor", stretch)
         scaling = {
             "type": "longrope",
-            "long_factor": factors(long, rotated // 2),
-            "short_factor": factors(short, rotated // 2),
+            "long_factor": _factors(long, rotated // 2),
+            "short_factor": _factors(short, rotated // 2),
         }
     return {
         "partial_rotary_factor": rotated / head_dim,
@@ -184,6 +269,81 @@ def _phi3(settings: GgufSettings, config: Config) -> Config:
 
 def _expect_whole_rotation(settings: GgufSettings, config: Config) -> None:
     settings.expect("rope.dimension_count", config["head_dim"])
+
+
+def _rope_scaling(settings: GgufSettings, config: Config) -> Config | None:
+    """mlx-lm's settings for stretched rotary positions, None where they are plain."""
+    kind = settings.get("rope.scaling.type") or "none"
+    table = settings.file.tensors.get("rope_freqs.weight")
+    if table is not None and kind == "none":
+        divisors = _factors(table, config["head_dim"] // 2)
+        return None if set(divisors) == {1.0} else _frequency_scaling(divisors, config)
+    if kind == "none":
+        factor = settings.get("rope.scale_linear")
+        return None if factor in (None, 1.0) else {
+            "type": "linear", "factor": settings.real("rope.scale_linear")
+        }  # fmt: skip
+    if kind == "linear" and table is None:
+        return {"type": "linear", "factor": settings.real("rope.scaling.factor")}
+    if kind == "yarn" and table is None:
+        return {
+            "type": "yarn",
+            "factor": settings.real("rope.scaling.factor"),
+            "original_max_position_embeddings": settings.count(
+                "rope.scaling.original_context_length"
+            ),
+            "beta_fast": settings.real("rope.scaling.yarn_beta_fast", 32.0),
+            "beta_slow": settings.real("rope.scaling.yarn_beta_slow", 1.0),
+        }
+    raise UnsupportedModel(
+        f"{settings.file.path.name} has rope scaling of type {kind!r:.40}; akunu imports none, "
+        "linear, yarn and tables of frequencies"
+    )
+
+
+def _frequency_scaling(divisors: list[float], config: Config) -> Config:
+    """Llama 3.1's scaling, which GGUF keeps as one divisor for each frequency."""
+    scaling: Config = {
+        "rope_type": "llama3",
+        "factor": max(divisors),
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    if np.allclose(divisors, _llama3_factors(config, scaling), rtol=1e-4):
+        return scaling
+    # Other numbers than Meta's: the table itself, under the type that takes one.
+    return {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": config["max_position_embeddings"],
+        "short_factor": divisors,
+        "long_factor": divisors,
+    }
+
+
+def _llama3_factors(config: Config, scaling: Config) -> list[float]:
+    """What `scaling` divides each frequency by (the Llama 3.1 release's apply_scaling)."""
+    half, divisors = config["head_dim"] // 2, []
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    for index in range(half):
+        wavelength = 2 * math.pi * config["rope_theta"] ** (index / half)
+        rotations = scaling["original_max_position_embeddings"] / wavelength
+        share = min(max((rotations - low) / (high - low), 0.0), 1.0)
+        divisors.append(1 / ((1 - share) / scaling["factor"] + share))
+    return divisors
+
+
+def _factors(tensor: Tensor, count: int) -> list[float]:
+    """The `count` positive values of a table. Raises DamagedModel."""
+    if tensor.type.name != "F32" or tensor.shape != (count,):
+        raise DamagedModel(
+            f"{tensor.path.name}: expected {count} F32 values in {tensor.name}, found "
+            f"{tensor.type.name} of {list(tensor.shape)}; fetch the file again"
+        )
+    values = tensor.raw().view("<f4")[:, 0]
+    if not np.isfinite(values).all() or values.min() <= 0:
+        raise DamagedModel(f"{tensor.path.name}: {tensor.name} is not positive; fetch it again")
+    return [float(str(value)) for value in values]
 
 
 _NORMS = {
@@ -275,7 +435,7 @@ def family_of(file: GgufFile) -> tuple[str, Family]:
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str):
         raise DamagedModel(
-            f"{file.path.name}: expected text for general.architecture, found {name!r:.60}; "
+            f"{file.path.name}: expected a string for general.architecture, found {name!r:.60}; "
             "fetch the file again"
         )
     if name not in FAMILIES:

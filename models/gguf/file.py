@@ -1,11 +1,8 @@
 """Reads the header of a GGUF file: metadata and where each tensor lies.
 
-Owns the container format only (versions 2 and 3, little-endian, split files included; the
-specification is docs/gguf.md of the ggml project). Every count and offset is checked against the
-file's size and against limits of our own before anything is allocated for it, so a damaged or
-hostile header costs neither memory nor time. Refuses what is not GGUF or is cut off (DamagedModel)
-and what is intact but of a kind that we do not read (UnsupportedModel). What the tensors mean is
-the business of `gguf_import`.
+Versions 2 and 3, little-endian, split files included; the specification is docs/gguf.md of the ggml
+project. Every count and offset is checked against the file's size and against limits of our own
+before anything is allocated for it, so a damaged or hostile header costs neither memory nor time.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from akunu_py.errors import DamagedModel, UnsupportedModel
 MAX_KEYS = 65_536
 MAX_TENSORS = 65_536
 MAX_HEADER_BYTES = 128_000_000  # the largest vocabularies in use take about 15 MB
-MAX_TEXTS = 4_000_000  # in all arrays together; those vocabularies have about 260,000 tokens
+MAX_STRINGS = 4_000_000  # in all arrays together; those vocabularies have about 260,000 tokens
 MAX_KEY_BYTES = 65_535  # the specification's own limit
 MAX_DIMENSIONS = 4
 MAX_PARTS = 1_000
@@ -91,7 +88,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """A GGUF file's header. Arrays of numbers in `metadata` are numpy arrays, of text lists.
+    """A GGUF file's header. In `metadata`, arrays of numbers are numpy arrays, of strings lists.
 
     Of a file that was split, `path` is the first part, and `tensors` are those of all parts.
     """
@@ -168,7 +165,7 @@ class _Cursor:
         self.data = data
         self.size = len(data)
         self.at = 0
-        self.texts = 0  # read from arrays so far
+        self.strings = 0  # read from arrays so far
 
     def damaged(self, what: str) -> DamagedModel:
         return _damaged(self.path, what)
@@ -185,14 +182,14 @@ class _Cursor:
     def number(self, code: str) -> Any:
         return struct.unpack("<" + code, self.take(struct.calcsize("<" + code)))[0]
 
-    def text(self) -> str:
+    def string(self) -> str:
         try:
             return self.take(self.number("Q")).decode()
         except UnicodeDecodeError:
-            raise self.damaged(f"the text before byte {self.at} is not UTF-8") from None
+            raise self.damaged(f"the string before byte {self.at} is not UTF-8") from None
 
     def key(self) -> str:
-        key = self.text()
+        key = self.string()
         if len(key) > MAX_KEY_BYTES:
             raise self.damaged(f"a name of {len(key)} characters")
         return key
@@ -201,7 +198,7 @@ class _Cursor:
         if kind in _SCALARS:
             return self.number(_SCALARS[kind])
         if kind == _STRING:
-            return self.text()
+            return self.string()
         if kind == _ARRAY:
             return self.array(self.number("I"), self.number("Q"))
         raise self.damaged(f"metadata of unknown type {kind}")
@@ -212,10 +209,10 @@ class _Cursor:
             return np.frombuffer(self.take(count * dtype.itemsize), dtype)
         if kind != _STRING:
             raise self.damaged(f"an array of type {kind} in the metadata")
-        self.texts += count
-        if self.texts > MAX_TEXTS or count * 8 > self.size - self.at:
-            raise self.damaged(f"an array that claims {count} texts")
-        return [self.text() for _ in range(count)]
+        self.strings += count
+        if self.strings > MAX_STRINGS or count * 8 > self.size - self.at:
+            raise self.damaged(f"an array that claims {count} strings")
+        return [self.string() for _ in range(count)]
 
 
 def _read(cursor: _Cursor) -> GgufFile:

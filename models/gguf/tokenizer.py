@@ -1,10 +1,12 @@
 """Builds a tokenizer from a GGUF file's metadata, with the `tokenizers` library.
 
-Owns the kinds of tokenizer that we know: byte-level BPE ("gpt2" in GGUF) with a pre-tokenizer that
-`gguf_pretokenizers` names, and SentencePiece's BPE ("llama"), whose merges are found again from the
-scores of its pieces. Any other is refused (UnsupportedModel), because a tokenizer that splits a
-little differently gives worse answers without any error. Metadata that contradicts itself is
-DamagedModel. The chat template is stored as it is: transformers renders it in Jinja's sandbox.
+Two kinds are known: byte-level BPE ("gpt2" in GGUF), whose pre-tokenizer the file names, and
+SentencePiece's BPE ("llama"), whose merges are found again from the scores of its pieces. The
+pre-tokenizers' expressions are those of the models' own tokenizer.json; llama.cpp, which gives the
+names, is what tests compare them with. Any other kind or name is UnsupportedModel, because a
+tokenizer that splits a little differently gives worse answers without any error; metadata that
+contradicts itself is DamagedModel. The chat template is stored as it is: transformers renders it in
+Jinja's sandbox.
 """
 
 from __future__ import annotations
@@ -18,16 +20,81 @@ import numpy as np
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.gguf.file import GgufFile
-from akunu_py.models.gguf.pretokenizers import PRE_TOKENIZERS
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 _TOKEN_KEYS = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
 _SENTENCEPIECE_ROLES = {"bos": 1, "eos": 2, "unk": 0}  # where the file names none
 # What ends a turn of a chat, looked for where the file does not name it.
 _TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
-# Phi 3's own tokenizer drops white space behind all special tokens but these.
+# Phi 3's own tokenizer drops whitespace behind all special tokens but these.
 _PHI3_KEEPS_SPACE = ("<unk>", "<s>", "<|endoftext|>")
 _SPACE = "▁"
+
+
+@dataclass(frozen=True, slots=True)
+class PreTokenizer:
+    """How byte-level BPE splits a text into words before it merges.
+
+    splits: expressions whose matches become words of their own, one after the other. gpt2: whether
+    GPT-2's own expression comes last. whole_words: whether a word that is in the vocabulary is
+    taken without merging. add_bos: whether texts begin with the beginning-of-text token where the
+    file does not say.
+    """
+
+    splits: tuple[str, ...]
+    gpt2: bool = False
+    whole_words: bool = False
+    add_bos: bool = False
+
+    def build(self) -> Any:
+        """The pre-tokenizer as an object of the `tokenizers` library."""
+        from tokenizers import Regex, pre_tokenizers
+
+        steps: list[Any] = [
+            pre_tokenizers.Split(Regex(split), behavior="isolated") for split in self.splits
+        ]
+        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=self.gpt2))
+        return pre_tokenizers.Sequence(steps)
+
+
+_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = _ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _TAIL
+_QWEN2 = _ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _TAIL
+_SEED = (
+    _ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# Words that begin with capitals and continue in small letters; letters without case count as both.
+_CAPITALS, _SMALL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_CAPITALS}*{_SMALL}+%s|[^\r\n\p{{L}}\p{{N}}]?{_CAPITALS}+{_SMALL}*%s"
+)
+_CASED_TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_TEKKEN = _CASED % ("", "") + r"|\p{N}" + _CASED_TAIL
+_GPT4O = _CASED % (f"{_ENDINGS}?", f"{_ENDINGS}?") + r"|\p{N}{1,3}" + _CASED_TAIL
+_DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    "[一-龥\u3040-ゟ゠-ヿ]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+_DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+", r"\p{N}")
+
+_BY_KIND = {
+    PreTokenizer((), gpt2=True): "gpt-2 phi-2 olmo mpt jais mellum a.x-4.0 gigachat exaone4",
+    PreTokenizer((r"\p{N}",), gpt2=True): "smollm starcoder refact command-r",
+    PreTokenizer((_LLAMA3,), whole_words=True, add_bos=True): (
+        "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2"
+    ),
+    PreTokenizer((_LLAMA3,)): "dbrx smaug-bpe glm4 chatglm-bpe",
+    PreTokenizer((_QWEN2,)): "qwen2 deepseek-r1-qwen stablelm2 megrez hunyuan",
+    PreTokenizer((_SEED,)): "seed-coder",
+    PreTokenizer((_TEKKEN,), whole_words=True, add_bos=True): "tekken",
+    PreTokenizer((_GPT4O,)): "gpt-4o llama4",
+    PreTokenizer(_DEEPSEEK3): "deepseek-v3 hunyuan-dense",
+    PreTokenizer(_DEEPSEEK_CODER): "deepseek-coder",
+}
+PRE_TOKENIZERS = {name: kind for kind, names in _BY_KIND.items() for name in names.split()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +170,7 @@ class TokenizerPlan:
     """A checked tokenizer: token texts by id, how it merges, special ids by role.
 
     control: tokens that are not text. user_defined: text that is never split. strips_right: tokens
-    that swallow the white space behind them.
+    that swallow the whitespace behind them.
     """
 
     tokens: list[str]
@@ -191,7 +258,7 @@ def plan_tokenizer(file: GgufFile) -> TokenizerPlan:
         raise UnsupportedModel(f"{name} has the pre-tokenizer {pre!r:.40}; akunu knows: {known}")
     if metadata.get("tokenizer.ggml.add_eos_token", False) is not False:
         raise UnsupportedModel(f"{name} asks for an end token behind every text (add_eos_token)")
-    tokens = _texts(file, "tokenizer.ggml.tokens")
+    tokens = _strings(file, "tokenizer.ggml.tokens")
     if not tokens or len(set(tokens)) != len(tokens):
         raise _damaged(file, "its vocabulary is empty or names a token twice")
     kinds = metadata.get("tokenizer.ggml.token_type", np.ones(len(tokens), np.int32))
@@ -231,7 +298,7 @@ def plan_tokenizer(file: GgufFile) -> TokenizerPlan:
 
 def _byte_pairs(file: GgufFile, tokens: set[str], pre_tokenizer: str) -> BytePairs:
     merges: list[tuple[str, str]] = []
-    for text in _texts(file, "tokenizer.ggml.merges"):
+    for text in _strings(file, "tokenizer.ggml.merges"):
         left, _, right = text.partition(" ")
         if left not in tokens or right not in tokens or left + right not in tokens:
             raise _damaged(file, f"the merge {text[:60]!r} is not of its vocabulary")
@@ -291,7 +358,7 @@ def _strips_right(file: GgufFile, tokens: list[str], special: list[int]) -> froz
     return frozenset(i for i in special if tokens[i] not in _PHI3_KEEPS_SPACE)
 
 
-def _texts(file: GgufFile, key: str) -> list[str]:
+def _strings(file: GgufFile, key: str) -> list[str]:
     value = file.metadata.get(key)
     if not isinstance(value, list):
         raise _damaged(file, f"{key} is missing")

@@ -11,10 +11,10 @@ one scale for 32 weights, its bits are kept and only put into another order:
 The first five are exact in half precision (the biases are d times a power of two); in the last two
 the products are rounded to it, which moves weights by a hundredth of a step. Q2_K, Q3_K and Q6_K
 have one scale for 16 weights, which MLX cannot express: they are dequantized by the gguf package
-and quantized anew in the narrowest width that adds less than a tenth to the squared error that the
+and quantized again in the narrowest width that adds less than a tenth to the squared error that the
 type itself has made (docs/models-import.md has the figures). Work goes through the tensor in
-slices, so that memory stays bounded. Refuses scales that overflow the float type
-(UnsupportedModel); no real model has them.
+slices, so that memory stays bounded. Scales that overflow the float type are UnsupportedModel; no
+real model has them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Groups = tuple[Array, Array, Array]
 
 
 @dataclass(frozen=True, slots=True)
-class Quantized:
+class QuantizedMatrix:
     """A matrix as MLX stores it: `packed` uint32 [..., columns * bits / 32], `scales` and `biases`
     in the storage form of a float type [..., columns / 32]."""
 
@@ -51,7 +51,7 @@ class Quantized:
     biases: Array
 
 
-def quantized(tensor: Tensor, dtype: str) -> Quantized:
+def convert_quantized(tensor: Tensor, dtype: str) -> QuantizedMatrix:
     """Converts a quantized tensor; scales and biases get the float type `dtype`.
 
     Raises UnsupportedModel where they overflow it.
@@ -75,14 +75,14 @@ def quantized(tensor: Tensor, dtype: str) -> Quantized:
             f"{tensor.path.name}: the scales of {tensor.name[:80]} exceed what {dtype} holds"
         )
     shape = (*rows, columns // GROUP_SIZE)
-    return Quantized(
+    return QuantizedMatrix(
         packed.reshape(*rows, columns * bits // 32),
         store(scales, dtype).reshape(shape),
         store(biases, dtype).reshape(shape),
     )
 
 
-def plain(tensor: Tensor, dtype: str) -> Array:
+def convert_float(tensor: Tensor, dtype: str) -> Array:
     """An F16, BF16 or F32 tensor in the storage form of the float type `dtype`.
 
     Raises UnsupportedModel where a value overflows it.

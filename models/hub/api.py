@@ -1,10 +1,7 @@
-"""Talks to the Hugging Face hub: what a repository holds, and what went wrong where it does not.
+"""The Hugging Face hub: what a repository holds at a commit, its errors in our words, and retries.
 
-Owns the look-up of a repository at a commit, the choice of files that a model needs, the words for
-the hub's refusals, and patience with a hub that is busy. HF_ENDPOINT, HF_TOKEN, HF_HOME and
-HF_HUB_OFFLINE mean what they mean to every program that uses huggingface-hub. Refuses file names
-that lead out of a directory, weights as pickle, and models that would need code of their own.
-Fetching is `hub_files`' business.
+HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE mean what they mean to every program that uses
+huggingface-hub. File names that lead out of a directory and weights as pickle are never accepted.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from akunu_py.errors import (
     UsageError,
     one_line,
 )
-from akunu_py.models.manifest import FileRecord
+from akunu_py.models.progress import ProgressCallback
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
@@ -58,15 +55,13 @@ class HubFile:
     digest: str
     large: bool
 
-    @property
-    def record(self) -> FileRecord:
-        """What a manifest says of a large file."""
-        return FileRecord(self.size, self.digest)
-
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
-    """A repository at one commit, and those of its files that are needed. revision: as asked."""
+    """A repository at one commit, and those of its files that are needed.
+
+    revision: as the user named it.
+    """
 
     repository: str
     revision: str
@@ -88,7 +83,7 @@ def parse_reference(reference: str) -> tuple[str, str | None] | None:
 
 
 def look_up(repository: str, revision: str | None, retries: Retries) -> HubModel:
-    """What the hub says of `repository` at `revision` (None: its main branch).
+    """What `repository` holds at `revision` (None: its main branch).
 
     Raises FetchError, UnknownModel where there is no such repository or revision, and
     UnsupportedModel for one that holds no safetensors.
@@ -96,7 +91,7 @@ def look_up(repository: str, revision: str | None, retries: Retries) -> HubModel
     from huggingface_hub import HfApi, constants
 
     with hub_errors(repository, revision):
-        info = retries.until_answered(
+        info = retries.call(
             lambda: HfApi(endpoint=constants.ENDPOINT).model_info(
                 repository,
                 revision=revision,
@@ -104,14 +99,14 @@ def look_up(repository: str, revision: str | None, retries: Retries) -> HubModel
                 timeout=constants.HF_HUB_ETAG_TIMEOUT,
             )
         )
-    return _described(repository, revision, info)
+    return _hub_model(repository, revision, info)
 
 
 def choose_files(names: list[str]) -> list[str]:
     """The files of a repository that a model needs.
 
     Raises FetchError for a name that leads out of the directory, UnsupportedModel where there are
-    no safetensors, which says what there is instead.
+    no safetensors, which names what there is instead.
     """
     for name in names:
         parts = PurePosixPath(name).parts
@@ -125,7 +120,7 @@ def choose_files(names: list[str]) -> list[str]:
         raise UnsupportedModel(_no_weights(names))
     if "config.json" not in wanted:
         raise UnsupportedModel("the repository holds no config.json; it is not a model for mlx-lm")
-    if "tokenizer.json" in wanted:  # it says all that these say
+    if "tokenizer.json" in wanted:  # it holds all that these do
         wanted = [name for name in wanted if name not in ("vocab.json", "merges.txt", "vocab.txt")]
     return wanted
 
@@ -167,7 +162,7 @@ def hub_errors(repository: str, revision: str | None = None) -> Iterator[None]:
             "unset it and pull again"
         ) from error
     except errors.HfHubHTTPError as error:
-        raise FetchError(_http_words(repository, host, error.response.status_code)) from error
+        raise FetchError(_http_message(repository, host, error.response.status_code)) from error
     except httpx2.HTTPError as error:
         raise FetchError(
             f"cannot fetch {repository}: {host} does not answer ({one_line(error)}); check the "
@@ -178,37 +173,34 @@ def hub_errors(repository: str, revision: str | None = None) -> Iterator[None]:
 
 
 class Retries:
-    """Tries again while the hub is busy or the connection breaks, for as long as there is hope.
+    """Retries with exponential back-off while the hub is busy or the connection breaks.
 
-    cancelled: asked during every wait; Cancelled is raised where it says yes. report: hears that
-    we wait, and why.
+    Gives up after five failures without a single new byte. cancelled: polled during every wait;
+    Cancelled is raised where it is true. progress: called with why there is a wait.
     """
 
-    def __init__(
-        self, cancelled: Callable[[], bool], report: Callable[[str, int, int], None]
-    ) -> None:
-        self._cancelled, self._report = cancelled, report
+    def __init__(self, cancelled: Callable[[], bool], progress: ProgressCallback) -> None:
+        self._cancelled, self._progress = cancelled, progress
         self._failures = 0
 
-    def check(self) -> None:
-        """Raises Cancelled where somebody called it off."""
+    def raise_if_cancelled(self) -> None:
         if self._cancelled():
             raise Cancelled("cancelled; what was fetched is kept, pull again to go on")
 
-    def progressed(self) -> None:
-        """New bytes came: hope is as large as at the beginning."""
+    def reset(self) -> None:
+        """Forgets the failures so far: new bytes came."""
         self._failures = 0
 
-    def until_answered(self, ask: Callable[[], Any]) -> Any:
-        """What `ask` gives; asks again where it fails for a reason that may pass."""
+    def call(self, request: Callable[[], Any]) -> Any:
+        """The result of `request`, called again where it fails for a reason that may pass."""
         while True:
-            self.check()
-            with self.tolerated():
-                return ask()
+            self.raise_if_cancelled()
+            with self.attempt():
+                return request()
 
     @contextlib.contextmanager
-    def tolerated(self) -> Iterator[None]:
-        """Swallows a failure that may pass, after a wait; raises others, and one too many."""
+    def attempt(self) -> Iterator[None]:
+        """Suppresses a failure that may pass, after a wait; raises others, and one too many."""
         import httpx2
         from huggingface_hub import errors
 
@@ -228,18 +220,18 @@ class Retries:
         self._failures += 1
         return self._failures >= _ATTEMPTS
 
-    def _wait(self, asked_s: float, why: str) -> None:
+    def _wait(self, retry_after_s: float, why: str) -> None:
         until = time.monotonic() + max(
-            _FIRST_WAIT_S * 2 ** (self._failures - 1), min(asked_s, _LONGEST_WAIT_S)
+            _FIRST_WAIT_S * 2 ** (self._failures - 1), min(retry_after_s, _LONGEST_WAIT_S)
         )
         while (left := until - time.monotonic()) > 0:
-            self._report(f"waiting: {why}", 0, 0)
-            self.check()
+            self._progress(f"waiting: {why}", 0, 0)
+            self.raise_if_cancelled()
             time.sleep(min(left, 0.1))
 
 
-def _described(repository: str, revision: str | None, info: ModelInfo) -> HubModel:
-    """The look-up's answer, believed only as far as it is well formed."""
+def _hub_model(repository: str, revision: str | None, info: ModelInfo) -> HubModel:
+    """The hub's answer, after a check that every field is valid."""
     siblings = {sibling.rfilename: sibling for sibling in info.siblings or []}
     if not isinstance(info.sha, str) or not _COMMIT.fullmatch(info.sha):
         raise FetchError(f"the hub names no commit of {repository}; check HF_ENDPOINT")
@@ -274,7 +266,7 @@ def _no_weights(names: list[str]) -> str:
     return "the repository holds no weights (model*.safetensors); look for another one"
 
 
-def _http_words(repository: str, host: str, status: int) -> str:
+def _http_message(repository: str, host: str, status: int) -> str:
     if status in (401, 403):
         return (
             f"{host} refuses {repository} ({status}): the token in HF_TOKEN or of `hf auth login` "

@@ -1,22 +1,22 @@
-"""The hub's own cache on this machine: what is in it, and taking things out of it.
+"""The hub's own cache on this machine: its layout, what is in it, verifying and deleting.
 
-Owns the cache's layout as far as we use it: `blobs/<digest>`, which the names under
-`snapshots/<commit>/` link to, and `refs/<branch>`. Every program that uses huggingface-hub shares
-it, so nothing is deleted here but by name, and a file counts only when size and hash are right.
-Filling it is `hub_files`' business.
+`blobs/<digest>` holds the files, the names under `snapshots/<commit>/` link to them, and
+`refs/<branch>` holds the commit of a branch. Every program that uses huggingface-hub shares it, so
+nothing is deleted but by name, and a file counts only when size and hash are right.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from akunu_py.errors import FetchError
+from akunu_py.models.disk import store_errors
 from akunu_py.models.hub.api import HubFile, HubModel, Retries, choose_files
-from akunu_py.models.locking import store_errors
 from akunu_py.models.manifest import FileRecord, sha256_file
 from akunu_py.models.progress import ProgressCallback
 
@@ -31,33 +31,33 @@ class CachedRepository:
         self.root = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
         self._locks = Path(constants.HF_HUB_CACHE) / ".locks" / self.root.name
 
-    def blob(self, file: HubFile) -> Path:
+    def blob_path(self, file: HubFile) -> Path:
         return self.root / "blobs" / file.digest
 
-    def partial(self, file: HubFile) -> Path:
+    def partial_path(self, file: HubFile) -> Path:
         return self.root / "blobs" / f"{file.digest}.incomplete"
 
-    def link(self, commit: str, name: str) -> Path:
-        """The file under its own name."""
+    def snapshot_path(self, commit: str, name: str) -> Path:
+        """The link to the file under its own name."""
         return self.root / "snapshots" / commit / name
 
-    def here(self, model: HubModel, file: HubFile) -> bool:
+    def has(self, model: HubModel, file: HubFile) -> bool:
         """Whether the file is in the cache, of the right size."""
-        for path in (self.link(model.commit, file.name), self.blob(file)):
+        for path in (self.snapshot_path(model.commit, file.name), self.blob_path(file)):
             with contextlib.suppress(OSError):
                 if path.stat().st_size == file.size:
                     return True
         return False
 
-    def fetched(self, model: HubModel, file: HubFile) -> int:
+    def fetched_bytes(self, model: HubModel, file: HubFile) -> int:
         """Bytes of it that are here, whole or in part."""
-        if self.here(model, file):
+        if self.has(model, file):
             return file.size
         with contextlib.suppress(OSError):
-            return min(self.partial(file).stat().st_size, file.size)
+            return min(self.partial_path(file).stat().st_size, file.size)
         return 0
 
-    def cached_commit(self, revision: str) -> str | None:
+    def commit_of(self, revision: str) -> str | None:
         """The commit that `revision` was when it was last fetched, where its files are here."""
         commit = revision
         with contextlib.suppress(OSError):
@@ -65,15 +65,25 @@ class CachedRepository:
         plain = commit and all(part not in ("", ".", "..") for part in commit.split("/"))
         return commit if plain and (self.root / "snapshots" / commit).is_dir() else None
 
-    def name_revision(self, model: HubModel) -> None:
-        """Keeps which commit the branch is at, as the library does."""
+    def write_ref(self, model: HubModel) -> None:
+        """Records which commit the branch is at, as the library does."""
         if model.revision != model.commit:
             reference = self.root / "refs" / model.revision
             reference.parent.mkdir(parents=True, exist_ok=True)
             reference.write_text(model.commit, "utf-8")
 
+    def link(self, model: HubModel, file: HubFile) -> None:
+        """Gives the file, which is here, its own name."""
+        link, blob = self.snapshot_path(model.commit, file.name), self.blob_path(file)
+        with contextlib.suppress(OSError):
+            if link.stat().st_size == file.size:
+                return
+        link.unlink(missing_ok=True)
+        with contextlib.suppress(FileExistsError):  # another process made the same one
+            os.symlink(os.path.relpath(blob, link.parent), link)
+
     @contextlib.contextmanager
-    def locked(self, file: HubFile, retries: Retries, report: ProgressCallback) -> Iterator[None]:
+    def locked(self, file: HubFile, retries: Retries, progress: ProgressCallback) -> Iterator[None]:
         """Holds the library's lock of the file, which other programs respect too."""
         from filelock import Timeout
         from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
@@ -81,23 +91,23 @@ class CachedRepository:
         self._locks.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
             while True:
-                retries.check()
+                retries.raise_if_cancelled()
                 try:
                     lock = WeakFileLock(self._locks / f"{file.digest}.lock", timeout=0.5)
                     stack.enter_context(lock)
                     break
                 except Timeout:
-                    report("waiting for another program", 0, 0)
+                    progress("waiting for another program", 0, 0)
             yield
 
 
-def cached(repository: str, revision: str) -> HubModel | None:
+def cached_model(repository: str, revision: str) -> HubModel | None:
     """What the cache alone knows of a repository: for when the hub must not or cannot be asked.
 
     Files have the digest by which the cache names them. None where no whole model is there.
     """
     cached = CachedRepository(repository)
-    commit = cached.cached_commit(revision)
+    commit = cached.commit_of(revision)
     if commit is None:
         return None
     files = []
@@ -120,7 +130,7 @@ def linked_bytes(directory: Path) -> int:
 def delete(repository: str, commit: str) -> int:
     """Deletes a repository's files at `commit` from the hub's cache, for all programs.
 
-    Files that other commits have too stay. Gives the bytes that this freed. Raises StoreError.
+    Files that other commits have too stay. Returns the bytes that this freed. Raises StoreError.
     """
     from huggingface_hub import scan_cache_dir
 
@@ -136,7 +146,7 @@ def delete(repository: str, commit: str) -> int:
 def verify(
     file: HubFile, path: Path, progress: Callable[[int], None] = lambda done: None
 ) -> FileRecord:
-    """The record of a file in the cache, read anew. Raises FetchError where its hash is wrong."""
+    """The record of a file in the cache, read again. Raises FetchError where its hash is wrong."""
     if file.large:
         digest = found = sha256_file(path, progress)
     else:

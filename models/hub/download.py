@@ -1,24 +1,27 @@
-"""Fetches a model's files into the hub's own cache.
+"""Fetches a model's files into the hub's own cache and makes a model directory of them.
 
-Owns the transfer. The library's own downloads keep nothing of one that was cut off, so the bytes
-are fetched here, by plain HTTP with ranges: into `blobs/<digest>.incomplete`, under the library's
-lock, and named only when size and hash are right. So every program that uses huggingface-hub finds
-what we fetched, and we use what they did.
+The library's own downloads keep nothing of one that was cut off, so the bytes are fetched here, by
+plain HTTP with ranges: into `blobs/<digest>.incomplete`, under the library's lock, and named only
+when size and hash are right. So every program that uses huggingface-hub finds what we fetched, and
+we use what they did.
 """
 
 from __future__ import annotations
 
-import contextlib
+import json
 import os
-import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import IO, TYPE_CHECKING
 from urllib.parse import quote
 
-from akunu_py.errors import FetchError, StoreError
+from akunu_py.errors import FetchError
+from akunu_py.models import mlx_directory
+from akunu_py.models.disk import check_space, store_errors
 from akunu_py.models.hub.api import HubFile, HubModel, Retries, hub_errors
-from akunu_py.models.hub.cache import CachedRepository, hasher_for
-from akunu_py.models.locking import store_errors
+from akunu_py.models.hub.cache import CachedRepository, hasher_for, verify
+from akunu_py.models.manifest import FileRecord, ModelFacts
 from akunu_py.models.progress import ProgressCallback
 
 if TYPE_CHECKING:
@@ -28,50 +31,93 @@ _BLOCK = 1 << 20
 _RESERVE = 64_000_000  # bytes that are left free on the disk
 
 
-def fetch(
-    model: HubModel, files: Sequence[HubFile], retries: Retries, report: ProgressCallback
-) -> set[str]:
-    """Brings `files` of `model` into the cache and gives the names of those that were fetched.
+def build_model(
+    model: HubModel, directory: Path, retries: Retries, progress: ProgressCallback
+) -> ModelFacts:
+    """Fetches and checks `model`, and fills the empty `directory` with links into the hub's cache.
 
-    They are under `CachedRepository.link`. report: called with the bytes of the whole model.
-    A failure removes nothing: the next call goes on where this one ended. Raises FetchError,
-    StoreError, Cancelled.
+    Raises FetchError, StoreError, Cancelled, UnsupportedModel, DamagedModel.
+    """
+    cached = CachedRepository(model.repository)
+    settings = [file for file in model.files if file.name.endswith(".json")]
+    # Settings decide whether the weights are worth fetching.
+    fetched = fetch(model, settings, retries, progress)
+    mlx_directory.check_config(cached.snapshot_path(model.commit, "config.json").parent)
+    fetched |= fetch(model, model.files, retries, progress)
+    records, done = {}, 0
+    for file in model.files:
+        path = cached.snapshot_path(model.commit, file.name)
+        if file.name in fetched and file.large:  # it was hashed as it came
+            records[file.name] = FileRecord(file.size, file.digest)
+        else:
+
+            def checked(read: int, base: int = done) -> None:
+                retries.raise_if_cancelled()
+                progress("check", base + read, model.size)
+
+            records[file.name] = verify(file, path, checked)
+        done += file.size
+        (directory / file.name).symlink_to(path)
+    plan = mlx_directory.plan_directory(directory)
+    for name in plan.settings:
+        if "auto_map" in json.loads((directory / name).read_text("utf-8")):
+            (directory / name).unlink()  # the link; our copy does not point to code
+            plan.write_settings(directory, name)
+            del records[name]
+    return replace(
+        plan.facts,
+        source=f"{model.repository} on the Hugging Face hub",
+        licence=model.licence,
+        repository=model.repository,
+        commit=model.commit,
+        files=records,
+    )
+
+
+def fetch(
+    model: HubModel, files: Sequence[HubFile], retries: Retries, progress: ProgressCallback
+) -> set[str]:
+    """Fetches `files` of `model` into the cache. Returns the names of those that were not there.
+
+    progress: called with the bytes of the whole model. A failure removes nothing: the next call
+    continues where this one ended. Raises FetchError, StoreError, Cancelled.
     """
     cached = CachedRepository(model.repository)
     doing = f"cannot keep {model.repository} in {cached.root}"
     with store_errors(doing, "HF_HOME"), hub_errors(model.repository, model.revision):
-        _check_space(cached, model)
+        if missing := sum(file.size - cached.fetched_bytes(model, file) for file in model.files):
+            check_space(cached.root, missing + _RESERVE, "HF_HOME")
         for part in ("blobs", f"snapshots/{model.commit}"):
             (cached.root / part).mkdir(parents=True, exist_ok=True)
-        have = {file.name: cached.fetched(model, file) for file in model.files}
+        have = {file.name: cached.fetched_bytes(model, file) for file in model.files}
         fetched: set[str] = set()
         # The small ones first: what is wrong with a model shows in its configuration.
         for file in sorted(files, key=lambda file: file.size):
 
-            def tell(done: int, name: str = file.name) -> None:
+            def received(done: int, name: str = file.name) -> None:
                 have[name] = done
-                report("download", sum(have.values()), model.size)
+                progress("download", sum(have.values()), model.size)
 
-            if not cached.here(model, file):
-                with cached.locked(file, retries, report):
-                    if not cached.here(model, file):
-                        _download(model, file, cached, retries, tell)
+            if not cached.has(model, file):
+                with cached.locked(file, retries, progress):
+                    if not cached.has(model, file):
+                        _download(model, file, cached, retries, received)
                         fetched.add(file.name)
-            _link(cached, model, file)
-            tell(file.size)
+            cached.link(model, file)
+            received(file.size)
         if len(files) == len(model.files):
-            cached.name_revision(model)
+            cached.write_ref(model)
     return fetched
 
 
 class _Incoming:
-    """A file on its way: what is here of it, and the hash of that."""
+    """A file that is being received: the bytes of it that are here, and their hash."""
 
     def __init__(self, file: HubFile, output: IO[bytes], retries: Retries) -> None:
         self.file, self._output, self._hasher = file, output, hasher_for(file)
         self.size = 0
         while block := output.read(_BLOCK):  # what an earlier attempt left
-            retries.check()
+            retries.raise_if_cancelled()
             self._take(block)
 
     def restart(self) -> None:
@@ -111,25 +157,25 @@ def _download(
     file: HubFile,
     cached: CachedRepository,
     retries: Retries,
-    tell: Callable[[int], None],
+    received: Callable[[int], None],
 ) -> None:
     """Fetches one file, from where an earlier attempt ended, and names it when it is right."""
-    partial = cached.partial(file)
+    partial = cached.partial_path(file)
     with partial.open("ab+") as output:
         if output.tell() > file.size:
             output.truncate(0)
         output.seek(0)
         incoming = _Incoming(file, output, retries)
         while incoming.size < file.size:
-            retries.check()
-            with retries.tolerated():
-                _receive(model, incoming, retries, tell)
+            retries.raise_if_cancelled()
+            with retries.attempt():
+                _receive(model, incoming, retries, received)
         incoming.finish()
-    os.replace(partial, cached.blob(file))
+    os.replace(partial, cached.blob_path(file))
 
 
 def _receive(
-    model: HubModel, incoming: _Incoming, retries: Retries, tell: Callable[[int], None]
+    model: HubModel, incoming: _Incoming, retries: Retries, received: Callable[[int], None]
 ) -> None:
     """One request for the rest of the file. Bytes that came are kept, whatever happens.
 
@@ -152,41 +198,19 @@ def _receive(
         "GET", url, headers=headers, timeout=timeout, follow_redirects=True
     ) as response:
         hf_raise_for_status(response)
-        if incoming.size and not _goes_on_at(response, incoming.size):
+        if incoming.size and not _continues_at(response, incoming.size):
             incoming.restart()  # the server does not do ranges
         for chunk in response.iter_bytes():
-            retries.check()
+            retries.raise_if_cancelled()
             incoming.add(chunk)
-            retries.progressed()
-            tell(incoming.size)
+            retries.reset()
+            received(incoming.size)
     if incoming.size < file.size:
         raise httpx2.RemoteProtocolError(
             f"{file.name} ended after {incoming.size} of {file.size} bytes"
         )
 
 
-def _goes_on_at(response: httpx2.Response, position: int) -> bool:
-    said = response.headers.get("Content-Range", "")
-    return response.status_code == 206 and said.startswith(f"bytes {position}-")
-
-
-def _link(cached: CachedRepository, model: HubModel, file: HubFile) -> None:
-    link, blob = cached.link(model.commit, file.name), cached.blob(file)
-    with contextlib.suppress(OSError):
-        if link.stat().st_size == file.size:
-            return
-    link.unlink(missing_ok=True)
-    with contextlib.suppress(FileExistsError):  # another process made the same one
-        os.symlink(os.path.relpath(blob, link.parent), link)
-
-
-def _check_space(cached: CachedRepository, model: HubModel) -> None:
-    missing = sum(file.size - cached.fetched(model, file) for file in model.files)
-    there = next(path for path in (cached.root, *cached.root.parents) if path.exists())
-    free = shutil.disk_usage(there).free
-    if missing and free < missing + _RESERVE:
-        raise StoreError(
-            f"not enough space in {there}: {model.repository} still needs "
-            f"{(missing + _RESERVE) / 1e6:,.0f} MB, {free / 1e6:,.0f} MB are free; free some, or "
-            "set HF_HOME to a directory on another disk"
-        )
+def _continues_at(response: httpx2.Response, position: int) -> bool:
+    content_range = response.headers.get("Content-Range", "")
+    return response.status_code == 206 and content_range.startswith(f"bytes {position}-")

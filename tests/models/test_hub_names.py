@@ -138,7 +138,7 @@ def test_files_that_vanish_from_the_cache(server: Hub, home: Path) -> None:
     shutil.rmtree(home / "hub")
     with pytest.raises(DamagedModel, match=f"missing.*akunu models pull {REPOSITORY}"):
         store.check(store.get(NAME))
-    assert [garbage.name for garbage in cleanup.find_leftovers()] == [NAME]
+    assert [leftover.name for leftover in cleanup.find_leftovers()] == [NAME]
     store.verify(pull(REPOSITORY))
     assert store.get(NAME).path == model.path
 

@@ -19,6 +19,7 @@ import pytest
 
 from akunu_py import paths
 from akunu_py.models import install, store
+from akunu_py.models.manifest import ModelFacts
 from akunu_py.models.progress import Progress
 from akunu_py.models.pull import pull
 from tests.support.paths import ROOT
@@ -151,6 +152,6 @@ def test_ctrl_c_ends_pip_and_leaves_nothing(offer: Any, monkeypatch: pytest.Monk
     assert leftovers() == []
 
 
-def _build_other(work: Path, directory: Path) -> install.Facts:
+def _build_other(work: Path, directory: Path) -> ModelFacts:
     (directory / "x").write_text("x")
-    return install.Facts("", 1, 1, "", "")
+    return ModelFacts(context_length=1, parameters=1, quantization="")

@@ -12,8 +12,9 @@ from akunu_py import paths
 from akunu_py.cli import main
 from akunu_py.errors import DamagedModel, StoreError, UnknownModel
 from akunu_py.models import store
-from akunu_py.models.install import Facts, install
-from akunu_py.models.locking import lock_model
+from akunu_py.models.disk import lock_model
+from akunu_py.models.install import install
+from akunu_py.models.manifest import ModelFacts
 from akunu_py.models.usage import note_usage
 
 
@@ -23,10 +24,12 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return paths.models_dir()
 
 
-def build(work: Path, directory: Path) -> Facts:
+def build(work: Path, directory: Path) -> ModelFacts:
     (directory / "config.json").write_text('{"max_position_embeddings": 64}')
     (directory / "model.safetensors").write_bytes(b"x" * 1000)
-    return Facts("made here", 64, 1000, "none", "MIT")
+    return ModelFacts(
+        source="made here", context_length=64, parameters=1000, quantization="none", licence="MIT"
+    )
 
 
 def add(name: str) -> store.StoredModel:

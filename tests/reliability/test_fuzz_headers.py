@@ -198,5 +198,5 @@ def test_many_arrays_of_texts_share_one_limit(tmp_path: Path) -> None:
     )
     path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 4) + body)
     assert path.stat().st_size < MAX_HEADER_BYTES
-    with pytest.raises(DamagedModel, match="claims 1500000 texts"):
+    with pytest.raises(DamagedModel, match="claims 1500000 strings"):
         read_gguf(path)

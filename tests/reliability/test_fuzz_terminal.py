@@ -65,8 +65,17 @@ def hostile_home(home: Path) -> None:
     model.mkdir(parents=True)
     (model / "config.json").write_text("{}")
     evil = EVIL.encode("utf-8", "replace").decode()
-    files = {"config.json": FileRecord(2, "0" * 64)}
-    write_manifest(model, Manifest("x", evil, evil, 10, 10, evil, evil, files))
+    manifest = Manifest(
+        name="x",
+        source=evil,
+        created=evil,
+        context_length=10,
+        parameters=10,
+        quantization=evil,
+        licence=evil,
+        files={"config.json": FileRecord(2, "0" * 64)},
+    )
+    write_manifest(model, manifest)
     (home / "models" / f"bad{CLEAR}\udc80").mkdir()
     (home / "conversations.db").unlink(missing_ok=True)
     store = ConversationStore.open(home / "conversations.db")

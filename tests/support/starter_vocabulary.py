@@ -7,7 +7,7 @@ import string
 from functools import cache
 
 from akunu_py.models import store
-from akunu_py.models.gguf.pretokenizers import PRE_TOKENIZERS
+from akunu_py.models.gguf.tokenizer import PRE_TOKENIZERS
 
 
 @cache

@@ -17,9 +17,10 @@ from mlx_lm.utils import load_tokenizer
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.gguf.file import GgufFile
-from akunu_py.models.gguf.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from akunu_py.models.gguf.tokenizer import (
+    PRE_TOKENIZERS,
     BytePairs,
+    PreTokenizer,
     SentencePieces,
     TokenizerPlan,
     plan_tokenizer,

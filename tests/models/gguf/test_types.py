@@ -49,7 +49,7 @@ def theirs(kind: str, raw: Array) -> Array:
 
 def ours(tensor: Tensor, dtype: str) -> tuple[Array, Array]:
     """What MLX makes of the converted tensor, and the size of a step, for every weight."""
-    made = weights.quantized(tensor, dtype)
+    made = weights.convert_quantized(tensor, dtype)
     scales, biases = weights.load(made.scales, dtype), weights.load(made.biases, dtype)
     values = mx.dequantize(
         mx.array(made.packed),
@@ -83,7 +83,7 @@ def test_products_of_scales_are_rounded_and_nothing_else(tmp_path: Path, kind: s
 
 @pytest.mark.parametrize("dtype", ["F16", "BF16"])
 @pytest.mark.parametrize("kind", REQUANTISED)
-def test_types_with_a_scale_for_16_weights_are_quantized_anew(
+def test_types_with_a_scale_for_16_weights_are_quantized_again(
     tmp_path: Path, kind: str, dtype: str
 ) -> None:
     raw = random_blocks(kind)
@@ -106,7 +106,7 @@ def quantize_like_ggml(kind: str, values: Array) -> Array:
 
 
 @pytest.mark.parametrize("kind", REQUANTISED)
-def test_quantizing_anew_adds_less_than_a_tenth_to_the_types_own_error(kind: str) -> None:
+def test_quantizing_again_adds_less_than_a_tenth_to_the_types_own_error(kind: str) -> None:
     original = np.random.default_rng(0).standard_normal((20_000, 16)) * 0.02
     stored = quantize_like_ggml(kind, original).reshape(-1, 32).astype(np.float32)
     codes, scales, biases = weights.requantize(stored, weights.BITS[kind], "F16")
@@ -165,4 +165,4 @@ def test_scales_that_overflow_are_refused(tmp_path: Path, kind: str, value: floa
     at = HALVES[kind][0]
     raw[7, at : at + 2] = np.array([value], "<f2").view(np.uint8)
     with pytest.raises(UnsupportedModel, match="F16"):
-        weights.quantized(tensor_of(tmp_path, kind, raw), "F16")
+        weights.convert_quantized(tensor_of(tmp_path, kind, raw), "F16")

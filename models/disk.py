@@ -1,0 +1,72 @@
+"""The store's disk: a lock per model, free space, and the disk's errors as StoreError.
+
+A lock file per model, `.lock-NAME`, is held with flock while a model is installed or removed. The
+system releases it when a process dies, so no lock is ever stale. Lock files stay behind, empty:
+removing one would race with a process that has just opened it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from akunu_py import paths
+from akunu_py.errors import StoreError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+@contextmanager
+def lock_model(name: str, wait: bool = True) -> Iterator[None]:
+    """Holds the lock of the model `name`; the store's directory must exist.
+
+    Raises StoreError where another process holds it and `wait` is false.
+    """
+    path = paths.models_dir() / f".lock-{name}"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise StoreError(
+                f"another akunu is at work on model {name!r}; try again when it is done"
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def check_space(directory: Path, need_bytes: int, moved_by: str = "XDG_DATA_HOME") -> None:
+    """Raises StoreError where `directory`, or what exists of its parents, has less space free."""
+    there = next(path for path in (directory, *directory.parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    if free < need_bytes:
+        raise StoreError(
+            f"not enough space in {there}: expected {need_bytes / 1e6:,.0f} MB free, found "
+            f"{free / 1e6:,.0f} MB; free some, or set {moved_by} to a directory on another disk"
+        )
+
+
+@contextmanager
+def store_errors(doing: str, moved_by: str = "XDG_DATA_HOME") -> Iterator[None]:
+    """Turns OSError into a StoreError of one line that begins with `doing`.
+
+    moved_by: the variable that puts what is written somewhere else.
+    """
+    try:
+        yield
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        if error.errno in _FULL:
+            hint = f"free some space, or set {moved_by} to a directory on another disk"
+        elif error.errno in _FORBIDDEN:
+            hint = f"give yourself write access, or set {moved_by} to a directory of your own"
+        else:
+            hint = f"see `akunu info` for where the store is; {moved_by} moves it"
+        raise StoreError(f"{doing}: {error.strerror or error}{where}; {hint}") from error
