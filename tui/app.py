@@ -17,15 +17,17 @@ from textual.widgets import Markdown
 
 from akunu_py.chats.tree import ConversationInfo
 from akunu_py.settings import Settings
-from akunu_py.tui.answering import AnswerController
+from akunu_py.tui.controllers.answering import AnswerController
+from akunu_py.tui.controllers.copying import CopyController
+from akunu_py.tui.controllers.library import LibraryController
+from akunu_py.tui.controllers.models import ModelController
+from akunu_py.tui.controllers.settings import SettingsController
+from akunu_py.tui.controllers.turns import TurnController
 from akunu_py.tui.conversation import Conversation
-from akunu_py.tui.copying import CopyController
 from akunu_py.tui.help.palette import ChatCommands
 from akunu_py.tui.help.screen import HelpScreen, sections
-from akunu_py.tui.library.controller import LibraryController
 from akunu_py.tui.library.screen import Chosen, ConversationsScreen
 from akunu_py.tui.library.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning
-from akunu_py.tui.models.controller import ModelController
 from akunu_py.tui.models.downloads import DownloadEnded, DownloadMoved, Downloads
 from akunu_py.tui.models.screen import ModelsScreen
 from akunu_py.tui.prompt import slash
@@ -33,13 +35,11 @@ from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.prompt.history import HistoryScreen
 from akunu_py.tui.session.messages import Failed, Finished, Loaded, PieceArrived, Prefilling
 from akunu_py.tui.session.worker import SessionThread
-from akunu_py.tui.settings.controller import SettingsController
 from akunu_py.tui.settings.screen import SettingsScreen
 from akunu_py.tui.terminal import themes
 from akunu_py.tui.terminal.clipboard import find_program, run_program
 from akunu_py.tui.terminal.driver import ChatDriver
 from akunu_py.tui.terminal.themes import Background
-from akunu_py.tui.turns import TurnController
 from akunu_py.tui.view import ChatView
 from akunu_py.types import GenerateOptions
 

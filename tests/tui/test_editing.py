@@ -8,8 +8,8 @@ import pytest
 
 from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.tui import app
+from akunu_py.tui.controllers.copying import code_blocks
 from akunu_py.tui.conversation import Conversation
-from akunu_py.tui.copying import code_blocks
 from akunu_py.tui.session.messages import Failed, Finished
 from akunu_py.tui.terminal.clipboard import find_program, run_program
 from akunu_py.tui.transcript.column import Earlier, Later

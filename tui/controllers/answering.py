@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 
 from textual.message import Message
 
+from akunu_py.tui.controllers.settings import SettingsController
 from akunu_py.tui.conversation import Conversation, Turn
 from akunu_py.tui.models.downloads import Downloads
 from akunu_py.tui.prompt.attachments import split
 from akunu_py.tui.session.messages import Failed, Finished, Loaded, PieceArrived, Prefilling
 from akunu_py.tui.session.worker import SessionThread
-from akunu_py.tui.settings.controller import SettingsController
 from akunu_py.tui.status import Phase
 from akunu_py.tui.view import ChatView
 

@@ -6,7 +6,7 @@ import asyncio
 
 from akunu_py.errors import AkunuError
 from akunu_py.models import store
-from akunu_py.tui.answering import AnswerController
+from akunu_py.tui.controllers.answering import AnswerController
 from akunu_py.tui.models.downloads import DownloadEnded, DownloadMoved, Downloads
 from akunu_py.tui.view import ChatView
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from akunu_py.chats.export import SUFFIXES, ExportFormat, file_name, render, write_new
 from akunu_py.chats.tree import ConversationInfo, Tree
 from akunu_py.errors import AkunuError, ConversationError
-from akunu_py.tui.answering import AnswerController
+from akunu_py.tui.controllers.answering import AnswerController
+from akunu_py.tui.controllers.turns import TurnController
 from akunu_py.tui.conversation import Conversation
 from akunu_py.tui.library.screen import Chosen
 from akunu_py.tui.library.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning
-from akunu_py.tui.turns import TurnController
 from akunu_py.tui.view import ChatView
 
 _RECALLED = 500  # prompts of earlier conversations
