@@ -17,6 +17,7 @@ from textual.widgets import Markdown
 
 from akunu_py.chats.tree import ConversationInfo
 from akunu_py.settings import Settings
+from akunu_py.tui import slash_commands, themes
 from akunu_py.tui.controllers.answering import AnswerController
 from akunu_py.tui.controllers.copying import CopyController
 from akunu_py.tui.controllers.library import LibraryController
@@ -24,22 +25,19 @@ from akunu_py.tui.controllers.models import ModelController
 from akunu_py.tui.controllers.settings import SettingsController
 from akunu_py.tui.controllers.turns import TurnController
 from akunu_py.tui.conversation import Conversation
-from akunu_py.tui.help.palette import ChatCommands
-from akunu_py.tui.help.screen import HelpScreen, sections
+from akunu_py.tui.help import HelpScreen, sections
 from akunu_py.tui.library.screen import Chosen, ConversationsScreen
 from akunu_py.tui.library.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning
 from akunu_py.tui.models.downloads import DownloadEnded, DownloadMoved, Downloads
 from akunu_py.tui.models.screen import ModelsScreen
-from akunu_py.tui.prompt import slash
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.prompt.history import HistoryScreen
 from akunu_py.tui.session.messages import Failed, Finished, Loaded, PieceArrived, Prefilling
 from akunu_py.tui.session.worker import SessionThread
-from akunu_py.tui.settings.screen import SettingsScreen
-from akunu_py.tui.terminal import themes
-from akunu_py.tui.terminal.clipboard import find_program, run_program
-from akunu_py.tui.terminal.driver import ChatDriver
-from akunu_py.tui.terminal.themes import Background
+from akunu_py.tui.settings import SettingsScreen
+from akunu_py.tui.slash_commands import ChatCommands
+from akunu_py.tui.terminal import ChatDriver, find_program, run_program
+from akunu_py.tui.themes import Background
 from akunu_py.tui.view import ChatView
 from akunu_py.types import GenerateOptions
 
@@ -64,7 +62,7 @@ class ChatApp(App[None]):
     """A conversation with a model. The controllers share the conversation and the view, and reach
     each other only as their constructors say."""
 
-    CSS_PATH = ["chat.tcss", "help/palette.tcss"]  # noqa: RUF012 - declared so in Textual
+    CSS_PATH = "chat.tcss"
     TITLE = "akunu"
     COMMANDS: ClassVar = {ChatCommands}
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -178,12 +176,12 @@ class ChatApp(App[None]):
     # Prompts, and what is done with turns
 
     async def on_prompt_box_submitted(self, event: PromptBox.Submitted) -> None:
-        call = slash.parse(event.text)
-        if isinstance(call, slash.Mistake):
+        call = slash_commands.parse(event.text)
+        if isinstance(call, slash_commands.Mistake):
             self.view.prompt.put_back(event.text)
             self.view.warn(call.text)
         elif call is not None:
-            await slash.dispatch(self, call)
+            await slash_commands.dispatch(self, call)
         else:
             await self.turns.send(event.text)
 

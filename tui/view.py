@@ -9,14 +9,14 @@ from pathlib import Path
 from textual.app import ComposeResult
 
 from akunu_py.tui.conversation import Conversation
-from akunu_py.tui.models.rows import better_model
+from akunu_py.tui.models.screen import better_model
 from akunu_py.tui.prompt.box import PromptBox
-from akunu_py.tui.prompt.popup import SuggestionPopup
+from akunu_py.tui.prompt.suggestions import SuggestionPopup
 from akunu_py.tui.status import StatusLine
 from akunu_py.tui.transcript.drafting import DraftingPanel
 from akunu_py.tui.transcript.turn import Notice
 from akunu_py.tui.transcript.view import Transcript
-from akunu_py.tui.transcript.welcome import Welcome
+from akunu_py.tui.welcome import Welcome
 
 _IDLE = ("Enter send", "Tab messages", "F2 drafting", "F1 keys", "Ctrl+Q quit")
 _BUSY = ("Esc stop", "Tab messages", "F2 drafting", "F1 keys", "Ctrl+Q quit")

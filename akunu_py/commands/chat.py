@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from akunu_py.tui.app import ChatApp, ChatConfig
     from akunu_py.tui.library.store_thread import StoreThread
     from akunu_py.tui.session.worker import SessionThread
-    from akunu_py.tui.terminal.background import background as ask_background
+    from akunu_py.tui.terminal import background as ask_background
 
     learned_from: list[LearnedState] = []
 

@@ -10,9 +10,9 @@ from textual.pilot import Pilot
 from textual.screen import Screen
 from textual.widgets import Input, TextArea
 
+from akunu_py.tui import themes
 from akunu_py.tui.models.downloads import DownloadEnded, DownloadMoved
 from akunu_py.tui.models.screen import ModelsScreen
-from akunu_py.tui.terminal import themes
 
 
 class Compare(Protocol):

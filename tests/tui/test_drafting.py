@@ -9,7 +9,7 @@ from akunu_py.tui.conversation import Turn
 from akunu_py.tui.session.messages import Finished, Gauges, PieceArrived
 from akunu_py.tui.transcript.drafting import DraftingPanel, Stretch, sparkline
 from akunu_py.tui.transcript.markdown import AnswerMarkdown
-from akunu_py.tui.transcript.thinking import ThinkingView
+from akunu_py.tui.transcript.turn import ThinkingView
 from akunu_py.types import Message, Stats
 from tests.support.tui_chat import GAUGES, STATS, chat
 

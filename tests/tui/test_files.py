@@ -21,11 +21,18 @@ from textual.widgets import OptionList, Static
 
 from akunu_py.errors import UsageError
 from akunu_py.text import typeable
-from akunu_py.tui.prompt.attachments import Attachment, attach, join, mentions, read, split
 from akunu_py.tui.prompt.box import PromptBox
-from akunu_py.tui.prompt.files import FileIndex, best
-from akunu_py.tui.prompt.popup import SuggestionPopup
-from akunu_py.tui.prompt.suggestions import Suggester
+from akunu_py.tui.prompt.files import (
+    Attachment,
+    FileIndex,
+    attach,
+    best,
+    join,
+    mentions,
+    read,
+    split,
+)
+from akunu_py.tui.prompt.suggestions import Suggester, SuggestionPopup
 from tests.support.paths import ROOT
 from tests.support.tui_host import Compare, Host
 

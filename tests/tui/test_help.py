@@ -15,11 +15,17 @@ from textual.widgets import Static
 from akunu_py.chats.tree import ConversationInfo
 from akunu_py.settings import save_settings
 from akunu_py.tui.app import ChatApp, ChatConfig
-from akunu_py.tui.help.keys import key_name, keys_of_actions
-from akunu_py.tui.help.palette import ChatCommands
-from akunu_py.tui.help.screen import HelpScreen, sections
+from akunu_py.tui.help import HelpScreen, sections
 from akunu_py.tui.prompt.box import PromptBox
-from akunu_py.tui.prompt.slash import COMMANDS, Call, Mistake, parse
+from akunu_py.tui.slash_commands import (
+    COMMANDS,
+    Call,
+    ChatCommands,
+    Mistake,
+    key_name,
+    keys_of_actions,
+    parse,
+)
 from akunu_py.types import GenerateOptions
 from tests.support.tui_host import Compare
 

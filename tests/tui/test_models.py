@@ -21,10 +21,9 @@ from akunu_py.errors import Cancelled, FetchError
 from akunu_py.models import catalogue, store
 from akunu_py.models.progress import Progress
 from akunu_py.models.store import StoredModel
-from akunu_py.tui.models import rows
 from akunu_py.tui.models.downloads import DownloadEnded, DownloadMoved, Downloads
-from akunu_py.tui.models.screen import ModelsScreen
-from akunu_py.tui.transcript.welcome import offer_words
+from akunu_py.tui.models.screen import ModelsScreen, better_model
+from akunu_py.tui.welcome import offer_words
 from tests.support.tui_host import Compare, Host
 
 GB = 10**9
@@ -49,7 +48,7 @@ MEMORY = 8 * GB
 def few_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setattr(catalogue, "load_catalogue", lambda: ENTRIES)
-    monkeypatch.setattr(rows, "available_memory", lambda: MEMORY)
+    monkeypatch.setattr("akunu_py.tui.models.screen.available_memory", lambda: MEMORY)
     stored = [
         StoredModel("starter", tmp_path, GB // 10, 8192, licence="Apache-2.0"),
         StoredModel("torn", tmp_path, GB, damaged="model.safetensors is missing"),
@@ -226,13 +225,13 @@ def test_a_bug_in_pulling_ends_the_download() -> None:
 
 
 def test_a_better_model_for_the_first_run() -> None:
-    better = rows.better_model("starter")
+    better = better_model("starter")
     assert better is not None
     assert better.name == "good-4b", "neither a coder nor what does not fit"
     assert "2.0 GB to fetch" in offer_words(better)
     assert "/model good-4b" in offer_words(replace(better, here=True))
-    assert rows.better_model("good-4b") is None
-    assert rows.better_model("a folder of mine") is None
+    assert better_model("good-4b") is None
+    assert better_model("a folder of mine") is None
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (40, 12)], ids="{0[0]}x{0[1]}".format)

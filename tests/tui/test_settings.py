@@ -18,8 +18,8 @@ from textual.theme import BUILTIN_THEMES, Theme
 from textual.widgets import Input, Select, Static, TextArea
 
 from akunu_py.settings import Settings, load_settings, save_settings, settings_file
-from akunu_py.tui.settings.screen import SettingsScreen
-from akunu_py.tui.terminal import background, themes
+from akunu_py.tui import terminal, themes
+from akunu_py.tui.settings import SettingsScreen
 from tests.support.tui_host import Compare, Host
 
 PERSONAS = {"coder": "You write Python.\nShort answers.", "poet": "You rhyme."}
@@ -210,7 +210,7 @@ def contrast(one: Color, other: Color) -> float:
     ],
 )
 def test_what_the_terminal_answers(answer: bytes, expected: str | None) -> None:
-    assert background.parse_answer(answer) == expected
+    assert terminal.parse_answer(answer) == expected
 
 
 def test_a_terminal_is_asked_and_left_as_it_was() -> None:
@@ -225,7 +225,7 @@ def test_a_terminal_is_asked_and_left_as_it_was() -> None:
     other = threading.Thread(target=answer)
     before = termios.tcgetattr(theirs)
     other.start()
-    found = background.parse_answer(background._ask(theirs))
+    found = terminal.parse_answer(terminal._ask(theirs))
     other.join(5)
     assert found == "light"
     assert asked == [b"\x1b]11;?\x1b\\\x1b[c"]
@@ -241,7 +241,7 @@ def test_the_environment_tells_where_the_terminal_does_not() -> None:
         ("0;default;7", "light"),
         ("", None),
     ):
-        assert background._from_environment({"COLORFGBG": value}) == expected
+        assert terminal._from_environment({"COLORFGBG": value}) == expected
 
 
 async def test_reduced_motion_stops_what_glides_and_blinks() -> None:
@@ -263,7 +263,7 @@ def test_picture(
     snap_compare: Compare, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], theme: str
 ) -> None:
     path = Path("/home/me/.config/akunu/settings.toml")
-    monkeypatch.setattr("akunu_py.tui.settings.screen.settings_file", lambda: path)
+    monkeypatch.setattr("akunu_py.tui.settings.settings_file", lambda: path)
     host, _ = form(Settings(personas=PERSONAS, persona="coder"))
     host.theme = theme
 

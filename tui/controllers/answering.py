@@ -10,7 +10,7 @@ from textual.message import Message
 from akunu_py.tui.controllers.settings import SettingsController
 from akunu_py.tui.conversation import Conversation, Turn
 from akunu_py.tui.models.downloads import Downloads
-from akunu_py.tui.prompt.attachments import split
+from akunu_py.tui.prompt.files import split
 from akunu_py.tui.session.messages import Failed, Finished, Loaded, PieceArrived, Prefilling
 from akunu_py.tui.session.worker import SessionThread
 from akunu_py.tui.status import Phase

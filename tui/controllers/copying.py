@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from akunu_py.tui.conversation import Conversation, Turn
-from akunu_py.tui.prompt.attachments import split
+from akunu_py.tui.prompt.files import split
 from akunu_py.tui.transcript.markdown import markdown_parser
 from akunu_py.tui.view import ChatView
 

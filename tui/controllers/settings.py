@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from akunu_py.settings import MAX_TEMPERATURE, Settings
-from akunu_py.tui.terminal import themes
+from akunu_py.tui import themes
 from akunu_py.tui.view import ChatView
 from akunu_py.types import GenerateOptions
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from akunu_py.errors import UsageError
 from akunu_py.tui.controllers.answering import AnswerController
 from akunu_py.tui.conversation import Conversation, Turn
-from akunu_py.tui.prompt.attachments import attach, join, mentions, split
+from akunu_py.tui.prompt.files import attach, join, mentions, split
 from akunu_py.tui.view import ChatView
 
 

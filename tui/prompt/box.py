@@ -17,7 +17,7 @@ from textual.reactive import reactive
 from textual.widgets import TextArea
 
 from akunu_py.text import typeable
-from akunu_py.tui.prompt.popup import SuggestionPopup
+from akunu_py.tui.prompt.suggestions import SuggestionPopup
 
 # Terminals without a richer keyboard protocol send Ctrl+J as a line feed and cannot tell
 # Shift+Enter from Enter; those that can, send it.

@@ -10,18 +10,23 @@ from __future__ import annotations
 import os
 import re
 import select
+import shutil
+import subprocess
+import sys
 import termios
 import time
 import tty
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from akunu_py.tui.terminal.themes import Background
+from textual.drivers.linux_driver import LinuxDriver
+
+from akunu_py.tui.themes import Background
 
 _QUESTION = b"\x1b]11;?\x1b\\\x1b[c"
 _COLOUR = re.compile(rb"\x1b\]11;rgba?:([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})")
 _ATTRIBUTES = re.compile(rb"\x1b\[\?[0-9;]*c")
 # Only a terminal that answers nothing at all makes us wait so long; a slow line may need it.
-_PATIENCE_S = 1.0
+_ANSWER_TIMEOUT_S = 1.0
 _MUTE = ("", "dumb", "linux", "unknown")
 
 
@@ -57,7 +62,7 @@ def _ask(terminal: int) -> bytes:
     try:
         tty.setcbreak(terminal, termios.TCSADRAIN)
         os.write(terminal, _QUESTION)
-        return _read(terminal, time.monotonic() + _PATIENCE_S)
+        return _read(terminal, time.monotonic() + _ANSWER_TIMEOUT_S)
     finally:
         termios.tcsetattr(terminal, termios.TCSADRAIN, before)
 
@@ -78,3 +83,67 @@ def _from_environment(environ: Mapping[str, str]) -> Background | None:
     if not last.isdecimal():
         return None
     return "light" if int(last) in (7, *range(9, 16)) else "dark"
+
+
+_CLIPBOARD_TIMEOUT_S = 2.0
+_ON_WAYLAND = (["wl-copy"],)
+_ON_X11 = (["xclip", "-selection", "clipboard"], ["xsel", "--clipboard", "--input"])
+_TMUX = ["tmux", "load-buffer", "-w", "-"]  # -w: and to the clipboard of the terminal outside
+
+Which = Callable[[str], str | None]
+
+
+def find_program(
+    environ: Mapping[str, str] = os.environ,
+    platform: str = sys.platform,
+    which: Which = shutil.which,
+) -> list[str] | None:
+    """The command that takes the text on its input; None: only the terminal can be asked.
+
+    On a Mac it is pbcopy, since Terminal.app ignores OSC 52. Over ssh the programs of this machine
+    would fill a clipboard that nobody sees, so there it is tmux or the terminal.
+    """
+    candidates: list[list[str]] = []
+    if not (environ.get("SSH_CONNECTION") or environ.get("SSH_TTY")):
+        if platform == "darwin":
+            candidates.append(["pbcopy"])
+        if environ.get("WAYLAND_DISPLAY"):
+            candidates += _ON_WAYLAND
+        if environ.get("DISPLAY"):
+            candidates += _ON_X11
+    if environ.get("TMUX"):
+        candidates.append(_TMUX)
+    return next((command for command in candidates if which(command[0])), None)
+
+
+def run_program(command: Sequence[str], text: str) -> bool:
+    """Hands `text` to a command of `find_program`; False where that failed. Blocks."""
+    try:
+        done = subprocess.run(
+            command,
+            input=text.encode(errors="replace"),
+            stdout=subprocess.DEVNULL,  # xclip stays, and would keep a pipe open
+            stderr=subprocess.DEVNULL,
+            timeout=_CLIPBOARD_TIMEOUT_S,
+            env={**os.environ, "LC_CTYPE": "UTF-8"},  # pbcopy takes the bytes for what this says
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
+class ChatDriver(LinuxDriver):
+    """For Linux and Macs alike."""
+
+    _is_suspended = False
+
+    def suspend_application_mode(self) -> None:
+        super().suspend_application_mode()
+        self._is_suspended = True
+
+    def resume_application_mode(self) -> None:
+        if not self._is_suspended:
+            self.suspend_application_mode()
+        self._is_suspended = False
+        super().resume_application_mode()
+        self._app.call_later(self._app.refresh, layout=True)  # the terminal's page is a new one

@@ -6,17 +6,19 @@ keys that the prompt box takes while one types, which are no bindings, are writt
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Grid, Vertical, VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen
-from textual.widgets import Static
+from textual.screen import ModalScreen, Screen
+from textual.widgets import Static, TextArea
 
-from akunu_py.tui.help.keys import KeySection, bindings_of, keys_of_actions, rows_of
-from akunu_py.tui.prompt.slash import COMMANDS
+from akunu_py.tui.slash_commands import COMMANDS, key_name, keys_of_actions
 from akunu_py.tui.transcript.view import Transcript
 
 _WRITING = (
@@ -26,6 +28,14 @@ _WRITING = (
     ("@path", "Attach a text file; Tab completes"),
     ("/name", "A command; Tab completes"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class KeySection:
+    """A heading and its rows: what to press or type, and what that does."""
+
+    heading: str
+    rows: tuple[tuple[str, str], ...]
 
 
 def sections(app: App[Any]) -> list[KeySection]:
@@ -55,7 +65,7 @@ def sections(app: App[Any]) -> list[KeySection]:
 class HelpScreen(ModalScreen[None]):
     """Keys and commands, in a dialog that scrolls."""
 
-    CSS_PATH = "screen.tcss"
+    CSS_PATH = "help.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,f1,question_mark", "close", "Close"),
     ]
@@ -82,3 +92,42 @@ class HelpScreen(ModalScreen[None]):
 
     def action_close(self) -> None:
         self.dismiss(None)
+
+
+def bindings_of(screen: Screen[Any]) -> tuple[list[Binding], list[Binding]]:
+    """What can be pressed on `screen` now: what we bound, and what any text area knows."""
+    plain = {binding.action for binding in Binding.make_bindings(TextArea.BINDINGS)}
+    ours: list[Binding] = []
+    editing: list[Binding] = []
+    for active in screen.active_bindings.values():
+        if not active.binding.description or not active.enabled:
+            continue
+        if active.binding.action in _our_actions(type(active.node)):
+            ours.append(active.binding)
+        elif isinstance(active.node, TextArea) and active.binding.action in plain:
+            editing.append(active.binding)
+    return ours, editing
+
+
+def rows_of(bindings: Iterable[Binding], most: int = 3) -> tuple[tuple[str, str], ...]:
+    """The keys of an action in one row, at most so many of them."""
+    keys: dict[str, list[str]] = {}
+    words: dict[str, str] = {}
+    for binding in bindings:
+        names = keys.setdefault(binding.action, [])
+        name = binding.key_display or key_name(binding.key)
+        if name not in names and len(names) < most:
+            names.append(name)
+        words.setdefault(binding.action, binding.description[:1].upper() + binding.description[1:])
+    return tuple((", ".join(names), words[action]) for action, names in keys.items())
+
+
+@cache
+def _our_actions(node: type) -> frozenset[str]:
+    """The actions that the classes of akunu among a node's bind, and two of Textual's own."""
+    actions = {"quit", "command_palette"}
+    for each in node.__mro__:
+        if each.__module__.startswith("akunu_py."):
+            bindings = Binding.make_bindings(each.__dict__.get("BINDINGS", ()))
+            actions |= {binding.action for binding in bindings}
+    return frozenset(actions)

@@ -20,10 +20,10 @@ from textual.screen import ModalScreen
 from textual.widgets import Checkbox, Input, Label, Select, Static, TextArea
 
 from akunu_py.errors import AkunuError
-from akunu_py.models import store
 from akunu_py.settings import MAX_TEMPERATURE, Settings, save_settings, settings_file
 from akunu_py.text import displayable, typeable
-from akunu_py.tui.terminal import themes
+from akunu_py.tui import themes
+from akunu_py.tui.slash_commands import choices_of
 
 _NOBODY = ""  # the persona that is the plain system prompt
 
@@ -31,7 +31,7 @@ _NOBODY = ""  # the persona that is the plain system prompt
 class SettingsScreen(ModalScreen[Settings | None]):
     """The form. settings: as they are. show_theme: puts a theme on the screen at once."""
 
-    CSS_PATH = "screen.tcss"
+    CSS_PATH = "settings.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "close", "Close without saving"),
         Binding("ctrl+s", "save", "Save", priority=True),
@@ -217,11 +217,7 @@ def _temperature(value: float) -> Input:
 
 def _models(current: str) -> list[tuple[str, str]]:
     """The models that are here, and the one that is set, wherever it is."""
-    try:
-        names = [model.name for model in store.list_models() if not model.damaged]
-    except AkunuError:
-        names = []
-    return [(name, name) for name in dict.fromkeys([current, *names])]
+    return [(name, name) for name in dict.fromkeys([current, *choices_of("model")])]
 
 
 def _themes(current: str) -> list[tuple[str, str]]:

@@ -1,0 +1,267 @@
+"""The commands of the chat: their names, what they do, and how one is called from the prompt.
+
+Owns the one table that the `/` completion, the command palette and the key help are made of.
+Carries nothing out itself: a command is the name of an action of the app, with or without the
+words that followed it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
+
+from textual.app import App
+from textual.command import DiscoveryHit, Hit, Hits, Provider
+from textual.content import Content
+from textual.keys import format_key
+from textual.widgets import TextArea
+
+from akunu_py.chats.tree import ConversationInfo
+from akunu_py.errors import AkunuError
+from akunu_py.models import store
+from akunu_py.settings import load_settings
+from akunu_py.text import displayable
+from akunu_py.tui import themes
+from akunu_py.tui.prompt.files import best
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """`/name words` runs `action`, a method `action_...` of the app.
+
+    title: what it does, as a heading of the palette. argument: what may follow the name, in
+    capitals; in brackets where it may be left out; empty where nothing may.
+    """
+
+    name: str
+    action: str
+    title: str
+    argument: str = ""
+
+    @property
+    def needs_argument(self) -> bool:
+        return bool(self.argument) and not self.argument.startswith("[")
+
+    @property
+    def usage(self) -> str:
+        return f"/{self.name} {self.argument}".rstrip()
+
+
+COMMANDS = (
+    Command("new", "new_chat", "New chat"),
+    Command("chats", "conversations", "Open or search earlier chats"),
+    Command("rename", "rename_chat", "Rename this chat", "[TITLE]"),
+    Command("export", "export", "Save this chat as Markdown, JSON or a picture", "[FILE]"),
+    Command("models", "models", "Choose or fetch a model"),
+    Command("model", "use_model", "Use another model from here on", "[NAME]"),
+    Command("persona", "use_persona", "Use another persona from here on", "[NAME]"),
+    Command("system", "use_system_prompt", "Tell the model who it is", "[TEXT]"),
+    Command("temperature", "use_temperature", "Set the temperature of sampling", "NUMBER"),
+    Command("attach", "attach", "Attach a text file to the prompt", "[FILE]"),
+    Command("regenerate", "regenerate", "Answer again, on a branch of its own"),
+    Command("edit", "edit", "Edit your last message and send it again"),
+    Command("continue", "continue", "Continue an answer that was cut off"),
+    Command("stop", "stop", "Stop the answer"),
+    Command("copy", "copy_answer", "Copy the last answer"),
+    Command("code", "copy_code", "Copy a block of code"),
+    Command("drafting", "show_drafting", "See the drafting"),
+    Command("thinking", "toggle_thinking", "Unfold or fold the thinking"),
+    Command("settings", "settings", "Settings"),
+    Command("theme", "use_theme", "Change the colours", "[NAME]"),
+    Command("help", "help", "Keys and commands"),
+    Command("quit", "quit", "Quit"),
+)
+_BY_NAME = {command.name: command for command in COMMANDS}
+
+
+def choices_of(command: str) -> list[str]:
+    """The names that may follow a command; none where they cannot be read: whoever carries the
+    command out says what is wrong."""
+    names = _CHOICES.get(command)
+    try:
+        return list(names()) if names else []
+    except AkunuError:
+        return []
+
+
+def _model_names() -> list[str]:
+    return [model.name for model in store.list_models() if not model.damaged]
+
+
+_CHOICES: Mapping[str, Callable[[], Iterable[str]]] = {
+    "model": _model_names,
+    "persona": lambda: load_settings().personas,
+    "theme": themes.choices,
+}
+
+# One word after the slash: "/usr/bin", "//" and "/ 2" are things people say to a model.
+_CALL = re.compile(r"/([A-Za-z]+)(?:[ \t]+(\S.*?))?\s*", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A command that was typed, and what followed its name."""
+
+    command: Command
+    argument: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """Something that looks like a command and is none; `text` says so to the person."""
+
+    text: str
+
+
+def parse(prompt: str) -> Call | Mistake | None:
+    """What `prompt` asks of the program; None where it is for the model."""
+    found = _CALL.fullmatch(prompt)
+    if found is None:
+        return None
+    name, argument = found[1].lower(), found[2] or ""
+    command = _BY_NAME.get(name)
+    if command is None:
+        # Many words may well be a sentence that begins with a slash; one word is a slip.
+        return None if len(argument.split()) > 1 else Mistake(_unknown(name))
+    if "\n" in argument and command.argument != "[TEXT]":
+        return None
+    if argument and not command.argument:
+        return Mistake(f"/{name} takes nothing after it, found {argument[:40]!r}")
+    if command.needs_argument and not argument:
+        return Mistake(f"expected {command.usage}, found nothing after /{name}")
+    return Call(command, argument)
+
+
+async def dispatch(app: App[Any], call: Call) -> None:
+    """Runs the action of a command; one that takes words is given them, empty ones too."""
+    words = (call.argument,) if call.command.argument else ()
+    await app.run_action(("app", call.command.action, words))
+
+
+def _unknown(name: str) -> str:
+    close = difflib.get_close_matches(name, _BY_NAME, n=1, cutoff=0.5)
+    hint = f"did you mean /{close[0]}?" if close else "/help lists those there are"
+    return f"no command /{name}; {hint}"
+
+
+_HEADS = {"model": "Use the model", "persona": "Use the persona", "theme": "Theme"}
+_MOST = 30
+
+Run = Callable[[], Any]
+
+
+@runtime_checkable
+class Chats(Protocol):
+    """An app that keeps chats."""
+
+    async def chats(self) -> Sequence[ConversationInfo]: ...
+
+    async def open_chat(self, conversation: str) -> None: ...
+
+
+class ChatCommands(Provider):
+    """What the palette of the chat offers."""
+
+    async def discover(self) -> Hits:
+        for command, hint in self._commands():
+            yield DiscoveryHit(command.title, self._run(command), help=hint)
+
+    async def search(self, query: str) -> Hits:
+        matcher = self.matcher(query)
+        for command, hint in self._commands():
+            score = max(matcher.match(command.title), matcher.match(command.name))
+            if score > 0:
+                yield Hit(score, matcher.highlight(command.title), self._run(command), help=hint)
+        named = {**self._words(), **await self._chats()}
+        style = matcher.match_style
+        for rank, match in enumerate(best(query, named, _MOST)):
+            text = Content(match.path)
+            for place in match.places:
+                text = text.stylize(style, place, place + 1)
+            # After the commands, whose scores are above 1.
+            yield Hit(1 / (rank + 2), text, named[match.path], text=match.path)
+
+    def _commands(self) -> Iterator[tuple[Command, str]]:
+        """Each command, and how else it is called."""
+        keys = keys_of_actions(self.app)
+        for command in COMMANDS:
+            key = keys.get(command.action, "")
+            # Textual reads markup in it, and an argument that may be left out looks like a tag.
+            yield command, f"{command.usage}   {key}".rstrip().replace("[", r"\[")
+
+    def _words(self) -> dict[str, Run]:
+        """What can be chosen by name, and how."""
+        found: dict[str, Run] = {}
+        for command in COMMANDS:
+            if command.name not in _HEADS:
+                continue
+            for word in choices_of(command.name):
+                text = displayable(f"{_HEADS[command.name]} {word}")
+                found[text] = partial(dispatch, self.app, Call(command, word))
+        return found
+
+    async def _chats(self) -> dict[str, Run]:
+        app = self.app
+        if not isinstance(app, Chats):
+            return {}
+        return {
+            displayable(f"Open the chat {chat.title}").replace("\n", " "): partial(
+                app.open_chat, chat.id
+            )
+            for chat in reversed(await app.chats())  # of two with one title the later one stays
+        }
+
+    def _run(self, command: Command) -> Run:
+        if command.needs_argument:
+            return partial(_begin, self.app, f"/{command.name} ")
+        return partial(dispatch, self.app, Call(command))
+
+
+def _begin(app: App[Any], text: str) -> None:
+    """Writes the beginning of a command into the prompt, before what is there."""
+    box = app.query_one("#prompt", TextArea)
+    box.text = text + box.text
+    box.move_cursor((0, len(text)))
+    box.focus()
+
+
+_KEY_NAMES = {
+    "escape": "Esc",
+    "pageup": "Page Up",
+    "pagedown": "Page Down",
+    "question_mark": "?",
+    "space": "Space",
+    "backspace": "Backspace",
+    "delete": "Delete",
+    "enter": "Enter",
+    "tab": "Tab",
+    "up": "Up",
+    "down": "Down",
+    "left": "Left",
+    "right": "Right",
+    "home": "Home",
+    "end": "End",
+}
+
+
+def key_name(key: str) -> str:
+    """`ctrl+t` as people write it: Ctrl+T."""
+    *modifiers, last = key.split("+")
+    named = _KEY_NAMES.get(last) or (format_key(last) if len(format_key(last)) == 1 else last)
+    if last not in _KEY_NAMES:
+        short = len(named) == 1 or named[1:].isdecimal()
+        named = named.upper() if short else named.replace("_", " ").capitalize()
+    return "+".join([*(modifier.capitalize() for modifier in modifiers), named])
+
+
+def keys_of_actions(app: App[Any]) -> dict[str, str]:
+    """The first key of each action of the app."""
+    found: dict[str, str] = {}
+    for binding in app._bindings.key_to_bindings.values():
+        for each in binding:
+            found.setdefault(each.action.removeprefix("app."), key_name(each.key))
+    return found
