@@ -1,21 +1,18 @@
-"""The thread that a completer lives in, and the queue of what it is asked.
+"""The thread that a completer lives in: superseding, cancelling, and failures as values.
 
-MLX's streams are thread-local, so the model is loaded and run in one thread and everybody else
-speaks to it by tickets. Owns the order of requests, superseding and cancelling, and turning every
-exception into a `Failure`. Refuses to know a protocol. All callbacks come from this thread, so a
-caller needs no order of its own, only a lock around what it writes to from elsewhere too.
+All callbacks come from this thread, so a caller needs no order of its own, only a lock around what
+it writes to from elsewhere too.
 """
 
 from __future__ import annotations
 
-import queue
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from akunu_py.completion.types import Completion, CompletionRequest
+from akunu_py.decoding.thread import ModelThread
 from akunu_py.errors import AkunuError, describe
 from akunu_py.types import Stats
 
@@ -67,17 +64,16 @@ class CompletionThread:
         self._load = load
         self._on_loaded = on_loaded
         self._on_failed = on_failed
-        self._tickets: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
+        self._completer: Completer | Failure = Failure("not loaded")
         self._lock = threading.Lock()
         self._latest: dict[str, Ticket] = {}  # by channel
-        self._closing = threading.Event()
-        # A daemon, because a model that is being loaded cannot be interrupted.
-        self._thread = threading.Thread(target=self._run, name="completions", daemon=True)
+        self._thread = ModelThread[Ticket](
+            "completions", load=self._try_to_load, serve=self._serve, unload=self._unload
+        )
 
     def start(self) -> None:
         """Begins to load, unless it has. Requests may be submitted before."""
-        if self._thread.ident is None:
-            self._thread.start()
+        self._thread.start()
 
     def submit(
         self,
@@ -95,7 +91,7 @@ class CompletionThread:
                 if channel in self._latest:
                     self._latest[channel].cancel()
                 self._latest[channel] = ticket
-        self._tickets.put(ticket)
+        self._thread.put(ticket)
         return ticket
 
     def close(self, timeout: float | None = None, *, drain: bool = False) -> bool:
@@ -103,42 +99,27 @@ class CompletionThread:
 
         False where it is still busy after `timeout` seconds (None: waits for ever).
         """
-        if not drain:
-            self._closing.set()
-        self._tickets.put(None)
-        if self._thread.ident is not None:
-            self._thread.join(timeout)
-        return not self._thread.is_alive()
+        return self._thread.close(timeout, drain=drain)
 
-    def _run(self) -> None:
-        completer: Completer | Failure = Failure("not loaded")
+    def _try_to_load(self) -> None:
         try:
-            completer = self._loaded()
-            while (ticket := self._tickets.get()) is not None:
-                self._serve(completer, ticket)
-        finally:
-            if not isinstance(completer, Failure):
-                completer.close()
-            del completer
-            if "mlx.core" in sys.modules:  # see tui.worker
-                import mlx.core as mx
+            self._completer = self._load()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the user must read it
+            self._completer = _failure(error)
+            self._on_failed(self._completer)
+        else:
+            self._on_loaded(self._completer)
 
-                mx.clear_streams()
+    def _unload(self) -> None:
+        if not isinstance(self._completer, Failure):
+            self._completer.close()
+        self._completer = Failure("closed")
 
-    def _loaded(self) -> Completer | Failure:
-        try:
-            completer = self._load()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the person must read it
-            failure = _failure(error)
-            self._on_failed(failure)
-            return failure
-        self._on_loaded(completer)
-        return completer
-
-    def _serve(self, completer: Completer | Failure, ticket: Ticket) -> None:
+    def _serve(self, ticket: Ticket) -> None:
         def cancelled() -> bool:
-            return ticket.cancelled or self._closing.is_set()
+            return ticket.cancelled or self._thread.closing.is_set()
 
+        completer = self._completer
         done: Completion | Failure
         if isinstance(completer, Failure):
             done = completer

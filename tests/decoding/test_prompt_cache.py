@@ -189,7 +189,7 @@ def test_a_disk_that_refuses_leaves_the_older_file(
     def full(*_: object) -> None:
         raise RuntimeError("[write] Unable to write 2951525 bytes to file.")  # as MLX says it
 
-    monkeypatch.setattr(prompt_cache, "save_prompt_cache", full)
+    monkeypatch.setattr(prompt_cache.mlx_cache, "save_prompt_cache", full)
     with pytest.raises(StoreError, match="Unable to write"):
         session.save_prompt_cache(talked)
     assert talked.read_bytes() == content

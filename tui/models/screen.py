@@ -22,13 +22,13 @@ from textual.style import Style
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
+from akunu_py.decoding.thread import release_streams
 from akunu_py.errors import AkunuError
 from akunu_py.models import catalogue, store
 from akunu_py.models.catalogue import CatalogueEntry, recommend
 from akunu_py.models.progress import Progress
 from akunu_py.text import displayable, human_size
 from akunu_py.tui.models.downloads import DownloadEnded, DownloadMoved, Downloads
-from akunu_py.tui.session.threads import release_streams
 
 Fits = Literal["fits", "too large", "unknown"]
 

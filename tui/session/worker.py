@@ -1,15 +1,13 @@
 """The thread that a session lives in for its whole life.
 
-MLX's streams are thread-local, so the model is loaded and run in one thread and everybody else
-speaks to it by messages. Owns the queue of requests, stopping, and turning every exception into a
-`Failed` message. Refuses to know the app: it is given a function to post messages with.
+It answers requests by messages, every exception being a `Failed` message. It knows nothing of the
+app but a function to post them with.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import queue
 import sys
 import threading
 from collections import Counter
@@ -19,10 +17,10 @@ from typing import TYPE_CHECKING
 
 from textual.message import Message as Note
 
+from akunu_py.decoding.thread import ModelThread
 from akunu_py.errors import AkunuError, describe
 from akunu_py.tui.session.messages import Failed, Finished, Gauges, Loaded, Prefilling
 from akunu_py.tui.session.pacing import Held, Pacer
-from akunu_py.tui.session.threads import release_streams
 from akunu_py.types import GenerateOptions, Message, Stats, TextPiece
 
 if TYPE_CHECKING:  # importing the engine takes a second or two, which the thread spends, not we
@@ -69,16 +67,15 @@ class SessionThread:
         self._answered = answered
         self._loads_first = True
         self._post: Callable[[Note], object] = lambda note: None
-        self._requests: queue.SimpleQueue[Ask | Switch | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._asked: dict[int, Ask] = {}
         self._running: tuple[int, Generation] | None = None
-        self._closing = False
         self._engine: Engine | None = None
-        self._state: LearnedState | None = None
+        self._learned_state: LearnedState | None = None
         self._session: Session | None = None
-        # A daemon, because a model that is being loaded cannot be interrupted.
-        self._thread = threading.Thread(target=self._run, name="session", daemon=True)
+        self._thread = ModelThread[Ask | Switch](
+            "session", load=self._begin, serve=self._serve, unload=self._end
+        )
 
     def start(self, post: Callable[[Note], object], *, load: bool = True) -> None:
         """Begins to load the model, unless it is to `switch` first. `post` is called from the
@@ -92,12 +89,12 @@ class SessionThread:
         request = Ask(turn, messages, options)
         with self._lock:
             self._asked[turn] = request
-        self._requests.put(request)
+        self._thread.put(request)
 
     def switch(self, model: str) -> None:
         """Loads `model` after the requests before; the one that is loaded goes first, to make
         room. With the name of the model that is loaded, loads it and what was learned anew."""
-        self._requests.put(Switch(model))
+        self._thread.put(Switch(model))
 
     def stop(self, turn: int) -> None:
         """Ends that answer after the pass that is running, or before it begins."""
@@ -110,35 +107,34 @@ class SessionThread:
     def close(self, timeout: float) -> bool:
         """Stops everything; False where the thread is still busy after `timeout` seconds."""
         with self._lock:
-            self._closing = True
+            self._thread.closing.set()
             if self._running:
                 self._running[1].cancel()
-        self._requests.put(None)
-        if self._thread.ident is not None:
-            self._thread.join(timeout)
-        return not self._thread.is_alive()
+        return self._thread.close(timeout)
 
-    def _run(self) -> None:
-        try:
-            if self._loads_first:
-                self._try_to_load()
-            while (request := self._requests.get()) is not None and not self._closing:
-                if isinstance(request, Switch):
-                    self._unload()
-                    self._model = request.model
-                    self._try_to_load()
-                    continue
-                if self._engine or self._try_to_load():
-                    self._answer(request)
-                with self._lock:
-                    del self._asked[request.turn]
-        finally:
-            self._session = None
-            release_streams()
+    def _begin(self) -> None:
+        if self._loads_first:
+            self._try_to_load()
+
+    def _serve(self, request: Ask | Switch) -> None:
+        if self._thread.closing.is_set():
+            return
+        if isinstance(request, Switch):
+            self._unload()
+            self._model = request.model
+            self._try_to_load()
+            return
+        if self._engine or self._try_to_load():
+            self._answer(request)
+        with self._lock:
+            del self._asked[request.turn]
+
+    def _end(self) -> None:
+        self._session = None
 
     def _unload(self) -> None:
-        """Lets the model go, and gives its memory back before another one is loaded."""
-        self._session = self._state = self._engine = None
+        """Drops the model, and gives its memory back before another one is loaded."""
+        self._session = self._learned_state = self._engine = None
         gc.collect()
         if "mlx.core" in sys.modules:
             import mlx.core as mx
@@ -148,7 +144,7 @@ class SessionThread:
     def _try_to_load(self) -> bool:
         try:
             engine = self._load(self._model)
-            self._state = self._learned(engine)
+            self._learned_state = self._learned(engine)
             self._engine = engine
         except Exception as error:  # noqa: BLE001 - whatever it is, the person must read it
             self._tell(Failed(None, describe(error)))
@@ -170,11 +166,11 @@ class SessionThread:
 
         assert self._engine is not None
         try:
-            self._session = self._session or Session(self._engine, self._state)
+            self._session = self._session or Session(self._engine, self._learned_state)
             generation = self._session.chat(request.messages, request.options)
             with self._lock:
                 self._running = request.turn, generation
-                if request.stopped.is_set() or self._closing:
+                if request.stopped.is_set() or self._thread.closing.is_set():
                     generation.cancel()
             self._stream(request.turn, generation)
             self._answered(self._engine, generation)

@@ -1,0 +1,80 @@
+"""A thread of its own for a model, which is loaded and run in it.
+
+MLX's streams are thread-local: what loads a model must also run it. Everybody else talks to that
+thread by requests, which it serves one after the other.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+Request = TypeVar("Request")
+
+
+class ModelThread(Generic[Request]):
+    """A thread that calls `load`, then `serve` with one request after the other, then `unload`.
+
+    The three turn their exceptions into messages themselves: one that escapes ends the thread.
+    closing: set when the thread shall end without more work; `serve` has to look at it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        load: Callable[[], object],
+        serve: Callable[[Request], None],
+        unload: Callable[[], None],
+    ) -> None:
+        self._load = load
+        self._serve = serve
+        self._unload = unload
+        self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self.closing = threading.Event()
+        # A daemon, because a model that is being loaded cannot be interrupted.
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begins to load, unless it has. Requests may be put before."""
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def put(self, request: Request) -> None:
+        """Queues a request. May be called from any thread."""
+        self._requests.put(request)
+
+    def close(self, timeout: float | None = None, *, drain: bool = False) -> bool:
+        """Ends the thread: at once, or with `drain` when all requests are served.
+
+        False where it is still busy after `timeout` seconds (None: waits for ever).
+        """
+        if not drain:
+            self.closing.set()
+        self._requests.put(None)
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._load()
+            while (request := self._requests.get()) is not None:
+                self._serve(request)
+        finally:
+            try:
+                self._unload()
+            finally:
+                release_streams()
+
+
+def release_streams() -> None:
+    """Gives back what MLX keeps for this thread, before it ends; without it the program may abort
+    at its end (github.com/ml-explore/mlx/pull/4373)."""
+    if "mlx.core" in sys.modules:
+        import mlx.core as mx
+
+        mx.clear_streams()
