@@ -1,14 +1,13 @@
-"""The device: what it is, what it can hold, and the weight layout that suits it.
-
-Owns every question about memory and number formats. Refuses nothing: a model that will not fit is
-for the caller to turn away, with the figures from here.
-"""
+"""The device: what it is, what it can hold, and the weight layout that suits it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import platform
+import stat
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,12 +17,48 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model
 
 from akunu_py.decoding.blas import load_openblas
-from akunu_py.decoding.kernels import keep_kernels_private
 from akunu_py.types import WeightMode
 
-keep_kernels_private()
-
 _SHARE_OF_FREE_MEMORY = 0.7  # the rest is for the KV cache, activations and everybody else
+
+
+def keep_kernels_private() -> None:
+    """Points MLX, and the compiler that it starts, to a directory of this user's alone.
+
+    MLX's CPU backend compiles shared libraries into `mlx` below the directory for temporary files,
+    and loads the ones that it finds there. That directory is often everybody's, and then so would
+    be the choice of what runs here. Call before it compiles. On a Mac, and where the directory is
+    private already, nothing changes.
+    """
+    base = Path(tempfile.gettempdir())  # which tempfile keeps to, whatever the variable says later
+    if sys.platform != "linux" or not _is_open(base):
+        return
+    own = base / f"akunu-{os.getuid()}"
+    try:
+        own.mkdir(mode=0o700, exist_ok=True)
+        if not _is_mine(own):
+            own = Path(tempfile.mkdtemp(prefix="akunu-"))
+    except OSError:  # nothing can be written, so MLX finds nothing either
+        return
+    os.environ["TMPDIR"] = str(own)
+
+
+def _is_open(directory: Path) -> bool:
+    """Whether others may write into it."""
+    try:
+        return bool(directory.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+    except OSError:
+        return False
+
+
+def _is_mine(directory: Path) -> bool:
+    """Whether it is a directory, no link to one, that nobody else made or may write into."""
+    found = directory.lstat()
+    closed = stat.S_IMODE(found.st_mode) & 0o077 == 0
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and closed
+
+
+keep_kernels_private()
 
 
 def on_metal() -> bool:
@@ -111,13 +146,13 @@ def _file_cache(group: Path) -> int:
 def lay_out_weights(model: nn.Module, mode: WeightMode) -> str:
     """Puts `model`'s weights, in place, into the format that the device is fastest with.
 
-    MLX's CPU kernels for quantised and half-precision weights are several times slower than
+    MLX's CPU kernels for quantized and half-precision weights are several times slower than
     float32 through OpenBLAS, so "auto" takes float32 on a CPU where memory allows. On a GPU the
     checkpoint's own format stays. Returns the format in words.
     """
     plain = plain_format(model, mode)
     if plain is not None:
-        # Scales and biases first: dequantising in half precision would round.
+        # Scales and biases first: dequantizing in half precision would round.
         model.set_dtype(mx.float32)
         dequantize_model(model)
         model.set_dtype(plain)
@@ -160,7 +195,7 @@ def _fits(size: int) -> bool:
 
 def _weights(model: nn.Module) -> int:
     """How many weights there are: packed words count for those inside them, and the scales of a
-    quantised matrix are gone by the time it is dequantised."""
+    quantized matrix are gone by the time it is dequantized."""
     total = 0
     for _, module in model.named_modules():
         bits = getattr(module, "bits", None)

@@ -1,10 +1,10 @@
-"""From tokens to what a reader sees: the answer up to a stop sequence, and thinking apart."""
+"""From a stream of tokens to a stream of text: the answer up to a stop sequence, and thinking."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from akunu_py.decoding.detokenize import Detokenizer
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.stop_sequences import StopText, TextRun
 from akunu_py.decoding.thinking import (
@@ -15,7 +15,9 @@ from akunu_py.decoding.thinking import (
 )
 from akunu_py.types import Piece, TextPiece
 
-_PROMPT_END = 16  # tokens; enough for a marker and the line ends behind it
+_INCOMPLETE = "\ufffd"
+_LONGEST_CHARACTER = 4  # bytes in UTF-8, so at most as many tokens
+_PROMPT_END = 16  # tokens; enough for a marker and the newlines behind it
 
 
 class StreamDecoder:
@@ -80,3 +82,46 @@ def _joined(runs: Sequence[TextRun], piece: Piece) -> TextPiece:
             drafted.append((len(text), len(text) + len(run.text)))
         text += run.text
     return TextPiece(text, piece, tuple(drafted), thinking)
+
+
+class Detokenizer:
+    """Turns a stream of tokens into a stream of text whose pieces join to the whole.
+
+    Each step decodes a short window twice, without and with the new tokens, and gives out the
+    difference: tokenizers that decode a token differently at the start of a text (SentencePiece's
+    leading space) then agree with decoding everything at once. A window that ends in an incomplete
+    character is held back until the rest of the character is there.
+    """
+
+    def __init__(self, tokenizer: Any, last_prompt_token: int | None = None) -> None:
+        """last_prompt_token: context for the first token decoded."""
+        self._tokenizer = tokenizer
+        self._window: list[int] = [] if last_prompt_token is None else [last_prompt_token]
+        self._given = len(self._window)  # how many tokens of the window were given out
+
+    def add(self, token: int) -> str:
+        """The text that became complete with `token`, often that of this token, or nothing."""
+        self._window.append(token)
+        return self._release(force=False)
+
+    def finish(self) -> str:
+        """What is still held back; an incomplete character comes out as U+FFFD."""
+        return self._release(force=True)
+
+    def _release(self, *, force: bool) -> str:
+        held = len(self._window) - self._given
+        if not held:
+            return ""
+        whole = self._decode(self._window)
+        if whole.endswith(_INCOMPLETE) and not force and held < _LONGEST_CHARACTER:
+            return ""
+        text = whole[len(self._decode(self._window[: self._given])) :]
+        self._window = self._window[self._given :]
+        self._given = len(self._window)
+        return text
+
+    def _decode(self, tokens: list[int]) -> str:
+        text = self._tokenizer.decode(
+            tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return str(text)

@@ -13,7 +13,7 @@ from akunu_py.errors import UsageError
 from tests.support.tiny_fim import load_tiny, sentence_piece, write_model
 
 END = "<|endoftext|>"
-BUFFER = Path("akunu_py/decoding/detokenize.py").read_text(encoding="utf-8")
+BUFFER = Path("tests/golden/completion_buffer.txt").read_text(encoding="utf-8")
 CURSOR = BUFFER.index("        self._window = self._window[self._given :]") + len("        self._w")
 PREFIX, SUFFIX = BUFFER[BUFFER.index("    def __init__(") : CURSOR], BUFFER[CURSOR:]
 

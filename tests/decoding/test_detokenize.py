@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from akunu_py.decoding.detokenize import Detokenizer
 from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.stream_decoder import Detokenizer
 
 TEXTS = (
     "Plain words, and numbers 1234567890.",
