@@ -10,6 +10,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from mlx_lm.models import cache as mlx_cache
 from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
 
 from akunu_py.decoding import kvcache, prompt_cache
@@ -189,7 +190,7 @@ def test_a_disk_that_refuses_leaves_the_older_file(
     def full(*_: object) -> None:
         raise RuntimeError("[write] Unable to write 2951525 bytes to file.")  # as MLX says it
 
-    monkeypatch.setattr(prompt_cache.mlx_cache, "save_prompt_cache", full)
+    monkeypatch.setattr(mlx_cache, "save_prompt_cache", full)
     with pytest.raises(StoreError, match="Unable to write"):
         session.save_prompt_cache(talked)
     assert talked.read_bytes() == content
