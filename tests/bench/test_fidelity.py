@@ -16,13 +16,13 @@ from akunu_py.decoding.session import Session
 from akunu_py.errors import StoreError, UsageError
 from akunu_py.types import GenerateOptions, WeightMode
 from tests.support.command import akunu
-from tests.support.tiny_model import tiny_folder
+from tests.support.tiny_model import tiny_directory
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small quantised model."""
-    return tiny_folder(tmp_path_factory.mktemp("tiny"))
+    return tiny_directory(tmp_path_factory.mktemp("tiny"))
 
 
 def test_the_prompts_are_many_and_all_different() -> None:

@@ -17,14 +17,13 @@ from akunu_py.models import catalogue, store
 from akunu_py.models.catalogue import CatalogueEntry, load_catalogue, read_entry, recommend
 from akunu_py.models.fit import GIB, activations_from, comfortable, usable_memory
 from akunu_py.models.hub import api
-from akunu_py.models.progress import Meter, Progress
 from tests.support.paths import DOCS, GOLDEN
 
 # Facts of the architectures, from each model's config.json; docs/models.md names the sources.
 CONFIGS = json.loads((GOLDEN / "catalogue_configs.json").read_text())
 ENTRIES = load_catalogue()
 MEMORY_SIZES = (8, 16, 24, 32, 36, 48, 64, 96, 128)  # GiB that Macs with Apple silicon come with
-# What the model's card says where config.json has room for more positions.
+# What the model's card gives where config.json has room for more positions.
 MADE_FOR = {"lfm2-1.2b": 32_768}
 
 
@@ -55,7 +54,7 @@ def model_of(name: str) -> Any:
     return model
 
 
-def test_every_entry_is_whole() -> None:
+def test_every_entry_is_complete() -> None:
     assert "starter" in ENTRIES
     for entry in ENTRIES.values():
         assert store.is_name(entry.name)
@@ -71,7 +70,7 @@ def test_every_entry_is_whole() -> None:
     assert len({entry.repository for entry in ENTRIES.values()}) == len(ENTRIES)
 
 
-def test_it_has_what_people_come_for() -> None:
+def test_it_has_models_for_every_purpose() -> None:
     chat = [entry for entry in ENTRIES.values() if "chat" in entry.purpose]
     assert min(entry.parameters for entry in chat) < 1e9
     assert max(entry.parameters for entry in chat) > 30e9
@@ -221,22 +220,3 @@ def test_the_documented_table_is_the_catalogue() -> None:
             f"| {entry.minimum_ram} GB | {entry.context:,} | {entry.licence} |"
         )
     assert table.strip().splitlines() == expected
-
-
-def test_rate_and_time_left() -> None:
-    told: list[Progress] = []
-    now = [0.0]
-    meter = Meter(told.append, lambda: now[0])
-    for second in range(20):
-        now[0] = float(second)
-        meter("download", second * 100, 10_000)
-    assert told[0].rate is None
-    assert told[-1].rate == pytest.approx(100)
-    assert told[-1].seconds_left == pytest.approx((10_000 - 1900) / 100)
-    assert told[-1].share == pytest.approx(0.19)
-    now[0] = 30.0
-    meter("download", 1900, 10_000)  # it stalled: the rate falls, no division by zero
-    assert told[-1].rate is not None
-    assert told[-1].rate < 100
-    meter("check", 0, 0)
-    assert told[-1] == Progress("check")

@@ -1,4 +1,4 @@
-"""Will it fit: estimates against what caches and passes really take, and what is said of them."""
+"""Will it fit: estimates against what caches and passes really take, and the notes about them."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def cache_bytes(model: Any, tokens: int) -> int:
     return sum(part.nbytes for _, part in parts if isinstance(part, mx.array))
 
 
-def test_the_chunk_of_a_prompt_is_the_one_that_is_read() -> None:
+def test_the_prefill_chunk_is_the_engines() -> None:
     assert fit._PREFILL_ROWS == target.PREFILL_CHUNK
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_what_a_cache_takes_is_known_before_anything_runs(name: str) -> None:
+def test_cache_bytes_are_known_before_anything_runs(name: str) -> None:
     model = build(name)
     mx.clear_cache()
     before = mx.get_active_memory()
@@ -92,7 +92,7 @@ def test_the_weights_and_a_peak_of_the_real_starter(starter: StoredModel) -> Non
         assert abs(needs.at(tokens).total - peak) / peak < 0.1, tokens
 
 
-def test_a_session_holds_what_was_asked_for(starter: StoredModel) -> None:
+def test_a_session_has_the_requested_context(starter: StoredModel) -> None:
     engine = Engine.load(starter.path, name="starter", context=300, weights="keep")
     assert engine.context_length == 300
     assert engine.fit.estimate.weights < 100_000_000
@@ -119,7 +119,7 @@ def test_too_little_memory_for_the_real_starter(
     assert forced.context_length == 8192
 
 
-def test_what_fits_is_not_talked_about() -> None:
+def test_a_context_that_fits_has_no_note() -> None:
     assert choose_context("m", TIGHT, 10**9).note == ""
     assert choose_context("m", TIGHT, 10**9, requested=4096).estimate.context == 4096
 
@@ -141,7 +141,7 @@ def test_a_requested_context_that_does_not_fit_is_refused_with_ways_out() -> Non
     assert choose_context("m", TIGHT, limit, requested=8000, force=True).estimate.context == 8000
 
 
-def test_without_a_wish_the_context_shrinks_to_what_fits() -> None:
+def test_the_default_context_shrinks_to_what_fits() -> None:
     limit = 1000 + 4096 * 10
     granted = choose_context("m", TIGHT, limit)
     assert granted.estimate.context == 4096
@@ -198,9 +198,7 @@ def test_control_groups_bound_the_memory(tmp_path: Path) -> None:
     assert list(device._control_group_limits(tmp_path / "no")) == [device.total_memory()]
 
 
-def test_use_is_noted_where_that_is_possible(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_usage_is_recorded_where_possible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "none"))
     usage.note_usage("m", tokens=3)  # there is no store: nothing to write to, and no failure
     assert usage.read_usage("m") == usage.Usage()

@@ -1,21 +1,30 @@
-"""Pulling from a hub that cuts, lies, refuses and trickles: whole, or clear and resumable."""
+"""Pulling from the hub: what it may offer, under which name it comes, and every way it can fail."""
 
 from __future__ import annotations
 
+import json
+import shutil
 import threading
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
+from akunu_py import paths
 from akunu_py.errors import (
     AkunuError,
     Cancelled,
+    DamagedModel,
     FetchError,
+    StoreError,
     UnknownModel,
+    UnsupportedModel,
+    UsageError,
 )
 from akunu_py.models import cleanup, store
+from akunu_py.models.hub import api, cache, download
 from akunu_py.models.progress import Progress
-from akunu_py.models.pull import pull
+from akunu_py.models.pull import find_installed, pull
 from tests.support.hub_home import NAME, WEIGHTS, everything, partials
 from tests.support.hub_home import files as files  # fixtures
 from tests.support.hub_home import home as home
@@ -44,7 +53,7 @@ def test_a_pull_makes_a_model_that_runs(server: Hub, home: Path) -> None:
     assert cleanup.unfinished_pulls() == []
 
 
-def test_it_lies_in_the_hubs_cache_as_the_library_has_it(server: Hub, home: Path) -> None:
+def test_the_cache_layout_is_the_librarys(server: Hub, home: Path) -> None:
     from huggingface_hub import scan_cache_dir, snapshot_download, try_to_load_from_cache
 
     model = pull(REPOSITORY)
@@ -58,7 +67,7 @@ def test_it_lies_in_the_hubs_cache_as_the_library_has_it(server: Hub, home: Path
     assert Path(directory).name == server.commit
 
 
-def test_what_the_library_fetched_is_used_as_it_is(server: Hub, home: Path) -> None:
+def test_files_that_the_library_fetched_are_used(server: Hub, home: Path) -> None:
     from huggingface_hub import snapshot_download
 
     del server.files["a/b"]
@@ -84,13 +93,13 @@ def test_what_the_library_fetched_is_used_as_it_is(server: Hub, home: Path) -> N
     ],
     ids=["cut", "500", "429", "no range", "trickle", "short"],
 )
-def test_what_passes_is_survived(server: Hub, faults: list[Fault]) -> None:
+def test_transient_faults_are_retried(server: Hub, faults: list[Fault]) -> None:
     server.faults[WEIGHTS].extend(faults)
     store.verify(pull(REPOSITORY))
     assert not server.faults[WEIGHTS]
 
 
-def test_a_busy_listing_is_asked_again(server: Hub) -> None:
+def test_a_busy_listing_is_retried(server: Hub) -> None:
     server.faults["api"].extend([Fault(status=500), Fault(status=429)])
     assert pull(REPOSITORY)
     assert len(server.asked("api")) == 3
@@ -114,7 +123,7 @@ def test_a_busy_listing_is_asked_again(server: Hub) -> None:
         ("api", Fault(status=404, headers={"X-Error-Code": "RepoNotFound"}), UnknownModel, "spell"),
     ],
 )
-def test_what_stays_is_said_and_can_be_resumed(
+def test_lasting_faults_are_one_line_errors_and_resumable(
     server: Hub, home: Path, where: str, fault: Fault, kind: type[AkunuError], words: str
 ) -> None:
     server.faults[where].extend([Fault(cut=30_000)] * (where == WEIGHTS) + [fault] * 6)
@@ -128,7 +137,7 @@ def test_what_stays_is_said_and_can_be_resumed(
     assert partials(home) == []
 
 
-def test_a_cut_pull_goes_on_where_it_ended(server: Hub, home: Path) -> None:
+def test_an_interrupted_pull_resumes_where_it_ended(server: Hub, home: Path) -> None:
     server.faults[WEIGHTS].extend([Fault(cut=30_000), *[Fault(status=500)] * 5])
     with pytest.raises(FetchError):
         pull(REPOSITORY)
@@ -144,7 +153,7 @@ def test_a_cut_pull_goes_on_where_it_ended(server: Hub, home: Path) -> None:
     assert server.asked("config.json") == []
 
 
-def test_large_files_may_lie_elsewhere_and_the_token_stays_here(server: Hub) -> None:
+def test_the_token_is_not_sent_to_redirects(server: Hub) -> None:
     server.elsewhere = server.url.replace("127.0.0.1", "localhost")
     server.faults[WEIGHTS].extend([Fault(), Fault(cut=30_000)])
     store.verify(pull(REPOSITORY))
@@ -157,7 +166,7 @@ def test_large_files_may_lie_elsewhere_and_the_token_stays_here(server: Hub) -> 
     ]
 
 
-def test_a_damaged_rest_is_found_and_thrown_away(server: Hub, home: Path) -> None:
+def test_a_damaged_partial_file_is_discarded(server: Hub, home: Path) -> None:
     server.faults[WEIGHTS].extend([Fault(cut=30_000), *[Fault(status=500)] * 5])
     with pytest.raises(FetchError):
         pull(REPOSITORY)
@@ -169,7 +178,7 @@ def test_a_damaged_rest_is_found_and_thrown_away(server: Hub, home: Path) -> Non
     store.verify(pull(REPOSITORY))
 
 
-def test_cancelling_keeps_what_came(server: Hub, home: Path) -> None:
+def test_cancelling_keeps_partial_files(server: Hub, home: Path) -> None:
     server.faults[WEIGHTS].append(Fault(pause=0.002))
     seen: list[Progress] = []
 
@@ -191,3 +200,130 @@ def test_cancelling_keeps_what_came(server: Hub, home: Path) -> None:
     assert len(partials(home)) == 1
     assert store.list_models() == []
     assert pull(REPOSITORY)
+
+
+def test_pickle_code_and_escaping_names_are_refused(server: Hub, home: Path) -> None:
+    original = dict(server.files)
+    del server.files[WEIGHTS]
+    server.files["pytorch_model.bin"] = b"pickle"
+    with pytest.raises(UnsupportedModel, match="pickle only"):
+        pull(REPOSITORY)
+    server.files = dict(original)
+    for name in ("../../evil.json", "/etc/x.json", "a/../../b", "..\\x"):
+        server.listed = [name]
+        with pytest.raises(FetchError, match="outside its directory"):
+            pull(REPOSITORY)
+    server.listed = []
+    config = json.loads(original["config.json"]) | {"model_file": "evil.py"}
+    server.files["config.json"] = json.dumps(config).encode()
+    with pytest.raises(UnsupportedModel, match="code of its own"):
+        pull(REPOSITORY)
+    assert server.asked(WEIGHTS) == []  # it was refused before the weights were fetched
+    config = json.loads(original["config.json"]) | {"model_type": "no_such"}
+    server.files["config.json"] = json.dumps(config).encode()
+    server.commit = "1" * 40
+    with pytest.raises(UnsupportedModel, match="no_such"):
+        pull(REPOSITORY)
+    assert server.asked(WEIGHTS) == []
+
+
+def test_pointers_to_code_are_left_out_of_our_copy(server: Hub) -> None:
+    config = json.loads(server.files["config.json"]) | {"auto_map": {"AutoModel": "x.Evil"}}
+    server.files["config.json"] = json.dumps(config).encode()
+    model = pull(REPOSITORY)
+    assert "auto_map" not in json.loads((model.path / "config.json").read_text())
+    assert not (model.path / "modeling_tiny.py").exists()
+    store.verify(model)
+
+
+@pytest.mark.parametrize("harm", ["sha", "digest", "size"])
+def test_a_listing_that_is_malformed_is_refused(server: Hub, harm: str) -> None:
+    listing = server.listing()
+    if harm == "sha":
+        server.changes = {"sha": "../../x"}
+    else:
+        weights = next(s for s in listing["siblings"] if s["rfilename"] == WEIGHTS)
+        weights["lfs"] |= {"sha256": "../../../x"} if harm == "digest" else {"size": -5}
+        server.changes = {"siblings": listing["siblings"]}
+    with pytest.raises(FetchError, match="HF_ENDPOINT"):
+        pull(REPOSITORY)
+
+
+def test_repository_names() -> None:
+    assert api.parse_reference("a/b") == ("a/b", None)
+    assert api.parse_reference("a-b.c/d_e@refs/pr/1") == ("a-b.c/d_e", "refs/pr/1")
+    for bad in ("a", "/a/b", "a/b/c", "../b", "a/..", "a/b@../x", "a/b@", "a//b", "a/b\n", "a/--"):
+        assert api.parse_reference(bad) is None, bad
+
+
+def test_revisions(server: Hub) -> None:
+    with pytest.raises(UnknownModel, match="no revision 'v9'"):
+        pull(f"{REPOSITORY}@v9")
+    first = pull(f"{REPOSITORY}@{server.commit}")
+    server.requests.clear()
+    assert pull(REPOSITORY) == first
+    assert pull(f"{REPOSITORY}@{server.commit}") == first
+    assert server.requests == []
+    server.commit = "2" * 40
+    assert pull(f"{REPOSITORY}@main").commit == "2" * 40
+    assert find_installed(REPOSITORY)
+    assert not find_installed(f"{REPOSITORY}@{first.commit}")
+
+
+def test_the_name_option_and_a_name_that_is_taken(server: Hub, home: Path) -> None:
+    model = pull(REPOSITORY, name="mine")
+    assert store.resolve("mine") == store.resolve(REPOSITORY) == model
+    with pytest.raises(UnknownModel, match="akunu models pull some/other"):
+        store.resolve("some/other")
+    other = json.loads((model.path / "akunu.json").read_text()) | {"repository": "x/y"}
+    (model.path / "akunu.json").write_text(json.dumps(other))
+    with pytest.raises(UsageError, match="another model called 'mine'"):
+        pull(REPOSITORY, name="mine")
+
+
+def test_offline_uses_the_cache_alone(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    pull(REPOSITORY)
+    store.remove(NAME)
+    server.requests.clear()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    store.verify(pull(REPOSITORY))
+    with pytest.raises(FetchError, match="HF_HUB_OFFLINE forbids"):
+        pull("someone/else")
+    assert server.requests == []
+
+
+def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(FetchError, match=r"127\.0\.0\.1:9 does not answer.*network") as caught:
+        pull(REPOSITORY)
+    assert "\n" not in str(caught.value)
+
+
+def test_too_little_space(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage("/")._replace(free=70_000_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(download, "_RESERVE", 70_000_000)
+    with pytest.raises(StoreError, match="HF_HOME"):
+        pull(REPOSITORY)
+
+
+def test_files_that_vanish_from_the_cache(server: Hub, home: Path) -> None:
+    model = pull(REPOSITORY)
+    shutil.rmtree(home / "hub")
+    with pytest.raises(DamagedModel, match=f"missing.*akunu models pull {REPOSITORY}"):
+        store.check(store.get(NAME))
+    assert [leftover.name for leftover in cleanup.find_leftovers()] == [NAME]
+    store.verify(pull(REPOSITORY))
+    assert store.get(NAME).path == model.path
+
+
+def test_rm_keeps_the_hubs_files_unless_asked(server: Hub, home: Path) -> None:
+    model = pull(REPOSITORY)
+    size = cache.linked_bytes(model.path)
+    assert size > len(server.files[WEIGHTS])
+    store.remove(NAME)
+    assert WEIGHTS in everything(home / "hub")
+    pull(REPOSITORY)
+    assert cache.delete(REPOSITORY, model.commit) >= size
+    assert WEIGHTS not in everything(home / "hub")
+    assert paths.models_dir().exists()

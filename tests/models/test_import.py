@@ -56,9 +56,9 @@ def logits(path: Path) -> np.ndarray[Any, Any]:
     return np.array(model(mx.array([prompt()]))[0].astype(mx.float32))
 
 
-def test_a_folder_becomes_a_model(source: Path, data: Path) -> None:
-    heard: list[tuple[str, int, int]] = []
-    model = import_model(source, progress=lambda *moment: heard.append(moment))
+def test_a_directory_becomes_a_model(source: Path, data: Path) -> None:
+    moments: list[tuple[str, int, int]] = []
+    model = import_model(source, progress=lambda *moment: moments.append(moment))
     assert model.name == "My-Model-v1"
     assert {path.name for path in model.path.iterdir()} == {
         "akunu.json",
@@ -74,8 +74,8 @@ def test_a_folder_becomes_a_model(source: Path, data: Path) -> None:
     assert model.manifest.parameters == expected
     assert np.array_equal(logits(model.path), logits(source))
     assert load_tokenizer(model.path).encode("a the")
-    assert {phase for phase, _, _ in heard} == {"copy", "record"}
-    copied = [(done, total) for phase, done, total in heard if phase == "copy"]
+    assert {phase for phase, _, _ in moments} == {"copy", "record"}
+    copied = [(done, total) for phase, done, total in moments if phase == "copy"]
     assert copied[-1][0] == copied[-1][1]
 
 
@@ -91,7 +91,7 @@ def test_quantized_on_the_way(source: Path, bits: int) -> None:
     store.verify(model)
 
 
-def test_an_mlx_folder_is_imported_as_it_is(source: Path) -> None:
+def test_an_mlx_directory_is_imported_as_it_is(source: Path) -> None:
     first = import_model(source, name="first", bits=4)
     second = import_model(first.path, name="second")
     assert second.quantization == "4-bit, groups of 64"
@@ -112,7 +112,7 @@ def test_a_gguf_file_becomes_a_model(tmp_path: Path) -> None:
         import_model(path, name="again", bits=4)
 
 
-def test_a_damaged_import_is_told_apart_from_a_damaged_pull(tmp_path: Path) -> None:
+def test_the_advice_for_a_damaged_import(tmp_path: Path) -> None:
     path = tmp_path / "my tiny.gguf"
     model = import_model(write_tiny(path), name="mine")
     (model.path / "config.json").write_text("{}")
@@ -228,7 +228,7 @@ def test_refusals_come_before_anything_is_written(
     assert not data.exists()
 
 
-def test_what_is_neither_folder_nor_gguf(tmp_path: Path, data: Path, source: Path) -> None:
+def test_what_is_neither_directory_nor_gguf(tmp_path: Path, data: Path, source: Path) -> None:
     with pytest.raises(UnknownModel, match="nothing there"):
         import_model(tmp_path / "nowhere")
     with pytest.raises(UnsupportedModel, match="not GGUF"):

@@ -97,14 +97,14 @@ def test_a_manifest_cannot_name_files_outside_the_model(name: str, root: Path) -
     assert "outside" in store.list_models()[0].damaged
 
 
-def test_hidden_folders_and_plain_files_are_no_models(root: Path) -> None:
+def test_hidden_directories_and_plain_files_are_no_models(root: Path) -> None:
     add("m")
     (root / ".partial-x-1").mkdir()
     (root / "README").write_text("")
     assert [model.name for model in store.list_models()] == ["m"]
 
 
-def test_an_unknown_name_says_what_there_is() -> None:
+def test_an_unknown_name_lists_the_models() -> None:
     with pytest.raises(UnknownModel, match="store is empty; run `akunu models pull starter`"):
         store.get("nonesuch")
     add("smol-chat")
@@ -128,7 +128,7 @@ def test_names_cannot_leave_the_store(name: str) -> None:
         store.resolve(name)
 
 
-def test_a_folder_may_be_named_by_its_path(
+def test_a_directory_may_be_named_by_its_path(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = tmp_path / "mine"
@@ -146,7 +146,7 @@ def test_a_folder_may_be_named_by_its_path(
     assert store.resolve(str(root / "mine")).manifest is not None
 
 
-def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_is_no_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.gguf").write_text("")
     with pytest.raises(UnknownModel, match="found the file"):
         store.resolve(str(tmp_path / "x.gguf"))
@@ -179,7 +179,7 @@ def test_verify_finds_an_altered_byte(root: Path) -> None:
         store.verify(model)
 
 
-def test_check_of_a_folder_outside_reads_the_weights_header(tmp_path: Path) -> None:
+def test_check_of_a_directory_outside_reads_the_weights_header(tmp_path: Path) -> None:
     directory = tmp_path / "mine"
     directory.mkdir()
     (directory / "config.json").write_text("{}")
@@ -227,7 +227,7 @@ def test_remove_does_not_disturb_another_process() -> None:
     assert store.get("m")
 
 
-def test_verify_of_all_goes_on_after_a_damaged_one(
+def test_verify_of_all_continues_after_a_damaged_one(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     add("a")
@@ -245,7 +245,7 @@ def test_verify_of_all_goes_on_after_a_damaged_one(
     assert "akunu.json is missing" in capsys.readouterr().out
 
 
-def test_gc_removes_what_the_dead_left_and_nothing_else(
+def test_gc_removes_leftovers_of_dead_processes_and_nothing_else(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     add("living")
@@ -269,7 +269,7 @@ def test_gc_removes_what_the_dead_left_and_nothing_else(
     assert capsys.readouterr().out.endswith("nothing to remove\n")
 
 
-def test_a_store_that_is_no_folder_is_said_in_one_line(root: Path) -> None:
+def test_a_store_that_is_no_directory_is_a_one_line_error(root: Path) -> None:
     root.parent.mkdir(parents=True)
     root.write_text("")
     with pytest.raises(StoreError) as caught:

@@ -24,7 +24,7 @@ from tests.reliability import __main__ as all_faults
 from tests.reliability import faults_chat, faults_commands, faults_files, faults_writers
 from tests.reliability.faults import Command, Home, Outcome, stop_and_go, why_no_small_disk
 from tests.support.terminal import needs_tmux
-from tests.support.tiny_model import tiny_folder
+from tests.support.tiny_model import tiny_directory
 
 LIST = Command("models list", ("models", "list"), answers=lambda done: "starter" in done.out)
 
@@ -36,7 +36,7 @@ def home(tmp_path: Path, starter: StoredModel) -> Home:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_folder(tmp_path_factory.mktemp("tiny"))
+    return tiny_directory(tmp_path_factory.mktemp("tiny"))
 
 
 def good(*outcomes: Outcome) -> None:

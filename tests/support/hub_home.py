@@ -1,6 +1,6 @@
 """A hub on this machine with a tiny model, and empty places of our own.
 
-Import `files`, `home` and `server` to have the fixtures; `server` offers what `files` says.
+Import `files`, `home` and `server` to have the fixtures; `server` offers `files`.
 """
 
 from __future__ import annotations

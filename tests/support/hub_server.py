@@ -1,4 +1,4 @@
-"""A hub on this machine that speaks the few endpoints we use, and misbehaves when told to."""
+"""A hub on this machine that speaks the few endpoints we use, and misbehaves on demand."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REPOSITORY = "someone/tiny-model"
 class Fault:
     """What a request gets instead of what it asked for. cut: only so many bytes, then the
     connection ends. status: an error, with `headers`. flip: one byte is another. pause: seconds
-    before every 1,000 bytes. no_range: the whole file, whatever part was asked for. short: says
+    before every 1,000 bytes. no_range: the whole file, whatever part was asked for. short: claims
     that the file is so many bytes shorter, and sends that. longer: sends so many bytes more."""
 
     cut: int | None = None

@@ -56,7 +56,7 @@ TOKENIZER: dict[str, Any] = {
 
 @dataclass
 class Tiny:
-    """What to write. `types` says how each tensor is stored, by its name's last part but one."""
+    """What to write. `types` names how each tensor is stored, by its name's last part but one."""
 
     kind: str = "Q4_1"
     embedding: str = "Q8_0"

@@ -27,7 +27,7 @@ CONTEXT, LAYERS, HEADS, KV_HEADS, INNER = 512, 2, 4, 2, 96
 
 @dataclass(frozen=True)
 class FamilyCase:
-    """A family's tiny model. `config` is mlx-lm's, `keys` what the gguf writer is told besides the
+    """A family's tiny model. `config` is mlx-lm's, `keys` what the gguf writer gets besides the
     usual, `tables` tensors of rotary factors."""
 
     architecture: str

@@ -8,7 +8,7 @@ from akunu_py.models.gguf.convert import import_gguf
 from tests.support.tiny_gguf import write_tiny
 
 
-def tiny_folder(work: Path) -> Path:
+def tiny_directory(work: Path) -> Path:
     """The model as the store keeps one, made in `work`."""
     directory = work / "model"
     directory.mkdir()
@@ -18,4 +18,4 @@ def tiny_folder(work: Path) -> Path:
 
 def tiny_files(work: Path) -> dict[str, bytes]:
     """The content of its files by name; `work` is where they are made."""
-    return {path.name: path.read_bytes() for path in sorted(tiny_folder(work).iterdir())}
+    return {path.name: path.read_bytes() for path in sorted(tiny_directory(work).iterdir())}

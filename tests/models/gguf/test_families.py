@@ -1,4 +1,4 @@
-"""Each family says the same from GGUF as from safetensors, and the same as llama.cpp."""
+"""Each family has the same output from GGUF as from safetensors, and the same as llama.cpp."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def test_greedy_tokens_are_those_of_the_safetensors(tmp_path: Path, name: str) -
     directory = write_directory(tmp_path / "directory", case, weights)
     target = imported(tmp_path, write_gguf(tmp_path / "x.gguf", case, weights))
     (from_directory, _), (from_gguf, config) = load_model(directory), load_model(target)
-    said = []
+    outputs = []
     for length in (5, 20, 40):  # the last one goes beyond gemma3's window
         start = prompt()[:length]
-        said.append(plain_greedy(from_directory, start, 16))
-        assert plain_greedy(from_gguf, start, 16) == said[-1]
-    assert len({token for tokens in said for token in tokens}) > 3
+        outputs.append(plain_greedy(from_directory, start, 16))
+        assert plain_greedy(from_gguf, start, 16) == outputs[-1]
+    assert len({token for tokens in outputs for token in tokens}) > 3
     assert config["model_type"] == case.config["model_type"]
 
 

@@ -39,7 +39,7 @@ def test_nothing_is_added_by_default(tokenizer: Any) -> None:
     assert tokenizer.encode("Hello") == tokenizer.encode("Hello", add_special_tokens=False)
 
 
-def test_texts_survive_the_way_there_and_back(tokenizer: Any) -> None:
+def test_texts_survive_encoding_and_decoding(tokenizer: Any) -> None:
     for case in json.loads(EXPECTED.read_text("utf-8"))["cases"]:
         # The vocabulary has no token for some control bytes; llama.cpp drops them as well.
         if all(ord(c) >= 32 or c in "\t\n\r" for c in case["text"]):
