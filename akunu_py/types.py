@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 DraftMode = Literal["auto", "fixed", "off"]
 FinishReason = Literal["stop", "length", "context", "cancelled"]
@@ -18,6 +18,32 @@ WEIGHT_MODES: tuple[WeightMode, ...] = ("auto", "keep", "float32", "bfloat16")
 DEFAULT_MODEL = "starter"
 DEFAULT_DRAFT_TOKENS = 4
 DEFAULT_MAX_TOKENS = 1024
+
+
+class Ending(NamedTuple):
+    """Why an answer is not whole, for the command line, the chat and exported files."""
+
+    command: str = ""
+    chat: str = ""
+    export: str = ""
+
+
+# None: the answer failed, or its program was killed; the command line shows the error instead.
+ENDINGS: dict[FinishReason | None, Ending] = {
+    "stop": Ending(),
+    "length": Ending(
+        command="cut off at --max-tokens",
+        chat="… cut off at the limit of tokens (--max-tokens); F9 goes on",
+        export="cut off at the limit of tokens",
+    ),
+    "context": Ending(
+        command="cut off: the model's context is full",
+        chat="… the context is full; Ctrl+N starts a new chat",
+        export="cut off: the context was full",
+    ),
+    "cancelled": Ending(command="interrupted", chat="■ stopped", export="stopped"),
+    None: Ending(chat="… broken off; F9 goes on", export="not finished"),
+}
 
 
 class Drafter(Protocol):

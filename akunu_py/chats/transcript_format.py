@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 from akunu_py.chats.tree import ChatMessage, Tree
-from akunu_py.types import FinishReason
-
-# Why an answer is not whole, as a reader is told.
-_ENDINGS: dict[FinishReason | None, str] = {
-    "cancelled": "stopped",
-    "length": "cut off at the limit of tokens",
-    "context": "cut off: the context was full",
-    None: "not finished",
-}
+from akunu_py.types import ENDINGS, Ending
 
 
 def spoken(tree: Tree) -> list[ChatMessage]:
@@ -27,4 +19,6 @@ def who(message: ChatMessage) -> str:
 
 def ending_of(message: ChatMessage) -> str:
     """Why an answer is not whole; "" where it is, and for prompts."""
-    return _ENDINGS.get(message.finish_reason, "") if message.role == "assistant" else ""
+    return (
+        ENDINGS.get(message.finish_reason, Ending()).export if message.role == "assistant" else ""
+    )

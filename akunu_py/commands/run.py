@@ -15,17 +15,11 @@ from akunu_py.arguments import add_generation, options_from
 from akunu_py.decoding.load import engine_from, load_learned, note_peak
 from akunu_py.errors import INTERRUPTED, EmptyPrompt, UsageError
 from akunu_py.text import displayable, for_output, print_warnings
-from akunu_py.types import FinishReason, Message
+from akunu_py.types import ENDINGS, Message
 
 if TYPE_CHECKING:
     from akunu_py.decoding.engine import Engine
     from akunu_py.decoding.session import Generation
-
-_CUT_SHORT: dict[FinishReason | None, str] = {
-    "length": "cut off at --max-tokens",
-    "context": "cut off: the model's context is full",
-    "cancelled": "interrupted",
-}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -150,6 +144,6 @@ def summary(generation: Generation, draft: str) -> str:
             f"{stats.tokens_per_pass:.2f} tokens/pass",
             f"{stats.acceptance_rate:.0%} of {stats.drafted} drafted accepted",
         ]
-    if generation.finish_reason in _CUT_SHORT:
-        parts.append(_CUT_SHORT[generation.finish_reason])
+    if ending := ENDINGS[generation.finish_reason].command:
+        parts.append(ending)
     return " · ".join(parts)

@@ -19,7 +19,7 @@ from akunu_py.tui.conversation import Turn
 from akunu_py.tui.prompt.files import split
 from akunu_py.tui.transcript.drafting import DraftedText
 from akunu_py.tui.transcript.markdown import AnswerMarkdown, MarkdownSection
-from akunu_py.types import FinishReason
+from akunu_py.types import ENDINGS
 
 _TAIL = 1500  # characters shown of thinking that goes on: all of it would be wrapped for each token
 
@@ -76,14 +76,6 @@ _REST = 20
 _LONGEST_REST_S = 1.5
 _FOLDED_LINES = 12
 _FOLDED_CHARACTERS = 1500
-
-_ENDINGS: dict[FinishReason | None, str] = {
-    "stop": "",
-    "cancelled": "■ stopped",
-    "length": "… cut off at the limit of tokens (--max-tokens); F9 goes on",
-    "context": "… the context is full; Ctrl+N starts a new chat",
-    None: "… broken off; F9 goes on",
-}
 
 Place = tuple[int, int]
 
@@ -208,7 +200,7 @@ class AnswerView(Vertical):
             return "… the model has nothing to say to that"
         if self.turn.finish is None and not self.turn.answer:
             return "… not answered; Ctrl+G asks again"
-        return _ENDINGS[self.turn.finish]
+        return ENDINGS[self.turn.finish].chat
 
     async def _draw(self) -> None:
         # Not Textual's MarkdownStream: its `stop` may start an append while another one runs, and
