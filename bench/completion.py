@@ -15,15 +15,10 @@ from importlib import resources
 
 from akunu_py.bench.replay.curves import Curve, FixedCosts
 from akunu_py.bench.replay.trace import ReplayCounts, TraceItem, replay_item
-from akunu_py.completion.completer import (
-    CompleteOptions,
-    Completer,
-    Completion,
-    CompletionRequest,
-    SourceFile,
-)
+from akunu_py.completion.completer import CompleteOptions, Completer
 from akunu_py.completion.prompt import Prompt
 from akunu_py.completion.tokens import CodeTokens
+from akunu_py.completion.types import Completion, CompletionRequest, SourceFile
 from akunu_py.decoding.engine import Engine
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import MAX_ROWS

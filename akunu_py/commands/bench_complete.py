@@ -14,7 +14,7 @@ from akunu_py.commands.bench_common import add_format, add_model, progress
 if TYPE_CHECKING:
     from akunu_py.bench.completion import Place
     from akunu_py.bench.replay.trace import ReplayCounts
-    from akunu_py.completion.completer import Completion
+    from akunu_py.completion.types import Completion
 
 _WORDS = ("the prompt alone", "+ the rest of the buffer", "+ the other files")  # the evidence
 _COUNTS = ("tokens", "passes", "drafted", "accepted", "tokens_per_pass", "score")

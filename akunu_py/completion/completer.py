@@ -1,26 +1,25 @@
 """From a cursor in a buffer to the text that belongs there.
 
-A completer belongs to the thread that uses it, as its session does; protocols and threads are the
-adapters' business (`jsonl`, `lsp`, `filter`, `thread`).
+A completer belongs to the thread that uses it, as its session does. Protocols and threads are
+elsewhere: `jsonl`, `lsp`, `filter`, `thread`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from akunu_py.completion.fence import is_markdown, unfenced
 from akunu_py.completion.fim import find_family, load_families
 from akunu_py.completion.prompt import Budgets, Prompt, make_prompt
-from akunu_py.completion.recall import Recall
-from akunu_py.completion.stops import CompletionStops, Cut
+from akunu_py.completion.stops import CompletionStops, Cut, is_markdown, strip_fence
 from akunu_py.completion.tokens import CodeTokens
 from akunu_py.completion.types import (
     Completion,
     CompletionReason,
     CompletionRequest,
-    SourceFile,
     check_request,
 )
 from akunu_py.decoding.engine import Engine
@@ -35,11 +34,10 @@ from akunu_py.types import (
     Stats,
 )
 
-__all__ = ["CompleteOptions", "Completer", "Completion", "CompletionRequest", "SourceFile"]
-
-_ANSWER = 1024  # tokens of the context that are left for what is said
-_HALF = "\ufffd"  # what bytes that make no character are decoded to
+_RESERVED = 1024  # tokens of the context that are left for the completion
+_REPLACEMENT = "\ufffd"  # what bytes that make no character are decoded to
 _PATH = 200  # characters of a path that the model reads, its end
+_CACHED = 16  # completions
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +58,8 @@ class CompleteOptions:
 
 
 class Completer:
-    """Completes at cursors, one request after the other, and remembers from one to the next: what
-    the model has read, what was drafted from, and what was said.
+    """Completes at cursors, one request after the other, and keeps from one to the next what the
+    model has read, what was drafted from, and the completions.
 
     family: how the model is asked to fill in the middle, None where it continues the prefix.
     """
@@ -84,7 +82,7 @@ class Completer:
         self.engine = replace(engine, stop_tokens=stops)
         self._learned = learned
         self._budgets = _budgets(options, engine.context_length)
-        self._recall = Recall()
+        self._cache = CompletionCache()
         self.reset()
 
     def reset(self) -> None:
@@ -108,18 +106,20 @@ class Completer:
         cannot be honoured.
         """
         check_request(request)
-        windows = "\r\n" in request.prefix or "\r\n" in request.suffix
-        asked = _with_unix_line_ends(request) if windows else request
-        give = (lambda text: on_text(text.replace("\n", "\r\n"))) if windows else on_text
-        done = self._recall.find(asked)
-        if done is None and not (asked.prefix + (asked.suffix if self.family else "")).strip():
-            done = Completion("", "stop", Stats())  # whatever a model says of nothing is made up
-        if done is None:
-            done = _Making(self, asked, cancelled, give).run()
-            self._recall.remember(asked, done)
-        elif done.text:
-            give(done.text)
-        return replace(done, text=done.text.replace("\n", "\r\n")) if windows else done
+        crlf = "\r\n" in request.prefix or "\r\n" in request.suffix
+        asked = _with_unix_newlines(request) if crlf else request
+        emit = (lambda text: on_text(text.replace("\n", "\r\n"))) if crlf else on_text
+        completion = self._cache.find(asked)
+        if completion is not None:
+            if completion.text:
+                emit(completion.text)
+        elif not (asked.prefix + (asked.suffix if self.family else "")).strip():
+            completion = Completion("", "stop", Stats())  # out of nothing, a model makes things up
+        else:
+            completion = _Run(self, asked, cancelled, emit).complete()
+            self._cache.add(asked, completion)
+        text = completion.text
+        return replace(completion, text=text.replace("\n", "\r\n")) if crlf else completion
 
     def prompt(self, request: CompletionRequest) -> Prompt:
         """What the model reads for `request`, and what is drafted from."""
@@ -143,7 +143,49 @@ class Completer:
         return made
 
 
-class _Making:
+class CompletionCache:
+    """The last completions, for when the letters that they predicted are typed."""
+
+    def __init__(self) -> None:
+        self._entries: deque[tuple[bytes, str, Completion]] = deque(maxlen=_CACHED)
+
+    def add(self, request: CompletionRequest, completion: Completion) -> None:
+        """Keeps a completion, unless it was cancelled."""
+        if completion.finish_reason != "cancelled":
+            self._entries.append((_digest(request), request.prefix, completion))
+
+    def find(self, request: CompletionRequest) -> Completion | None:
+        """The rest of an earlier completion, where what was typed since is how it began."""
+        digest = _digest(request)
+        for context, prefix, completion in reversed(self._entries):
+            typed = request.prefix[len(prefix) :]
+            if (
+                context != digest
+                or not request.prefix.startswith(prefix)
+                or not completion.text.startswith(typed)
+            ):
+                continue
+            rest = completion.text[len(typed) :]
+            # Asked at the same place again: another sample is wanted, or more than there was.
+            again = request.temperature == 0 and completion.finish_reason != "time"
+            if (typed and rest) or (not typed and again):
+                return Completion(rest, completion.finish_reason, Stats(), reused=True)
+        return None
+
+
+def _digest(request: CompletionRequest) -> bytes:
+    """Of what must be the same for an earlier completion to hold, the prefix apart."""
+    limits = f"{request.max_tokens} {request.max_lines} {request.temperature}"
+    texts = [request.suffix, request.path, request.language, limits]
+    texts += [text for file in request.files for text in (file.path, file.text)]
+    digest = hashlib.blake2b(digest_size=16)
+    for text in texts:
+        data = text.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.digest()
+
+
+class _Run:
     """One completion while it is made."""
 
     def __init__(
@@ -163,33 +205,32 @@ class _Making:
         self._stats = Stats(prompt_tokens=len(self._prompt.tokens))
         fenced = completer.family is not None and completer.family.fenced
         self._fenced = fenced and not is_markdown(request.path, request.language)
-        self._text = ""  # all that was said
+        self._output = ""  # of the model, behind the cursor
         self._cut = Cut("")
-        self._why: CompletionReason | None = None
-        self._full = False  # whether the model was not allowed to say more
+        self._reason: CompletionReason | None = None
+        self._out_of_tokens = False
 
-    def run(self) -> Completion:
-        """Makes it."""
+    def complete(self) -> Completion:
         code, tokens = self._completer.code, self._prompt.tokens
         healed = self._prompt.healed
-        while healed and self._why is None:
-            # The end of the prefix is said again, in the tokens that the model chooses for it.
-            again = self._generate(tokens, 1, code.along(healed))
-            if again is None:
-                return self._done()
-            said = code.text(again.tokens[-1])
-            self._take(said[len(healed) :])
-            healed = healed[len(said) :]
-            tokens = [*tokens, *again.tokens]
-        if self._why is None:
+        while healed and self._reason is None:
+            # Token healing: the model samples the end of the prefix again, in tokens of its own.
+            generation = self._generate(tokens, 1, code.compatible_tokens(healed))
+            if generation is None:
+                return self._finish()
+            sampled = code.text(generation.tokens[-1])
+            self._append(sampled[len(healed) :])
+            healed = healed[len(sampled) :]
+            tokens = [*tokens, *generation.tokens]
+        if self._reason is None:
             last = self._generate(tokens, self._request.max_tokens)
-            self._full = last is not None and last.finish_reason in ("length", "context")
-        return self._done()
+            self._out_of_tokens = last is not None and last.finish_reason in ("length", "context")
+        return self._finish()
 
     def _generate(
         self, tokens: list[int], max_tokens: int, allowed_tokens: tuple[int, ...] = ()
     ) -> Generation | None:
-        """Lets the model go on behind `tokens`, up to where the completion ends.
+        """Generates what follows `tokens`, up to where the completion ends.
 
         allowed_tokens: the only tokens that may be sampled, empty for any; what comes of them is
         left to the caller. None where nothing was sampled.
@@ -205,72 +246,70 @@ class _Making:
             ),
             self._prompt.draft_context,
         )
-        generation.on_prefill = lambda done, total: self._due(generation)
+        generation.on_prefill = lambda done, total: self._check_limits(generation)
         for piece in generation:
             if not allowed_tokens:
-                self._take(piece.text)
-            if self._why is None:
-                self._due(generation)
-            if self._why:
+                self._append(piece.text)
+            if self._reason is None:
+                self._check_limits(generation)
+            if self._reason:
                 break
         _add(self._stats, generation.stats)
         return generation if generation.tokens else None
 
-    def _due(self, generation: Generation) -> None:
-        """Ends the answer where nobody waits for more of it."""
+    def _check_limits(self, generation: Generation) -> None:
+        """Ends the generation where nobody waits for more of it."""
         seconds = self._request.seconds
         if self._cancelled():
-            self._why = "cancelled"
+            self._reason = "cancelled"
         elif seconds is not None and time.monotonic() - self._started >= seconds:
-            self._why = "time"
-        if self._why:
+            self._reason = "time"
+        if self._reason:
             generation.cancel()
 
-    def _take(self, text: str) -> None:
-        whole, half, _ = text.partition(_HALF)
-        self._text += whole
-        self._tell(self._cut_now())
-        if half and self._why is None:
-            self._why = "stop"
+    def _append(self, text: str) -> None:
+        whole, broken, _ = text.partition(_REPLACEMENT)
+        self._output += whole
+        self._update()
+        if broken and self._reason is None:
+            self._reason = "stop"
 
-    def _cut_now(self, *, final: bool = False) -> Cut:
-        """What of all that was said is the completion."""
-        if not self._fenced:
-            return self._stops.cut(self._text, final=final)
-        code, closed = unfenced(self._text, final=final)
+    def _update(self, *, final: bool = False) -> None:
+        """Finds what of the output is the completion, and hands on what is new of it."""
+        closed = False
+        code = self._output
+        if self._fenced:
+            code, closed = strip_fence(code, final=final)
         cut = self._stops.cut(code, final=final or closed)
-        return replace(cut, done=cut.done or closed)
-
-    def _tell(self, cut: Cut) -> None:
         if len(cut.text) > len(self._cut.text):
             self._on_text(cut.text[len(self._cut.text) :])
-        self._cut = cut
-        if cut.done:
-            self._why = "length" if cut.full else "stop"
+        self._cut = replace(cut, done=cut.done or closed)
+        if self._cut.done:
+            self._reason = "length" if cut.full else "stop"
 
-    def _done(self) -> Completion:
+    def _finish(self) -> Completion:
         """The best text so far, if nothing else ended it."""
         if not self._cut.done:
-            why = self._why
-            self._tell(self._cut_now(final=True))
-            self._why = why or self._why or ("length" if self._full else "stop")
-        assert self._why is not None
+            reason = self._reason
+            self._update(final=True)
+            self._reason = reason or self._reason or ("length" if self._out_of_tokens else "stop")
+        assert self._reason is not None
         unread = sum(len(tokens) for tokens in self._prompt.draft_context)
-        return Completion(self._cut.text, self._why, self._stats, unread)
+        return Completion(self._cut.text, self._reason, self._stats, unread)
 
 
 def _budgets(options: CompleteOptions, context: int) -> Budgets:
-    """The budgets, made smaller together where the context cannot hold them and an answer."""
+    """The budgets, made smaller together where the context cannot hold them and a completion."""
     wanted = options.prefix_tokens, options.suffix_tokens, options.file_tokens
     if min(wanted) < 0 or options.prefix_tokens < 1:
         raise UsageError(f"the budgets must be 0 or more, and 1 for the prefix, got {wanted}")
-    # The answer, and the tokens of the format, paths among them.
-    room = max(16, context - min(_ANSWER, context // 4) - 256)
+    # Beside the completion, the tokens of the format, paths among them.
+    room = max(16, context - min(_RESERVED, context // 4) - 256)
     share = min(1.0, room / sum(wanted))
     return Budgets(*(int(tokens * share) for tokens in wanted))
 
 
-def _with_unix_line_ends(request: CompletionRequest) -> CompletionRequest:
+def _with_unix_newlines(request: CompletionRequest) -> CompletionRequest:
     """The request as models know text. A cursor between the two characters is before both."""
     prefix, suffix = request.prefix, request.suffix
     if prefix.endswith("\r") and suffix.startswith("\n"):
@@ -281,7 +320,7 @@ def _with_unix_line_ends(request: CompletionRequest) -> CompletionRequest:
 
 
 def _add(total: Stats, part: Stats) -> None:
-    """Adds up the answers that one completion is made of where its first tokens are healed."""
+    """Adds up the generations that one completion is made of where its prefix is healed."""
     if total.generated_tokens == 0:
         total.cached_tokens = part.cached_tokens
     else:

@@ -1,7 +1,7 @@
 """`akunu complete --print-config EDITOR`: what to paste so that the editor completes with akunu.
 
-The snippets are templates beside the plugins they configure. @FOLDER@ stands for the folder of
-both and @COMMAND@ for the command, as literals of the editor's language or of the shell's.
+The snippets are templates beside the plugins they configure. @DIRECTORY@ stands for the directory
+of both and @COMMAND@ for the command, as literals of the editor's language or of the shell's.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_FOLDER = Path(__file__).parents[1] / "editors"
+_DIRECTORY = Path(__file__).parents[1] / "editors"
 
 
 @dataclass(frozen=True, slots=True)
 class _Editor:
-    """template: in the editor's folder. quote: a string literal of its language, folder_quote
-    where the folder is written in another one, between: what stands between two strings."""
+    """template: in the editor's directory. quote: a string literal of its language, directory_quote
+    where the directory is written in another one, between: what stands between two strings."""
 
     template: str
     quote: Callable[[str], str]
-    folder_quote: Callable[[str], str]
+    directory_quote: Callable[[str], str]
     between: str = ", "
 
 
@@ -51,14 +51,14 @@ EDITORS = tuple(_EDITORS)
 def editor_config(editor: str, options: Sequence[str] = ()) -> str:
     """The snippet for one of EDITORS; `options` go to `akunu complete` each time it is started.
 
-    The program is named by its whole path: editors that a desktop starts know no PATH.
+    The program is named by its absolute path: editors that a desktop starts have another PATH.
     """
-    its = _EDITORS[editor]
-    template = (_FOLDER / editor / its.template).read_text()
-    command = its.between.join(map(its.quote, [*_program(), "complete", *options]))
-    folder = its.folder_quote(str(_FOLDER / editor))
+    config = _EDITORS[editor]
+    template = (_DIRECTORY / editor / config.template).read_text()
+    command = config.between.join(map(config.quote, [*_program(), "complete", *options]))
+    directory = config.directory_quote(str(_DIRECTORY / editor))
     for name, value in (
-        ("@FOLDER@", folder),
+        ("@DIRECTORY@", directory),
         ("@PYTHON@", shlex.quote(sys.executable)),
         ("@COMMAND@", command),
     ):

@@ -1,7 +1,5 @@
-"""How families of models are asked to fill in the middle, read from fim.toml.
-
-Owns the templates' fields, recognising a family, and turning a template into pieces that a
-tokenizer can be given one by one. Refuses to tokenise and to choose what goes in.
+"""Fill-in-the-middle formats of families of models, read from fim.toml: which one a model has, and
+its template filled into parts that are tokenized one by one.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ class FimFamily:
 
     tokens: what a vocabulary must have for it. absent: what it must not have. named: parts of
     model names; a model called so is of this family, and needs the `tokens` only. recognised:
-    whether it is chosen without being asked for by name.
+    whether "auto" detects it.
     prompt: the buffer around the cursor. repository, file, prompt_with_files: where other files
     are read too, what comes first, each of them, and the buffer; empty where no such format was
     published. before, after: around all of it.
@@ -63,7 +61,7 @@ class FimFamily:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PromptPart:
     """A piece of a filled template. kind: "token" (exactly one of the vocabulary), "text", or
     "suffix": the text of the suffix, which some families encode apart."""
 
@@ -89,8 +87,8 @@ def load_families() -> dict[str, FimFamily]:
 
 
 def find_family(name: str, vocabulary: Container[str], model: str) -> FimFamily | None:
-    """The family called `name`; for "auto" the one that `vocabulary` and the model's name tell;
-    for "none", and where nothing is recognised, None.
+    """The family called `name`; for "auto" the one detected by `vocabulary` and the model's name;
+    for "none", and where none is detected, None.
 
     Raises UsageError for an unknown name, and for a family whose tokens the vocabulary lacks.
     """
@@ -98,7 +96,7 @@ def find_family(name: str, vocabulary: Container[str], model: str) -> FimFamily 
     if name == "none":
         return None
     if name == "auto":
-        return recognise(families.values(), vocabulary, model)
+        return detect_family(families.values(), vocabulary, model)
     if name not in families:
         known = ", ".join(["auto", "none", *families])
         raise UsageError(f"no fill-in-the-middle format called {name!r}; there are: {known}")
@@ -111,11 +109,11 @@ def find_family(name: str, vocabulary: Container[str], model: str) -> FimFamily 
     return family
 
 
-def recognise(
+def detect_family(
     families: Iterable[FimFamily], vocabulary: Container[str], model: str
 ) -> FimFamily | None:
-    """The family that a vocabulary speaks of. Some families share their tokens: the model's name
-    decides between them where it tells, otherwise tokens that one of them lacks."""
+    """The family that a vocabulary has the tokens of. Some families share theirs: the model's name
+    decides between them where it can, otherwise tokens that one of them lacks."""
     possible = [
         family
         for family in families
@@ -131,16 +129,16 @@ def recognise(
     return None
 
 
-def fill(family: FimFamily, template: str, values: Mapping[str, str]) -> list[Part]:
+def fill(family: FimFamily, template: str, values: Mapping[str, str]) -> list[PromptPart]:
     """The pieces of `template` with its slots filled; neighbouring texts are one piece."""
     marker = re.compile("|".join(re.escape(token) for token in family.markers))
-    parts: list[Part] = []
+    parts: list[PromptPart] = []
 
     def add(kind: str, text: str) -> None:
         if kind == "text" and parts and parts[-1].kind == "text":
-            parts[-1] = Part("text", parts[-1].text + text)
+            parts[-1] = PromptPart("text", parts[-1].text + text)
         elif text or kind == "suffix":
-            parts.append(Part(kind, text))
+            parts.append(PromptPart(kind, text))
 
     def add_literal(text: str) -> None:
         at = 0

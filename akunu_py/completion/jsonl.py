@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from akunu_py.completion.completer import Completer
 
 MAX_LINE = 64 << 20  # bytes; longer ones are refused without being kept
-_LARGEST = 10**9  # of any number; JSON knows no limit, and floats of Python do
+_LARGEST = 10**9  # of any number; JSON has no limit, and floats of Python do
 _KINDS = {
     "prefix": (str, "a string"),
     "suffix": (str, "a string"),
@@ -45,7 +45,7 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class RequestLine:
-    """A request as a line asks for it."""
+    """A line that asks for a completion."""
 
     id: str | int
     request: CompletionRequest
@@ -55,11 +55,13 @@ class RequestLine:
 
 @dataclass(frozen=True, slots=True)
 class CancelLine:
+    """A line that cancels a request."""
+
     id: str | int
 
 
 class BadLine(UsageError):
-    """A line that cannot be honoured. id: of the request, None where it tells none."""
+    """A line that cannot be honoured. id: of the request, None where it has none."""
 
     def __init__(self, message: str, id: str | int | None = None) -> None:
         super().__init__(message)
@@ -87,7 +89,7 @@ class JsonLines:
         self._lost: OSError | None = None
 
     def serve(self, stream: BinaryIO) -> None:
-        """Answers every line of `stream` up to its end, and what was asked until then.
+        """Answers every line of `stream`, and returns at its end when all is answered.
 
         Raises OSError where replies can no longer be written.
         """
@@ -280,5 +282,5 @@ def _as_dict(done: Completion | Failure) -> dict[str, Any]:
         name: round(value, 4) if isinstance(value, float) else value
         for name, value in done.stats.as_dict().items()
     }
-    more = {"evidence_tokens": done.evidence_tokens, "reused": done.reused}
+    more = {"evidence_tokens": done.draft_context_tokens, "reused": done.reused}
     return {"text": done.text, "finish_reason": done.finish_reason, "stats": stats | more}

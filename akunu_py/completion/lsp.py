@@ -1,8 +1,5 @@
-"""`textDocument/inlineCompletion` of LSP 3.18: an editor asks, the model completes.
-
-Owns the way from the protocol's terms to a completion request and back. The open documents are
-the other files that are drafted from. Refuses framing and document changes (`lsp_protocol`,
-`lsp_documents`) and everything about models (`completion_thread`).
+"""`textDocument/inlineCompletion` of LSP 3.18: from its terms to a completion request and back. The
+other open documents are drafted from.
 
 A request is answered with a list of at most one item. One that a newer request for the same
 document supersedes ends with ContentModified, which clients do not show; one that the client
@@ -25,8 +22,7 @@ from pygls.exceptions import JsonRpcContentModified, JsonRpcException, JsonRpcIn
 from pygls.lsp.server import LanguageServer
 from pygls.uris import to_fs_path
 
-from akunu_py.completion.lsp_documents import Document
-from akunu_py.completion.lsp_protocol import Protocol, serve
+from akunu_py.completion.lsp_protocol import Document, StrictProtocol, serve
 from akunu_py.completion.thread import CompletionThread, Failure
 from akunu_py.completion.types import Completion, CompletionRequest, SourceFile
 from akunu_py.errors import INTERRUPTED, AkunuError
@@ -38,35 +34,32 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _REQUEST_FAILED = types.LSPErrorCodes.RequestFailed.value
-_SECONDS = 3.0  # later, nobody waits for a ghost any more
+_SECONDS = 3.0  # later, nobody waits for ghost text any more
 _LOADING = "akunu/loading"  # the token of the progress report
 
 
 class InlineCompletions:
-    """Answers from a completion thread of its own; `base` has what a client cannot say. The model
-    loads when the client has its answer to initialize: importing what runs it holds Python up."""
+    """Answers from a completion thread of its own; `base` has the limits, which no client can set.
+    The model loads when the client has its answer to initialize: importing MLX holds Python up."""
 
     def __init__(self, load: Callable[[], Completer], base: CompletionRequest) -> None:
         self.base = replace(base, seconds=base.seconds or _SECONDS)
         self.loop = asyncio.get_running_loop()
         self.loaded: asyncio.Future[str | Failure] = self.loop.create_future()
-        self.completions = CompletionThread(
+        self.thread = CompletionThread(
             load,
             on_loaded=lambda completer: self._resolve(self.loaded, completer.engine.name),
             on_failed=lambda failure: self._resolve(self.loaded, failure),
         )
-        self.telling: asyncio.Task[None] | None = None  # kept: the event loop does not
-        self.server = LanguageServer("akunu", __version__, protocol_cls=Protocol)
-        self._register()
+        self.reporting: asyncio.Task[None] | None = None  # kept: the event loop does not
+        self.server = LanguageServer("akunu", __version__, protocol_cls=StrictProtocol)
 
-    def _register(self) -> None:
-        """pygls marks the functions that it is given, which methods do not allow."""
-
+        # pygls marks the functions that it is given, which methods do not allow.
         @self.server.feature(types.INITIALIZED)
         async def initialized(_: types.InitializedParams) -> None:
-            self.completions.start()
+            self.thread.start()
             # A task of our own: one of pygls' that ends with the program leaves a traceback.
-            self.telling = asyncio.create_task(self.tell_about_loading())
+            self.reporting = asyncio.create_task(self.report_loading())
 
         # Announced with a value: where there is none, clients never ask.
         options = types.InlineCompletionOptions()
@@ -77,7 +70,7 @@ class InlineCompletions:
         ) -> types.InlineCompletionList:
             return await self.complete(params)
 
-    async def tell_about_loading(self) -> None:
+    async def report_loading(self) -> None:
         """Progress while the model loads, where the client shows it; a message if it fails."""
         progress = self.server.work_done_progress
         window = self.server.client_capabilities.window
@@ -102,9 +95,9 @@ class InlineCompletions:
     async def complete(self, params: types.InlineCompletionParams) -> types.InlineCompletionList:
         """Raises a JsonRpcException where there is no answer: see the top of this module."""
         request, chosen = self._request(params)
-        self.completions.start()  # for a client that never says initialized
+        self.thread.start()  # for a client that never sends initialized
         done: asyncio.Future[Completion | Failure] = self.loop.create_future()
-        ticket = self.completions.submit(
+        ticket = self.thread.submit(
             request,
             channel=params.text_document.uri,
             on_done=lambda outcome: self._resolve(done, outcome),
@@ -123,9 +116,9 @@ class InlineCompletions:
     def _request(
         self, params: types.InlineCompletionParams
     ) -> tuple[CompletionRequest, types.SelectedCompletionInfo | None]:
-        """What to ask the model, and the entry of a menu that is chosen and not yet inserted: its
-        text counts as typed, as the protocol wants it."""
-        protocol = cast(Protocol, self.server.protocol)
+        """The request, and the entry of a menu that is chosen and not yet inserted: its text counts
+        as typed, as the protocol wants it."""
+        protocol = cast(StrictProtocol, self.server.protocol)
         document = protocol.documents.use(params.text_document.uri)
         if document is None:
             raise JsonRpcInvalidParams(f"not open: {params.text_document.uri}")
@@ -167,16 +160,16 @@ def serve_lsp(
     base: CompletionRequest,
     leave: Callable[[Callable[[float], bool], int], None],
 ) -> None:
-    """Speaks LSP on stdin and stdout until the client says exit.
+    """Speaks LSP on stdin and stdout until the client sends exit.
 
-    `load` is called in the thread that the model lives in. `base` gives every request its budgets,
-    of 3 seconds where it has none.
+    `load` is called in the thread that the model lives in. `base` gives every request its limits, 3
+    seconds where it has none.
     `leave` is given the way to end that thread, which may fail, and the exit code for that case.
     stdout carries the protocol alone: what a library prints there goes to stderr. Raises
     AkunuError where the client left without shutdown, for which the protocol wants exit code 1.
     """
     # Its warnings are about what the protocol allows (a cancel that comes late), its errors are
-    # told to the client.
+    # sent to the client.
     logging.getLogger("pygls").setLevel(logging.CRITICAL)
     # Streams of our own: Python would abort at its end for sys.stdin, which a thread still reads.
     stdin = open(os.dup(sys.stdin.fileno()), "rb")  # noqa: SIM115 - for the rest of the run
@@ -185,11 +178,11 @@ def serve_lsp(
 
     async def run() -> int:
         code = INTERRUPTED  # unless it comes to its end
-        here = InlineCompletions(load, base)
+        completions = InlineCompletions(load, base)
         try:
-            code = 0 if await serve(here.server, stdin, stdout) == 0 else 1
+            code = 0 if await serve(completions.server, stdin, stdout) == 0 else 1
         finally:
-            leave(here.completions.close, code)
+            leave(completions.thread.close, code)
         return code
 
     if asyncio.run(run()) != 0:
@@ -199,7 +192,7 @@ def serve_lsp(
 def _items(
     text: str, position: types.Position, chosen: types.SelectedCompletionInfo | None
 ) -> types.InlineCompletionList:
-    """At most one item: the editor turns \\n into the line end of its buffer."""
+    """At most one item: the editor turns \\n into the newline of its buffer."""
     if not text.strip():
         return types.InlineCompletionList([])
     text = text.replace("\r\n", "\n")

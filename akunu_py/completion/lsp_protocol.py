@@ -1,9 +1,10 @@
 """The Language Server Protocol on two streams, strictly.
 
-pygls does the dispatch, the types and the capabilities; this module owns what it leaves open:
-frames that survive garbage, an error reply to everything that is refused (a client waits for ever
-for one that never comes), the order of initialize, shutdown and exit, and the exit code. Refuses
-to know what is completed.
+pygls does the dispatch, the types and the capabilities; this module does what it leaves open:
+reading frames from among garbage, an error reply to everything that is refused (a client waits for
+ever for one that never comes), the order of initialize, shutdown and exit, the exit code, and
+positions in the open documents. A line ends at LF, CRLF or CR and nowhere else: str.splitlines
+knows more, and a form feed in a source would shift everything after it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import json
 import re
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any, BinaryIO, cast
 
 from lsprotocol import types
@@ -28,11 +31,10 @@ from pygls.exceptions import (
 from pygls.lsp.server import LanguageServer
 from pygls.protocol import LanguageServerProtocol, lsp_method
 
-from akunu_py.completion.lsp_documents import Document, Documents
-
 MAX_FRAME_BYTES = 64 << 20  # a document may be large; more than this is a broken header
 
 _LENGTH = re.compile(rb"(?i)content-length[ \t]*:[ \t]*(\d{1,19})[ \t]*\r?\n$")
+_NEWLINE = re.compile(r"\r\n|\r|\n")
 _HEADER = re.compile(rb"[\w-]+[ \t]*:.*\r?\n")
 
 
@@ -43,7 +45,7 @@ class BadFrame(str):
 def read_frames(stream: BinaryIO) -> Iterator[bytes | BadFrame]:
     """The bodies of the frames in `stream` until it ends.
 
-    Where no frame begins, everything up to the next Content-Length is skipped, and said once.
+    Where no frame begins, everything up to the next Content-Length is skipped, and reported once.
     """
     length: int | None = None
     lost = False
@@ -70,8 +72,86 @@ def _ends(line: bytes) -> bool:
     return line in (b"\r\n", b"\n")
 
 
-class Protocol(LanguageServerProtocol):
-    """What a server does with each message. `exit_code` is None until the client said exit."""
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One open document. `language` is the editor's name for it, such as "python"."""
+
+    uri: str
+    language: str
+    text: str
+
+    def offset(self, line: int, character: int, encoding: str) -> int:
+        """The index in `text` of a position in units of `encoding` ("utf-8", "utf-16", "utf-32").
+
+        Past the last line it is the end of the text, past the end of a line that line's end, and
+        in the middle of a character that character's beginning.
+        """
+        start = 0
+        ends = _NEWLINE.finditer(self.text)
+        if line:
+            before = next(islice(ends, line - 1, None), None)
+            if before is None:
+                return len(self.text)
+            start = before.end()
+        end = next(ends, None)
+        content = self.text[start : end.start() if end else len(self.text)]
+        return start + _characters(content, character, encoding)
+
+    def changed(
+        self, text: str, start: tuple[int, int], end: tuple[int, int], encoding: str
+    ) -> Document:
+        """The document with what is between two positions replaced by `text`."""
+        first, last = self.offset(*start, encoding), self.offset(*end, encoding)
+        return self.with_text(self.text[:first] + text + self.text[max(first, last) :])
+
+    def with_text(self, text: str) -> Document:
+        return Document(self.uri, self.language, well_formed(text))
+
+
+class Documents:
+    """The open documents by URI; the one that was used last comes first."""
+
+    def __init__(self) -> None:
+        self._documents: dict[str, Document] = {}
+
+    def put(self, document: Document) -> None:
+        """Adds or replaces a document, as the one used last."""
+        self._documents.pop(document.uri, None)
+        self._documents[document.uri] = document
+
+    def remove(self, uri: str) -> None:
+        self._documents.pop(uri, None)
+
+    def use(self, uri: str) -> Document | None:
+        """The document, now the one used last, or None where it is not open."""
+        document = self._documents.get(uri)
+        if document is not None:
+            self.put(document)
+        return document
+
+    def __iter__(self) -> Iterator[Document]:
+        return reversed(self._documents.values())
+
+
+def well_formed(text: str) -> str:
+    """`text` with surrogates that stand alone (JSON can escape them) replaced by U+FFFD, which
+    takes as many code units; no tokenizer could read them."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def _characters(line: str, units: int, encoding: str) -> int:
+    """How many characters of `line` lie wholly within its first `units` code units."""
+    if encoding == "utf-32" or line.isascii():
+        return min(units, len(line))
+    if encoding == "utf-8":
+        return len(line.encode()[:units].decode(errors="ignore"))
+    return len(line.encode("utf-16-le")[: 2 * units].decode("utf-16-le", errors="ignore"))
+
+
+class StrictProtocol(LanguageServerProtocol):
+    """What a server does with each message. `exit_code` is None until the client sent exit."""
 
     exit_code: int | None = None
 
@@ -85,7 +165,7 @@ class Protocol(LanguageServerProtocol):
         return _plain(self.server_capabilities.position_encoding)
 
     def receive(self, frame: bytes | BadFrame) -> None:
-        """Handles one frame. Whatever is wrong with it is told to the client."""
+        """Handles one frame. Whatever is wrong with it is reported to the client."""
         try:
             if isinstance(frame, BadFrame):
                 raise JsonRpcParseError(frame)
@@ -176,7 +256,7 @@ def _plain(value: object) -> str:
     return str(value.value if isinstance(value, enum.Enum) else value)
 
 
-class Writer:
+class FrameWriter:
     """Writes frames; every one comes from the thread of the event loop."""
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -191,17 +271,17 @@ class Writer:
 
 
 async def serve(server: LanguageServer, stdin: BinaryIO, stdout: BinaryIO) -> int | None:
-    """Serves until the client says exit, or its end closes. The exit code, None without an exit.
+    """Serves until the client sends exit, or its end closes. The exit code, None without an exit.
 
     Frames are read in a daemon thread, because a read cannot be interrupted.
     """
-    protocol = cast(Protocol, server.protocol)
-    protocol.set_writer(Writer(stdout))
+    protocol = cast(StrictProtocol, server.protocol)
+    protocol.set_writer(FrameWriter(stdout))
     loop = asyncio.get_running_loop()
     frames: asyncio.Queue[bytes | BadFrame | None] = asyncio.Queue()
 
     def read() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended, nobody listens any more
+        with contextlib.suppress(RuntimeError):  # the loop has ended
             for frame in read_frames(stdin):
                 loop.call_soon_threadsafe(frames.put_nowait, frame)
             loop.call_soon_threadsafe(frames.put_nowait, None)

@@ -1,8 +1,8 @@
-"""What the model reads of a buffer, and what the drafter is shown beside it.
+"""The prompt for a place in a buffer: what the model reads, and what is only drafted from.
 
-Owns the budgets, where they cut, and the order of the parts. What the model does not read is not
-lost: it is context to draft from, which costs no pass. Everything moves as little as possible
-from one keystroke to the next, so that what was read and learned before can stay.
+What exceeds the budgets of the prompt is not lost: it is context to draft from, which costs no
+pass. Everything moves as little as possible from one keystroke to the next, so that the cache and
+the drafting tables stay valid.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from zlib import crc32
 from akunu_py.completion.fim import FimFamily, fill
 from akunu_py.completion.tokens import CodeTokens
 
-_CHARACTERS = 4  # of code, a token; more are never tried
+_CHARACTERS_A_TOKEN = 4  # of code; longer windows are never tried
 _DRAFT_CONTEXT = 60_000  # characters of the buffer on each side of the cursor, and of other files
-_PIECE = 1000  # characters at least of a piece of it, which ends before a line that begins
-_ENDS = 4  # in the first column: before one in so many of them
+# A piece of it has so many characters at least, and ends before one in so many of the lines that
+# begin in the first column.
+_PIECE, _ENDS = 1000, 4
 _TOP_LINE = re.compile(r"(?<=\n)[^\s\n][^\n]*")
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """tokens: what the model reads. healed: the end of the prefix that is not among them, because
-    the model is to say it again. draft_context: what is drafted from, what changes least first; the
+    the model samples it again. draft_context: what is drafted from, what changes least first; the
     first `files` of it are other files."""
 
     tokens: list[int]
@@ -69,7 +70,7 @@ def make_prompt(
         tokens, healed = code.heal(before)
         return Prompt([*code.opening, *tokens], healed, draft_context, others)
     values = {"prefix": before, "suffix": suffix[:end], "path": path}
-    return Prompt(_filled(code, family, values, read), "", draft_context, others)
+    return Prompt(_fill_template(code, family, values, read), "", draft_context, others)
 
 
 def window_before(code: CodeTokens, text: str, budget: int) -> int:
@@ -78,7 +79,7 @@ def window_before(code: CodeTokens, text: str, budget: int) -> int:
     The place is the start of a line where there is one, and moves only when half of the budget has
     been typed: a place that moved with each letter would make everything be read again.
     """
-    room = budget * _CHARACTERS
+    room = budget * _CHARACTERS_A_TOKEN
     while room > 1:
         if len(text) <= room:
             start = 0
@@ -96,7 +97,7 @@ def window_before(code: CodeTokens, text: str, budget: int) -> int:
 def window_after(code: CodeTokens, text: str, budget: int) -> int:
     """Where to stop reading `text` so that what was read has at most `budget` tokens; the end of
     a line where there is one."""
-    room = budget * _CHARACTERS
+    room = budget * _CHARACTERS_A_TOKEN
     while room > 1:
         end = len(text)
         if end > room:
@@ -138,8 +139,8 @@ def _unread_files(files: Sequence[tuple[str, str]], read: dict[str, str]) -> lis
 
 
 def encode_pieces(code: CodeTokens, texts: Sequence[str]) -> list[tuple[int, ...]]:
-    """Tokens of `texts`, encoded in pieces whose borders the text itself decides, so that an edit
-    changes the piece it is in and the others need not be encoded again."""
+    """Tokens of `texts`, encoded in pieces whose borders depend on their content (content-defined
+    chunking), so that an edit changes one piece and the others need not be encoded again."""
     draft_context = []
     for text in texts:
         tokens: list[int] = []
@@ -156,7 +157,7 @@ def encode_pieces(code: CodeTokens, texts: Sequence[str]) -> list[tuple[int, ...
     return draft_context
 
 
-def _filled(
+def _fill_template(
     code: CodeTokens, family: FimFamily, values: dict[str, str], read: dict[str, str]
 ) -> list[int]:
     template, files = family.prompt, []
@@ -176,7 +177,7 @@ def _filled(
     text = ""
     for part in parts:
         if part.kind == "text":
-            text += part.text  # what meets at the border of two templates is one text
+            text += part.text  # what meets at the border of two templates is encoded together
             continue
         tokens += code.encode(text)
         text = ""
@@ -185,10 +186,10 @@ def _filled(
 
 
 def _repository(paths: Sequence[str]) -> str:
-    """A name for what the paths have in common: the last folder of it."""
-    folders = [os.path.dirname(path.replace("\\", "/")) for path in paths]
+    """A name for what the paths have in common: its last directory."""
+    directories = [os.path.dirname(path.replace("\\", "/")) for path in paths]
     try:
-        common = os.path.commonpath(folders)
+        common = os.path.commonpath(directories)
     except ValueError:  # relative paths beside absolute ones
         common = ""
     return os.path.basename(common) or "project"

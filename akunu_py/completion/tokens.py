@@ -1,7 +1,5 @@
-"""Source text to tokens, as completion needs it: nothing added, no text mistaken for a marker.
-
-Owns encoding parts of a prompt one by one, and the table of token texts that healing the end of a
-prefix needs. Refuses to choose what is encoded.
+"""Source text to tokens, as completion needs it: in parts, nothing added, no text mistaken for a
+special token, and token healing at the end of the prefix.
 """
 
 from __future__ import annotations
@@ -13,8 +11,8 @@ from typing import Any
 
 from tokenizers.pre_tokenizers import ByteLevel
 
-_CACHED = 512  # texts; a window of the buffer, or a piece of another file
-_HEALED_AT_MOST = 64  # characters; a run of spaces may be one token, and a long one
+_CACHED = 512  # texts: windows of the buffer, and pieces of it and of other files
+_MAX_HEALED = 64  # characters; a run of spaces may be one long token
 
 
 class CodeTokens:
@@ -43,9 +41,8 @@ class CodeTokens:
 
     def marker_ids(self, texts: tuple[str, ...]) -> frozenset[int]:
         """The ids of those of `texts` that are markers of this tokenizer, not plain words."""
-        return frozenset(
-            self._vocabulary[text] for text in texts if text in self._vocabulary and self._is(text)
-        )
+        known = self._markers.intersection(texts, self._vocabulary)
+        return frozenset(self._vocabulary[text] for text in known)
 
     def encode_bare(self, text: str) -> list[int]:
         """As `encode`, without the space that SentencePiece puts before a text.
@@ -55,23 +52,24 @@ class CodeTokens:
         return list(self.encode("☺" + text)[self._sentinel :]) if text else []
 
     def heal(self, text: str) -> tuple[tuple[int, ...], str]:
-        """The tokens of `text` but for its last, and the text of that one, to be said again.
+        """Token healing: the tokens of `text` but for its last, and the text of that one, which
+        is to be sampled again.
 
-        The end of a prefix was cut where the cursor is, not where a token ends; the model goes on
-        badly after a token that it would have put otherwise. The text is empty, and nothing is
+        The end of a prefix was cut where the cursor is, not where a token ends; the model continues
+        badly after a token that it would have chosen otherwise. The text is empty, and nothing is
         taken away, where the last token could not have been longer: behind punctuation.
         """
         tokens = self.encode(text)
         if len(tokens) < 2 or not (text[-1].isalnum() or text[-1] == "_" or text[-1].isspace()):
             return tokens, ""
-        start = max(0, len(text) - _HEALED_AT_MOST)
+        start = max(0, len(text) - _MAX_HEALED)
         for last in range(len(tokens) - 1, max(0, len(tokens) - 4), -1):
             rest = self._decode(tokens[:last])
             if len(rest) >= start and text.startswith(rest):
                 return tokens[:last], text[len(rest) :]
         return tokens, ""
 
-    def along(self, text: str) -> tuple[int, ...]:
+    def compatible_tokens(self, text: str) -> tuple[int, ...]:
         """All tokens of whole characters that `text` begins with, or that begin with `text`."""
         texts, ids = self._table or self._make_table()
         spans = [(text, text + "\U0010ffff")]
@@ -83,12 +81,9 @@ class CodeTokens:
         )
 
     def text(self, token: int) -> str:
-        """The text of one token as it stands inside a text; empty for half a character."""
+        """The text of one token as it stands inside a text; empty for a part of a character."""
         piece = self._backend.id_to_token(token)
         return self._piece_text(piece) if piece is not None else ""
-
-    def _is(self, text: str) -> bool:
-        return text in self._markers
 
     def _encode_text(self, text: str) -> tuple[int, ...]:
         """Tokens of `text` alone. What looks like a marker in it is text: it is encoded in two."""
@@ -123,7 +118,7 @@ class CodeTokens:
             return piece.replace("▁", " ")
         try:
             return bytes(_BYTES[character] for character in piece).decode()
-        except (KeyError, UnicodeDecodeError):  # not of bytes, or half a character
+        except (KeyError, UnicodeDecodeError):  # not of bytes, or a part of a character
             return ""
 
 

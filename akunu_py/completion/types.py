@@ -1,4 +1,4 @@
-"""What is asked of completion, and what it answers. Plain values, checked."""
+"""The request for a completion and the completion: plain values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from akunu_py.types import Stats
 CompletionReason = Literal["stop", "length", "time", "cancelled"]
 
 DEFAULT_COMPLETION_TOKENS = 128
-_LONGEST = 1024  # tokens of one completion
+_MAX_TOKENS = 1024  # of one completion
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class CompletionRequest:
     prefix, suffix: the buffer before and after it. path: of the buffer, empty where unknown;
     language stands in for it then. files: other open files, the nearest first. max_tokens: at
     least 1. max_lines: 0 leaves it to the place of the cursor. seconds: the time after which the
-    best text so far is given, None for as long as it takes. temperature: 0 is greedy.
+    best text so far is returned, None for as long as it takes. temperature: 0 is greedy.
     """
 
     prefix: str
@@ -49,21 +49,21 @@ class Completion:
 
     finish_reason: "stop" (it is whole), "length" (max_tokens or max_lines), "time" or "cancelled";
     after the last two it is what there was until then.
-    evidence_tokens: of the buffer and of other files, drafted from but never read by the model.
+    draft_context_tokens: of the buffer and other files, drafted from but never read by the model.
     reused: whether it is the rest of an earlier completion, and cost no pass.
     """
 
     text: str
     finish_reason: CompletionReason
     stats: Stats
-    evidence_tokens: int = 0
+    draft_context_tokens: int = 0
     reused: bool = False
 
 
 def check_request(request: CompletionRequest) -> None:
     """Raises UsageError for limits that cannot be honoured."""
-    if not 1 <= request.max_tokens <= _LONGEST:
-        raise UsageError(f"max_tokens must be from 1 to {_LONGEST}, got {request.max_tokens}")
+    if not 1 <= request.max_tokens <= _MAX_TOKENS:
+        raise UsageError(f"max_tokens must be from 1 to {_MAX_TOKENS}, got {request.max_tokens}")
     if request.max_lines < 0:
         raise UsageError(f"max_lines must be 0 or more, got {request.max_lines}")
     if request.seconds is not None and not request.seconds > 0:

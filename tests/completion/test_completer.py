@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from akunu_py.completion.completer import CompleteOptions, Completer, CompletionRequest
+from akunu_py.completion.completer import CompleteOptions, Completer
+from akunu_py.completion.types import CompletionRequest
 from akunu_py.decoding.engine import Engine
 from akunu_py.errors import UsageError
 from tests.support.tiny_fim import load_tiny, sentence_piece, write_model
@@ -36,7 +37,7 @@ def test_from_keystroke_to_keystroke(completer: Completer) -> None:
     assert first.text
     assert first.finish_reason == "stop"
     assert first.stats.prompt_tokens > 100
-    assert first.evidence_tokens == len(completer.code.encode(SUFFIX))
+    assert first.draft_context_tokens == len(completer.code.encode(SUFFIX))
     typed = completer.complete(CompletionRequest(PREFIX + first.text[:2], SUFFIX))
     assert typed.text == first.text[2:]
     assert typed.reused
@@ -155,4 +156,4 @@ def test_fim_reads_the_suffix_and_draws_on_the_rest(tmp_path: Path) -> None:
     suffix = "\n" + "line()\n" * 50
     done = completer.complete(CompletionRequest("x = ", suffix, max_tokens=5))
     assert done.stats.prompt_tokens == 3 + len("x = ") + len("\nline()\nline()\n")
-    assert done.evidence_tokens == len(suffix) - len("\nline()\nline()\n")
+    assert done.draft_context_tokens == len(suffix) - len("\nline()\nline()\n")

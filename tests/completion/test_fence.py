@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from akunu_py.completion.completer import Completer, CompletionRequest
-from akunu_py.completion.fence import is_markdown, unfenced
+from akunu_py.completion.completer import Completer
 from akunu_py.completion.fim import load_families
+from akunu_py.completion.stops import is_markdown, strip_fence
+from akunu_py.completion.types import CompletionRequest
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Session
 from akunu_py.types import Stats
@@ -34,10 +35,10 @@ MARKERS = [*load_families()["qwen3-coder"].markers]
     ],
 )
 def test_a_fence_is_taken_off(answer: str, code: str, closed: bool) -> None:
-    assert unfenced(answer, final=True) == (code, closed)
+    assert strip_fence(answer, final=True) == (code, closed)
     given = ""
     for end in range(len(answer) + 1):  # what was given once stays
-        now, _ = unfenced(answer[:end], final=False)
+        now, _ = strip_fence(answer[:end], final=False)
         assert now.startswith(given)
         given = now
     assert code.startswith(given)

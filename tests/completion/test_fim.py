@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from akunu_py.completion.completer import CompleteOptions, Completer, CompletionRequest, SourceFile
+from akunu_py.completion.completer import CompleteOptions, Completer
 from akunu_py.completion.fim import find_family, load_families
 from akunu_py.completion.tokens import CodeTokens
+from akunu_py.completion.types import CompletionRequest, SourceFile
 from akunu_py.decoding.engine import Engine
 from akunu_py.errors import UsageError
 from tests.support.paths import GOLDEN

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from akunu_py.completion.completer import CompletionRequest
 from akunu_py.completion.jsonl import BadLine, CancelLine, parse, read_lines
+from akunu_py.completion.types import CompletionRequest
 from akunu_py.models.store import StoredModel
 from tests.support.paths import DOCS
 from tests.support.tiny_fim import sentence_piece, write_model

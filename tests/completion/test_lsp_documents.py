@@ -9,8 +9,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from akunu_py.completion.lsp_documents import Document, Documents
-from akunu_py.completion.lsp_protocol import MAX_FRAME_BYTES, BadFrame, read_frames
+from akunu_py.completion.lsp_protocol import (
+    MAX_FRAME_BYTES,
+    BadFrame,
+    Document,
+    Documents,
+    read_frames,
+)
 
 TEXT = st.text(st.sampled_from("ab \t\r\n\x0c\u2028é漢😀👩‍🚀"), max_size=12)
 ENCODING = st.sampled_from(["utf-8", "utf-16", "utf-32"])

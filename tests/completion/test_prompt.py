@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from akunu_py.completion.completer import CompleteOptions, Completer, CompletionRequest, SourceFile
+from akunu_py.completion.completer import CompleteOptions, Completer
 from akunu_py.completion.prompt import encode_pieces, window_after, window_before
 from akunu_py.completion.tokens import CodeTokens
+from akunu_py.completion.types import CompletionRequest, SourceFile
 from akunu_py.decoding.engine import Engine
 from akunu_py.errors import UsageError
 from tests.support.tiny_fim import load_tiny
@@ -99,12 +100,12 @@ def test_evidence_has_the_tokens_that_the_model_would_say(code: CodeTokens) -> N
 def test_the_end_of_a_prefix_is_said_again(code: CodeTokens, prefix: str, healed: str) -> None:
     tokens, text = code.heal(prefix)
     assert text == healed
-    along = code.along(healed) if healed else ()
-    texts = [code.text(token) for token in along]
+    allowed = code.compatible_tokens(healed) if healed else ()
+    texts = [code.text(token) for token in allowed]
     assert all(each.startswith(healed) or healed.startswith(each) for each in texts)
     # The tokens that were taken away are one way to say it.
     taken = code.encode(prefix)[len(tokens) :]
-    assert len(taken) != 1 or taken[0] in along
+    assert len(taken) != 1 or taken[0] in allowed
 
 
 def test_short_contexts_shrink_the_budgets(tmp_path: Path) -> None:

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from akunu_py.completion.brackets import closed_from_before, depth, left_open
-from akunu_py.completion.stops import CompletionStops
+from akunu_py.completion.stops import CompletionStops, closed_from_before, depth, left_open
 
 FUNCTION = "def f(n):\n"
 

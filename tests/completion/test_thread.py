@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from akunu_py.completion.completer import Completer, Completion, CompletionRequest
+from akunu_py.completion.completer import Completer
 from akunu_py.completion.thread import CompletionThread, Failure
+from akunu_py.completion.types import Completion, CompletionRequest
 from akunu_py.decoding.engine import Engine
 from akunu_py.errors import UsageError
 from tests.support.tiny_fim import sentence_piece, write_model

@@ -27,7 +27,8 @@ from functools import partial
 from pathlib import Path
 
 from akunu_py import paths
-from akunu_py.completion.completer import Completer, CompletionRequest
+from akunu_py.completion.completer import Completer
+from akunu_py.completion.types import CompletionRequest
 from akunu_py.decoding.device import device_name  # loads the BLAS before MLX
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.learned import LearnedState
