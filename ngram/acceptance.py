@@ -66,7 +66,6 @@ MEMORY_AGREEING = (-0.1, 0.4, 1.2)
 MEMORY_OPPOSING = (0.7, -0.2, -0.6)
 MEMORY_AGREES = (0.0, 0.9, -0.4)
 MEMORY_AGAINST = (0.0, -0.6)  # alone, or against a guess of the conversation's own
-
 MEMORY_TOKEN = (0, 0, -0.4, 0.6, -0.6, 0, 0.3, 1.0, -1.0, -0.1, -0.1, 0.4, -0.2, 0.4, 0.4, 1.2)
 
 # The last stage, by what the guess comes from and its estimate. The best of several estimates is

@@ -57,7 +57,7 @@ class AutoDrafter:
         self.unread = 0  # tokens at the start of the history that the target never reads
         self.model = AcceptanceModel()
         self.index = SuffixIndex()
-        self.tracker = CopyTracker(self.index.tokens)
+        self.tracker = CopyTracker(self.index.tokens, self.model.substitution_outcomes)
         self.guesser = Guesser(self.index, self.model, self.tracker, memory)
         self._recent = 0
         self._guesses: list[Guess] | None = None  # of the last proposal, drafted or not
@@ -123,7 +123,7 @@ class AutoDrafter:
         return [guess.token for guess in guesses[:length]]
 
     def observe(self, accepted: int, rows: int, seconds: float) -> None:
-        """Tells how the last proposal fared, and how long the pass over it took."""
+        """Learns how the last proposal fared, and how long the pass over it took."""
         self.curve.observe(rows, seconds, self._context)
         # Planned costs, not measured ones: a slow outlier must not look like a slow text.
         costs = self.curve.table(self._context)
@@ -189,14 +189,7 @@ class AutoDrafter:
 
     def _advance(self, guess: Guess, token: int) -> None:
         self._recent = (self._recent << 1 | (guess.token == token)) & 7
-        self.tracker.observe(
-            token,
-            guess.copy_guesses,
-            guess.skip,
-            guess.pair,
-            guess.matches,
-            self.model.substitution_outcomes,
-        )
+        self.tracker.observe(token, guess.copy_guesses, guess.skip, guess.pair, guess.matches)
         self.index.append(token)
 
     def _probe(self, guesses: Sequence[Guess], longest: int) -> int:

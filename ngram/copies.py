@@ -54,10 +54,15 @@ class CopyGuess(NamedTuple):
 
 
 class CopyTracker:
-    """The copies of one conversation. `tokens` is the index's list, shared."""
+    """The copies of one conversation.
 
-    def __init__(self, tokens: list[int]) -> None:
+    tokens: the index's list, shared. outcomes: of guessed substitutions, by their keys, shared
+    with the acceptance model.
+    """
+
+    def __init__(self, tokens: list[int], outcomes: dict[int, Outcomes]) -> None:
         self.tokens = tokens
+        self.outcomes = outcomes
         self.answer_start = 0
         self.copies: Copies = (None, None)
         self.delimiters: dict[int, list[int]] = {}  # by pair of tokens: what a skip passed over
@@ -110,15 +115,11 @@ class CopyTracker:
 
     def substitution(self, position: int) -> tuple[int, int] | None:
         """(token, key) of what replaced the source's token at `position` before."""
-        tokens = self.tokens
-        if position + 1 < len(tokens):
-            key = _pair_key(tokens[position], tokens[position + 1])
+        for key in self._substitution_keys(position):
             token = self.substitutions.get(key)
             if token is not None:
                 return token, key
-        key = tokens[position]
-        token = self.substitutions.get(key)
-        return None if token is None else (token, key)
+        return None
 
     def advance(
         self,
@@ -132,11 +133,7 @@ class CopyTracker:
         for copy, guess in zip(copies, guesses, strict=True):
             if copy is None:
                 moved.append(None)
-            elif (
-                guess is not None
-                and guess.token == token
-                and (copy.run or guess.state == CONTEXT_3)
-            ):
+            elif guess and guess.token == token and (copy.run or guess.state == CONTEXT_3):
                 moved.append(Copy(guess.position + 1, copy.run + 1, copy.resumed))
             else:
                 moved.append(Copy(copy.position, 0, IN_PLACE))
@@ -152,18 +149,14 @@ class CopyTracker:
         skip: tuple[int, int] | None,
         pair: int,
         matches: Sequence[SuffixMatch],
-        outcomes: dict[int, Outcomes],
     ) -> None:
-        """Moves the copies past the output token `token`, and learns from it.
-
-        To be called before the token is appended; `matches` are those of the context before it.
-        outcomes: of guessed substitutions, by their keys.
-        """
+        """Moves the copies past the output token `token`, and learns from it. To be called before
+        the token is appended; `matches` are those of the context before it."""
         before = self.copies
         first, second = self.advance(before, token, guesses, skip)
         for old, new in zip(before, (first, second), strict=True):
             if old is not None and old.run and new is not None and not new.run:
-                self._substitute(old.position, token, outcomes)
+                self._substitute(old.position, token)
         broken = (first is None or not first.run, second is None or not second.run)
         if broken[0]:
             found = self._longest_match(token, matches, before_answer=True)
@@ -177,12 +170,17 @@ class CopyTracker:
                 second = Copy(found + 1, 1, IN_PLACE)
         self.copies = first, second
 
-    def _substitute(self, position: int, token: int, outcomes: dict[int, Outcomes]) -> None:
+    def _substitution_keys(self, position: int) -> Sequence[int]:
+        """Of the source's token with the one behind it, and of the token alone."""
         tokens = self.tokens
-        keys = [tokens[position]]
-        if position + 1 < len(tokens):
-            keys.append(_pair_key(tokens[position], tokens[position + 1]))
-        for key in keys:
+        token = tokens[position]
+        if position + 1 == len(tokens):
+            return (token,)
+        return -1 - (token << 20 | tokens[position + 1]), token  # a pair's is negative
+
+    def _substitute(self, position: int, token: int) -> None:
+        outcomes = self.outcomes
+        for key in self._substitution_keys(position):
             known = self.substitutions.get(key)
             # One that was right last time gets a second chance.
             if known != token and (known is None or outcomes.get(key, NO_OUTCOMES) & 1 == 0):
@@ -194,16 +192,14 @@ class CopyTracker:
     ) -> int | None:
         """The position of the longest match that `token` follows, if it can start a copy."""
         tokens, start = self.tokens, self.answer_start
-        best = (NEW_COPY - 1, 0)
-        for position, length in matches:
-            if (
-                (position < start) == before_answer
-                and tokens[position] == token
-                and (length, position) > best
-                and length >= NEW_COPY
-            ):
-                best = (length, position)
-        return best[1] or None
+        found = [
+            (length, position)
+            for position, length in matches
+            if length >= NEW_COPY
+            and (position < start) == before_answer
+            and tokens[position] == token
+        ]
+        return max(found)[1] if found else None
 
     def _first_skip(self, copy: Copy, token: int, pair: int) -> Copy:
         """`token` starts the source's next field, if it stands a few tokens ahead there."""
@@ -218,7 +214,3 @@ class CopyTracker:
             delimiters.append(passed)
             del delimiters[:-DELIMITERS]
         return Copy(place + 1, 1, FIRST_SKIP)
-
-
-def _pair_key(first: int, second: int) -> int:
-    return -1 - (first << 20 | second)  # negative: apart from the keys of single tokens

@@ -3,6 +3,7 @@ measured times, per band of context length."""
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Mapping
 from itertools import pairwise
 from math import exp, inf, log
@@ -15,7 +16,7 @@ BANDS = (1024, 4096, 16384)
 KEPT = 9  # measured times per row count: their lower quartile ignores outliers, which are slow
 _KEPT_SAVED = 3  # of them are taken from a saved curve: it may have been a busy machine's
 _TOLERANCE = 0.02  # a smaller change of a median is not worth a new table
-# How far a measured row count speaks for others: to 1/e at this difference of their logarithms.
+# How far a measured row count counts for others: 1/e at this difference of their logarithms.
 # Small ones stand alone (kernels change between them), 30 and 33 are as good as one.
 _REACH = 0.1
 _PRIOR_WEIGHT = 1.0  # of the prior shape, against the square of the number of times measured
@@ -47,7 +48,7 @@ class CostCurve:
 
     def table(self, context: int) -> list[float]:
         """The costs of 1 to MAX_ROWS rows at `context` tokens: never falling. Not to be changed."""
-        band = _band(context)
+        band = bisect(BANDS, context)
         table = self._tables[band]
         if table is None:
             table = self._tables[band] = self._make_table(band)
@@ -57,7 +58,7 @@ class CostCurve:
         """A pass over `rows` rows took `seconds`. Times that cannot be are ignored."""
         if not 0.0 < seconds < inf or not 1 <= rows <= MAX_ROWS:
             return
-        band = _band(context)
+        band = bisect(BANDS, context)
         times = self._times[band].setdefault(rows, [])
         times.append(seconds)
         del times[:-KEPT]
@@ -153,13 +154,6 @@ class CostCurve:
         return result
 
 
-def _band(context: int) -> int:
-    for band, end in enumerate(BANDS):
-        if context < end:
-            return band
-    return len(BANDS)
-
-
 def _checked(points: Mapping[int, float]) -> dict[int, float]:
     if 1 not in points or any(rows < 1 or not 0.0 < cost < inf for rows, cost in points.items()):
         raise ValueError(f"expected positive costs by rows, 1 row among them, got {dict(points)}")
@@ -167,7 +161,7 @@ def _checked(points: Mapping[int, float]) -> dict[int, float]:
 
 
 def interpolate(points: Mapping[int, float], rows: int) -> float:
-    """Linear between the points, whose rows rise; beyond the last its slope goes on."""
+    """Linear between the points, whose rows rise; beyond the last its slope continues."""
     segments = list(pairwise(points.items()))
     if not segments:
         return points[1]
