@@ -12,12 +12,11 @@ marks how many there were: 1 none, 0b10 missed, 0b11 hit, ... 0b1111 three hits.
 
 NO_OUTCOMES: Outcomes = 1
 
-# What a guess comes from: a match, a copy from before the answer or from the answer itself, what
-# replaced the copy's token before, the next field of the copied table, a match within such a field,
-# the memory. No enumerations here and below: on Python 3.11 looking up a member of one takes seven
-# times as long as a constant, and a guess does so a dozen times.
-FROM_MATCH, FROM_PROMPT, FROM_ANSWER = 0, 1, 2
-FROM_SUBSTITUTION, FROM_SKIP, FROM_FIELD, FROM_MEMORY = 3, 4, 5, 6
+Recorded = tuple[dict[int, Outcomes], int, Outcomes]
+"""(record, key, the outcomes it holds there)."""
+
+Feature = tuple[list[float], int]
+"""(weights, which of them)."""
 
 # A small learning rate for what many guesses share, a larger one for what few do.
 RATE, COPY_RATE, CALIBRATION_RATE = 0.05, 0.3, 0.2
@@ -72,6 +71,7 @@ MEMORY_TOKEN = (0, 0, -0.4, 0.6, -0.6, 0, 0.3, 1.0, -1.0, -0.1, -0.1, 0.4, -0.2,
 # too high more often than too low, most of all in the middle: hence the negative priors there.
 CALIBRATION_EDGES = (-1.73, -0.62, 0.41, 1.73, 3.48)  # of 15, 35, 60, 85, 97 per cent
 CALIBRATION = (0.2, -0.1, -0.3, -0.2, 0.0, 0.0)
+SOURCES = 7  # what a guess comes from: FROM_... in `guess`
 
 _MATCH_CLASS = [0, 0, 1, 2, 3, 3, 4, 4, *[5] * 4, *[6] * 4, *[7] * 8, *[8] * 8]
 _RUN_CLASS = [0, 0, 1, 2, 2, 3, 3, 3, 3, *[4] * 8]
@@ -105,17 +105,13 @@ class Candidate:
     """A token that may come next, with what is needed to learn whether it did.
 
     logit: of the probability that it does, the sum of its features' weights. rate: of learning.
-    features: (weights, index) pairs. outcomes: the (record, key, outcomes before) to update.
+    outcomes: to be updated.
     """
 
     __slots__ = ("features", "logit", "outcomes", "rate", "token")
 
     def __init__(
-        self,
-        token: int,
-        rate: float,
-        features: list[tuple[list[float], int]],
-        outcomes: list[tuple[dict[int, Outcomes], int, Outcomes]],
+        self, token: int, rate: float, features: list[Feature], outcomes: list[Recorded]
     ) -> None:
         self.token = token
         self.rate = rate
@@ -164,7 +160,7 @@ class AcceptanceModel:
         self.memory_agrees = list(MEMORY_AGREES)
         self.memory_against = list(MEMORY_AGAINST)
         self.memory_token = list(MEMORY_TOKEN)
-        self.calibration = [list(CALIBRATION) for _ in range(FROM_MEMORY + 1)]
+        self.calibration = [list(CALIBRATION) for _ in range(SOURCES)]
         # Outcomes by what the guess was made after, or by the token guessed.
         self.pair_outcomes: dict[int, Outcomes] = {}
         self.token_outcomes: dict[int, Outcomes] = {}

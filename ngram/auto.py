@@ -60,7 +60,7 @@ class AutoDrafter:
         self.tracker = CopyTracker(self.index.tokens, self.model.substitution_outcomes)
         self.guesser = Guesser(self.index, self.model, self.tracker, memory)
         self._recent = 0
-        self._guesses: list[Guess] | None = None  # of the last proposal, drafted or not
+        self._guesses: list[Guess] = []  # of the last proposal, drafted or not
         self._drafted = 0
         self._answering = False
         self._earned = self._spent = _RATE_PRIOR
@@ -74,7 +74,7 @@ class AutoDrafter:
         later in an answer. Anything else is a prompt, and the answer is taken to begin at the last
         of its tokens.
         """
-        guesses, self._guesses = self._guesses or [], None
+        guesses, self._guesses = self._guesses, []
         if not self._answering or len(tokens) > (self._drafted + 1 if guesses else 1):
             self.index.extend(tokens)
             self.tracker.begin_answer(max(0, self.index.size - 1))
@@ -97,7 +97,7 @@ class AutoDrafter:
         """
         self.index.rewind(length)
         self.tracker.begin_answer(max(0, length - 1))
-        self._guesses = None
+        self._guesses = []
         self._drafted = 0
         self._answering = False
 
@@ -135,7 +135,7 @@ class AutoDrafter:
     def sources(self) -> list[tuple[str, int]]:
         """What each token of the last proposal comes from; see `Guess.named_source`. To be asked
         before the next `extend`."""
-        return [guess.named_source for guess in (self._guesses or [])[: self._drafted]]
+        return [guess.named_source for guess in self._guesses[: self._drafted]]
 
     @property
     def _context(self) -> int:

@@ -53,6 +53,10 @@ class CopyGuess(NamedTuple):
     position: int
 
 
+CopyGuesses = tuple[CopyGuess | None, CopyGuess | None]
+"""Of `Copies`; None for a copy that is broken off for good, or none at all."""
+
+
 class CopyTracker:
     """The copies of one conversation.
 
@@ -125,7 +129,7 @@ class CopyTracker:
         self,
         copies: Copies,
         token: int,
-        guesses: Sequence[CopyGuess | None],
+        guesses: CopyGuesses,
         skip: tuple[int, int] | None,
     ) -> Copies:
         """The copies after `token`, of the output or a draft: continued, resumed, or broken off."""
@@ -145,7 +149,7 @@ class CopyTracker:
     def observe(
         self,
         token: int,
-        guesses: Sequence[CopyGuess | None],
+        guesses: CopyGuesses,
         skip: tuple[int, int] | None,
         pair: int,
         matches: Sequence[SuffixMatch],

@@ -36,12 +36,13 @@ class CostCurve:
 
     def __init__(self, points: Mapping[int, float] | None = None) -> None:
         self.given = points is not None
-        self._points = _checked(PRIOR_SHAPE if points is None else points)
-        self._prior = [interpolate(self._points, rows) for rows in range(1, MAX_ROWS + 1)]
+        points = dict(sorted((PRIOR_SHAPE if points is None else points).items()))
+        if 1 not in points or any(rows < 1 or not 0.0 < points[rows] < inf for rows in points):
+            raise ValueError(f"expected positive costs by rows, 1 row among them, got {points}")
+        self._points = points
+        self._prior = [interpolate(points, rows) for rows in range(1, MAX_ROWS + 1)]
         if not all(0.0 < cost < inf for cost in self._prior):
-            raise ValueError(
-                f"expected costs that stay finite and positive, got {dict(points or {})}"
-            )
+            raise ValueError(f"expected costs that stay finite and positive, got {points}")
         self._times: list[dict[int, list[float]]] = [{} for _ in range(len(BANDS) + 1)]
         self._typical: list[dict[int, float]] = [{} for _ in range(len(BANDS) + 1)]
         self._tables: list[list[float] | None] = [None] * (len(BANDS) + 1)
@@ -152,12 +153,6 @@ class CostCurve:
             for rows, time in theirs.items():
                 result.setdefault(rows, (time * scale, len(self._times[other][rows])))
         return result
-
-
-def _checked(points: Mapping[int, float]) -> dict[int, float]:
-    if 1 not in points or any(rows < 1 or not 0.0 < cost < inf for rows, cost in points.items()):
-        raise ValueError(f"expected positive costs by rows, 1 row among them, got {dict(points)}")
-    return dict(sorted(points.items()))
 
 
 def interpolate(points: Mapping[int, float], rows: int) -> float:

@@ -11,13 +11,6 @@ from math import inf
 from akunu_py.ngram.acceptance import (
     CONTEXT_1,
     COPY_RATE,
-    FROM_ANSWER,
-    FROM_FIELD,
-    FROM_MATCH,
-    FROM_MEMORY,
-    FROM_PROMPT,
-    FROM_SKIP,
-    FROM_SUBSTITUTION,
     KNOWN_SKIP,
     NO_OUTCOMES,
     RATE,
@@ -25,7 +18,7 @@ from akunu_py.ngram.acceptance import (
     Candidate,
     match_class,
 )
-from akunu_py.ngram.copies import Copies, Copy, CopyGuess, CopyTracker
+from akunu_py.ngram.copies import Copies, Copy, CopyGuess, CopyGuesses, CopyTracker
 from akunu_py.ngram.index import LONGEST_MATCH, SuffixIndex, SuffixMatch
 from akunu_py.ngram.memory import Memory
 
@@ -33,7 +26,13 @@ from akunu_py.ngram.memory import Memory
 _VOTES = [6.0 ** min(length, LONGEST_MATCH) for length in range(LONGEST_MATCH + 1)]
 # In logits, 70 %: for a surer guess of the conversation's own the memory is not asked.
 _MEMORY_BELOW = 0.85
-# By FROM_...: the names that files with results of the benchmark know.
+# What a guess comes from: a match, a copy from before the answer or from the answer itself, what
+# replaced the copy's token before, the next field of the copied table, a match within such a field,
+# the memory. No enumerations here and in `acceptance`: on Python 3.11 looking up a member of one
+# takes seven times as long as a constant, and a guess does so a dozen times.
+FROM_MATCH, FROM_PROMPT, FROM_ANSWER = 0, 1, 2
+FROM_SUBSTITUTION, FROM_SKIP, FROM_FIELD, FROM_MEMORY = 3, 4, 5, 6
+# By these; the names are those in files with results of the benchmark.
 _SOURCE_NAMES = ("match", "copy", "copy", "correction", "leap", "match", "memory")
 
 
@@ -41,14 +40,16 @@ _SOURCE_NAMES = ("match", "copy", "copy", "correction", "leap", "match", "memory
 class Guess:
     """The guess for one position, and all that was considered.
 
-    pair: of the last two tokens. token: -1 for no guess. logit: before calibration, which used
-    `bucket`. source: FROM_... order: tokens of context that the longest match shares. skip: what
-    CopyTracker.skip found.
+    pair: of the last two tokens. recent: the outcomes of the last three guesses, latest in the
+    lowest bit. token: -1 for no guess. logit: before calibration, which used `bucket`. source:
+    FROM_... order: tokens of context that the longest match shares. skip: what CopyTracker.skip
+    found. matched: the candidate of the matches.
     """
 
     pair: int
+    recent: int
     matches: Sequence[SuffixMatch]
-    copy_guesses: Sequence[CopyGuess | None]
+    copy_guesses: CopyGuesses
     token: int = -1
     logit: float = -inf
     probability: float = 0.0
@@ -56,6 +57,7 @@ class Guess:
     source: int = FROM_MATCH
     order: int = 0
     skip: tuple[int, int] | None = None
+    matched: Candidate | None = None
     candidates: list[Candidate] = field(default_factory=list)
 
     @property
@@ -89,7 +91,7 @@ class Guesser:
         self.memory = memory
 
     def guess(self, recent: int, matches: Sequence[SuffixMatch], copies: Copies) -> Guess:
-        """recent: the outcomes of the last three guesses, latest in the lowest bit."""
+        """recent: as in Guess. matches, copies: of the context that ends there."""
         tokens = self.index.tokens
         pair = tokens[-2] << 20 | tokens[-1] if len(tokens) > 1 else -1
         first, second = copies
@@ -98,26 +100,27 @@ class Guesser:
             None if first is None else tracker.guess(0, first),
             None if second is None else tracker.guess(1, second),
         )
-        guess = Guess(pair, matches, copy_guesses)
-        matched = self._from_match(guess, recent) if matches else None
+        guess = Guess(pair, recent, matches, copy_guesses)
+        if matches:
+            self._from_match(guess)
         for which in (0, 1):
             copy_guess, copy = copy_guesses[which], copies[which]
             if copy_guess is None or copy is None:
                 continue
-            self._from_copy(guess, matched, which, copy_guess, recent)
+            self._from_copy(guess, which, copy_guess)
             if copy.run:
                 self._from_substitution(guess, copy_guess)
         if first is not None:
             self._from_skip(guess, first)
             if guess.source == FROM_MATCH and first.resumed == KNOWN_SKIP:
                 guess.source = FROM_FIELD
-        if matched is None and self.memory is not None:
-            self._from_memory(guess, self.memory, None, recent)
+        if not matches and self.memory is not None:
+            self._from_memory(guess, self.memory)
         if guess.token >= 0:
             guess.probability, guess.bucket = self.model.calibrate(guess.source, guess.logit)
         return guess
 
-    def _from_match(self, guess: Guess, recent: int) -> Candidate:
+    def _from_match(self, guess: Guess) -> None:
         model = self.model
         token, length, share, agreeing, opposing = self._vote(guess.matches)
         guess.order = length
@@ -130,7 +133,7 @@ class Guesser:
                     agrees = max(agrees, 1)
                 elif copy_guess.state != CONTEXT_1:
                     agrees = 2
-        matched = Candidate(
+        matched = guess.matched = Candidate(
             token,
             RATE,
             [
@@ -138,7 +141,7 @@ class Guesser:
                 (model.agreeing, agreeing),
                 (model.opposing, opposing),
                 (model.share, share),
-                (model.recent, recent),
+                (model.recent, guess.recent),
                 (model.after_pair, after),
                 (model.same_token, same),
                 (model.copy_agrees, agrees),
@@ -146,9 +149,8 @@ class Guesser:
             [(model.pair_outcomes, guess.pair, after), (model.token_outcomes, token, same)],
         )
         if self.memory is not None and matched.logit < _MEMORY_BELOW:
-            self._from_memory(guess, self.memory, matched, recent)
+            self._from_memory(guess, self.memory)
         guess.consider(matched, FROM_MATCH)
-        return matched
 
     def _vote(self, matches: Sequence[SuffixMatch]) -> tuple[int, int, int, int, int]:
         """The token that follows most and the longest matches, the longest of them, and the
@@ -186,15 +188,8 @@ class Guesser:
             opposing if opposing < 3 else 3 if opposing < 6 else 4,
         )
 
-    def _from_copy(
-        self,
-        guess: Guess,
-        matched: Candidate | None,
-        which: int,
-        copy_guess: CopyGuess,
-        recent: int,
-    ) -> None:
-        model = self.model
+    def _from_copy(self, guess: Guess, which: int, copy_guess: CopyGuess) -> None:
+        model, matched = self.model, guess.matched
         token = copy_guess.token
         before = model.copy_outcomes.get(token, NO_OUTCOMES)
         outcome = (model.copy_outcomes, token, before)
@@ -203,7 +198,7 @@ class Guesser:
             return
         features = [
             (model.copy[which], copy_guess.state),
-            (model.copy_recent, recent),
+            (model.copy_recent, guess.recent),
             (model.copy_token, before),
         ]
         source = FROM_ANSWER if which else FROM_PROMPT
@@ -229,14 +224,12 @@ class Guesser:
         outcomes = [(model.skip_outcomes, guess.pair, before)]
         guess.consider(Candidate(skip[0], COPY_RATE, [(model.skip, before)], outcomes), FROM_SKIP)
 
-    def _from_memory(
-        self, guess: Guess, memory: Memory, matched: Candidate | None, recent: int
-    ) -> None:
-        """The memory supports the match, or has a candidate of its own."""
+    def _from_memory(self, guess: Guess, memory: Memory) -> None:
+        """The memory supports the matches' candidate, or has one of its own."""
         found = memory.lookup(self.index.tokens)
         if found is None:
             return
-        model = self.model
+        model, matched = self.model, guess.matched
         if matched is not None:
             agrees = 1 if found.token == matched.token else 2
             matched.features.append((model.memory_agrees, agrees))
@@ -251,6 +244,6 @@ class Guesser:
             (model.memory_opposing, min(found.opposing, 2)),
             (model.memory_against, int(matched is not None)),
             (model.memory_token, before),
-            (model.copy_recent, recent),
+            (model.copy_recent, guess.recent),
         ]
         guess.consider(Candidate(found.token, RATE, features, outcomes), FROM_MEMORY)

@@ -50,22 +50,22 @@ class SuffixIndex:
             self.drop_tentative()
         tokens.extend(new)
         self.size = len(tokens)
-        self._link(self._head1, self._prev1, new)
+        _link(self._head1, self._prev1, new)
         # Contexts that the start of the history cuts short get negative keys, never looked up.
         befores = tokens[start - 1 : -1] if start else [-1, *tokens[:-1]]
         pairs = [before << _SHIFT | token for before, token in zip(befores, new, strict=True)]
-        self._link(self._head2, self._prev2, pairs)
+        _link(self._head2, self._prev2, pairs)
         self._pairs += pairs
         quads = [
             hash((self._pairs[i - 2], self._pairs[i])) if i > 2 else -2
             for i in range(start, self.size)
         ]
-        self._link(self._head4, self._prev4, quads)
+        _link(self._head4, self._prev4, quads)
         self._quads += quads
         self._prev8 += [0] * (min(7, self.size) - start)
         first = max(start, 7)
         eights = [hash((self._quads[i - 4], self._quads[i])) for i in range(first, self.size)]
-        self._link(self._head8, self._prev8, eights)
+        _link(self._head8, self._prev8, eights)
 
     def append(self, token: int) -> None:
         """The same as `extend` for one token, and faster."""
@@ -74,25 +74,25 @@ class SuffixIndex:
             self.drop_tentative()
         tokens.append(token)
         end = self.size = position + 1
-        last = self._head1
-        self._prev1.append(last.get(token, 0))
-        last[token] = end
-        pairs, last = self._pairs, self._head2
+        head = self._head1
+        self._prev1.append(head.get(token, 0))
+        head[token] = end
+        pairs, head = self._pairs, self._head2
         pair = (tokens[position - 1] if position else -1) << _SHIFT | token
         pairs.append(pair)
-        self._prev2.append(last.get(pair, 0))
-        last[pair] = end
-        quads, last = self._quads, self._head4
+        self._prev2.append(head.get(pair, 0))
+        head[pair] = end
+        quads, head = self._quads, self._head4
         quad = hash((pairs[position - 2], pair)) if position > 2 else -2
         quads.append(quad)
-        self._prev4.append(last.get(quad, 0))
-        last[quad] = end
+        self._prev4.append(head.get(quad, 0))
+        head[quad] = end
         before = 0
         if position > 6:
-            last = self._head8
+            head = self._head8
             key = hash((quads[position - 4], quad))
-            before = last.get(key, 0)
-            last[key] = end
+            before = head.get(key, 0)
+            head[key] = end
         self._prev8.append(before)
 
     def drop_tentative(self) -> None:
@@ -100,8 +100,7 @@ class SuffixIndex:
         del self.tokens[self.size :]
 
     def rewind(self, size: int) -> None:
-        """Forgets all but the first `size` tokens, as if the others had never come: about as fast
-        as `extend`."""
+        """Forgets all but the first `size` tokens, about as fast as `extend` learned them."""
         self.drop_tentative()
         eights = {
             i: hash((self._quads[i - 4], self._quads[i])) for i in range(max(size, 7), self.size)
@@ -123,25 +122,22 @@ class SuffixIndex:
         tokens = self.tokens
         end = len(tokens)
         found: dict[int, int] = {}
-        if end == self.size:
-            if not end:
-                return []
-            if self._prev8[-1]:
-                self._follow(found, self._prev8[-1], self._prev8, 1)
-            starts = (self._prev4[-1], self._prev2[-1], self._prev1[-1])
-        else:
+        if end > self.size:
             pair = tokens[-2] << _SHIFT | tokens[-1] if end > 1 else -1
-            starts = (0, self._head2.get(pair, 0), self._head1.get(tokens[-1], 0))
-        if starts[0]:
-            self._follow(found, starts[0], self._prev4, MAX_CHAIN_4)
-        if starts[1]:
-            self._follow(found, starts[1], self._prev2, MAX_CHAIN_2)
-        if starts[2]:
-            self._follow(found, starts[2], self._prev1, MAX_CHAIN_1)
+            last2, last1 = self._head2.get(pair, 0), self._head1.get(tokens[-1], 0)
+        elif end:
+            self._follow(found, self._prev8[-1], self._prev8, 1)
+            self._follow(found, self._prev4[-1], self._prev4, MAX_CHAIN_4)
+            last2, last1 = self._prev2[-1], self._prev1[-1]
+        else:
+            return []
+        self._follow(found, last2, self._prev2, MAX_CHAIN_2)
+        self._follow(found, last1, self._prev1, MAX_CHAIN_1)
         return list(found.items())
 
     def _follow(self, found: dict[int, int], position: int, prev: list[int], steps: int) -> None:
-        """Adds the matches at `position` and the `steps` - 1 places before it in the chain."""
+        """Adds the matches at `position`, 0 for none, and `steps` - 1 places further down the
+        chain."""
         tokens = self.tokens
         end = len(tokens)
         while position and steps:
@@ -156,16 +152,15 @@ class SuffixIndex:
             position = prev[position - 1]
             steps -= 1
 
-    def _link(self, last: dict[int, int], prev: list[int], keys: Sequence[int]) -> None:
-        position = len(prev)
-        for key in keys:
-            position += 1
-            prev.append(last.get(key, 0))
-            last[key] = position
+
+def _link(head: dict[int, int], prev: list[int], keys: Sequence[int]) -> None:
+    for position, key in enumerate(keys, len(prev) + 1):
+        prev.append(head.get(key, 0))
+        head[key] = position
 
 
-def _unlink(last: dict[int, int], key: int, before: int) -> None:
+def _unlink(head: dict[int, int], key: int, before: int) -> None:
     if before:
-        last[key] = before
+        head[key] = before
     else:
-        del last[key]
+        del head[key]
