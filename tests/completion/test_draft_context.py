@@ -7,50 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Session
 from akunu_py.decoding.target import common_prefix
 from akunu_py.ngram.auto import AutoDrafter
-from akunu_py.ngram.index import SuffixIndex
 from akunu_py.types import GenerateOptions
 from tests.support.tiny_fim import load_tiny
-
-TOKENS = st.lists(st.integers(0, 4), max_size=40)
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     return load_tiny(Path(tmp_path_factory.mktemp("tiny")), ["<|endoftext|>"])
-
-
-def state(index: SuffixIndex) -> dict[str, Any]:
-    return dict(vars(index))
-
-
-@settings(max_examples=200, deadline=None)
-@given(TOKENS, TOKENS, TOKENS, st.booleans())
-def test_an_index_that_went_back_is_as_if_it_had_never_gone_on(
-    first: list[int], gone: list[int], then: list[int], one_by_one: bool
-) -> None:
-    index, fresh = SuffixIndex(), SuffixIndex()
-    index.extend(first)
-    if one_by_one:
-        for token in gone:
-            index.append(token)
-    else:
-        index.extend(gone)
-    index.tokens.append(3)  # a tentative one
-    index.rewind(len(first))
-    fresh.extend(first)
-    assert state(index) == state(fresh)
-    for token in then:
-        index.append(token)
-    fresh.extend(then)
-    assert state(index) == state(fresh)
-    assert index.matches() == fresh.matches()
 
 
 @given(st.lists(st.integers(0, 1), max_size=600), st.lists(st.integers(0, 1), max_size=600))
@@ -97,7 +67,7 @@ def test_only_what_changed_is_learned_again(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("mode", ["auto", "fixed", "off"])
-def test_evidence_changes_no_token(engine: Engine, mode: Any) -> None:
+def test_draft_context_changes_no_token(engine: Engine, mode: Any) -> None:
     prompt = engine.encode("a = b\nc = ")
     options = GenerateOptions(max_tokens=40, draft=mode)
     plain = Session(engine).generate(prompt, GenerateOptions(max_tokens=40, draft="off")).answer()
@@ -105,17 +75,6 @@ def test_evidence_changes_no_token(engine: Engine, mode: Any) -> None:
     assert with_it.tokens == plain.tokens
     if mode == "fixed":  # which asks no planner: the answer was in the draft context
         assert with_it.stats.target_passes < plain.stats.target_passes / 2
-
-
-def test_costs_are_those_of_the_context_that_the_model_has() -> None:
-    drafter = AutoDrafter()
-    drafter.unread = 3
-    drafter.extend([1, 2, 3, 4, 5])
-    seen: list[int] = []
-    table = drafter.curve.table
-    drafter.curve.table = lambda context: seen.append(context) or table(context)  # type: ignore
-    drafter.propose(4)
-    assert seen == [2]
 
 
 def test_what_a_completion_says_is_not_remembered(engine: Engine) -> None:

@@ -23,7 +23,7 @@ DEAR = {1: 1.0, 2: 2.0, 32: 32.0}
 def drive(
     drafter: Drafter, prompt: Sequence[int], output: Sequence[int], seconds: float = 1.0
 ) -> tuple[int, int, int]:
-    """Plays a target that says `output`. Returns (passes, drafted, accepted)."""
+    """Plays a target whose output is `output`. Returns (passes, drafted, accepted)."""
     drafter.extend(prompt)
     drafter.extend(output[:1])
     done, passes, drafted, accepted = 1, 0, 0, 0
@@ -45,7 +45,7 @@ def cheap(**options: object) -> AutoDrafter:
     return AutoDrafter(CostCurve(CHEAP), **options)  # type: ignore[arg-type]
 
 
-def test_outcomes_are_remembered_three_at_a_time() -> None:
+def test_the_last_three_outcomes_are_kept() -> None:
     outcomes = NO_OUTCOMES
     seen = [outcomes := push(outcomes, hit) for hit in (True, False, True, True)]
     assert seen == [0b11, 0b110, 0b1101, 0b1011]
@@ -89,7 +89,7 @@ def test_a_copy_is_drafted_at_full_length() -> None:
     assert accepted > 0.9 * drafted
 
 
-def test_nothing_is_drafted_without_evidence_or_where_it_cannot_pay() -> None:
+def test_nothing_is_drafted_without_matches_or_where_it_cannot_pay() -> None:
     text = random.Random(1).sample(range(10000), 500)
     assert drive(cheap(), text[:200], text[200:])[1] == 0
     words = random.Random(2).choices(range(300), k=600)
@@ -97,7 +97,7 @@ def test_nothing_is_drafted_without_evidence_or_where_it_cannot_pay() -> None:
     assert drafted < 10
 
 
-def test_a_copy_goes_on_after_changes() -> None:
+def test_a_copy_is_resumed_after_changes() -> None:
     rng = random.Random(3)
     source = rng.choices(range(1000), k=600)
     edited = list(source)
@@ -195,6 +195,17 @@ def test_seconds_teach_the_curve_by_the_rows_of_the_pass() -> None:
     drafter.observe(0, 4 + len(draft), 5.0)  # three tokens were read again
     assert not curve.measured(1 + len(draft))
     assert curve.measured(4 + len(draft))
+
+
+def test_costs_are_those_of_the_context_that_the_target_reads() -> None:
+    drafter = AutoDrafter()
+    drafter.unread = 3
+    drafter.extend([1, 2, 3, 4, 5])
+    seen: list[int] = []
+    table = drafter.curve.table
+    drafter.curve.table = lambda context: seen.append(context) or table(context)  # type: ignore
+    drafter.propose(4)
+    assert seen == [2]
 
 
 def test_memory_helps_cold_text_and_is_only_read() -> None:

@@ -1,20 +1,17 @@
-"""The suffix index and the planner against brute force."""
+"""The suffix index against brute force."""
 
 from __future__ import annotations
 
-import itertools
-
-import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from akunu_py.ngram.index import LONGEST_MATCH, MAX_CHAIN_1, SuffixIndex
-from akunu_py.ngram.planner import choose_length
 
 token_lists = st.lists(st.integers(0, 2), max_size=60)
+more_tokens = st.lists(st.integers(0, 4), max_size=40)
 
 
-def sources_from_scratch(tokens: list[int]) -> dict[int, int]:
+def matches_from_scratch(tokens: list[int]) -> dict[int, int]:
     found = {}
     for position in range(1, len(tokens)):
         length = 0
@@ -29,12 +26,12 @@ def sources_from_scratch(tokens: list[int]) -> dict[int, int]:
 
 
 @given(token_lists, st.integers(0, 60))
-def test_sources_are_true_and_include_the_latest(tokens: list[int], cut: int) -> None:
+def test_matches_are_true_and_include_the_latest(tokens: list[int], cut: int) -> None:
     index = SuffixIndex()
     index.extend(tokens[:cut])
     for token in tokens[cut:]:
         index.append(token)
-    every = sources_from_scratch(tokens)
+    every = matches_from_scratch(tokens)
     found = dict(index.matches())
     assert found.items() <= every.items()
     assert set(sorted(every, reverse=True)[:MAX_CHAIN_1]) <= set(found)
@@ -52,14 +49,14 @@ def test_append_equals_extend(first: list[int], second: list[int]) -> None:
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=30), token_lists)
 def test_tentative_tokens_are_looked_up_and_leave_nothing(
-    said: list[int], tentative: list[int]
+    history: list[int], tentative: list[int]
 ) -> None:
     index, untouched = SuffixIndex(), SuffixIndex()
-    index.extend(said)
-    untouched.extend(said)
+    index.extend(history)
+    untouched.extend(history)
     index.tokens.extend(tentative)
     found = dict(index.matches())
-    every = sources_from_scratch(said + tentative)
+    every = matches_from_scratch(history + tentative)
     assert found.items() <= every.items()
     index.drop_tentative()
     assert vars(index) == vars(untouched)
@@ -72,78 +69,24 @@ def test_a_distant_long_match_is_found_behind_many_short_ones() -> None:
     assert (len(passage), len(passage)) in index.matches()
 
 
-def simulate(
-    probabilities: list[float], costs: list[float], rate: float, lengths: tuple[int, ...]
-) -> float:
-    """What drafting these lengths earns, pass after pass, as long as the guesses hold."""
-    value, reached, start = 0.0, 1.0, 0
-    for length in lengths:
-        if start >= len(probabilities):
-            break
-        value += reached * (1 - rate * costs[length])
-        for step in range(length):
-            reached *= probabilities[start + step]
-            value += reached
-        start += length
-        reached *= probabilities[start] if start < len(probabilities) else 0.0
-        start += 1
-    return value
-
-
-@given(
-    st.lists(st.floats(0.02, 1.0), min_size=1, max_size=4),
-    st.lists(st.floats(0.0, 0.6), min_size=4, max_size=4),
-    st.floats(0.5, 2.0),
-)
-def test_the_planner_is_optimal(
-    probabilities: list[float], increments: list[float], rate: float
+@settings(max_examples=200, deadline=None)
+@given(more_tokens, more_tokens, more_tokens, st.booleans())
+def test_a_rewound_index_equals_one_that_was_never_extended(
+    first: list[int], forgotten: list[int], then: list[int], one_by_one: bool
 ) -> None:
-    costs = list(itertools.accumulate(increments, initial=1.0))
-    count = len(probabilities)
-    plans = [
-        plan
-        for plan in itertools.product(range(count + 1), repeat=count)
-        if all(length <= max(0, count - sum(plan[:i]) - i) for i, length in enumerate(plan))
-    ]
-    chosen = choose_length(probabilities, costs, rate, count)
-    best = max(simulate(probabilities, costs, rate, plan) for plan in plans)
-    achieved = max(
-        simulate(probabilities, costs, rate, plan) for plan in plans if plan[0] == chosen
-    )
-    # Chains below 1 % are cut off, which may cost that much.
-    assert achieved >= best - 0.05
-
-
-def test_planner_examples() -> None:
-    flat = [1.0] * 33
-    steep = [float(rows) for rows in range(1, 34)]
-    sure = [0.99] * 40
-    assert choose_length(sure, flat, 1.0, 32) == 32
-    assert choose_length(sure, flat, 1.0, 5) == 5
-    assert choose_length(sure, steep, 1.0, 32) == 0
-    assert choose_length([], flat, 1.0, 32) == 0
-    assert choose_length(sure, flat, 1.0, 0) == 0
-    # One more row for a fifth of a pass: worth it above a chance of one in five.
-    costs = [1.0, 1.2, 1.4]
-    assert choose_length([0.3], costs, 1.0, 2) == 1
-    assert choose_length([0.1], costs, 1.0, 2) == 0
-
-
-def test_an_ongoing_copy_is_not_cut_short() -> None:
-    # Two drafts of 16 cost less than one of 32: the last row is cheap only up to 16.
-    costs = [1.0 + 0.05 * min(rows, 16) + 0.5 * max(0, rows - 16) for rows in range(33)]
-    sure = [0.995] * 33
-    assert choose_length(sure, costs, 4.0, 32, ongoing=True) == 16
-    # Where every row is as cheap as the one before, the longest draft is best.
-    assert choose_length(sure, [1.0 + 0.05 * i for i in range(33)], 4.0, 32, ongoing=True) == 32
-
-
-def test_a_rerun_makes_rejections_dearer() -> None:
-    costs = [1.0, 1.1, 1.2]
-    assert choose_length([0.15], costs, 1.0, 2) == 1
-    assert choose_length([0.15], costs, 1.0, 2, rerun_on_reject=True) == 0
-
-
-@pytest.mark.parametrize("limit", range(33))
-def test_the_limit_is_kept(limit: int) -> None:
-    assert choose_length([0.999] * 40, [1.0 + 0.01 * i for i in range(33)], 1.0, limit) == limit
+    index, fresh = SuffixIndex(), SuffixIndex()
+    index.extend(first)
+    if one_by_one:
+        for token in forgotten:
+            index.append(token)
+    else:
+        index.extend(forgotten)
+    index.tokens.append(3)  # a tentative one
+    index.rewind(len(first))
+    fresh.extend(first)
+    assert vars(index) == vars(fresh)
+    for token in then:
+        index.append(token)
+    fresh.extend(then)
+    assert vars(index) == vars(fresh)
+    assert index.matches() == fresh.matches()

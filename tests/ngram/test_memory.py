@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from akunu_py.ngram.memory import LONGEST_MATCH, MAX_CHAIN, Memory
 
 
-def test_recalls_what_followed_the_longest_context() -> None:
+def test_finds_what_followed_the_longest_context() -> None:
     memory = Memory(8)
     memory.learn([1, 2, 3, 4, 5])
     memory.learn([9, 2, 3, 6])
@@ -41,7 +41,7 @@ def test_knows_nothing_across_items_or_of_new_contexts() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 3), max_size=30), max_size=20), st.integers(4, 6))
-def test_recall_is_true_to_what_is_remembered(items: list[list[int]], bits: int) -> None:
+def test_lookups_are_true_to_what_is_remembered(items: list[list[int]], bits: int) -> None:
     memory = Memory(bits)
     log: list[int] = []
     for item in items:

@@ -35,11 +35,11 @@ def count_from_scratch(tokens: list[int]) -> Tables:
 
 def predict_from_scratch(tokens: list[int], limit: int) -> list[int]:
     """Reads the answer off the token list, without hashes or tables."""
-    timeline, draft = list(tokens), []
+    history, draft = list(tokens), []
     for _ in range(limit):
         followers: list[int] = []
         for size in (3, 2, 1):
-            context = timeline[-size:]
+            context = history[-size:]
             if len(context) == size:
                 followers = [
                     tokens[i] for i in range(size, len(tokens)) if tokens[i - size : i] == context
@@ -53,7 +53,7 @@ def predict_from_scratch(tokens: list[int], limit: int) -> list[int]:
             if followers.count(candidate) > followers.count(best):
                 best = candidate
         draft.append(best)
-        timeline.append(best)
+        history.append(best)
     return draft
 
 
