@@ -1,10 +1,11 @@
-"""The colours of the dark theme, which exported pictures share with the screen."""
+"""The colours of the dark theme, which the chat and exported SVGs share."""
 
 from __future__ import annotations
 
 PRIMARY = "#6cb6ff"
 ACCENT = "#e3b341"
 FOREGROUND = "#d7dce5"
+FOREGROUND_MUTED = "#898d95"  # FOREGROUND at 60 % on BACKGROUND, as Textual blends it
 BACKGROUND = "#15181e"
 SURFACE = "#1b1f27"
 PANEL = "#262b36"

@@ -1,8 +1,12 @@
-"""The file of the conversations' database: opening it, and what is wrong with it in one line.
+"""The SQLite file of the conversations: its tables, their migrations, opening it, and what is wrong
+with it in one line.
 
-Owns the lock file beside the database: everybody who has it open shares the lock, and only who has
-it alone sets a damaged database aside. Refuses databases of newer programs and of other ones, and
-never overwrites a file that it cannot read.
+Everybody who has the database open shares a lock on the file `.lock` beside it, and only who holds
+that alone sets a damaged database aside. A file that cannot be read is never overwritten.
+
+Each migration brings a database from one version to the next; a new one goes through all of them. A
+migration that was released is never changed: what is missing comes in another one. All that are
+needed run in one transaction, so a program that is killed meanwhile leaves the old version behind.
 """
 
 from __future__ import annotations
@@ -11,20 +15,20 @@ import contextlib
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from akunu_py.chats.schema import VERSION, is_foreign, migrate, version_of
+from akunu_py.chats.search import searchable
 from akunu_py.errors import ConversationError
 
-_PATIENCE_S = 5.0  # for another program that is writing
+_BUSY_TIMEOUT_S = 5.0  # for another program that is writing
 _PARTS = ("", "-wal", "-shm")  # SQLite's files, as endings of the name
 
 _HINTS = {
     sqlite3.SQLITE_BUSY: "another program is writing to it; close that one, then try again",
     sqlite3.SQLITE_LOCKED: "another program is writing to it; close that one, then try again",
     sqlite3.SQLITE_FULL: "free some space, or set XDG_DATA_HOME to a folder on another disk",
-    # What SQLite says of a full disk where it cannot make the log's index.
+    # SQLite's code for a full disk where it cannot make the log's index.
     sqlite3.SQLITE_IOERR: "the disk is full or failing; free some space, or set XDG_DATA_HOME to a "
     "folder on another disk",
     sqlite3.SQLITE_READONLY: "give yourself write access, or set XDG_DATA_HOME to your own folder",
@@ -35,6 +39,46 @@ _HINTS = {
 }
 _OTHER_HINT = "see `akunu info` for where it is; XDG_DATA_HOME moves it"
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+APPLICATION_ID = 0x616B756E  # "akun", in the header of the file: whose database this is
+
+# `chosen` grows with every message that is added or gone back to: of the siblings at one place the
+# one with the highest is active. `parent` names a message of the same conversation and is no
+# foreign key, because what follows a message that another program erased must be kept as well.
+_TABLES = """
+CREATE TABLE conversations (
+    number INTEGER PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    title TEXT NOT NULL,
+    created REAL NOT NULL,
+    updated REAL NOT NULL,
+    model TEXT NOT NULL,
+    deleted REAL
+);
+CREATE TABLE messages (
+    number INTEGER PRIMARY KEY,
+    conversation INTEGER NOT NULL REFERENCES conversations (number) ON DELETE CASCADE,
+    id TEXT NOT NULL,
+    parent TEXT,
+    role TEXT NOT NULL CHECK (role IN ('system', 'user', 'assistant')),
+    text TEXT NOT NULL,
+    thinking TEXT NOT NULL,
+    created REAL NOT NULL,
+    model TEXT NOT NULL,
+    stats TEXT,
+    finish_reason TEXT,
+    chosen INTEGER NOT NULL,
+    UNIQUE (conversation, id)
+);
+CREATE INDEX conversations_by_time ON conversations (updated);
+"""
+
+# The words that are searched for. Each index has the number of what it indexes as its rowid.
+_INDEXES = """
+CREATE VIRTUAL TABLE message_index USING fts5 (words, tokenize = 'unicode61 remove_diacritics 2');
+CREATE VIRTUAL TABLE title_index USING fts5 (words, tokenize = 'unicode61 remove_diacritics 2');
+"""
 
 
 class DatabaseFile:
@@ -70,13 +114,13 @@ class DatabaseFile:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Changes that are kept all together or not at all. Raises ConversationError."""
+        """Changes that are made all together or not at all. Raises ConversationError."""
         with self.errors(), _transaction(self.database):
             yield self.database
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
-        """Turns what SQLite says into a ConversationError of one line."""
+        """Turns an error of SQLite into a ConversationError of one line."""
         try:
             yield
         except sqlite3.Error as error:
@@ -95,7 +139,7 @@ class DatabaseFile:
                 return self._connect()
 
     def _connect(self) -> sqlite3.Connection:
-        database = sqlite3.connect(self.path, timeout=_PATIENCE_S, isolation_level=None)
+        database = sqlite3.connect(self.path, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
         try:
             self._prepare(database)
         except BaseException:
@@ -105,7 +149,7 @@ class DatabaseFile:
 
     def _prepare(self, database: sqlite3.Connection) -> None:
         """Checks the database, brings it up to date and sets how it is written."""
-        version = version_of(database)
+        version = schema_version(database)
         if is_foreign(database):
             raise ConversationError(
                 f"expected akunu's conversations in {self.path}, found a database of another "
@@ -154,7 +198,7 @@ class DatabaseFile:
 
 
 def _lock_beside(path: Path) -> int:
-    """Makes what is missing of the folder and the file; returns the shared lock."""
+    """Makes the directory and the file where they are missing; returns the shared lock."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -196,7 +240,7 @@ def _transaction(database: sqlite3.Connection) -> Iterator[None]:
 
 
 def _code(error: sqlite3.Error) -> int:
-    """SQLite's primary result code; the higher bits say more than we tell apart."""
+    """SQLite's primary result code, without the bits of the extended one."""
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
 
 
@@ -206,3 +250,55 @@ def _unused(path: Path) -> Path:
     while any(Path(f"{path}.damaged-{number}{part}").exists() for part in _PARTS):
         number += 1
     return Path(f"{path}.damaged-{number}")
+
+
+# Migrations
+
+
+def _make_tables(database: sqlite3.Connection) -> None:
+    _run_all(database, _TABLES)
+
+
+def _make_indexes(database: sqlite3.Connection) -> None:
+    _run_all(database, _INDEXES)
+    for index, column, table in (
+        ("message_index", "text", "messages"),
+        ("title_index", "title", "conversations"),
+    ):
+        rows = database.execute(f"SELECT number, {column} FROM {table}")
+        database.executemany(
+            f"INSERT INTO {index} (rowid, words) VALUES (?, ?)",
+            ((number, searchable(text)) for number, text in rows),
+        )
+
+
+def _run_all(database: sqlite3.Connection, statements: str) -> None:
+    """Not `executescript`, which would end the transaction."""
+    for statement in statements.split(";\n"):
+        if statement.strip():
+            database.execute(statement)
+
+
+_MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_make_tables, _make_indexes)
+VERSION = len(_MIGRATIONS)
+
+
+def schema_version(database: sqlite3.Connection) -> int:
+    """The version of a database, 0 for an empty one."""
+    version: int = database.execute("PRAGMA user_version").fetchone()[0]
+    return version
+
+
+def is_foreign(database: sqlite3.Connection) -> bool:
+    """Whether another program made this database."""
+    owner: int = database.execute("PRAGMA application_id").fetchone()[0]
+    tables: int = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    return owner != APPLICATION_ID and (owner != 0 or tables > 0)
+
+
+def migrate(database: sqlite3.Connection) -> None:
+    """Brings the database to VERSION; the caller holds a transaction that may write."""
+    for migration in _MIGRATIONS[schema_version(database) :]:
+        migration(database)
+    database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    database.execute(f"PRAGMA user_version = {VERSION}")

@@ -1,12 +1,11 @@
-"""A conversation as a file to read or to show: Markdown, JSON or a picture.
+"""A conversation as a file: Markdown, made here, JSON (`json`) or SVG (`svg`).
 
-Owns the Markdown and the writing of files; `exchange` owns the JSON and `picture` the SVG. Markdown
-and the picture hold the active branch, JSON holds everything. Refuses to overwrite a file.
+Markdown and SVG hold the active branch, JSON holds everything.
 """
 
 from __future__ import annotations
 
-import os
+import contextlib
 import re
 import unicodedata
 from datetime import datetime
@@ -16,10 +15,10 @@ from typing import Literal
 from markdown_it import MarkdownIt
 
 from akunu_py.chats.json import as_json
-from akunu_py.chats.transcript_format import ending_of, spoken, who
-from akunu_py.chats.tree import Tree
+from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.errors import ConversationError
 from akunu_py.text import collapse, displayable
+from akunu_py.types import ENDINGS, Ending
 
 ExportFormat = Literal["markdown", "json", "svg"]
 
@@ -27,7 +26,7 @@ FORMATS: tuple[ExportFormat, ...] = ("markdown", "json", "svg")
 SUFFIXES: dict[ExportFormat, str] = {"markdown": ".md", "json": ".json", "svg": ".svg"}
 UNTITLED = "Untitled"
 
-_LAST = "akunu-end-of-message"
+_END_MARK = "akunu-end-of-message"
 
 
 def render(tree: Tree, form: ExportFormat) -> str:
@@ -41,48 +40,66 @@ def render(tree: Tree, form: ExportFormat) -> str:
     return as_markdown(tree)
 
 
+def visible_messages(tree: Tree) -> list[ChatMessage]:
+    """The messages of the active branch that have a text or thinking."""
+    return [each for each in tree.path() if each.text.strip() or each.thinking.strip()]
+
+
+def author_of(message: ChatMessage) -> str:
+    """Who wrote it: "You", "System", or the name of the model."""
+    names = {"user": "You", "system": "System", "assistant": message.model or "Assistant"}
+    return names[message.role]
+
+
+def ending_of(message: ChatMessage) -> str:
+    """Why an answer is not whole; "" where it is, and for prompts."""
+    if message.role != "assistant":
+        return ""
+    return ENDINGS.get(message.finish_reason, Ending()).export
+
+
 def as_markdown(tree: Tree) -> str:
-    """The active branch as Markdown: each message under a heading with who said it."""
-    said = spoken(tree)
+    """The active branch as Markdown: each message under a heading with its author."""
+    messages = visible_messages(tree)
     parts = [f"# {_line(tree.title) or UNTITLED}"]
-    if said:
-        parts.append(f"*{when(said[0].created)}, exported from akunu*")
-    for message in said:
-        parts.append(f"## {_line(who(message))}")
+    if messages:
+        parts.append(f"*{_date(messages[0].created)}, exported from akunu*")
+    for message in messages:
+        parts.append(f"## {_line(author_of(message))}")
         if message.thinking.strip():
-            thought = standing_alone(message.thinking)
-            parts += ["<details><summary>Thinking</summary>", thought, "</details>"]
-        parts.append(standing_alone(message.text))
+            thinking = self_contained(message.thinking)
+            parts += ["<details><summary>Thinking</summary>", thinking, "</details>"]
+        parts.append(self_contained(message.text))
         if ending := ending_of(message):
             parts.append(f"*{ending}*")
     return "\n\n".join(parts) + "\n"
 
 
-def when(created: float) -> str:
-    """A time as people write it, in their own time zone: "21 November 2026, 14:05"."""
-    moment = datetime.fromtimestamp(created)
-    return f"{moment.day} {moment:%B %Y, %H:%M}"
-
-
-def standing_alone(text: str) -> str:
+def self_contained(text: str) -> str:
     """Markdown that ends where it ends: an answer that was stopped within a block of code or of
     HTML must not swallow what follows."""
     text = displayable(text).strip("\n")
-    if _ends(text):
+    if _is_closed(text):
         return text
     fences = re.findall(r"^[ >]*(`{3,}|~{3,})", text, re.MULTILINE)
     for fence in reversed(fences):
-        if _ends(closed := f"{text}\n{fence}"):
+        if _is_closed(closed := f"{text}\n{fence}"):
             return closed
     longest = max((len(run) for run in re.findall("`{3,}", text)), default=2)
     fence = "`" * (longest + 1)
     return f"{fence}text\n{text}\n{fence}"
 
 
-def _ends(text: str) -> bool:
+def _is_closed(text: str) -> bool:
     """Whether a paragraph after `text` is one of its own."""
-    tokens = MarkdownIt("commonmark").parse(f"{text}\n\n{_LAST}\n")
-    return len(tokens) >= 3 and tokens[-3].level == 0 and tokens[-2].content == _LAST
+    tokens = MarkdownIt("commonmark").parse(f"{text}\n\n{_END_MARK}\n")
+    return len(tokens) >= 3 and tokens[-3].level == 0 and tokens[-2].content == _END_MARK
+
+
+def _date(created: float) -> str:
+    """In the user's time zone: "21 November 2026, 14:05"."""
+    moment = datetime.fromtimestamp(created)
+    return f"{moment.day} {moment:%B %Y, %H:%M}"
 
 
 def _line(text: str) -> str:
@@ -91,7 +108,7 @@ def _line(text: str) -> str:
 
 
 def file_name(title: str, form: ExportFormat) -> str:
-    """A name for a file: the words of the title, in small letters, joined by hyphens."""
+    """A name for a file: the words of the title in lower case, joined by hyphens."""
     plain = unicodedata.normalize("NFKC", title).lower()
     words = re.findall(r"[^\W_]+", plain)
     name = ""
@@ -105,32 +122,24 @@ def file_name(title: str, form: ExportFormat) -> str:
 def write_new(path: Path, text: str, *, numbered: bool = False) -> Path:
     """Writes a file that was not there; gives its path.
 
-    numbered: takes another name, ending in -2 and so on, where there is one.
-    Raises ConversationError.
+    numbered: takes another name, ending in -2 and so on, where there is one. Raises
+    ConversationError.
     """
-    number, wanted = 1, path
+    number, target = 1, path
     while True:
         try:
-            with wanted.open("x", encoding="utf-8", newline="\n") as file:
+            with target.open("x", encoding="utf-8", newline="\n") as file:
                 file.write(text)
-            return wanted
+            return target
         except FileExistsError as error:
             if not numbered:
-                raise ConversationError(
-                    f"{path} exists; name another file, or remove it"
-                ) from error
+                message = f"{path} exists; name another file, or remove it"
+                raise ConversationError(message) from error
             number += 1
-            wanted = path.with_name(f"{path.stem}-{number}{path.suffix}")
+            target = path.with_name(f"{path.stem}-{number}{path.suffix}")
         except OSError as error:
-            _forget(wanted)
+            with contextlib.suppress(OSError):  # a part of it may be there
+                target.unlink()
             raise ConversationError(
-                f"cannot write {wanted}: {error.strerror or error}; name another file"
+                f"cannot write {target}: {error.strerror or error}; name another file"
             ) from error
-
-
-def _forget(path: Path) -> None:
-    """Removes what came of a file that could not be written."""
-    try:
-        os.unlink(path)
-    except OSError:
-        return

@@ -1,4 +1,4 @@
-"""Conversations as JSON, to be kept elsewhere and read again: everything, all branches.
+"""Conversations as JSON, exported and imported: everything, all branches.
 
     {"format": "akunu-conversations", "version": 1, "conversations": [
         {"id", "title", "chosen": [ids], "messages": [
@@ -6,8 +6,7 @@
              "finish_reason"}, ...]}, ...]}
 
 `parent` is the id of an earlier message, or null; times are seconds since 1970; `chosen` are the
-messages that are active where there are several. Refuses files that are not of this form, with the
-place where they are not.
+messages that are active where there are several.
 """
 
 from __future__ import annotations
@@ -15,19 +14,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any, get_args
 
-from akunu_py.chats.rows import stats_of
 from akunu_py.chats.tree import ChatMessage, Role, Tree, tree_of
 from akunu_py.errors import ConversationError
-from akunu_py.types import FinishReason
+from akunu_py.types import FinishReason, Stats
 
 FORMAT = "akunu-conversations"
 VERSION = 1
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_LAST_TIME = 253402300799.0  # the end of the year 9999
+_MAX_TIME = 253402300799.0  # the end of the year 9999
 _FOLLOWS: dict[str, tuple[str | None, ...]] = {
     "system": (None,),
     "user": (None, "system", "assistant"),
@@ -35,12 +33,15 @@ _FOLLOWS: dict[str, tuple[str | None, ...]] = {
 }
 
 
-class _Wrong(Exception):
+_STATS_FIELDS = {field.name for field in fields(Stats)}
+
+
+class _BadForm(Exception):
     """What was expected, and what was found."""
 
 
 def as_json(trees: Iterable[Tree]) -> str:
-    """Whole conversations as a text that `read_json` reads."""
+    """Whole conversations, as `read_json` reads them."""
     conversations = [
         {
             "id": tree.conversation,
@@ -55,7 +56,7 @@ def as_json(trees: Iterable[Tree]) -> str:
 
 
 def read_json(text: str, name: str) -> list[Tree]:
-    """The conversations of a text that `as_json` made; `name` is where it comes from.
+    """The conversations that `as_json` wrote; `name` is where the text comes from.
 
     Raises ConversationError where it is something else.
     """
@@ -67,9 +68,21 @@ def read_json(text: str, name: str) -> list[Tree]:
         _expect(isinstance(content.get("conversations"), list), "a list of conversations", "")
         return [_read_conversation(each) for each in content["conversations"]]
     except (ValueError, RecursionError) as error:
-        raise _not_ours(name, f"expected JSON: {error}") from error
-    except _Wrong as error:
-        raise _not_ours(name, str(error)) from error
+        raise _import_error(name, f"expected JSON: {error}") from error
+    except _BadForm as error:
+        raise _import_error(name, str(error)) from error
+
+
+def stats_of(values: dict[str, Any]) -> Stats:
+    """Statistics from a JSON object; what this version does not know is left out.
+
+    Raises ValueError where a value is no number.
+    """
+    known = {name: value for name, value in values.items() if name in _STATS_FIELDS}
+    for name, value in known.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"expected a number for {name}, found {value!r}")
+    return Stats(**known)
 
 
 def _message_values(message: ChatMessage) -> dict[str, Any]:
@@ -89,19 +102,19 @@ def _message_values(message: ChatMessage) -> dict[str, Any]:
 def _read_conversation(values: Any) -> Tree:
     _expect(isinstance(values, dict), "a conversation", values)
     conversation = _read_id(values.get("id"))
-    title, chosen, kept = (values.get(key) for key in ("title", "chosen", "messages"))
+    title, chosen, listed = (values.get(key) for key in ("title", "chosen", "messages"))
     _expect(isinstance(title, str), "a title", title)
-    _expect(isinstance(kept, list), "a list of messages", kept)
+    _expect(isinstance(listed, list), "a list of messages", listed)
     _expect(isinstance(chosen, list), "a list of ids", chosen)
     roles: dict[str | None, str | None] = {None: None}
     messages = []
-    for each in kept:
+    for each in listed:
         message = _read_message(each)
         _expect(message.id not in roles, "an id of its own", message.id)
         _expect(message.parent in roles, "an earlier message as parent", message.parent)
-        before = roles[message.parent]
-        follows = before in _FOLLOWS[message.role]
-        _expect(follows, f"a message that may follow {before or 'nothing'}", message.role)
+        previous = roles[message.parent]
+        follows = previous in _FOLLOWS[message.role]
+        _expect(follows, f"a message that may follow {previous or 'nothing'}", message.role)
         roles[message.id] = message.role
         messages.append(message)
     return tree_of(conversation, title, messages, [_read_id(each) for each in chosen])
@@ -112,11 +125,11 @@ def _read_message(values: Any) -> ChatMessage:
     role, created, finish = (values.get(key) for key in ("role", "created", "finish_reason"))
     _expect(role in get_args(Role), "a role", role)
     is_time = isinstance(created, int | float) and not isinstance(created, bool)
-    _expect(is_time and 0 <= created <= _LAST_TIME, "a time", created)
+    _expect(is_time and 0 <= created <= _MAX_TIME, "a time", created)
     _expect(finish is None or finish in get_args(FinishReason), "a reason", finish)
     texts = {name: values.get(name) for name in ("text", "thinking", "model")}
     for name, text in texts.items():
-        _expect(isinstance(text, str), f"a text for {name}", text)
+        _expect(isinstance(text, str), f"a string for {name}", text)
     parent, stats = values.get("parent"), values.get("stats")
     _expect(stats is None or isinstance(stats, dict), "statistics", stats)
     return ChatMessage(
@@ -138,10 +151,10 @@ def _read_id(value: Any) -> str:
 def _expect(holds: object, expected: str, found: object) -> None:
     if not holds:
         shown = repr(found) if len(repr(found)) <= 60 else f"{repr(found)[:57]}..."
-        raise _Wrong(f"expected {expected}" + (f", found {shown}" if found != "" else ""))
+        raise _BadForm(f"expected {expected}" + (f", found {shown}" if found != "" else ""))
 
 
-def _not_ours(name: str, problem: str) -> ConversationError:
+def _import_error(name: str, problem: str) -> ConversationError:
     return ConversationError(
         f"cannot import {name}: {problem}; `akunu chats export --format json` makes such files"
     )

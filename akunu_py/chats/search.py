@@ -1,8 +1,8 @@
-"""Looking for words in what was said: what a person types, as questions to the database.
+"""Full-text search in conversations: the words of a query as SQLite FTS5 terms, and snippets.
 
 A conversation is found where every word is somewhere in it, in a message or in the title; words may
 be unfinished, and what is in quotation marks is looked for as it stands. Case and accents do not
-matter. Refuses the query language of SQLite: nothing typed can be a syntax error.
+matter. Nothing typed can be a syntax error of FTS5's query language.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from akunu_py.chats.schema import UNSPACED, searchable
-
+# Scripts that are written without spaces between words: Thai, Lao, Burmese, Khmer, kana, Han.
+_UNSPACED = (
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
+    "\uf900-\ufaff\U00020000-\U0003ffff]"
+)
+_UNSPACED_CHARACTER = re.compile(f"({_UNSPACED})")
 _TERM = re.compile(r'"([^"]*)"|([^\s"]+)')
 _SNIPPET_WORDS = 24
 _OPEN, _CLOSE = "\x02", "\x03"  # begin and end of a match, as SQLite is asked to mark it
-_SPREAD = re.compile(f" ?({_OPEN}?)({UNSPACED})({_CLOSE}?) ?")
+_SPACED_OUT = re.compile(f" ?({_OPEN}?)({_UNSPACED})({_CLOSE}?) ?")
 
 _IN_MESSAGES = """
 SELECT m.conversation FROM message_index i JOIN messages m ON m.number = i.rowid
@@ -47,11 +51,16 @@ class Hit:
     marks: tuple[tuple[int, int], ...] = ()
 
 
+def searchable(text: str) -> str:
+    """`text` as it goes into an index: in scripts without spaces each character is a word."""
+    return _UNSPACED_CHARACTER.sub(" \\1 ", text)
+
+
 def terms_of(words: str) -> list[str]:
-    """What a person typed as terms of SQLite's query language; signs alone are left out."""
+    """The words of a query as FTS5 terms; punctuation alone is left out."""
     terms = []
-    for exact, begun in _TERM.findall(words.replace("\0", " ")):  # which would end the query
-        term = searchable(exact or begun)
+    for exact, prefix in _TERM.findall(words.replace("\0", " ")):  # which would end the query
+        term = searchable(exact or prefix)
         if any(character.isalnum() for character in term):
             terms.append(f'"{term}"' + ("" if exact else "*"))
     return terms
@@ -74,8 +83,8 @@ def _best(database: sqlite3.Connection, query: str, found: set[int]) -> dict[int
         if conversation in found:
             best.setdefault(conversation, (number, message))
     numbers = json.dumps([number for number, _ in best.values()])
-    asked = (_OPEN, _CLOSE, _SNIPPET_WORDS, query, numbers)
-    snippets = dict(database.execute(_SNIPPETS, asked).fetchall())
+    parameters = (_OPEN, _CLOSE, _SNIPPET_WORDS, query, numbers)
+    snippets = dict(database.execute(_SNIPPETS, parameters).fetchall())
     hits = dict.fromkeys(found, Hit())
     for conversation, (number, message) in best.items():
         hits[conversation] = Hit(message, *_read_marks(snippets[number]))
@@ -83,19 +92,19 @@ def _best(database: sqlite3.Connection, query: str, found: set[int]) -> dict[int
 
 
 def _read_marks(snippet: str) -> tuple[str, tuple[tuple[int, int], ...]]:
-    """A snippet of an index in one line as it was said, and the ranges that were marked.
+    """A snippet of an index as one line of the original text, and the ranges that were marked.
 
-    What was said may hold the signs of a mark too. They are left out; at worst a mark is missing.
+    The text may hold the characters of a mark too. They are left out; at worst a mark is missing.
     """
-    line = _SPREAD.sub(r"\1\2\3", snippet.replace(_CLOSE + _OPEN, ""))
-    text, marks, begun = "", [], -1
+    line = _SPACED_OUT.sub(r"\1\2\3", snippet.replace(_CLOSE + _OPEN, ""))
+    text, marks, start = "", [], -1
     for part in re.split(f"([{_OPEN}{_CLOSE}])", " ".join(line.split())):
         if part == _OPEN:
-            begun = len(text)
+            start = len(text)
         elif part == _CLOSE:
-            if 0 <= begun < len(text):
-                marks.append((begun, len(text)))
-            begun = -1
+            if 0 <= start < len(text):
+                marks.append((start, len(text)))
+            start = -1
         else:
             text += part
     return text, tuple(marks)

@@ -1,36 +1,37 @@
-"""The store: every message of every conversation, in one SQLite database.
+"""Every message of every conversation, in one SQLite database; all reading and changing of its
+tables.
 
-The only module that changes or reads the tables. Calls are short but may wait for the disk or for
-another program: the chat makes them in a thread of their own (`keeper`), commands make them
-directly. A store belongs to the thread that opened it. Whatever is wrong with the database is
-a ConversationError.
+Calls are short but may wait for the disk or for another program: the chat makes them in a thread of
+its own, commands make them directly. A store belongs to the thread that opened it. Whatever is
+wrong with the database is a ConversationError.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from akunu_py.chats.database import DatabaseFile
-from akunu_py.chats.rows import (
-    INFO_COLUMNS,
-    MESSAGE_COLUMNS,
-    info_of,
-    messages_of,
-    storable,
-    values_of,
-)
-from akunu_py.chats.schema import searchable
-from akunu_py.chats.search import Hit, find, terms_of
+from akunu_py.chats.json import stats_of
+from akunu_py.chats.search import Hit, find, searchable, terms_of
 from akunu_py.chats.tree import ChatMessage, ConversationInfo, Tree, title_of, tree_of
 from akunu_py.errors import ConversationError
 
-UNDO_S = 24 * 3600.0  # how long a deleted conversation can be brought back
+UNDO_S = 24 * 3600.0  # how long a deleted conversation can be restored
 _TITLE_LENGTH = 200
 
+_INFO_COLUMNS = """
+number, id, title, created, updated, model,
+(SELECT count(*) FROM messages m WHERE m.conversation = c.number AND m.text <> ''),
+(SELECT substr(text, 1, 300) FROM messages m WHERE m.conversation = c.number AND m.text <> ''
+    ORDER BY m.number DESC LIMIT 1)
+"""
+_MESSAGE_COLUMNS = "id, parent, role, text, thinking, created, model, stats, finish_reason"
 _SAVE_CONVERSATION = """
 INSERT INTO conversations (id, title, created, updated, model)
 VALUES (:id, :title, :now, :now, :model)
@@ -41,7 +42,7 @@ ON CONFLICT (id) DO UPDATE SET
     deleted = CASE :role WHEN 'user' THEN NULL ELSE deleted END
 """
 _SAVE_MESSAGE = f"""
-INSERT INTO messages ({MESSAGE_COLUMNS}, conversation, chosen)
+INSERT INTO messages ({_MESSAGE_COLUMNS}, conversation, chosen)
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10,
     (SELECT coalesce(max(chosen), 0) + 1 FROM messages WHERE conversation = ?10))
 ON CONFLICT (conversation, id) DO UPDATE SET text = ?4, thinking = ?5, model = ?7, stats = ?8,
@@ -51,7 +52,7 @@ _CHOOSE = """
 UPDATE messages SET chosen = (SELECT max(chosen) + 1 FROM messages WHERE conversation = ?1)
 WHERE conversation = ?1 AND id = ?2
 """
-# The ids of a message and of all that it follows, or of all that follow it.
+# The ids of a message and of all its ancestors, or of all its descendants.
 _BRANCH = """
 WITH RECURSIVE branch (id) AS (
     SELECT id FROM messages WHERE conversation = ?1 AND id = ?2
@@ -61,8 +62,8 @@ WITH RECURSIVE branch (id) AS (
 )
 SELECT id FROM branch
 """
-_UP = _BRANCH.format(next="parent", previous="id")
-_DOWN = _BRANCH.format(next="id", previous="parent")
+_ANCESTORS = _BRANCH.format(next="parent", previous="id")
+_DESCENDANTS = _BRANCH.format(next="id", previous="parent")
 _PROMPTS = """
 SELECT text FROM messages m JOIN conversations c ON c.number = m.conversation
 WHERE role = 'user' AND deleted IS NULL GROUP BY text ORDER BY max(m.created) DESC LIMIT ?
@@ -71,7 +72,7 @@ WHERE role = 'user' AND deleted IS NULL GROUP BY text ORDER BY max(m.created) DE
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """A conversation that was searched for, and where the words are."""
+    """A conversation that was found, and where the words are."""
 
     info: ConversationInfo
     hit: Hit
@@ -100,47 +101,49 @@ class ConversationStore:
     def close(self) -> None:
         self._file.close()
 
-    # What is said
+    # Messages
 
     def save(self, conversation: str, message: ChatMessage, title: str = "") -> None:
-        """Keeps a message, or its new state: whom it follows and who said it stay as they are.
+        """Saves a message, or its new state: its parent and its role stay as they are.
 
-        A conversation begins with its first message; its title is `title`, or its first prompt.
-        Who goes on in one that was deleted meanwhile brings it back with the next prompt.
+        A conversation begins with its first message; its title is `title`, or its first prompt. A
+        prompt in a conversation that was deleted meanwhile restores it.
         """
         with self._file.transaction():
             self._save(conversation, message, title, time.time())
 
     def save_tree(self, tree: Tree) -> int:
-        """Keeps a whole conversation, its branches and which of them are active; gives how many of
-        its messages are new here. Messages that are here already stay as they are."""
+        """Saves a whole conversation, its branches and which of them are active; returns how many
+        of its messages are new here. Messages that are here already stay as they are."""
         with self._file.transaction() as database:
-            here = {message.id for message in self._messages(tree.conversation)}
-            new = [message for message in tree.messages if message.id not in here]
+            known = {message.id for message in self._messages(tree.conversation)}
+            new = [message for message in tree.messages if message.id not in known]
             for message in new:
                 self._save(tree.conversation, message, tree.title, message.created)
-            back = "UPDATE conversations SET deleted = NULL WHERE id = ?"
-            database.execute(back, (tree.conversation,))
+            restore = "UPDATE conversations SET deleted = NULL WHERE id = ?"
+            database.execute(restore, (tree.conversation,))
             if new:
                 self._choose(tree.conversation, tree.chosen())
         return len(new)
 
     def choose(self, conversation: str, message: str) -> None:
-        """Remembers the branch that leads to `message` as the active one, if it is here."""
+        """Makes the branch that leads to `message` the active one, if it is here."""
         with self._file.transaction() as database:
-            branch = database.execute(_UP, (self._find(conversation), message))
+            branch = database.execute(_ANCESTORS, (self._find(conversation), message))
             self._choose(conversation, [row[0] for row in branch.fetchall()])
 
     def remove(self, conversation: str, message: str) -> None:
-        """Erases a message, if it is here, and all that follow it."""
+        """Erases a message, if it is here, and all its descendants."""
         with self._file.transaction() as database:
             branch = self._find(conversation), message
-            number = f"SELECT number FROM messages WHERE conversation = ?1 AND id IN ({_DOWN})"
+            number = (
+                f"SELECT number FROM messages WHERE conversation = ?1 AND id IN ({_DESCENDANTS})"
+            )
             numbers = database.execute(number, branch).fetchall()
             database.executemany("DELETE FROM message_index WHERE rowid = ?", numbers)
             database.executemany("DELETE FROM messages WHERE number = ?", numbers)
 
-    # What is kept
+    # Finding and reading conversations
 
     def list(self) -> Sequence[ConversationInfo]:
         """All conversations, the latest first."""
@@ -180,15 +183,15 @@ class ConversationStore:
         return found[0]
 
     def recent_prompts(self, limit: int) -> Sequence[str]:
-        """What the person said last, over all conversations, oldest first, no text twice."""
+        """The user's last prompts, over all conversations, oldest first, no text twice."""
         with self._file.errors():
             return [row[0] for row in self._database.execute(_PROMPTS, (limit,))][::-1]
 
-    # What is done with conversations
+    # Changing conversations
 
     def rename(self, conversation: str, title: str) -> None:
         """Gives a conversation another title; an empty one changes nothing."""
-        if not (title := title_of(storable(title), _TITLE_LENGTH)):
+        if not (title := title_of(_storable(title), _TITLE_LENGTH)):
             return
         with self._file.transaction() as database:
             number = self._number(conversation)
@@ -196,13 +199,13 @@ class ConversationStore:
             self._index("title_index", number, title)
 
     def delete(self, conversation: str) -> None:
-        """Deletes a conversation; `undo_delete` brings it back, for UNDO_S."""
+        """Deletes a conversation; `undo_delete` restores it, for UNDO_S."""
         with self._file.transaction() as database:
             gone = (time.time(), self._number(conversation))
             database.execute("UPDATE conversations SET deleted = ? WHERE number = ?", gone)
 
     def undo_delete(self) -> ConversationInfo | None:
-        """Brings back the conversation that was deleted last; None where there is nothing."""
+        """Restores the conversation that was deleted last; None where there is none."""
         with self._file.transaction() as database:
             query = """SELECT number FROM conversations WHERE deleted NOTNULL
                 ORDER BY deleted DESC LIMIT 1"""
@@ -218,7 +221,7 @@ class ConversationStore:
             self._erase([self._number(conversation)])
 
     def erase_deleted(self, before: float) -> int:
-        """Erases the conversations that were deleted before that time, for good; gives how many."""
+        """Erases for good what was deleted before that time; returns how many conversations."""
         query = "SELECT number FROM conversations WHERE deleted <= ?"
         with self._file.errors():
             numbers = [row[0] for row in self._database.execute(query, (before,))]
@@ -226,7 +229,7 @@ class ConversationStore:
             self._erase(numbers)
         return len(numbers)
 
-    # In between
+    # Inside a transaction
 
     def _erase(self, conversations: Sequence[int]) -> None:
         doomed = [(number,) for number in conversations]
@@ -243,13 +246,13 @@ class ConversationStore:
 
     def _save(self, conversation: str, message: ChatMessage, title: str, now: float) -> None:
         if title:
-            title = title_of(storable(title), _TITLE_LENGTH)
+            title = title_of(_storable(title), _TITLE_LENGTH)
         elif message.role == "user":
-            title = title_of(storable(message.text))
+            title = title_of(_storable(message.text))
         named = {"id": conversation, "title": title, "now": now, "model": message.model}
         self._database.execute(_SAVE_CONVERSATION, named | {"role": message.role})
         number = self._number(conversation)
-        self._database.execute(_SAVE_MESSAGE, (*values_of(message), number))
+        self._database.execute(_SAVE_MESSAGE, (*_values_of(message), number))
         query = "SELECT number, text FROM messages WHERE conversation = ? AND id = ?"
         row = self._database.execute(query, (number, message.id)).fetchone()
         self._index("message_index", *row)
@@ -258,7 +261,7 @@ class ConversationStore:
             self._index("title_index", *self._database.execute(query, (number,)).fetchone())
 
     def _index(self, index: str, number: int, text: str) -> None:
-        """Puts the words of `text` in the place of those that were there."""
+        """Replaces the words that are indexed under `number` by those of `text`."""
         self._database.execute(f"DELETE FROM {index} WHERE rowid = ?", (number,))
         insert = f"INSERT INTO {index} (rowid, words) VALUES (?, ?)"
         self._database.execute(insert, (number, searchable(text)))
@@ -268,14 +271,14 @@ class ConversationStore:
         self._database.executemany(_CHOOSE, [(number, message) for message in messages])
 
     def _infos(self) -> dict[int, ConversationInfo]:
-        query = f"""SELECT {INFO_COLUMNS} FROM conversations c WHERE deleted IS NULL
+        query = f"""SELECT {_INFO_COLUMNS} FROM conversations c WHERE deleted IS NULL
             ORDER BY updated DESC, number DESC"""
-        return dict(info_of(row) for row in self._database.execute(query))
+        return dict(_info_of(row) for row in self._database.execute(query))
 
     def _messages(self, conversation: str) -> Sequence[ChatMessage]:
-        query = f"""SELECT {MESSAGE_COLUMNS} FROM messages WHERE conversation =
+        query = f"""SELECT {_MESSAGE_COLUMNS} FROM messages WHERE conversation =
             (SELECT number FROM conversations WHERE id = ?) ORDER BY number"""
-        return [*messages_of(self._database.execute(query, (conversation,)))]
+        return [*_messages_of(self._database.execute(query, (conversation,)))]
 
     def _find(self, conversation: str) -> int | None:
         query = "SELECT number FROM conversations WHERE id = ?"
@@ -293,3 +296,42 @@ def _unknown(name: str) -> ConversationError:
     return ConversationError(
         f"no conversation has an id that begins with {name!r}; `akunu chats list` shows them"
     )
+
+
+def _info_of(row: tuple[Any, ...]) -> tuple[int, ConversationInfo]:
+    """A row of _INFO_COLUMNS: the number of the conversation, and what a list shows of it."""
+    number, conversation, title, created, updated, model, messages, preview = row
+    info = ConversationInfo(conversation, title, created, updated, messages, model, preview or "")
+    return number, info
+
+
+def _messages_of(rows: Iterable[tuple[Any, ...]]) -> Iterator[ChatMessage]:
+    """Rows of _MESSAGE_COLUMNS, oldest first. A message whose parent is not here gets none."""
+    seen: set[str] = set()
+    for message_id, parent, role, text, thinking, created, model, stats, finish in rows:
+        message = ChatMessage(
+            role=role,
+            text=text,
+            parent=parent,
+            thinking=thinking,
+            model=model,
+            stats=stats_of(json.loads(stats)) if stats else None,
+            finish_reason=finish,
+            created=created,
+            id=message_id,
+        )
+        seen.add(message_id)
+        yield message if parent in seen else replace(message, parent=None)
+
+
+def _values_of(message: ChatMessage) -> tuple[Any, ...]:
+    """A message as the values of _MESSAGE_COLUMNS."""
+    stats = json.dumps(asdict(message.stats)) if message.stats else None
+    texts = _storable(message.text), _storable(message.thinking)
+    head = message.id, message.parent, message.role
+    return (*head, *texts, message.created, message.model, stats, message.finish_reason)
+
+
+def _storable(text: str) -> str:
+    """`text` without lone surrogates, which no encoder takes."""
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,7 +1,7 @@
-"""A conversation as a picture: SVG with the whole active branch, in the colours of the chat.
+"""A conversation as SVG: the whole active branch, in the colours of the chat's dark theme.
 
 Drawn as on a wide terminal; the text in it can be selected. Holds no font and loads nothing from
-anywhere. Refuses what would be too long to look at.
+anywhere.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from rich.syntax import Syntax
 from rich.terminal_theme import SVG_EXPORT_THEME, TerminalTheme
 from rich.text import Text
 from rich.theme import Theme
-from textual.color import Color
 
 from akunu_py.chats import colors
-from akunu_py.chats.transcript_format import ending_of, spoken, who
+from akunu_py.chats.export import author_of, ending_of, visible_messages
 from akunu_py.chats.tree import ChatMessage, Tree, title_of
 from akunu_py.errors import ConversationError
 from akunu_py.text import displayable
@@ -30,8 +29,7 @@ from akunu_py.text import displayable
 WIDTH = 98  # columns
 MAX_LINES = 3000
 
-_INK, _PAPER = Color.parse(colors.FOREGROUND), Color.parse(colors.BACKGROUND)
-_MUTED = _PAPER.blend(_INK, 0.6).hex
+_MUTED = colors.FOREGROUND_MUTED
 _CODE_STYLE = "github-dark"
 _STYLES = Theme(
     {
@@ -47,7 +45,7 @@ _STYLES = Theme(
         "markdown.table.header": Style(bold=True),
     }
 )
-# Rich's frame names a font on a server, which every viewer of the picture would ask for it.
+# Rich's frame names a font on a server, which every viewer of the SVG would ask for it.
 _FONT_FACE = re.compile(r"@font-face \{\{.*?\}\}", re.DOTALL)
 # Characters that XML has no place for, and that `displayable` leaves.
 _NOT_IN_XML = dict.fromkeys((0xFFFE, 0xFFFF), "\ufffd")
@@ -100,7 +98,7 @@ def as_svg(tree: Tree) -> str:
         legacy_windows=False,
         _environ={},
     )
-    for message in spoken(tree):
+    for message in visible_messages(tree):
         console.print()
         _print(console, message)
     assert isinstance(console.file, io.StringIO)
@@ -111,27 +109,30 @@ def as_svg(tree: Tree) -> str:
             "export it as Markdown"
         )
     console.print()
-    title = title_of(_shown(tree.title))
+    title = title_of(_drawable(tree.title))
     return console.export_svg(title=title, theme=_colours(), code_format=_frame())
 
 
 def _print(console: Console, message: ChatMessage) -> None:
     """One message: a prompt on a panel, an answer under the name of its model."""
     if message.role != "assistant":
-        said = Text(_shown(message.text), style=Style(bgcolor=colors.PANEL))
-        console.print(Padding(said, (0, 1), style=f"on {colors.PANEL}", expand=True))
+        prompt = Text(_drawable(message.text), style=Style(bgcolor=colors.PANEL))
+        console.print(Padding(prompt, (0, 1), style=f"on {colors.PANEL}", expand=True))
         return
-    console.print(Padding(Text(_shown(who(message)), style=Style(color=_MUTED)), (0, 1)))
+    console.print(Padding(Text(_drawable(author_of(message)), style=Style(color=_MUTED)), (0, 1)))
     if message.thinking.strip():
-        thought = Text(_shown(message.thinking).strip(), style=Style(color=_MUTED, italic=True))
-        console.print(Padding(thought, (0, 1, 1, 3)))
+        thinking = Text(
+            _drawable(message.thinking).strip(),
+            style=Style(color=_MUTED, italic=True),
+        )
+        console.print(Padding(thinking, (0, 1, 1, 3)))
     if message.text.strip():
-        console.print(Padding(_Answer(_shown(message.text)), (0, 1)))
+        console.print(Padding(_Answer(_drawable(message.text)), (0, 1)))
     if ending := ending_of(message):
         console.print(Padding(Text(ending, style=Style(color=_MUTED, italic=True)), (1, 1, 0, 1)))
 
 
-def _shown(text: str) -> str:
+def _drawable(text: str) -> str:
     return displayable(text).translate(_NOT_IN_XML)
 
 
@@ -139,7 +140,12 @@ def _colours() -> TerminalTheme:
     """Our background and foreground, Rich's other colours."""
     ansi = [SVG_EXPORT_THEME.ansi_colors[number] for number in range(16)]
     colours = [(each[0], each[1], each[2]) for each in ansi]
-    return TerminalTheme(_PAPER.rgb, _INK.rgb, colours[:8], colours[8:])
+    return TerminalTheme(_rgb(colors.BACKGROUND), _rgb(colors.FOREGROUND), colours[:8], colours[8:])
+
+
+def _rgb(color: str) -> tuple[int, int, int]:
+    red, green, blue = bytes.fromhex(color.removeprefix("#"))
+    return red, green, blue
 
 
 def _frame() -> str:

@@ -1,8 +1,7 @@
-"""A conversation as a tree: every message follows another one, and each place may have branches.
+"""A conversation as a tree of messages, as plain data.
 
-Editing a prompt or asking again for an answer adds a sibling; the old branch stays. Of the siblings
-at one place one is active, and the active ones from the root on are the conversation that is read.
-Plain data: knows nothing of widgets or files. Refuses messages that follow nothing.
+Editing a prompt or regenerating an answer adds a sibling; the old branch stays. Of the siblings at
+one place one is active, and the active ones from the root on are the conversation that is read.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ Role = Literal["system", "user", "assistant"]
 
 
 def new_id() -> str:
-    """A name for a message or a conversation that no other has: 32 hexadecimal digits."""
+    """A unique id for a message or a conversation: 32 hexadecimal digits."""
     return uuid.uuid4().hex
 
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One thing that was said; `dataclasses.replace` makes the next state of an answer.
+    """A prompt or an answer; `dataclasses.replace` makes the next state of an answer.
 
     parent: the id of the message it follows, None for a first one.
-    created: seconds since 1970. model: who answered, "" for what the person said.
+    created: seconds since 1970. model: what answered, "" for the user's messages.
     finish_reason: why an answer ended; None for prompts, and for answers that failed or whose
     program was killed.
     """
@@ -47,7 +46,7 @@ class ChatMessage:
 @dataclass(frozen=True, slots=True)
 class ConversationInfo:
     """What a list shows of a conversation. created, updated: seconds since 1970. preview: the
-    beginning of what was said last."""
+    beginning of its last message."""
 
     id: str
     title: str
@@ -85,7 +84,7 @@ class Tree:
     def add(self, message: ChatMessage) -> None:
         """Adds a message, which becomes the active one of its siblings.
 
-        Raises ValueError where what it follows is not here, or it is here already.
+        Raises ValueError where its parent is not here, or it is here already.
         """
         if message.id in self._messages:
             raise ValueError(f"message {message.id} is here already")
@@ -97,13 +96,13 @@ class Tree:
         self._active[message.parent] = message.id
 
     def replace(self, message: ChatMessage) -> None:
-        """Puts a new state of a message in the place of the old one."""
+        """Replaces a message by its new state."""
         if self._messages[message.id].parent != message.parent:
             raise ValueError(f"message {message.id} cannot move to another place")
         self._messages[message.id] = message
 
     def remove(self, message: str) -> None:
-        """Takes a message away, with all that follow it; a sibling becomes active."""
+        """Removes a message and all its descendants; a sibling becomes active."""
         parent = self._messages[message].parent
         siblings = self._children[parent]
         place = siblings.index(message)
@@ -112,12 +111,12 @@ class Tree:
             del self._active[parent]
             if siblings:
                 self._active[parent] = siblings[max(0, place - 1)]
-        doomed = [message]
-        while doomed:
-            gone = doomed.pop()
-            doomed += self._children.pop(gone)
-            del self._messages[gone]
-            self._active.pop(gone, None)
+        pending = [message]
+        while pending:
+            removed = pending.pop()
+            pending += self._children.pop(removed)
+            del self._messages[removed]
+            self._active.pop(removed, None)
 
     def path(self) -> list[ChatMessage]:
         """The active branch, from the first message to the last."""
@@ -129,7 +128,7 @@ class Tree:
         return path
 
     def siblings(self, message: str) -> Sequence[str]:
-        """The messages at the place of `message`, itself among them, oldest first."""
+        """The siblings of `message`, itself among them, oldest first."""
         return tuple(self._children[self._messages[message].parent])
 
     def choose(self, message: str) -> None:
@@ -167,7 +166,7 @@ def title_of(prompt: str, length: int = 80) -> str:
 def tree_of(
     conversation: str, title: str, messages: Iterable[ChatMessage], chosen: Iterable[str] = ()
 ) -> Tree:
-    """A tree of messages that come each after the one it follows; `chosen` are active last."""
+    """A tree of messages, each after its parent; `chosen` are activated in their order."""
     tree = Tree(conversation, title)
     for message in messages:
         tree.add(message)

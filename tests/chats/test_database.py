@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from akunu_py.chats import database, schema
-from akunu_py.chats.schema import VERSION
+from akunu_py.chats import database
+from akunu_py.chats.database import VERSION, schema_version
 from akunu_py.chats.store import ConversationStore
 from akunu_py.chats.tree import ChatMessage
 from akunu_py.errors import ConversationError
@@ -53,7 +53,7 @@ def test_every_version_is_brought_up_to_date(path: Path, tmp_path: Path, version
     """Golden files are made by golden/make_conversations.py, before a version is released."""
     database = sqlite3.connect(path)
     database.executescript((GOLDEN / f"conversations_v{version}.sql").read_text("utf-8"))
-    assert schema.version_of(database) == version
+    assert schema_version(database) == version
     database.close()
     with opened(path) as store:
         assert [info.title for info in store.list()] == ["Lists", "What is a queue?"]
@@ -68,7 +68,7 @@ def test_every_version_is_brought_up_to_date(path: Path, tmp_path: Path, version
 def schema_of(path: Path) -> tuple[int, list[tuple[str, str]]]:
     database = sqlite3.connect(path)
     made = database.execute("SELECT name, sql FROM sqlite_master ORDER BY name").fetchall()
-    version = schema.version_of(database)
+    version = schema_version(database)
     database.close()
     return version, made
 
@@ -81,7 +81,8 @@ def test_a_migration_that_fails_leaves_the_old_version(
         raise sqlite3.OperationalError("the disk is on fire")
 
     before = schema_of(filled(path))
-    monkeypatch.setattr(schema, "_STEPS", (*schema._STEPS, fail))
+    migrations = (*database._MIGRATIONS, fail)
+    monkeypatch.setattr(database, "_MIGRATIONS", migrations)
     monkeypatch.setattr(database, "VERSION", VERSION + 1)
     with pytest.raises(ConversationError, match="the disk is on fire"):
         ConversationStore.open(path)
@@ -151,7 +152,7 @@ def test_a_damaged_database_that_another_program_has_open_stays(path: Path) -> N
 
 
 def test_a_locked_database(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(database, "_BUSY_TIMEOUT_S", 0.05)
     filled(path)
     other = sqlite3.connect(path, isolation_level=None)
     with opened(path) as store:

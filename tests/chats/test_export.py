@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from akunu_py.chats import svg
-from akunu_py.chats.export import as_markdown, file_name, render, standing_alone, write_new
+from akunu_py.chats.export import as_markdown, file_name, render, self_contained, write_new
 from akunu_py.chats.json import as_json, read_json
 from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.errors import ConversationError
@@ -101,7 +101,7 @@ def test_an_unfinished_block_does_not_swallow_what_follows(unfinished: str) -> N
 @settings(max_examples=300, deadline=None)
 @given(st.text(alphabet="a `~<>!-#*\n\t?[]/pre", max_size=40))
 def test_whatever_is_said_ends_where_it_ends(text: str) -> None:
-    around = f"# before\n\n{standing_alone(text)}\n\n# after\n"
+    around = f"# before\n\n{self_contained(text)}\n\n# after\n"
     assert headings(around)[-1:] == ["after"]
 
 
@@ -148,7 +148,7 @@ def message(content: dict[str, Any], number: int = 1) -> dict[str, Any]:
         (lambda it: message(it).update(parent=["x"]), "an id of letters"),
         (lambda it: message(it, 0).update(parent="queue-1"), "an earlier message"),
         (lambda it: message(it).update(id="queue-0"), "an id of its own"),
-        (lambda it: message(it).update(text=None), "a text for text"),
+        (lambda it: message(it).update(text=None), "a string for text"),
         (lambda it: message(it).update(created=float("nan")), "a time, found nan"),
         (lambda it: message(it).update(created=1e300), "a time"),
         (lambda it: message(it).update(created=True), "a time"),

@@ -11,7 +11,7 @@ import sqlite3
 import tempfile
 from pathlib import Path
 
-from akunu_py.chats.schema import VERSION
+from akunu_py.chats.database import VERSION
 from akunu_py.chats.store import ConversationStore
 from tests.support.chats import T0, branched, exchange_of
 

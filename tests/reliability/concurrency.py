@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from akunu_py.chats import schema
+from akunu_py.chats.database import APPLICATION_ID, _make_tables
 from akunu_py.chats.store import ConversationStore
 from tests.reliability.faults import (
     _PANIC,
@@ -174,7 +174,7 @@ def make_old(path: Path, conversations: int) -> None:
     """A database as the first version of its tables had it, without the words to search for."""
     path.parent.mkdir(parents=True, exist_ok=True)
     database = sqlite3.connect(path)
-    schema._make_tables(database)
+    _make_tables(database)
     for n in range(conversations):
         database.execute(
             "INSERT INTO conversations VALUES (?, ?, 'about a walrus', ?, ?, 'starter', NULL)",
@@ -185,7 +185,7 @@ def make_old(path: Path, conversations: int) -> None:
             "'', NULL, NULL, 1)",
             (n + 1, n + 1, f"m{n}", n),
         )
-    database.execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
+    database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     database.execute("PRAGMA user_version = 1")
     database.commit()
     database.close()

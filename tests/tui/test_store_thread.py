@@ -129,7 +129,7 @@ async def test_closing_writes_what_is_left(path: Path) -> None:
 async def test_a_locked_database_is_written_when_it_is_free(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(database, "_BUSY_TIMEOUT_S", 0.05)
     monkeypatch.setattr(store_thread, "_RETRY_S", 0.1)
     async with keeping(path) as (it, notes):
         asked, answer = begun()
