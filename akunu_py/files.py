@@ -42,4 +42,4 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
 
 def temporary_prefix(path: Path) -> str:
     """How the names of the temporary files of `path` begin, those of killed writers too."""
-    return f".{path.stem}-"
+    return f".{path.name}-"

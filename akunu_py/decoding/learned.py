@@ -1,10 +1,10 @@
-"""What akunu learned about one model on this machine, kept between runs in the cache folder.
+"""The learned state of a model: what akunu learned about it on this machine, kept between runs.
 
-Two things: the cost curve (what a pass over M rows takes here) and the memory (what the model
-said earlier, to draft from). Both may be deleted at any time. The memory is a snapshot, written
-rarely and whole, and a journal of the answers since, appended to after each: so an answer costs a
-small write, and loading stays fast. Files are for the user alone (mode 0600). What is damaged or
-foreign is set aside with one warning and never stops an answer.
+Two things: the cost curve (what a pass over M rows takes here) and the memory (earlier output of
+the model, to draft from). Both lie in the cache directory and may be deleted at any time. The
+memory is one file, written rarely and whole, and a journal of the answers since, appended to after
+each: so an answer costs a small write, and loading stays fast. Files are for the user alone (mode
+0600). What is damaged or foreign is set aside with one warning and never stops an answer.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import json
 import os
 import struct
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 from zlib import adler32
 
 from akunu_py import paths
@@ -28,28 +29,30 @@ from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.memory import Memory
 
 _MEMORY = "memory-"
-_JOURNAL_TOKENS = 20_000  # more are folded into the snapshot; reading as many takes some 30 ms
+_JOURNAL_TOKENS = 20_000  # more are folded into the memory file; reading as many takes some 30 ms
 _RECORD = struct.Struct("<II")  # tokens in the record, checksum of their bytes
 _TOKEN_BYTES = 4
+
+_T = TypeVar("_T")
 
 
 class LearnedState:
     """The learned state of one model. `warnings`: what had to be set aside, one line each."""
 
     def __init__(self, model: Path, tokenizer: str, layout: str, *, memory: bool) -> None:
-        """model: its folder. tokenizer: a digest, because a memory of other token ids is worth
+        """model: its directory. tokenizer: a digest, because a memory of other token ids is worth
         nothing. layout: device and format of the weights, which is what costs depend on."""
-        self.folder = _folder(model)
-        self._curve_file = self.folder / f"curve-{_digest(layout)}.json"
-        self._snapshot = self.folder / f"{_MEMORY}{_digest(tokenizer)}"
-        self._journal = self.folder / f"{_MEMORY}{_digest(tokenizer)}.journal"
+        self.directory = _directory(model)
+        self._curve_file = self.directory / f"curve-{_digest(layout)}.json"
+        self._memory_file = self.directory / f"{_MEMORY}{_digest(tokenizer)}"
+        self._journal = self.directory / f"{_MEMORY}{_digest(tokenizer)}.journal"
         self.warnings: list[str] = []
         self.curve = self._load_curve()
         self.memory = self._load_memory() if memory else None
 
     def save_curve(self) -> None:
         """Keeps the curve for the next run. A disk that refuses is no reason to fail."""
-        with contextlib.suppress(OSError), _locked(self.folder):
+        with contextlib.suppress(OSError), _locked(self.directory):
             _write(self._curve_file, json.dumps(self.curve.to_dict()).encode())
 
     def remember(self, tokens: Sequence[int]) -> None:
@@ -58,46 +61,42 @@ class LearnedState:
             return
         self.memory.learn(tokens)
         try:
-            with _locked(self.folder):
+            with _locked(self.directory):
                 _append(self._journal, tokens)
                 if self._journal.stat().st_size > _JOURNAL_TOKENS * _TOKEN_BYTES:
-                    # Read anew: another process may have added answers too.
-                    _write(self._snapshot, self._load_memory().dump())
+                    # Read again: another process may have added answers too.
+                    _write(self._memory_file, self._load_memory().dump())
                     self._journal.unlink()
         except OSError as error:
             self.warnings.append(f"the answer is not remembered: {error.strerror or error}")
 
     def _load_curve(self) -> CostCurve:
-        try:
-            return CostCurve.from_dict(json.loads(self._curve_file.read_bytes()))
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            self.warnings.append(f"the learned costs cannot be read: {error}")
-        except (ValueError, RecursionError, AttributeError, TypeError) as error:
-            self._set_aside(self._curve_file, error)
-        return CostCurve()
+        def parse(data: bytes) -> CostCurve:
+            return CostCurve.from_dict(json.loads(data))
+
+        return self._read(self._curve_file, parse, CostCurve(), "learned costs")
 
     def _load_memory(self) -> Memory:
-        memory = Memory()
-        try:
-            memory = Memory.load(self._snapshot.read_bytes())
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            self.warnings.append(f"the memory cannot be read: {error}")
-        except ValueError as error:
-            self._set_aside(self._snapshot, error)
-        try:
-            for tokens in _records(self._journal.read_bytes()):
+        memory = self._read(self._memory_file, Memory.load, Memory(), "memory")
+
+        def replay(data: bytes) -> None:
+            for tokens in _records(data):
                 memory.learn(tokens)
+
+        self._read(self._journal, replay, None, "memory")
+        return memory
+
+    def _read(self, path: Path, parse: Callable[[bytes], _T], default: _T, name: str) -> _T:
+        """What is in the file; the default where it is missing, unreadable or damaged."""
+        try:
+            return parse(path.read_bytes())
         except FileNotFoundError:
             pass
         except OSError as error:
-            self.warnings.append(f"the memory cannot be read: {error}")
-        except ValueError as error:
-            self._set_aside(self._journal, error)
-        return memory
+            self.warnings.append(f"the {name} cannot be read: {error}")
+        except (ValueError, RecursionError, AttributeError, TypeError) as error:
+            self._set_aside(path, error)
+        return default
 
     def _set_aside(self, path: Path, error: Exception) -> None:
         aside = path.with_name(path.name + ".damaged")
@@ -107,16 +106,16 @@ class LearnedState:
 
 
 def forget(model: Path) -> int:
-    """Deletes what was remembered of `model`, set-aside files too; gives the bytes that freed.
+    """Deletes the memory of `model`, set-aside files too. Returns how many bytes that freed.
 
-    The cost curve stays: it holds nothing that anybody said. Raises StoreError.
+    The cost curve stays: it holds no text. Raises StoreError.
     """
     freed = 0
     try:
-        if (folder := _folder(model)).exists():
-            with _locked(folder):
+        if (directory := _directory(model)).exists():
+            with _locked(directory):
                 freed = remembered_bytes(model)
-                for path in _memory_files(folder):
+                for path in _memory_files(directory):
                     path.unlink()
     except OSError as error:
         raise StoreError(f"cannot delete {error.filename}: {error.strerror}") from error
@@ -125,24 +124,24 @@ def forget(model: Path) -> int:
 
 def remembered_bytes(model: Path) -> int:
     """Bytes on disk that the memory of `model` takes."""
-    return sum(path.stat().st_size for path in _memory_files(_folder(model)))
+    return sum(path.stat().st_size for path in _memory_files(_directory(model)))
 
 
-def _memory_files(folder: Path) -> list[Path]:
-    """All that holds what was said: unfinished files of writers that were killed too."""
-    return [*folder.glob(f"{_MEMORY}*"), *folder.glob(f".{_MEMORY}*")]
+def _memory_files(directory: Path) -> list[Path]:
+    """All that holds output: unfinished files of writers that were killed too."""
+    return [*directory.glob(f"{_MEMORY}*"), *directory.glob(f".{_MEMORY}*")]
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Makes this the only process that writes in the folder."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
+def _locked(directory: Path) -> Iterator[None]:
+    """Makes this the only process that writes in the directory."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (directory / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def _folder(model: Path) -> Path:
+def _directory(model: Path) -> Path:
     # A model may be named by any path: a digest is a safe file name, the last part a legible one.
     path = model.resolve()
     legible = "".join(c for c in path.name if c.isalnum() or c in "._-")[:40]

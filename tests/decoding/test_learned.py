@@ -49,7 +49,7 @@ def recalled(learned: LearnedState) -> int | None:
 
 
 def files() -> list[Path]:
-    return sorted((opened(memory=False).folder).glob("memory-*"))
+    return sorted(opened(memory=False).directory.glob("memory-*"))
 
 
 def test_answers_are_remembered_by_the_next_run() -> None:
@@ -66,10 +66,10 @@ def test_files_are_for_the_owner_alone() -> None:
     learned.remember(ANSWER)
     learned.curve.observe(1, 0.03, 100)
     learned.save_curve()
-    kept = [path for path in learned.folder.iterdir() if path.name != "lock"]
+    kept = [path for path in learned.directory.iterdir() if path.name != "lock"]
     assert len(kept) == 2
     assert {stat.S_IMODE(path.stat().st_mode) for path in kept} == {0o600}
-    assert stat.S_IMODE(learned.folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE(learned.directory.stat().st_mode) == 0o700
 
 
 def test_off_means_nothing_is_kept() -> None:
@@ -88,7 +88,7 @@ def test_forgetting_deletes_it() -> None:
     assert forget(MODEL) == 0
 
 
-def test_the_journal_is_folded_into_a_bounded_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_journal_is_folded_into_a_bounded_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learned_module, "_JOURNAL_TOKENS", 50)
     one, other = opened(), opened()  # two processes at once
     one.remember(ANSWER)
@@ -118,8 +118,8 @@ def test_a_damaged_file_is_set_aside_with_one_warning() -> None:
 
 def test_foreign_files_are_set_aside() -> None:
     learned = opened()
-    learned.folder.mkdir(parents=True)
-    learned._snapshot.write_bytes(b"PNG what is this doing here" * 100)
+    learned.directory.mkdir(parents=True)
+    learned._memory_file.write_bytes(b"PNG what is this doing here" * 100)
     learned._curve_file.write_text('{"surprise": []}')
     assert len(opened().warnings) == 2
     assert opened().warnings == []
@@ -241,12 +241,12 @@ def test_unfinished_files_of_killed_writers_go() -> None:
     """They hold what was said too."""
     learned = opened()
     learned.remember(ANSWER)
-    left = learned.folder / f".{learned._snapshot.name}-k1lled"
+    left = learned.directory / f".{learned._memory_file.name}-k1lled"
     left.write_bytes(b"x" * 1000)
     assert remembered_bytes(MODEL) > 1000
     assert forget(MODEL) > 1000
     assert not left.exists()
-    curve = learned.folder / f".{learned._curve_file.name}-k1lled"
+    curve = learned.directory / f".{learned._curve_file.name}-k1lled"
     curve.touch()
     learned.save_curve()
     assert not curve.exists()

@@ -32,11 +32,11 @@ def learned_files(model: Path) -> list[Path]:
     learned.curve.observe(1, 0.01, 10)
     learned.curve.observe(5, 0.02, 10)
     learned.save_curve()
-    (learned.folder / "x").write_bytes(b"")
-    (learned.folder / "x").unlink()
-    snapshot = next(iter(learned.folder.glob("memory-*.journal"))).with_suffix("")
+    (learned.directory / "x").write_bytes(b"")
+    (learned.directory / "x").unlink()
+    snapshot = next(iter(learned.directory.glob("memory-*.journal"))).with_suffix("")
     snapshot.write_bytes(learned.memory.dump())
-    return sorted(path for path in learned.folder.iterdir() if path.name != "lock")
+    return sorted(path for path in learned.directory.iterdir() if path.name != "lock")
 
 
 @lengths(30)
@@ -55,7 +55,7 @@ def test_learned_files_with_bytes_turned_over(kind: str, examples: int, tmp_path
         again.memory.lookup([1, 2, 3])
         again.remember([1, 2])
         assert all("\n" not in warning for warning in again.warnings)
-        for aside in again.folder.glob("*.damaged"):
+        for aside in again.directory.glob("*.damaged"):
             aside.unlink()
 
     # Of a snapshot, 14 MB of mostly nothing, the head is what may be believed by mistake.
