@@ -28,7 +28,7 @@ _COMMANDS = {  # name: (module, summary)
     "models": ("akunu_py.commands.models", "the models on this machine"),
     "chats": ("akunu_py.commands.chats", "the conversations that were kept"),
     "info": ("akunu_py.commands.info", "this machine, versions, store: for a bug report"),
-    "bench": ("akunu_py.commands.bench", "measure the speed of decoding"),
+    "bench": ("akunu_py.bench.cli", "measure the speed of decoding"),
 }
 _BENCH = "bench"  # its module has a parser of its own, with a default action
 

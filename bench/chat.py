@@ -1,13 +1,15 @@
-"""The chat on a terminal of our own: how soon a key is answered, and what drawing costs.
+"""How soon the chat answers a key, and what drawing takes from decoding.
 
-Owns a pseudo-terminal with `akunu chat` in it, the keys that are typed, and what was measured.
-Answered is a key when the terminal is sent the letter. Refuses to look into the chat: it reads
-what a terminal would.
+`akunu chat` runs in a pseudo-terminal, and keys are typed into it. A key is answered when the
+terminal is sent the letter: nothing is read but what a terminal would. `akunu run` gives the same
+answers without a screen. Every program has a data directory of its own, in a temporary one; nothing
+of the user's is read or written but the model.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import pty
@@ -16,14 +18,20 @@ import re
 import select
 import signal
 import subprocess
+import sys
 import termios
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
 from akunu_py.bench.statistics import half_range, median
+from akunu_py.bench.workloads import load_workloads
+from akunu_py.chats.store import ConversationStore
+from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.errors import AkunuError
-from akunu_py.types import Stats
+from akunu_py.types import DraftMode, Stats, WeightMode
 
 SCREEN = (24, 80)  # lines, columns
 IDLE, DECODING, LONG = "idle", "decoding", "decoding, long chat"
@@ -32,18 +40,33 @@ IDLE, DECODING, LONG = "idle", "decoding", "decoding, long chat"
 LETTERS = "".join(map(chr, range(0x13A0, 0x13A0 + 64)))  # Cherokee
 _GAPS_S = (0.08, 0.18)  # between an echo and the next key: a fast typist's
 _LOST_S = 3.0  # nobody waits so long for a letter
-_PATIENCE_S = 120.0
+_TIMEOUT_S = 120.0
 _OVERLAP = 64  # bytes; more than the longest text that is looked for
 _CLEAR, _QUIT, _ENTER, _CHATS = b"\x15", b"\x11", b"\r", b"\x0f"  # Ctrl+U, Ctrl+Q, Enter, Ctrl+O
-_ASKED, _ATTRIBUTES = b"\x1b[c", b"\x1b[?62;22c"  # what kind of terminal we are
+_ATTRIBUTES_QUERY, _ATTRIBUTES = b"\x1b[c", b"\x1b[?62;22c"  # what kind of terminal we are
 _READY, _ENDED = "● ready", "● ready|■ stopped|× failed"
 _BEGUN = f"▶ answering|{_ENDED}"
-_EMPTY = "Ask something"  # what an empty box says
+_EMPTY = "Ask something"  # what an empty box shows
+_WARM_UP_TOKENS = 32
+_IDLE_KEYS = 8
+_LONG_CHAT = "An earlier chat with a long answer"
+_LONG_END = "So ends the long answer."
+_LONG_LENGTH = 6500  # characters: about 1,500 tokens
+_CODE = """
+```python
+def weighted_mean(values, weights):
+    total = sum(weights)
+    return sum(v * w for v, w in zip(values, weights)) / total
+```
+
+- one value for each weight,
+- **no** weight below zero.
+"""
 _SEQUENCE = re.compile(rb"\x1b(\[[0-9;?<>=$]*[@-~]|[\]P_][^\x1b\x07]*(\x07|\x1b\\)|[^\[\]P_])")
 
 
 @dataclass
-class Keys:
+class KeyTimes:
     """Seconds from a key to its letter on the terminal. lost: keys with no letter after 3 s."""
 
     seconds: list[float] = field(default_factory=list)
@@ -59,13 +82,25 @@ class Keys:
         rank = math.ceil(0.95 * len(self.seconds)) - 1
         return sorted(self.seconds)[rank] if self.seconds else 0.0
 
+    def as_dict(self) -> dict[str, Any]:
+        """In milliseconds, ready for JSON."""
+        return {
+            "count": len(self.seconds),
+            "lost": self.lost,
+            "median_ms": round(1e3 * self.median, 2),
+            "p95_ms": round(1e3 * self.p95, 2),
+            "ms": [round(1e3 * seconds, 2) for seconds in self.seconds],
+        }
+
 
 @dataclass
-class Measured:
-    """All figures, as far as they go: keys by what went on, and the answers of both sides, told
-    as (text, statistics). history: tokens of the long chat that the model had before it."""
+class ChatResult:
+    """All figures, as far as they go: keys by what went on meanwhile, and the answers without the
+    chat and in it, as (text, statistics). history: tokens of the long chat before its answer."""
 
-    keys: dict[str, Keys] = field(default_factory=lambda: {IDLE: Keys(), DECODING: Keys()})
+    keys: dict[str, KeyTimes] = field(
+        default_factory=lambda: {IDLE: KeyTimes(), DECODING: KeyTimes()}
+    )
     alone: list[tuple[str, Stats]] = field(default_factory=list)
     chat: list[tuple[str, Stats]] = field(default_factory=list)
     history: int = 0
@@ -78,7 +113,7 @@ class Measured:
 
     @property
     def identical(self) -> bool:
-        """Whether everybody said the same."""
+        """Whether all answers are the same."""
         return len({text for text, _ in (*self.alone, *self.chat)}) == 1
 
     @property
@@ -87,14 +122,174 @@ class Measured:
         both = zip(speeds(self.chat), speeds(self.alone), strict=False)
         return half_range([chat / alone for chat, alone in both if alone])
 
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {
+            "keys": {name: keys.as_dict() for name, keys in self.keys.items()},
+            "long_chat_tokens": self.history,
+            "ratio": round(self.ratio, 4),
+            "ratio_spread": round(self.spread, 4),
+            "identical": self.identical,
+            "alone": [asdict(stats) for _, stats in self.alone],
+            "chat": [asdict(stats) for _, stats in self.chat],
+        }
+
 
 def speeds(answers: Sequence[tuple[str, Stats]]) -> list[float]:
     """Tokens/s of each answer."""
     return [stats.tokens_per_s for _, stats in answers]
 
 
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """model: its directory. prompt: what is asked. keys: typed while it decodes, a repetition.
+    long: whether keys are also typed in a chat that has a long answer already."""
+
+    model: Path
+    prompt: str
+    repeats: int
+    max_tokens: int
+    keys: int
+    long: bool
+    draft: DraftMode
+    weights: WeightMode
+    force: bool
+
+
+class ChatBench:
+    """Programs that are started one after the other, each with a data directory of its own.
+    directory: a temporary one, for all of them."""
+
+    def __init__(
+        self, options: ChatOptions, directory: Path, progress: Callable[[str], None]
+    ) -> None:
+        self._options, self._directory, self._progress = options, directory, progress
+        self._program = [sys.executable, "-m", "akunu_py"]
+        self._common = [
+            *("--draft", options.draft, "--weights", options.weights),
+            *("--temperature", "0", "--no-memory"),
+            *(["--force"] if options.force else []),
+        ]
+        self._chats = 0
+
+    def measure(self, result: ChatResult) -> None:
+        """The answer without the chat and in it, in turn, and each chat is typed into after that;
+        every round starts with the other one."""
+        repeats = self._options.repeats
+        self._progress("warm-up")
+        self._run(min(_WARM_UP_TOKENS, self._options.max_tokens))
+        for number in range(1, repeats + 1):
+            sides = [self._alone, self._in_chat]
+            for side in sides if number % 2 else reversed(sides):
+                side(result, f"{number}/{repeats}")
+        if self._options.long:
+            self._in_long_chat(result)
+
+    def _alone(self, result: ChatResult, round_: str) -> None:
+        self._progress(f"without the chat, {round_}")
+        result.alone.append(self._run(self._options.max_tokens))
+
+    def _run(self, max_tokens: int) -> tuple[str, Stats]:
+        model = str(self._options.model)
+        command = [*self._program, "run", self._options.prompt, "--model", model, *self._common]
+        command += ["--max-tokens", str(max_tokens), "--format", "json"]
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=self._environment("run"),
+            start_new_session=True,  # Ctrl-C is for us
+        )
+        if done.returncode:
+            why = done.stderr.decode(errors="replace").strip()
+            raise AkunuError(f"akunu run ended with {done.returncode}: {why}")
+        answer = json.loads(done.stdout)
+        names = Stats.__dataclass_fields__
+        return answer["text"], Stats(**{k: v for k, v in answer["stats"].items() if k in names})
+
+    def _in_chat(self, result: ChatResult, round_: str) -> None:
+        """One answer without typing, for its speed; then another chat, and keys."""
+        name = self._next_chat()
+        self._progress(f"in the chat, {round_}")
+        with chat_terminal(self._chat_command(), self._environment(name)) as terminal:
+            terminal.type_keys(_IDLE_KEYS, result.keys[IDLE], while_answering=False)
+            terminal.ask(self._options.prompt)
+            terminal.wait_for_end()
+            self._progress(f"keys, {round_}")
+            keys = self._options.keys
+            type_while_answering(terminal, self._options.prompt, keys, result.keys[DECODING])
+            terminal.quit()
+        result.chat.append(self._answers(name)[0])
+
+    def _in_long_chat(self, result: ChatResult) -> None:
+        name = self._next_chat()
+        self._progress("keys, in a long chat")
+        result.keys[LONG] = KeyTimes()
+        self._save_long_chat(name)
+        with chat_terminal(self._chat_command(), self._environment(name)) as terminal:
+            terminal.open_chat(_LONG_CHAT, _LONG_END)
+            keys = self._options.keys * min(2, self._options.repeats)
+            type_while_answering(terminal, self._options.prompt, keys, result.keys[LONG])
+            terminal.quit()
+        result.history = self._answers(name)[1][1].prompt_tokens
+
+    def _chat_command(self) -> list[str]:
+        limit = ["--max-tokens", str(self._options.max_tokens)]
+        return [*self._program, "chat", str(self._options.model), *self._common, *limit]
+
+    def _next_chat(self) -> str:
+        self._chats += 1
+        return f"chat-{self._chats}"
+
+    def _environment(self, data: str) -> dict[str, str]:
+        """data: the directory for conversations. The settings are the built-in ones."""
+        places = {"DATA": data, "CACHE": "cache", "CONFIG": "config"}
+        return {
+            **os.environ,
+            **{f"XDG_{name}_HOME": str(self._directory / at) for name, at in places.items()},
+            "TERM": "xterm-256color",
+            "COLORTERM": "truecolor",
+            "PYTHONUTF8": "1",
+        }
+
+    def _conversations(self, name: str) -> Path:
+        return self._directory / name / "akunu" / "conversations.db"
+
+    def _save_long_chat(self, name: str) -> None:
+        """An earlier chat with an answer made of the workloads' prompts, which are ours."""
+        prompts = [
+            turn.user for each in load_workloads(["summary", "question"]) for turn in each.turns
+        ]
+        part = "\n\n".join([*prompts, _CODE])
+        parts = [
+            f"## Part {number}\n\n{part}" for number in range(1, _LONG_LENGTH // len(part) + 2)
+        ]
+        answer = "\n\n".join(parts)[:_LONG_LENGTH] + f"\n```\n\n{_LONG_END}"
+        tree = Tree(title=_LONG_CHAT)
+        prompt = ChatMessage("user", "Tell me all of it.")
+        tree.add(prompt)
+        tree.add(ChatMessage("assistant", answer, prompt.id, model="bench", finish_reason="stop"))
+        path = self._conversations(name)
+        path.parent.mkdir(parents=True)
+        with contextlib.closing(ConversationStore.open(path)) as store:
+            store.save_tree(tree)
+
+    def _answers(self, name: str) -> list[tuple[str, Stats]]:
+        """The answers that the chat saved, the first one first. Raises AkunuError where one did not
+        come to its end."""
+        with contextlib.closing(ConversationStore.open(self._conversations(name))) as store:
+            (saved,) = store.list()
+            messages = store.load(saved.id).messages
+        answers = [each for each in messages if each.role == "assistant"]
+        if unfinished := [each for each in answers if each.finish_reason not in ("stop", "length")]:
+            raise AkunuError(
+                f"an answer in the chat ended with {unfinished[0].finish_reason}, expected its end"
+            )
+        return [(each.text, each.stats or Stats()) for each in answers]
+
+
 class ChatTerminal:
-    """A terminal of 80 x 24 with a program in it, and whoever sits before it."""
+    """A terminal of 80 x 24 with a program in it, and the user who types."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._master, slave = pty.openpty()
@@ -111,7 +306,7 @@ class ChatTerminal:
         self._shown = bytearray()  # since the last `write`
         self._gaps = random.Random(0)
 
-    def wait_for(self, pattern: str, seconds: float = _PATIENCE_S, start: int = 0) -> str:
+    def wait_for(self, pattern: str, seconds: float = _TIMEOUT_S, start: int = 0) -> str:
         """What of `pattern` was sent to the terminal since the last `write`, as soon as it was.
         start: how many bytes since then do not count.
 
@@ -122,7 +317,7 @@ class ChatTerminal:
         while not (found := wanted.search(self._shown, start)):
             start = max(start, len(self._shown) - _OVERLAP)  # to search takes time from the chat
             if not self._read(end):
-                last = _words(bytes(self._shown))[-300:]
+                last = _visible_text(bytes(self._shown))[-300:]
                 raise AkunuError(
                     f"the chat did not come to show {pattern!r} within {seconds:.0f} s; the end of "
                     f"what it showed: {last}"
@@ -143,16 +338,16 @@ class ChatTerminal:
     def wait_for_end(self) -> None:
         """Raises AkunuError where the answer does not come to its end."""
         if (end := self.wait_for(_ENDED)) != _READY:
-            shown = _words(bytes(self._shown))[-300:]
+            shown = _visible_text(bytes(self._shown))[-300:]
             raise AkunuError(f"an answer in the chat {end[2:]}; the end of what it showed: {shown}")
 
-    def type_keys(self, count: int, into: Keys, *, while_answering: bool) -> int:
-        """Types up to `count` letters and clears them; fewer where an answer ends before. Gives
+    def type_keys(self, count: int, into: KeyTimes, *, while_answering: bool) -> int:
+        """Types up to `count` letters and clears them; fewer where an answer ends before. Returns
         how many."""
         ended = re.compile(_ENDED.encode())
         typed = start = 0
         for letter in LETTERS[:count]:
-            self._linger(self._gaps.uniform(*_GAPS_S))
+            self._read_for(self._gaps.uniform(*_GAPS_S))
             if while_answering and ended.search(self._shown, start):
                 break
             start = max(0, len(self._shown) - _OVERLAP)
@@ -168,15 +363,15 @@ class ChatTerminal:
         """Opens the earlier chat of that title; `end` is what its last line has."""
         self.write(_CHATS)
         self.wait_for(re.escape(title))
-        self._linger(1.0)
+        self._read_for(1.0)
         self.write(_ENTER)
         self.wait_for(re.escape(end))
-        self._linger(1.0)
+        self._read_for(1.0)
 
     def quit(self) -> None:
         """Leaves the chat, so that all is kept. Raises AkunuError where it does not end well."""
         self.write(_QUIT)
-        end = time.perf_counter() + _PATIENCE_S
+        end = time.perf_counter() + _TIMEOUT_S
         while self._process.poll() is None and time.perf_counter() < end:
             self._read(time.perf_counter() + 0.05)
         if self._process.poll() != 0:
@@ -192,7 +387,7 @@ class ChatTerminal:
             self._process.wait()
         os.close(self._master)
 
-    def _type(self, letter: str, into: Keys) -> None:
+    def _type(self, letter: str, into: KeyTimes) -> None:
         key, before = letter.encode(), len(self._shown)
         started = time.perf_counter()
         os.write(self._master, key)
@@ -202,7 +397,7 @@ class ChatTerminal:
                 return
         into.seconds.append(time.perf_counter() - started)
 
-    def _linger(self, seconds: float) -> None:
+    def _read_for(self, seconds: float) -> None:
         """Reads what comes meanwhile: a terminal that does not read stops the program."""
         end = time.perf_counter() + seconds
         while self._read(end):
@@ -215,16 +410,16 @@ class ChatTerminal:
             return False
         try:
             read = os.read(self._master, 1 << 16)
-        except OSError:  # how Linux says that the program has gone
+        except OSError:  # what Linux raises when the program has gone
             read = b""
         self._shown += read
-        if _ASKED in read:
+        if _ATTRIBUTES_QUERY in read:
             os.write(self._master, _ATTRIBUTES)
         return bool(read)
 
 
-def _words(shown: bytes) -> str:
-    """What was sent to a terminal, without what only moves and colours."""
+def _visible_text(shown: bytes) -> str:
+    """What was sent to a terminal, without escape sequences."""
     return " ".join(_SEQUENCE.sub(b" ", shown).decode(errors="replace").split())
 
 
@@ -240,7 +435,7 @@ def chat_terminal(command: Sequence[str], environment: Mapping[str, str]) -> Ite
 
 
 def type_while_answering(
-    terminal: ChatTerminal, prompt: str, count: int, into: Keys, most_answers: int = 6
+    terminal: ChatTerminal, prompt: str, count: int, into: KeyTimes, most_answers: int = 6
 ) -> None:
     """Asks, and types while the answer comes; asks again until `count` keys were typed."""
     for _ in range(most_answers):

@@ -1,8 +1,8 @@
 """Is B slower than A, by how much, and is that more than the noise?
 
-Owns the verdicts. Two results are compared series by series, and each contestant over all its
-series. A verdict needs both: a rank test that chance alone rarely passes, and a difference that is
-worth a word; without the second, two runs on one machine would differ for its temperature.
+Two results are compared series by series, and each runner over all its series. A verdict needs
+both: a rank test that chance alone rarely passes, and a difference that is worth a word; without
+the second, two runs on one machine would differ for its temperature.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Pair = tuple[list[float], list[float]]
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """ratio: speed of B over that of A. p: how often chance alone would set them this far apart.
-    plain: a baseline, which tells of the machine rather than of us."""
+    plain: a baseline, whose speed is the machine's rather than ours."""
 
-    contestant: str
+    runner: str
     test: str
     before: float
     after: float
@@ -44,17 +44,17 @@ def compare(
     alpha: float,
     against_baseline: bool,
 ) -> list[Comparison]:
-    """What both sides measured, compared; contestants over all their tests come last.
+    """What both sides measured, compared; runners over all their tests come last.
 
     threshold: the smallest difference that counts, 0.05 for 5 %. alpha: the largest p that does,
     shared among all comparisons (Holm 1979). against_baseline: each repetition is measured as a
     multiple of its baseline's in the same round, which cancels a machine that is slower today.
     """
-    left, right = (_samples(side, against_baseline) for side in (a, b))
+    left, right = (_rates(side, against_baseline) for side in (a, b))
     shared = {key: (left[key], right[key]) for key in left if right.get(key) and left[key]}
     groups: dict[tuple[str, str], list[Pair]] = {key: [pair] for key, pair in shared.items()}
-    for (contestant, _), pair in shared.items():
-        groups.setdefault((contestant, ALL), []).append(pair)
+    for (runner, _), pair in shared.items():
+        groups.setdefault((runner, ALL), []).append(pair)
     groups = {  # last of all, and only where it says more than its single test
         key: groups[key]
         for last in (False, True)
@@ -65,22 +65,22 @@ def compare(
     passed = _holm(chances, alpha)
     baselines = {series.baseline for result in (*a, *b) for series in result.runs}
     found = []
-    for (contestant, test), pairs in groups.items():
+    for (runner, test), pairs in groups.items():
         before, after, ratio = _typical(pairs)
         verdict: Verdict = "no difference"
         if abs(log(ratio)) > log(1 + threshold):
-            if (contestant, test) in passed:
+            if (runner, test) in passed:
                 verdict = "slower" if ratio < 1 else "faster"
             elif least_p(pairs) > alpha / len(groups):
                 verdict = "too few repetitions"
-        p = chances[contestant, test]
-        plain = contestant in baselines
-        found.append(Comparison(contestant, test, before, after, ratio, p, verdict, plain))
+        p = chances[runner, test]
+        plain = runner in baselines
+        found.append(Comparison(runner, test, before, after, ratio, p, verdict, plain))
     return found
 
 
 def any_slower(comparisons: Sequence[Comparison]) -> bool:
-    """Whether any of ours is. A baseline that is slower tells of the machine."""
+    """Whether any of ours is. A baseline that is slower means a slower machine."""
     return any(c.verdict == "slower" and not c.plain for c in comparisons)
 
 
@@ -92,19 +92,17 @@ def _typical(pairs: Sequence[Pair]) -> tuple[float, float, float]:
     return before, after, after / before
 
 
-def _samples(
-    results: Sequence[Result], against_baseline: bool
-) -> dict[tuple[str, str], list[float]]:
-    """Tokens per second by contestant and test."""
+def _rates(results: Sequence[Result], against_baseline: bool) -> dict[tuple[str, str], list[float]]:
+    """Tokens per second by runner and test."""
     found: dict[tuple[str, str], list[float]] = {}
     for result in results:
         for series in result.runs:
             test = f"{series.workload}, temperature {series.temperature:g}"
             rates = _multiples(result, series) if against_baseline else series.rates
-            found.setdefault((series.contestant, test), []).extend(rates)
+            found.setdefault((series.runner, test), []).extend(rates)
         if not against_baseline:
             for row in result.throughput:
-                found.setdefault((row.contestant, row.test), []).extend(row.rates)
+                found.setdefault((row.runner, row.test), []).extend(row.rates)
     return {key: [rate for rate in rates if rate > 0] for key, rates in found.items()}
 
 

@@ -1,17 +1,18 @@
 """Completion, counted: what drafting from the buffer is worth, and what a keystroke costs.
 
-The kept workload (completion.toml) is small projects with every function body held out once. A
-replay counts the passes over what really stands there, in the model's tokens, and needs no model:
-it is exact, and the same everywhere. `live` counts what the model itself says at the same places.
+The workload (completion.toml) is small projects with every function body held out once. A replay
+counts the passes over the held-out text, in the model's tokens, and needs no model: it is exact,
+and the same everywhere. `run_live` counts passes over what the model completes at the same places.
 The planner is given a published cost curve, so that no count depends on how busy the machine is.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from importlib import resources
+from typing import Any
 
 from akunu_py.bench.replay.curves import Curve, FixedCosts
 from akunu_py.bench.replay.trace import ReplayCounts, TraceItem, replay_item
@@ -24,10 +25,11 @@ from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import MAX_ROWS
 
 PREFIX, BUFFER, FILES = "prefix", "buffer", "files"
-EVIDENCE = (PREFIX, BUFFER, FILES)  # each beside those before it
+CONTEXTS = (PREFIX, BUFFER, FILES)  # what drafts are made from, each with those before it
 TOGETHER = "all"
 _SHORTEST = 60  # characters of a body that is worth completing
 _LONGEST = 128  # tokens counted of one
+_COUNTS = ("tokens", "passes", "drafted", "accepted", "tokens_per_pass", "score")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +47,65 @@ class Keystrokes:
 
     first: read of the buffer when it is opened. typed: read again after a letter that was not
     predicted. predicted: passes after one that was. superseded: passes that were begun after the
-    request was given up.
+    request was cancelled.
     """
 
     first: int
     typed: int
     predicted: int
     superseded: int
+
+
+def measure_completion(
+    engine: Engine,
+    options: CompleteOptions,
+    curve: Curve,
+    live: int,
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    """All of it, ready for JSON. live: places that the model itself completes too."""
+    places = load_places()
+    replayed = replay_places(Completer(engine, options), places, curve)
+    live = max(0, min(live, len(places)))
+    chosen = [places[index * len(places) // live] for index in range(live)]  # evenly apart
+    completed = run_live(engine, options, chosen, curve, progress)
+    keystrokes = count_keystrokes(engine, options, places[len(places) // 2])
+    projects = {
+        project: _gains({context: total.as_dict() for context, total in counts.items()})
+        for project, counts in replayed.items()
+    }
+    return {
+        "replay": {"places": len(places), "projects": projects},
+        "live": {"places": len(chosen), **_live_counts(completed)},
+        "keystrokes": asdict(keystrokes),
+    }
+
+
+def _live_counts(completed: Mapping[str, Sequence[Completion]]) -> dict[str, Any]:
+    contexts: dict[str, dict[str, Any]] = {}
+    for context, completions in completed.items():
+        stats = [each.stats for each in completions]
+        tokens = sum(each.decoded_tokens for each in stats)
+        passes = sum(each.target_passes for each in stats)
+        contexts[context] = {
+            "tokens": tokens,
+            "passes": passes,
+            "drafted": sum(each.drafted for each in stats),
+            "accepted": sum(each.accepted for each in stats),
+            "tokens_per_pass": round(tokens / passes, 4) if passes else 0.0,
+        }
+    texts = [[each.text for each in completions] for completions in completed.values()]
+    return _gains(contexts) | {"identical": all(text == texts[0] for text in texts)}
+
+
+def _gains(contexts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The counts by draft context, and how many times the tokens per pass of the prompt alone."""
+    alone = next(iter(contexts.values()))["tokens_per_pass"]
+    return {
+        context: {name: counts[name] for name in _COUNTS if name in counts}
+        | {"gain": round(counts["tokens_per_pass"] / alone, 4) if alone else 0.0}
+        for context, counts in contexts.items()
+    }
 
 
 def load_places() -> list[Place]:
@@ -97,21 +151,21 @@ def _width(line: str) -> int:
 def replay_places(
     completer: Completer, places: Sequence[Place], curve: Curve
 ) -> dict[str, dict[str, ReplayCounts]]:
-    """Passes over what really stands there, by project (and all of them) and by draft context."""
+    """Passes over the held-out text, by project (and all of them) and by draft context."""
     counts: dict[str, dict[str, ReplayCounts]] = {}
     for place in places:
         made = completer.prompt(place.request)
         output = _tokens_after(completer.code, place, made)
-        for kind, draft_context in _kinds(made).items():
-            drafter = AutoDrafter(_given(curve), stop_tokens=completer.engine.stop_tokens)
+        for context, pieces in _contexts(made).items():
+            drafter = AutoDrafter(_fixed_costs(curve), stop_tokens=completer.engine.stop_tokens)
             end = sorted(completer.engine.stop_tokens)[:1]
-            unread = [token for tokens in draft_context for token in (*tokens, *end)]
+            unread = [token for tokens in pieces for token in (*tokens, *end)]
             drafter.extend(unread)
             drafter.unread = len(unread)
             item = TraceItem(tuple(made.tokens), output)
-            total = counts.setdefault(place.project, {}).setdefault(kind, ReplayCounts())
+            total = counts.setdefault(place.project, {}).setdefault(context, ReplayCounts())
             replay_item(item, drafter, curve, total)
-    together = {kind: _sum([kinds[kind] for kinds in counts.values()]) for kind in EVIDENCE}
+    together = {context: _sum([each[context] for each in counts.values()]) for context in CONTEXTS}
     return {TOGETHER: together, **counts}
 
 
@@ -125,12 +179,12 @@ def _tokens_after(code: CodeTokens, place: Place, made: Prompt) -> tuple[int, ..
     return code.encode(made.healed + place.body)[:_LONGEST]
 
 
-def _kinds(made: Prompt) -> dict[str, list[tuple[int, ...]]]:
+def _contexts(made: Prompt) -> dict[str, list[tuple[int, ...]]]:
     """The draft context by what it is from. Of a prompt it begins with the files."""
     return {PREFIX: [], BUFFER: made.draft_context[made.files :], FILES: made.draft_context}
 
 
-def _given(curve: Curve) -> FixedCosts:
+def _fixed_costs(curve: Curve) -> FixedCosts:
     return FixedCosts(curve.table(MAX_ROWS))
 
 
@@ -142,31 +196,31 @@ def run_live(
     progress: Callable[[str], None],
 ) -> dict[str, list[Completion]]:
     """What the model itself completes at `places`, by draft context."""
-    done: dict[str, list[Completion]] = {kind: [] for kind in EVIDENCE}
+    done: dict[str, list[Completion]] = {context: [] for context in CONTEXTS}
     for number, place in enumerate(places, start=1):
-        for kind in EVIDENCE:
-            progress(f"{place.request.path}: {kind}, {number}/{len(places)}")
-            completer = _Limited(engine, options, kind)
-            completer.session.drafting.curve = _given(curve)
-            done[kind].append(completer.complete(place.request))
+        for context in CONTEXTS:
+            progress(f"{place.request.path}: {context}, {number}/{len(places)}")
+            completer = _LimitedCompleter(engine, options, context)
+            completer.session.drafting.curve = _fixed_costs(curve)
+            done[context].append(completer.complete(place.request))
     return done
 
 
-class _Limited(Completer):
-    """A completer that drafts from some kinds of draft context only."""
+class _LimitedCompleter(Completer):
+    """A completer that drafts from one of `CONTEXTS` only."""
 
-    def __init__(self, engine: Engine, options: CompleteOptions, kind: str) -> None:
+    def __init__(self, engine: Engine, options: CompleteOptions, context: str) -> None:
         super().__init__(engine, options)
-        self._kind = kind
+        self._context = context
 
     def prompt(self, request: CompletionRequest) -> Prompt:
         made = super().prompt(request)
-        return replace(made, draft_context=_kinds(made)[self._kind])
+        return replace(made, draft_context=_contexts(made)[self._context])
 
 
 def count_keystrokes(engine: Engine, options: CompleteOptions, place: Place) -> Keystrokes:
-    """Opens a buffer, types a letter that was predicted and one that was not, and gives a request
-    up while it runs."""
+    """Opens a buffer, types a letter that was predicted and one that was not, and cancels a request
+    while it runs."""
     completer = Completer(engine, options)
     request = place.request
     first = completer.complete(request)
@@ -183,11 +237,11 @@ def _read(done: Completion) -> int:
 
 
 def _passes_after(completer: Completer, request: CompletionRequest) -> int:
-    """Passes that are begun after a request was given up, which is when its first text came."""
+    """Passes that are begun after a request was cancelled, which is when its first text came."""
     target = completer.session.target
     forward = target.forward
     passes = 0
-    given_up: list[int] = []
+    cancelled_at: list[int] = []
 
     def counted(rows: object) -> object:
         nonlocal passes
@@ -198,9 +252,9 @@ def _passes_after(completer: Completer, request: CompletionRequest) -> int:
     try:
         completer.complete(
             replace(request, prefix=request.prefix + "w"),
-            cancelled=lambda: bool(given_up),
-            on_text=lambda text: given_up.append(passes),
+            cancelled=lambda: bool(cancelled_at),
+            on_text=lambda text: cancelled_at.append(passes),
         )
     finally:
         target.forward = forward  # type: ignore[method-assign]
-    return passes - given_up[0] if given_up else 0
+    return passes - cancelled_at[0] if cancelled_at else 0

@@ -1,9 +1,8 @@
-"""Whether drafting changes what a model says: whole answers, with drafts and without.
+"""Whether drafting changes a model's output: whole answers, with drafts and without.
 
 In exact arithmetic it never would. Floating point rounds a pass over several rows otherwise than a
 pass over one, and where two tokens are nearly a tie that can decide. So this counts, precision by
-precision, how many answers differ, and how near the tie was at the first difference. Owns the
-comparison and the file that it is kept in; refuses to time anything.
+precision, how many answers differ, and how near the tie was where they first diverge.
 """
 
 from __future__ import annotations
@@ -15,15 +14,20 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
-from akunu_py.bench.divergence import Difference, first_difference
+import mlx.core as mx
+
 from akunu_py.bench.replay.curves import FixedCosts
 from akunu_py.bench.rounding import compute_in_float32, round_products
-from akunu_py.bench.runners.ours import Lent
-from akunu_py.bench.runners.passes import Passes
+from akunu_py.bench.runners import Passes
+from akunu_py.bench.runners.akunu import UnsavedState, record_passes
+from akunu_py.decoding import kvcache
 from akunu_py.decoding.drafting import Drafting
 from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.load import load_engine
 from akunu_py.decoding.session import Session
+from akunu_py.decoding.target import common_prefix
 from akunu_py.errors import StoreError, UsageError
 from akunu_py.ngram.cost import PRIOR_SHAPE, CostCurve
 from akunu_py.types import DraftMode, GenerateOptions, Message, WeightMode
@@ -40,8 +44,49 @@ PRECISIONS: dict[str, tuple[WeightMode, Callable[[Engine], Engine] | None]] = {
 }
 
 
+Turns = Sequence[tuple[list[int], list[int]]]
+"""The answers of a conversation: (prompt, output), both as token ids."""
+
+
 @dataclass(frozen=True, slots=True)
-class Compared:
+class Divergence:
+    """Where two conversations first differ. position: tokens into the answer of turn `turn`.
+
+    margin: by how much the likeliest token's logit exceeds the second's there, None where the
+    prompts differed already, or the model is not at hand. expected, found: token ids, -1 for the
+    end of an answer.
+    """
+
+    turn: int
+    position: int
+    expected: int
+    found: int
+    margin: float | None
+
+
+def first_divergence(engine: Engine | None, expected: Turns, found: Turns) -> Divergence | None:
+    """None where both are the same, token for token. engine: whose output it is, for the margin."""
+    for turn, ((prompt, left), (other, right)) in enumerate(zip(expected, found, strict=True)):
+        if prompt != other:
+            return Divergence(turn, 0, -1, -1, None)
+        if left != right:
+            at = common_prefix(left, right)
+            margin = top_two_margin(engine, [*prompt, *left[:at]]) if engine else None
+            ours, theirs = (side[at] if at < len(side) else -1 for side in (left, right))
+            return Divergence(turn, at, ours, theirs, margin)
+    return None
+
+
+def top_two_margin(engine: Engine, tokens: Sequence[int]) -> float:
+    """The likeliest next token's logit less the second likeliest's, after `tokens`."""
+    cache = kvcache.new_cache(engine.model, engine.kv_bits)
+    logits = engine.model(mx.array(tokens)[None], cache=cache)[0, -1].astype(mx.float32)
+    second, first = mx.sort(logits)[-2:].tolist()
+    return float(first - second)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerComparison:
     """One answer with drafts beside the same without.
 
     weights: the precision, in words. tokens: of the answer without drafts. drafted: tokens that
@@ -57,17 +102,17 @@ class Compared:
     tokens: int
     drafted: int
     drafting_passes: int
-    difference: Difference | None
+    difference: Divergence | None
 
     @property
     def key(self) -> tuple[str, str, str, str, int]:
-        """What was asked of whom."""
+        """The model, and what was asked of it."""
         return self.model, self.weights, self.mode, self.prompt, self.max_tokens
 
 
 @dataclass(slots=True)
-class Fidelity:
-    """How many answers of one precision a drafter left as they were; see `Compared`."""
+class FidelitySummary:
+    """How many answers of one precision a drafter left as they were; see `AnswerComparison`."""
 
     weights: str
     mode: DraftMode
@@ -75,7 +120,12 @@ class Fidelity:
     tokens: int = 0
     drafted: int = 0
     drafting_passes: int = 0
-    differences: list[tuple[str, Difference]] = field(default_factory=list)
+    differences: list[tuple[str, Divergence]] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        differences = [{"prompt": prompt} | asdict(each) for prompt, each in self.differences]
+        return asdict(self) | {"differences": differences}
 
 
 def load_prompts(count: int) -> list[str]:
@@ -93,13 +143,13 @@ def load_prompts(count: int) -> list[str]:
     return [task.format(topic) for task, topic in itertools.islice(pairs, count)]
 
 
-def compare(
+def compare_answers(
     engine: Engine,
     prompts: Sequence[str],
     max_tokens: int,
     progress: Callable[[str], None] = lambda line: None,
-    done: Collection[Compared] = (),
-) -> Iterator[Compared]:
+    done: Collection[AnswerComparison] = (),
+) -> Iterator[AnswerComparison]:
     """Answers each prompt without drafts and in every mode of `MODES`, but for what is `done`.
 
     The three answers are of one session, which reads the prompt once and goes back to its end.
@@ -115,12 +165,12 @@ def compare(
             continue
         progress(f"{engine.weights}: answer {number + 1} of {len(prompts)}")
         tokens = engine.encode_chat([Message("user", prompt)])
-        session = Session(engine, Lent(CostCurve()))
+        session = Session(engine, UnsavedState(CostCurve()))
         plain = _answer(session, tokens, GenerateOptions(max_tokens, "off"), Passes())
         for mode in wanted:
             passes = Passes()
-            said = _answer(session, tokens, GenerateOptions(max_tokens, mode), passes)
-            yield Compared(
+            output = _answer(session, tokens, GenerateOptions(max_tokens, mode), passes)
+            yield AnswerComparison(
                 engine.name,
                 engine.weights,
                 mode,
@@ -129,15 +179,36 @@ def compare(
                 tokens=len(plain),
                 drafted=sum(passes.drafted),
                 drafting_passes=sum(count > 0 for count in passes.drafted),
-                difference=first_difference(engine, [(tokens, plain)], [(tokens, said)]),
+                difference=first_divergence(engine, [(tokens, plain)], [(tokens, output)]),
             )
 
 
-def summed(compared: Sequence[Compared]) -> list[Fidelity]:
+def compare_precisions(
+    model: str,
+    precisions: Sequence[str],
+    prompts: Sequence[str],
+    max_tokens: int,
+    comparisons: list[AnswerComparison],
+    path: Path | None,
+    progress: Callable[[str], None],
+) -> None:
+    """Appends to `comparisons`, and to the file `path` if any, what they do not have yet; they
+    grow while it compares. precisions: keys of `PRECISIONS`."""
+    for name in precisions:
+        weights, change = PRECISIONS[name]
+        engine = load_engine(model, weights)
+        engine = change(engine) if change else engine
+        for each in compare_answers(engine, prompts, max_tokens, progress, tuple(comparisons)):
+            comparisons.append(each)
+            if path is not None:
+                append_comparison(path, each)
+
+
+def summarize(comparisons: Sequence[AnswerComparison]) -> list[FidelitySummary]:
     """One row for each precision and mode, in the order in which they first come."""
-    rows: dict[tuple[str, DraftMode], Fidelity] = {}
-    for each in compared:
-        row = rows.setdefault((each.weights, each.mode), Fidelity(each.weights, each.mode))
+    rows: dict[tuple[str, DraftMode], FidelitySummary] = {}
+    for each in comparisons:
+        row = rows.setdefault((each.weights, each.mode), FidelitySummary(each.weights, each.mode))
         row.answers += 1
         row.tokens += each.tokens
         row.drafted += each.drafted
@@ -147,9 +218,9 @@ def summed(compared: Sequence[Compared]) -> list[Fidelity]:
     return list(rows.values())
 
 
-def read_compared(path: Path) -> list[Compared]:
-    """What `append_compared` kept in `path`, which need not exist. A last line that was cut off is
-    left out. Raises StoreError for any other line that is none of ours."""
+def load_comparisons(path: Path) -> list[AnswerComparison]:
+    """What `append_comparison` kept in `path`, which need not exist. A last line that was cut off
+    is left out. Raises StoreError for any other line that is none of ours."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     except FileNotFoundError:
@@ -163,7 +234,9 @@ def read_compared(path: Path) -> list[Compared]:
         try:
             fields = json.loads(line)
             difference = fields.pop("difference")
-            found.append(Compared(**fields, difference=difference and Difference(**difference)))
+            found.append(
+                AnswerComparison(**fields, difference=difference and Divergence(**difference))
+            )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise StoreError(
                 f"{path}, line {number}: expected a comparison of this command, found {line!r:.60}"
@@ -171,14 +244,14 @@ def read_compared(path: Path) -> list[Compared]:
     return found
 
 
-def append_compared(path: Path, compared: Compared) -> None:
+def append_comparison(path: Path, comparison: AnswerComparison) -> None:
     """Adds a line to `path`, on the disk when this returns. Raises StoreError where it cannot."""
     try:
         with path.open("a+b") as file:
             file.seek(0)
             whole = file.read().rpartition(b"\n")
             file.truncate(len(whole[0]) + len(whole[1]))  # a line that was cut off
-            file.write(json.dumps(asdict(compared)).encode() + b"\n")
+            file.write(json.dumps(asdict(comparison)).encode() + b"\n")
     except OSError as error:
         raise StoreError(f"{path} cannot be written: {error}") from error
 
@@ -186,7 +259,7 @@ def append_compared(path: Path, compared: Compared) -> None:
 def _answer(
     session: Session, prompt: list[int], options: GenerateOptions, passes: Passes
 ) -> list[int]:
-    """With a drafter that has heard nothing yet."""
-    session.drafting = Drafting(session.engine, Lent(FixedCosts(PRIOR_SHAPE)))
-    session.drafting.wrap = passes.watch
+    """With a drafter that has learned nothing yet."""
+    session.drafting = Drafting(session.engine, UnsavedState(FixedCosts(PRIOR_SHAPE)))
+    record_passes(session, passes)
     return list(session.generate(prompt, options).answer().tokens)

@@ -1,20 +1,22 @@
-"""Where the time of a pass goes: drafting, building the graph, the device, sampling, detokenising.
+"""Where the time of a pass goes: drafting, building the graph, the device, sampling, detokenising;
+and what drawing the answer takes beside it.
 
-MLX builds a graph first and computes it when somebody wants a value, so the stages are told apart
-by asking for values between them. Nothing runs ahead then: a plain step takes longer than in use,
-and how much longer is in the profile too. Drawing is measured by whoever draws.
+MLX builds a graph first and computes it when a value is needed, so the stages are separated by
+evaluating between them. Nothing runs ahead then: a plain step takes longer than in use, and how
+much longer is in the profile too.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 
-from akunu_py.bench.runners.ours import Lent
-from akunu_py.bench.runners.passes import Passes
+from akunu_py.bench.runners import Passes
+from akunu_py.bench.runners.akunu import UnsavedState, record_passes
 from akunu_py.bench.statistics import median
 from akunu_py.bench.workloads import Workload
 from akunu_py.decoding.engine import Engine
@@ -22,27 +24,29 @@ from akunu_py.decoding.session import Session
 from akunu_py.decoding.stream_decoder import StreamDecoder
 from akunu_py.decoding.target import Target
 from akunu_py.ngram.cost import CostCurve
+from akunu_py.text import displayable
 from akunu_py.types import DraftMode, GenerateOptions, Message, TextPiece
 
 STAGES = ("drafting", "building the graph", "device", "sampling", "detokenising", "the rest")
 """The rest: the loop itself, checkpoints and roll-backs, statistics."""
+_SCREEN = (80, 24)
 
 
 @dataclass(slots=True)
 class Profile:
     """Medians over the repetitions, in seconds over all passes of the workload's answers.
 
-    stages: by `STAGES`; their sum is `staged_s`. unstaged_s: the same answers without the stages
-    told apart. texts: what each pass added to the answer.
+    stages_s: by `STAGES`; their sum is `staged_s`. unstaged_s: the same answers without separating
+    the stages. drawing_s: see `seconds_to_draw`.
     """
 
     workload: str
     passes: int
     tokens: int
-    stages: dict[str, float]
+    stages_s: dict[str, float]
     staged_s: float
     unstaged_s: float
-    texts: list[str]
+    drawing_s: float
 
 
 class _StagedTarget(Target):
@@ -74,12 +78,11 @@ class _StagedTarget(Target):
         self.sampling_s += elapsed - (self.graph_s + self.device_s - before)
         return sampled
 
-    def forget_times(self) -> None:
-        """What came before is not counted."""
+    def reset_times(self) -> None:
         self.graph_s = self.device_s = self.sampling_s = 0.0
 
 
-def profile(
+def profile_workload(
     engine: Engine,
     workload: Workload,
     mode: DraftMode,
@@ -98,7 +101,9 @@ def profile(
     passes, pieces = Passes(), list[TextPiece]()
     for repeat in range(-1, repeats):  # the first round warms up
         progress(f"{workload.name}: {'warming up' if repeat < 0 else f'{repeat + 1}/{repeats}'}")
-        unstaged = Session(engine, Lent(curve)).generate(prompt, options).answer().stats.decode_s
+        unstaged = (
+            Session(engine, UnsavedState(curve)).generate(prompt, options).answer().stats.decode_s
+        )
         stages, passes, pieces = _staged(engine, curve, prompt, options)
         if repeat >= 0:
             plain.append(unstaged)
@@ -111,7 +116,7 @@ def profile(
         medians,
         sum(medians.values()),
         median(plain),
-        [piece.text for piece in pieces],
+        asyncio.run(seconds_to_draw([piece.text for piece in pieces])),
     )
 
 
@@ -130,14 +135,14 @@ def _staged(
     engine: Engine, curve: CostCurve, prompt: list[int], options: GenerateOptions
 ) -> tuple[dict[str, float], Passes, list[TextPiece]]:
     passes = Passes()
-    session = Session(engine, Lent(curve))
-    session.drafting.wrap = passes.watch
+    session = Session(engine, UnsavedState(curve))
+    record_passes(session, passes)
     target = session.target = _StagedTarget(engine)
     generation = session.generate(prompt, options)
     pieces: list[TextPiece] = []
     for piece in generation:
         if not pieces:  # it came from reading the prompt
-            target.forget_times()
+            target.reset_times()
         pieces.append(piece)
     shown = StreamDecoder(engine, prompt, ())
     shown.take(pieces[0].piece)
@@ -148,3 +153,28 @@ def _staged(
     named = (passes.draft_s, target.graph_s, target.device_s, target.sampling_s, detokenising)
     rest = max(0.0, generation.stats.decode_s - sum(named))
     return dict(zip(STAGES, (*named, rest), strict=True)), passes, pieces
+
+
+async def seconds_to_draw(texts: Sequence[str]) -> float:
+    """Processor time that it takes to draw an answer that grows by each of `texts` in turn, with
+    the widget that the chat draws answers with, on a hidden screen of 80 x 24."""
+    from textual.app import App, ComposeResult
+    from textual.containers import VerticalScroll
+    from textual.widgets import Markdown
+
+    from akunu_py.tui.transcript.markdown import markdown_parser
+
+    class Page(App[None]):
+        def compose(self) -> ComposeResult:
+            with VerticalScroll() as scroll:
+                yield Markdown(parser_factory=markdown_parser, open_links=False)
+            scroll.anchor()
+
+    page = Page()
+    async with page.run_test(size=_SCREEN) as pilot:
+        answer = page.query_one(Markdown)
+        started = time.thread_time()
+        for text in texts:
+            await answer.append(displayable(text))
+            await pilot.pause()
+        return time.thread_time() - started

@@ -1,30 +1,39 @@
-"""Result files: everything that one run of the speed bench measured, every repetition kept.
-
-Owns the format: what is written, what is refused when it is read. Refuses to judge figures.
-"""
+"""Result files: everything that one run of the speed bench measured, every repetition kept, with
+the model, the machine and the versions that the figures depend on."""
 
 from __future__ import annotations
 
+import datetime
 import json
+import os
+import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from akunu_py.bench.replay.curves import Curve
 from akunu_py.bench.statistics import half_range, median
 from akunu_py.errors import StoreError, UsageError
+from akunu_py.version import __version__
+
+if TYPE_CHECKING:
+    from akunu_py.decoding.engine import Engine
 
 FORMAT = "akunu bench 1"
+_FILE_KEYS = {"runner": "contestant", "sources": "evidence"}  # of the format, for these fields
+_FIELDS = {key: name for name, key in _FILE_KEYS.items()}
+_VERSIONS = ("mlx", "mlx-lm", "numpy")
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
     """One repetition. Times in seconds, summed over the turns of a conversation.
 
-    tokens: decoded, without those that came from a prefill. ttft_s: time to the first token, the
-    mean of the turns. peak_bytes: the most that MLX held meanwhile, 0 where that was not measured.
+    tokens: decoded, without those that came from a prefill. ttft_s: time to first token, the mean
+    of the turns. peak_bytes: the most that MLX held meanwhile, 0 where that was not measured.
     """
 
     tokens: int
@@ -39,18 +48,18 @@ class Repeat:
 
 @dataclass(slots=True)
 class Series:
-    """All repetitions of one contestant on one workload.
+    """All repetitions of one runner on one workload.
 
-    baseline: the contestant whose speed is 1.00 for this one. identical: whether its tokens were
-    those of `reference` in every repetition, None where nobody's need be.
-    difference: where they first differed, and how near a tie that was; see `identity.Difference`.
-    drafted, accepted, evidence: by pass and by evidence, of the last repetition; see `Passes`.
+    baseline: the runner whose speed is 1.00 for this one. identical: whether its tokens were those
+    of `reference` in every repetition, None where there is no reference.
+    difference: where they first differed, and how near a tie that was; see `fidelity.Divergence`.
+    drafted, accepted, sources: of the last repetition; see `runners.Passes`.
     loop: token from which the answer only repeats itself, None where it does not.
     """
 
     workload: str
     temperature: float
-    contestant: str
+    runner: str
     baseline: str
     reference: str | None = None
     prompt_tokens: int = 0
@@ -59,7 +68,7 @@ class Series:
     difference: dict[str, Any] | None = None
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
-    evidence: dict[str, list[int]] = field(default_factory=dict)
+    sources: dict[str, list[int]] = field(default_factory=dict)
     draft_s: float = 0.0
     loop: int | None = None
     answer: str = ""
@@ -103,11 +112,11 @@ class Series:
 
 @dataclass(slots=True)
 class Throughput:
-    """One test in llama-bench's manner: `pp512` reads 512 tokens, `tg128` says 128, `@ d1024`
+    """One test in llama-bench's manner: `pp512` reads 512 tokens, `tg128` generates 128, `@ d1024`
     behind 1024 others. rates: tokens per second, by repetition."""
 
     test: str
-    contestant: str
+    runner: str
     rates: list[float] = field(default_factory=list)
     failed: str | None = None
 
@@ -134,7 +143,7 @@ class Result:
         """The series that `series` is measured against, None where it has no repetition."""
         for other in self.runs:
             same = (other.workload, other.temperature) == (series.workload, series.temperature)
-            if same and other.contestant == series.baseline and other.repeats:
+            if same and other.runner == series.baseline and other.repeats:
                 return other
         return None
 
@@ -149,6 +158,8 @@ class Result:
         """Everything, and the figures derived from it, ready for JSON."""
         content = {"format": FORMAT} | asdict(self)
         content["curve_s"] = {str(rows): seconds for rows, seconds in self.curve_s.items()}
+        for part in ("throughput", "runs"):
+            content[part] = [to_file_keys(entry) for entry in content[part]]
         for entry, test in zip(content["throughput"], self.throughput, strict=True):
             entry |= {"tokens_per_s": median(test.rates), "spread": half_range(test.rates)}
         for entry, series in zip(content["runs"], self.runs, strict=True):
@@ -171,15 +182,26 @@ class Result:
 
     def save(self, path: Path) -> None:
         """Raises StoreError where the file cannot be written."""
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(self.to_json(), encoding="utf-8")
-        except OSError as error:
-            raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
+        write_text(path, self.to_json(), parents=True)
+
+
+def to_file_keys(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a dataclass under the names that they have in files, in the same order."""
+    return {_FILE_KEYS.get(name, name): value for name, value in entry.items()}
 
 
 def _one_line(match: re.Match[str]) -> str:
     return "[" + re.sub(r",\s+", ", ", match[1]) + "]"
+
+
+def write_text(path: Path, text: str, *, parents: bool = False) -> None:
+    """Raises StoreError where the file cannot be written."""
+    try:
+        if parents:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def load_result(path: Path) -> Result:
@@ -217,8 +239,10 @@ def _parse(content: dict[str, Any]) -> Result:
 
 def _only(kind: Any, entry: dict[str, Any]) -> Any:
     """The dataclass of `entry`, without the derived figures that stand beside its fields."""
-    names = kind.__dataclass_fields__
-    return kind(**{name: value for name, value in entry.items() if name in names})
+    named = {_FIELDS.get(key, key): value for key, value in entry.items()}
+    return kind(
+        **{name: value for name, value in named.items() if name in kind.__dataclass_fields__}
+    )
 
 
 def merged(results: Sequence[Result]) -> list[Result]:
@@ -238,3 +262,39 @@ def merged(results: Sequence[Result]) -> list[Result]:
         else:
             together.append(result)
     return together
+
+
+def describe_model(engine: Engine) -> dict[str, Any]:
+    """size_bytes: of the weights as they lie in memory."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+    from mlx_lm.utils import get_total_parameters
+
+    arrays = [value for _, value in tree_flatten(engine.model.parameters())]
+    return {
+        "name": engine.name,
+        "weights": engine.weights,
+        "params": int(get_total_parameters(engine.model)),
+        "size_bytes": sum(value.nbytes for value in arrays if isinstance(value, mx.array)),
+        "kv_bits": engine.kv_bits,
+    }
+
+
+def describe_machine() -> dict[str, Any]:
+    """Hardware, system and versions."""
+    from akunu_py.decoding import device
+
+    return {
+        "device": device.device_name(),
+        "backend": "Metal" if device.on_metal() else f"CPU, {device.blas_name()}",
+        "cores": os.cpu_count(),
+        "memory_bytes": device.total_memory(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "versions": {"akunu": __version__} | {name: version(name) for name in _VERSIONS},
+    }
+
+
+def today() -> str:
+    """The day, as ISO 8601 has it."""
+    return datetime.datetime.now(datetime.UTC).date().isoformat()

@@ -1,6 +1,6 @@
-"""Medians, spread, and the rank test that tells a difference from noise. Plain Python.
+"""Medians, spread, the rank test that tells a difference from noise, and loops in an output.
 
-Refuses means and normal distributions: times have a floor and a long tail.
+No means and no normal distributions: times have a floor and a long tail. Plain Python.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ import statistics
 from collections.abc import Sequence
 
 Sample = Sequence[float]
+
+_PERIOD = 64  # tokens; the longest passage that counts as a loop when it comes again and again
+_ROUNDS = 3
 
 
 def median(values: Sample) -> float:
@@ -67,3 +70,15 @@ def _convolve(left: list[int], right: list[int]) -> list[int]:
         for j, b in enumerate(right):
             result[i + j] += a * b
     return result
+
+
+def loop_start(tokens: Sequence[int]) -> int | None:
+    """From where `tokens` only repeat a passage, to their end and at least three times; None where
+    they do not. Small models answer in circles, which any drafter follows."""
+    for period in range(1, min(_PERIOD, len(tokens) // _ROUNDS) + 1):
+        start = len(tokens) - period
+        while start > 0 and tokens[start - 1] == tokens[start - 1 + period]:
+            start -= 1
+        if len(tokens) - start >= _ROUNDS * period:
+            return start
+    return None

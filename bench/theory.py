@@ -5,14 +5,14 @@ chance a, whatever happened before (section 3.1), that a draft always has g toke
 over g + 1 positions takes as long as one over a single position. The first holds for no text, the
 others not for n-grams on small machines, which is why the prediction is given twice: theirs, and
 with the measured cost of passes of the lengths that were drafted.
-Owns the formulas. Refuses to measure: it is given a result.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from akunu_py.bench.replay.curves import Curve
 from akunu_py.bench.result import Result, Series
@@ -80,7 +80,7 @@ def predict(result: Result) -> list[Prediction]:
     """A prediction for each series of `fixed` in `result`, if its cost curve was measured."""
     found = []
     for series in result.runs:
-        match = re.fullmatch(r"fixed (\d+)", series.contestant)
+        match = re.fullmatch(r"fixed (\d+)", series.runner)
         if match and series.drafted and 1 in result.curve_s:
             found.append(_predict(result, series, int(match[1])))
     return found
@@ -115,3 +115,25 @@ def relative_curve(result: Result) -> Curve:
     """The measured curve, where one row costs 1."""
     plain = result.curve_s[1]
     return Curve({rows: seconds / plain for rows, seconds in result.curve_s.items()})
+
+
+def as_dict(result: Result) -> dict[str, Any]:
+    """Both tables, ready for JSON."""
+    curve = relative_curve(result)
+    return {
+        "model": result.model,
+        "machine": result.machine,
+        "command": result.command,
+        "table_1": [
+            {
+                "chance": chance,
+                "drafted": drafted,
+                "operations": operations(chance, drafted),
+                "speed_by_paper": improvement(chance, drafted, 0.0),
+                "speed_by_curve": improvement(chance, drafted, 0.0, curve),
+                "best": best_length(chance, 0.0, curve),
+            }
+            for chance, drafted in TABLE_1
+        ],
+        "table_4": [asdict(row) for row in predict(result)],
+    }

@@ -1,6 +1,6 @@
-"""Charts as SVG text: bars, columns and lines. Colours and fonts come from the page's style sheet.
+"""Charts of a report's figures: as SVG for a page, and in plain characters for a terminal.
 
-Owns geometry. Refuses scripts and anything from elsewhere: a chart is a piece of text.
+SVG takes its colours and fonts from the page's style sheet, and has no scripts.
 """
 
 from __future__ import annotations
@@ -26,8 +26,12 @@ svg .fill{fill:var(--c)} svg .line{stroke:var(--c);stroke-width:2;fill:none}
 _COLOURS = 8
 _ONE = 3  # the colour of what stands alone
 
+_BAR = 40  # characters
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_HEIGHTS = " ▁▂▃▄▅▆▇█"
 
-def bars(groups: Sequence[tuple[str, Sequence[Bar]]], unit: str) -> str:
+
+def svg_bars(groups: Sequence[tuple[str, Sequence[Bar]]], unit: str) -> str:
     """Horizontal bars in groups, each bar with its spread; a bar's colour goes with its label."""
     if not groups:
         return ""
@@ -41,7 +45,7 @@ def bars(groups: Sequence[tuple[str, Sequence[Bar]]], unit: str) -> str:
             parts.append(_text(0, y + 15, title, "quiet"))
             y += _LINE
         for bar in group:
-            # Contestants keep their colour from group to group; without groups there are none.
+            # Runners keep their colour from group to group; without groups there are none.
             colour = labels.index(bar.label) % _COLOURS if title else _ONE
             middle = y + _LINE / 2
             parts.append(_text(_LABELS - 8, middle + 4, bar.label, anchor="end"))
@@ -59,7 +63,7 @@ def bars(groups: Sequence[tuple[str, Sequence[Bar]]], unit: str) -> str:
     return _svg(_WIDTH, y, parts)
 
 
-def columns(points: Points, x_label: str) -> str:
+def svg_columns(points: Points, x_label: str) -> str:
     """Vertical columns of shares, in per cent."""
     if not points:
         return ""
@@ -85,7 +89,7 @@ def columns(points: Points, x_label: str) -> str:
     return _svg(width, height, parts)
 
 
-def lines(curves: Mapping[str, Points], x_label: str, *, percent: bool = False) -> str:
+def svg_lines(curves: Mapping[str, Points], x_label: str, *, percent: bool = False) -> str:
     """Lines through points, with a legend where there are several."""
     curves = {name: points for name, points in curves.items() if points}
     if not curves:
@@ -144,10 +148,65 @@ def _svg(width: float, height: float, parts: Sequence[str]) -> str:
     return f'<svg viewBox="0 0 {width:g} {height:g}" role="img">\n{inside}\n</svg>'
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
-    return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+def _line(x1: float, y1: float, x2: float, y2: float, css_class: str) -> str:
+    return f'<line class="{css_class}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
 
 
-def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> str:
-    of_kind = f' class="{kind}"' if kind else ""
-    return f'<text{of_kind} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+def _text(x: float, y: float, text: str, css_class: str = "", anchor: str = "start") -> str:
+    attribute = f' class="{css_class}"' if css_class else ""
+    return f'<text{attribute} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+# For a terminal
+
+
+def text_bars(groups: Sequence[tuple[str, Sequence[Bar]]], unit: str) -> str:
+    """Horizontal bars, and the range of each where it has one."""
+    most = max((bar.value for _, group in groups for bar in group), default=1.0) or 1.0
+    wide = max((len(bar.label) for _, group in groups for bar in group), default=0)
+    lines = []
+    for title, group in groups:
+        lines += [title] if title else []
+        for bar in group:
+            drawn = text_bar(bar.value / most, _BAR)
+            words = f"{bar.value:.3g}{unit} {bar.note}" if unit else bar.note
+            lines.append(f"  {bar.label:<{wide}}  {drawn:<{_BAR}}  {words}".rstrip())
+    return "\n".join(lines)
+
+
+def text_columns(points: Points) -> str:
+    """One line a value: `4  ████  12 %`."""
+    most = max((share for _, share in points), default=1.0) or 1.0
+    return "\n".join(
+        f"  {x:>4g}  {text_bar(share / most, _BAR):<{_BAR}}  {share:.1%}".rstrip()
+        for x, share in points
+        if share
+    )
+
+
+def sparklines(curves: Mapping[str, Points], width: int = 60) -> str:
+    """One line a curve, its height in eighths of a line; all have the same scale."""
+    most = max((y for points in curves.values() for _, y in points), default=1.0) or 1.0
+    wide = max(map(len, curves), default=0)
+    lines = []
+    for name, points in curves.items():
+        if points:
+            drawn = "".join(_HEIGHTS[max(1, round(8 * y / most))] for y in _sampled(points, width))
+            lines.append(f"  {name:<{wide}}  {drawn}  up to {max(y for _, y in points):.1f}")
+    return "\n".join(lines)
+
+
+def _sampled(points: Points, width: int) -> list[float]:
+    """The curve at `width` places, each the mean of the points there; gaps keep the last value."""
+    last = points[-1][0] + 1
+    cells: list[float] = []
+    for cell in range(width):
+        near = [y for x, y in points if int(width * x / last) == cell]
+        cells.append(sum(near) / len(near) if near else cells[-1] if cells else points[0][1])
+    return cells
+
+
+def text_bar(share: float, width: int) -> str:
+    """A bar of `share` of `width` characters, to an eighth of one."""
+    eighths = round(8 * width * min(max(share, 0.0), 1.0))
+    return "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")

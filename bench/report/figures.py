@@ -1,4 +1,4 @@
-"""What the charts of a report show, as plain numbers. Drawing is `charts` and `plots`."""
+"""What the charts of a report show, as plain numbers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Points = list[tuple[float, float]]
 
 _LEAST_TESTED = 5  # drafted tokens; a share of fewer says nothing
 _WINDOW = 4  # passes to either side
-_EVIDENCE = ("match", "copy", "correction", "leap", "memory")  # the order of their bars
+_SOURCES = ("match", "copy", "correction", "leap", "memory")  # the order of their bars
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """label: of the bar. value: with the ends of its spread, and a word at its end."""
+    """low, high: the ends of the spread of `value`. note: shown at the end of the bar."""
 
     label: str
     value: float
@@ -26,27 +26,27 @@ class Bar:
     note: str = ""
 
 
-def watched(result: Result) -> list[Series]:
+def drafting_series(result: Result) -> list[Series]:
     """The series whose passes were recorded, and that drafted."""
     return [series for series in result.runs if sum(series.drafted)]
 
 
-def planned(result: Result) -> list[Series]:
+def auto_series(result: Result) -> list[Series]:
     """Those of `auto` at the lowest temperature that was measured."""
-    found = [series for series in watched(result) if series.contestant == "auto"]
+    found = [series for series in drafting_series(result) if series.runner == "auto"]
     lowest = min((series.temperature for series in found), default=0.0)
     return [series for series in found if series.temperature == lowest]
 
 
 def speed_bars(result: Result) -> list[tuple[str, list[Bar]]]:
-    """By workload and temperature: the median of each contestant, and its range."""
+    """By workload and temperature: the median of each runner, and its range."""
     groups: dict[str, list[Bar]] = {}
     for series in result.runs:
         if series.rates:
             speedup = result.speedup(series)
             note = "" if speedup is None else f"{speedup:.2f}x"
             loop = "*" if series.loop is not None else ""
-            bar = Bar(series.contestant, series.tokens_per_s, min(series.rates), max(series.rates),
+            bar = Bar(series.runner, series.tokens_per_s, min(series.rates), max(series.rates),
                       note)  # fmt: skip
             title = f"{series.workload}{loop}, temperature {series.temperature:g}"
             groups.setdefault(title, []).append(bar)
@@ -72,11 +72,11 @@ def acceptance_by_position(series: Sequence[Series]) -> Points:
     return [(p, accepted[p] / tested[p]) for p in sorted(tested) if tested[p] >= _LEAST_TESTED]
 
 
-def acceptance_by_evidence(series: Sequence[Series]) -> list[Bar]:
-    """The share accepted of the tokens tested, by what they rested on; matches by their order."""
+def acceptance_by_source(series: Sequence[Series]) -> list[Bar]:
+    """The share accepted of the tokens tested, by what they came from; matches by their order."""
     counts: dict[str, list[int]] = {}
     for one in series:
-        for name, (tested, accepted) in one.evidence.items():
+        for name, (tested, accepted) in one.sources.items():
             total = counts.setdefault(name, [0, 0])
             total[0] += tested
             total[1] += accepted
@@ -84,7 +84,7 @@ def acceptance_by_evidence(series: Sequence[Series]) -> list[Bar]:
     def order(name: str) -> tuple[int, int]:
         kind, _, size = name.partition(" ")
         first = int(size.partition("-")[0]) if size else 0
-        return _EVIDENCE.index(kind) if kind in _EVIDENCE else len(_EVIDENCE), first
+        return _SOURCES.index(kind) if kind in _SOURCES else len(_SOURCES), first
 
     return [
         Bar(name, kept / tested, kept / tested, kept / tested, f"{kept / tested:.0%} of {tested}")
@@ -113,9 +113,9 @@ def along(series: Series) -> Points:
     """(token of the answer, tokens per pass thereabouts)."""
     yields = [1 + kept for kept in series.accepted]
     points: Points = []
-    said = 0
+    before = 0
     for index, count in enumerate(yields):
         near = yields[max(0, index - _WINDOW) : index + _WINDOW + 1]
-        points.append((said + count / 2, sum(near) / len(near)))
-        said += count
+        points.append((before + count / 2, sum(near) / len(near)))
+        before += count
     return points

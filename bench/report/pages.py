@@ -1,17 +1,12 @@
-"""Results as a report: one HTML file that needs nothing else, Markdown, or text for a terminal.
-
-Owns what is in a report and in which order. Refuses to compute: figures come from `figures`,
-tables from `rows`.
-"""
+"""Results as a report: one HTML file that needs nothing else, Markdown, or text for a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
 
-from akunu_py.bench.report import charts, figures, plots, tables
+from akunu_py.bench.report import charts, figures, tables
 from akunu_py.bench.result import Result, Series
-from akunu_py.bench.theory import predict
 
 _SPREAD = "Medians; the line through a bar goes from the slowest repetition to the fastest."
 _CHOSEN = "auto, share of passes; 0 is a plain step."
@@ -64,30 +59,38 @@ def _html_of(result: Result) -> str:
 
 
 def _sections(result: Result) -> list[tuple[str, str, str]]:
-    """(title, a word on it, what is drawn: nothing where there is nothing to draw)."""
-    auto = figures.planned(result)
+    """(title, explanation, HTML: empty where there is nothing to show)."""
+    auto = figures.auto_series(result)
     cost = {"cost": figures.curve_points(result)}
-    evidence = [("", figures.acceptance_by_evidence(auto))] if auto else []
+    sources = [("", figures.acceptance_by_source(auto))] if auto else []
     by_order = f"auto; the number behind match is its order, in tokens. {_TESTED}"
     yielded, chosen = figures.passes_by_length(auto), figures.chosen_lengths(auto)
     figures_table = _html_table(tables.speed_table(result)) + _html_notes(result)
-    theory = _html_table(theory_table(result))
+    theory = _html_table(tables.theory_table(result))
     return [
-        ("Tokens per second", _SPREAD, charts.bars(figures.speed_bars(result), " t/s")),
+        ("Tokens per second", _SPREAD, charts.svg_bars(figures.speed_bars(result), " t/s")),
         ("Given lengths", "", _html_table(tables.throughput_table(result))),
-        ("Cost of a pass by its positions", "One position: 1.", charts.lines(cost, "positions")),
+        (
+            "Cost of a pass by its positions",
+            "One position: 1.",
+            charts.svg_lines(cost, "positions"),
+        ),
         (
             "Accepted, by position in the draft",
             _TESTED,
-            charts.lines(_positions(result), "position", percent=True),
+            charts.svg_lines(_positions(result), "position", percent=True),
         ),
-        ("Accepted, by what the guess rested on", by_order, charts.bars(evidence, "")),
-        ("Tokens that a pass yielded", "auto, share of passes.", charts.columns(yielded, "tokens")),
-        ("Lengths that the planner chose", _CHOSEN, charts.columns(chosen, "drafted tokens")),
+        ("Accepted, by what the guess rested on", by_order, charts.svg_bars(sources, "")),
+        (
+            "Tokens that a pass yielded",
+            "auto, share of passes.",
+            charts.svg_columns(yielded, "tokens"),
+        ),
+        ("Lengths that the planner chose", _CHOSEN, charts.svg_columns(chosen, "drafted tokens")),
         (
             "Tokens per pass along an answer",
             "auto, the mean of nine passes.",
-            charts.lines(_along(auto), "token of the answer"),
+            charts.svg_lines(_along(auto), "token of the answer"),
         ),
         ("Theory and measurement", _THEORY, theory),
         ("All figures", "", figures_table),
@@ -96,10 +99,10 @@ def _sections(result: Result) -> list[tuple[str, str, str]]:
 
 
 def _positions(result: Result) -> dict[str, figures.Points]:
-    by_contestant: dict[str, list[Series]] = {}
-    for series in figures.watched(result):
-        by_contestant.setdefault(series.contestant, []).append(series)
-    return {n: figures.acceptance_by_position(group) for n, group in by_contestant.items()}
+    by_runner: dict[str, list[Series]] = {}
+    for series in figures.drafting_series(result):
+        by_runner.setdefault(series.runner, []).append(series)
+    return {n: figures.acceptance_by_position(group) for n, group in by_runner.items()}
 
 
 def _along(auto: Sequence[Series]) -> dict[str, figures.Points]:
@@ -122,14 +125,14 @@ def _html_notes(result: Result) -> str:
 
 
 def _answers(result: Result) -> str:
-    said: dict[str, Series] = {}
+    chosen: dict[str, Series] = {}
     for series in result.runs:
         name = f"{series.workload}, temperature {series.temperature:g}"
-        if series.answer and (name not in said or series.contestant == "auto"):
-            said[name] = series
+        if series.answer and (name not in chosen or series.runner == "auto"):
+            chosen[name] = series
     return "".join(
         f"<details><summary>{escape(name)}</summary><pre>{escape(series.answer)}</pre></details>"
-        for name, series in said.items()
+        for name, series in chosen.items()
     )
 
 
@@ -152,10 +155,10 @@ def to_text(results: Sequence[Result]) -> str:
     """Charts in characters, for a terminal."""
     parts = []
     for result in results:
-        auto = figures.planned(result)
+        auto = figures.auto_series(result)
         drawn = {
-            "Tokens per second": plots.bars(figures.speed_bars(result), " t/s"),
-            "Cost of a pass by its positions": plots.bars(
+            "Tokens per second": charts.text_bars(figures.speed_bars(result), " t/s"),
+            "Cost of a pass by its positions": charts.text_bars(
                 [
                     (
                         "",
@@ -167,29 +170,19 @@ def to_text(results: Sequence[Result]) -> str:
                 ],
                 "",
             ),
-            "Accepted, by position in the draft": plots.sparks(_positions(result)),
-            "Accepted, by what the guess rested on (auto)": plots.bars(
-                [("", figures.acceptance_by_evidence(auto))], ""
+            "Accepted, by position in the draft": charts.sparklines(_positions(result)),
+            "Accepted, by what the guess rested on (auto)": charts.text_bars(
+                [("", figures.acceptance_by_source(auto))], ""
             ),
-            "Tokens that a pass yielded (auto)": plots.columns(figures.passes_by_length(auto)),
-            "Lengths that the planner chose (auto)": plots.columns(figures.chosen_lengths(auto)),
-            "Tokens per pass along an answer (auto)": plots.sparks(_along(auto)),
+            "Tokens that a pass yielded (auto)": charts.text_columns(
+                figures.passes_by_length(auto)
+            ),
+            "Lengths that the planner chose (auto)": charts.text_columns(
+                figures.chosen_lengths(auto)
+            ),
+            "Tokens per pass along an answer (auto)": charts.sparklines(_along(auto)),
         }
         parts.append(tables.heading(result) + "\n")
         parts += [f"{title}\n{plot}\n" for title, plot in drawn.items() if plot]
         parts += tables.notes(result)
     return "\n".join(parts) + "\n"
-
-
-def theory_table(result: Result) -> tables.Table:
-    """Predictions beside what was measured; see `theory.Prediction`."""
-    headings = ["workload", "temp", "g", "a", "c", "tokens/pass", "measured", "speed, paper",
-                "speed, here", "measured", "positions/token", "best g"]  # fmt: skip
-    cells = [
-        [row.workload, f"{row.temperature:g}", str(row.drafted), f"{row.chance:.2f}",
-         f"{row.c:.4f}", f"{row.yielded:.2f}", f"{row.measured:.2f}", f"{row.by_paper:.2f}",
-         f"{row.by_curve:.2f}", "" if row.found is None else f"{row.found:.2f}",
-         f"{row.more_work:.2f}", str(row.best)]
-        for row in predict(result)
-    ]  # fmt: skip
-    return headings, cells

@@ -2,7 +2,7 @@
 
 A block stands between `<!-- bench:speed FILE ... -->` and `<!-- /bench -->`, or behind
 `<!-- bench:replay TRACES CURVE ... -->`, which replays the trace file; files are named from the
-README's folder. Owns what stands between the two. Everything else is left alone.
+README's directory. Everything else is left alone.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from akunu_py.bench.loops import loop_start
 from akunu_py.bench.replay.curves import parse_curve
 from akunu_py.bench.replay.drafters import COMPARED, replay_trace
 from akunu_py.bench.replay.trace import load_trace
 from akunu_py.bench.report.tables import versions
 from akunu_py.bench.result import Result, Series, load_result, merged
+from akunu_py.bench.statistics import loop_start
 from akunu_py.errors import UsageError
 
 _BLOCK = re.compile(
@@ -24,8 +24,8 @@ _BLOCK = re.compile(
 )
 
 
-def regenerated(readme: Path) -> str:
-    """The README's text with every block made anew.
+def regenerate(readme: Path) -> str:
+    """The README's text with every block made again.
 
     Raises UsageError where it cannot be read, has no block, or names what is no result file.
     """
@@ -50,19 +50,19 @@ def regenerated(readme: Path) -> str:
 
 
 def speed_block(result: Result, files: list[str]) -> str:
-    """A row a workload, a column a contestant; below it the command, the machine, the versions."""
+    """A row a workload, a column a runner; below it the command, the machine, the versions."""
     groups: dict[tuple[str, float], list[Series]] = {}
     for series in result.runs:
         if series.rates:
             groups.setdefault((series.workload, series.temperature), []).append(series)
-    names = list(dict.fromkeys(s.contestant for group in groups.values() for s in group))
+    names = list(dict.fromkeys(s.runner for group in groups.values() for s in group))
     temperatures = {temperature for _, temperature in groups}
     auto = "auto" in names
     headings = ["", *(f"**{n}**" if n == "auto" else n for n in names)]
     headings += ["tokens a pass, auto"] if auto else []
     lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
     for (workload, temperature), group in groups.items():
-        by_name = {series.contestant: series for series in group}
+        by_name = {series.runner: series for series in group}
         title = workload if len(temperatures) == 1 else f"{workload}, temperature {temperature:g}"
         cells = [title, *(_cell(result, by_name.get(name), name == "auto") for name in names)]
         if auto:
@@ -76,7 +76,7 @@ def _cell(result: Result, series: Series | None, bold: bool) -> str:
         return ""
     text = f"{series.tokens_per_s:.1f}"
     speedup = result.speedup(series)
-    if speedup is not None and series.contestant != series.baseline:
+    if speedup is not None and series.runner != series.baseline:
         text += f" ({speedup:.2f}x)"
     if series.identical is False:
         text += " (tokens differ)"
@@ -96,13 +96,13 @@ def _caption(result: Result, files: list[str]) -> str:
     )
 
 
-def replay_block(folder: Path, file: str, curves: Sequence[str]) -> str:
+def replay_block(directory: Path, file: str, curves: Sequence[str]) -> str:
     """A row a drafter and curve, a column a workload: scores, where plain decoding is 1.
 
     All that are compared on the first curve, akunu's alone on the others. A star marks workloads
     with an answer that ends in a loop.
     """
-    trace = load_trace(folder / file)
+    trace = load_trace(directory / file)
     titles = [
         name + ("*" if any(loop_start(item.output) is not None for item in items) else "")
         for name, items in trace.workloads.items()

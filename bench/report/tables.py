@@ -1,7 +1,7 @@
 """A result as rows and columns, for Markdown, CSV, JSON lines and terminals.
 
 llama-bench's columns come first: model, size, params, backend, test, t/s. What drafting adds
-follows. Owns the rows and their formats; refuses to measure and to judge.
+follows.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from akunu_py.bench.result import Result, Series, Throughput
 from akunu_py.bench.statistics import half_range, median
+from akunu_py.bench.theory import predict
 
 Row = dict[str, Any]
 Table = tuple[list[str], list[list[str]]]
@@ -40,12 +41,12 @@ def flat_rows(result: Result) -> list[Row]:
 
 
 def _throughput_row(test: Throughput) -> Row:
-    return _rated(test.contestant, test.test, None, test.rates) | {"failed": test.failed}
+    return _rates_row(test.runner, test.test, None, test.rates) | {"failed": test.failed}
 
 
 def _series_row(result: Result, series: Series) -> Row:
     repeats = series.repeats
-    return _rated(series.contestant, series.workload, series.temperature, series.rates) | {
+    return _rates_row(series.runner, series.workload, series.temperature, series.rates) | {
         "failed": series.failed,
         "tokens": repeats[-1].tokens if repeats else None,
         "speedup": result.speedup(series),
@@ -60,9 +61,9 @@ def _series_row(result: Result, series: Series) -> Row:
     }
 
 
-def _rated(contestant: str, test: str, temperature: float | None, rates: Sequence[float]) -> Row:
+def _rates_row(runner: str, test: str, temperature: float | None, rates: Sequence[float]) -> Row:
     return {
-        "contestant": contestant,
+        "contestant": runner,
         "test": test,
         "temperature": temperature,
         "tokens_per_s": median(rates) if rates else None,
@@ -125,8 +126,7 @@ def throughput_table(result: Result) -> Table:
         str(result.machine.get("backend")),
     ]
     cells = [
-        [*what, test.contestant, test.test, rate(test.rates, test.failed)]
-        for test in result.throughput
+        [*what, test.runner, test.test, rate(test.rates, test.failed)] for test in result.throughput
     ]
     return ["model", "size", "params", "backend", "loop", "test", "t/s"], cells
 
@@ -138,24 +138,38 @@ def speed_table(result: Result, runs: Sequence[Series] | None = None) -> Table:
     cells = []
     for series in result.runs if runs is None else runs:
         speedup, score = result.speedup(series), series.score(result.curve_s)
-        watched, repeats = bool(series.drafted), series.repeats
+        recorded, repeats = bool(series.drafted), series.repeats
         peak = max((repeat.peak_bytes for repeat in repeats), default=0)
         cells.append(
             [
                 series.workload + ("*" if series.loop is not None else ""),
                 f"{series.temperature:g}",
-                series.contestant,
+                series.runner,
                 str(repeats[-1].tokens) if repeats else "",
                 rate(series.rates, series.failed),
                 "" if speedup is None else f"{speedup:.2f}",
-                f"{series.tokens_per_pass:.2f}" if watched else "",
+                f"{series.tokens_per_pass:.2f}" if recorded else "",
                 f"{series.acceptance_rate:.0%}" if sum(series.drafted) else "",
                 "" if score is None else f"{score:.2f}",
                 f"{median([r.ttft_s for r in repeats]) * 1e3:.0f} ms" if repeats else "",
                 size(peak) if peak else "",
-                identity(series),
+                _identical(series),
             ]
         )
+    return headings, cells
+
+
+def theory_table(result: Result) -> Table:
+    """Predictions beside what was measured; see `theory.Prediction`."""
+    headings = ["workload", "temp", "g", "a", "c", "tokens/pass", "measured", "speed, paper",
+                "speed, here", "measured", "positions/token", "best g"]  # fmt: skip
+    cells = [
+        [row.workload, f"{row.temperature:g}", str(row.drafted), f"{row.chance:.2f}",
+         f"{row.c:.4f}", f"{row.yielded:.2f}", f"{row.measured:.2f}", f"{row.by_paper:.2f}",
+         f"{row.by_curve:.2f}", "" if row.found is None else f"{row.found:.2f}",
+         f"{row.more_work:.2f}", str(row.best)]
+        for row in predict(result)
+    ]  # fmt: skip
     return headings, cells
 
 
@@ -165,7 +179,7 @@ def notes(result: Result) -> list[str]:
     if any(series.loop is not None for series in result.runs):
         lines.append("* the answer ends in a loop, which any drafter follows; not a typical speed")
     for series in result.runs:
-        where = f"{series.workload}, temperature {series.temperature:g}, {series.contestant}"
+        where = f"{series.workload}, temperature {series.temperature:g}, {series.runner}"
         if series.failed:
             lines.append(f"{where} failed: {series.failed}")
         if (difference := series.difference) is not None:
@@ -180,7 +194,7 @@ def notes(result: Result) -> list[str]:
     return lines
 
 
-def identity(series: Series) -> str:
+def _identical(series: Series) -> str:
     return {None: "", True: "yes", False: "NO"}[series.identical]
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from akunu_py.bench.chat import LETTERS, Keys, Measured, chat_terminal
+from akunu_py.bench.chat import LETTERS, ChatBench, ChatResult, KeyTimes, chat_terminal
 from akunu_py.cli import main
-from akunu_py.commands import bench_chat
 from akunu_py.errors import INTERRUPTED, AkunuError
 from akunu_py.types import Stats
 from tests.support.tiny_fim import sentence_piece, write_model
@@ -30,24 +29,24 @@ def write_chat_model(folder: Path) -> Path:
 
 
 def test_percentiles_are_values_that_were_measured() -> None:
-    keys = Keys([number / 100 for number in range(100, 0, -1)])
+    keys = KeyTimes([number / 100 for number in range(100, 0, -1)])
     assert keys.median == pytest.approx(0.505)
     assert keys.p95 == 0.95
-    assert Keys([0.2]).p95 == 0.2
-    assert Keys().median == Keys().p95 == 0.0
+    assert KeyTimes([0.2]).p95 == 0.2
+    assert KeyTimes().median == KeyTimes().p95 == 0.0
 
 
 def test_the_ratio_is_of_the_medians() -> None:
-    measured = Measured()
-    assert measured.ratio == measured.spread == 0.0
+    result = ChatResult()
+    assert result.ratio == result.spread == 0.0
     for alone, chat in ((100, 90), (50, 60), (101, 95)):
-        measured.alone.append(("a", Stats(generated_tokens=alone + 1, decode_s=1.0)))
-        measured.chat.append(("a", Stats(generated_tokens=chat + 1, decode_s=1.0)))
-    assert measured.ratio == pytest.approx(0.9)
-    assert measured.spread == pytest.approx((1.2 - 0.9) / 2)
-    assert measured.identical
-    measured.chat.append(("b", Stats()))
-    assert not measured.identical
+        result.alone.append(("a", Stats(generated_tokens=alone + 1, decode_s=1.0)))
+        result.chat.append(("a", Stats(generated_tokens=chat + 1, decode_s=1.0)))
+    assert result.ratio == pytest.approx(0.9)
+    assert result.spread == pytest.approx((1.2 - 0.9) / 2)
+    assert result.identical
+    result.chat.append(("b", Stats()))
+    assert not result.identical
 
 
 def test_letters_are_told_apart_and_fit_into_the_box() -> None:
@@ -92,11 +91,11 @@ def test_the_command(
 def test_an_interrupt_keeps_what_was_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(runs: object, measured: Measured) -> None:
-        measured.alone.append(("a", Stats(generated_tokens=11, decode_s=1.0)))
+    def interrupted(bench: object, result: ChatResult) -> None:
+        result.alone.append(("a", Stats(generated_tokens=11, decode_s=1.0)))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench_chat._Runs, "measure", interrupted)
+    monkeypatch.setattr(ChatBench, "measure", interrupted)
     folder = write_chat_model(tmp_path)
     assert main(["bench", "chat", "--model", str(folder)]) == INTERRUPTED
     captured = capsys.readouterr()

@@ -13,7 +13,7 @@ import pytest
 
 from akunu_py.models.store import StoredModel
 from tests.support.bench_fakes import write_quick_model
-from tests.support.command import akunu, assert_one_line_error
+from tests.support.command import assert_one_line_error, run_here
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def quick(starter: StoredModel, tmp_path_factory: pytest.TempPathFactory) -> str
 
 
 def bench(*args: str) -> Any:
-    done = akunu("bench", *args, "--format", "json")
+    done = run_here("bench", *args, "--format", "json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -73,7 +73,7 @@ def test_memory_learns_from_item_to_item(tmp_path: Path) -> None:
 
 
 def test_compare_puts_them_side_by_side(trace: Path) -> None:
-    table = akunu("bench", "replay", str(trace), "--compare").stdout
+    table = run_here("bench", "replay", str(trace), "--compare").stdout
     for word in ("fixed 4", "prompt lookup", "auto", "loop", "fresh"):
         assert word in table
     both = bench("replay", str(trace), "--compare", "--workload", "loop")["drafters"]
@@ -93,13 +93,13 @@ def test_replay_refuses_what_it_cannot_read(trace: Path, tmp_path: Path) -> None
         ((str(trace), "--workload", "wibble"), "loop"),
         (("--record", str(tmp_path / "t"), "--prompts", str(tmp_path / "none")), "none"),
     ):
-        assert_one_line_error(akunu("bench", "replay", *args), 2, word)
+        assert_one_line_error(run_here("bench", "replay", *args), 2, word)
 
 
 def test_recording_ones_own_prompts(quick: str, tmp_path: Path) -> None:
     prompts, out = tmp_path / "prompts.txt", tmp_path / "own.json.gz"
     prompts.write_text('Name a colour.\n{"workload": "sums", "prompt": "What is 2 + 2?"}\n')
-    done = akunu(
+    done = run_here(
         "bench",
         "replay",
         "--record",
@@ -168,7 +168,7 @@ def test_speed_refuses_what_it_cannot_measure(quick: str) -> None:
         (("--temperature", "-1"), "temperature"),
         (("--memory-from", "none.json", "--workload", "chat"), "none.json"),
     ):
-        assert_one_line_error(akunu("bench", *args, "--model", quick), 2, word)
+        assert_one_line_error(run_here("bench", *args, "--model", quick), 2, word)
 
 
 def test_the_module_prints_tables_and_keeps_the_figures(quick: str, tmp_path: Path) -> None:
@@ -206,5 +206,6 @@ def test_curve_measures_every_row_count(quick: str) -> None:
     assert len(chosen) == 8
     assert all(0 <= length <= 31 for length in chosen)
     assert (
-        "%" in akunu("bench", "curve", "--repeats", "1", "--context", "32", "--model", quick).stdout
+        "%"
+        in run_here("bench", "curve", "--repeats", "1", "--context", "32", "--model", quick).stdout
     )

@@ -13,7 +13,7 @@ from scipy.stats import mannwhitneyu
 
 from akunu_py.bench.statistics import half_range, least_p, median, rank_test
 from tests.support.bench_fakes import PLAIN, Simulated, simulate
-from tests.support.command import akunu, assert_one_line_error
+from tests.support.command import assert_one_line_error, run_here
 
 
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (3, 3), (5, 4), (2, 9), (8, 8)])
@@ -58,7 +58,7 @@ def save(path: Path, seed: int, *, auto: float = 200, plain: float = 100, **more
 
 
 def compare(*args: str) -> tuple[int, dict[str, Any]]:
-    done = akunu("bench", "compare", *args, "--format", "json")
+    done = run_here("bench", "compare", *args, "--format", "json")
     assert done.returncode in (0, 1), done.stderr
     return done.returncode, json.loads(done.stdout)
 
@@ -81,7 +81,7 @@ def test_a_planted_slowdown_of_a_tenth_is_found(tmp_path: Path) -> None:
     assert rows["auto", "all of them"]["ratio"] == pytest.approx(0.9, abs=0.02)
     assert rows[PLAIN, "all of them"]["verdict"] == "no difference"
     assert compare(b, a)[0] == 0  # faster is no failure
-    done = akunu("bench", "compare", a, b)
+    done = run_here("bench", "compare", a, b)
     assert "B is slower than A: yes" in done.stdout
     assert done.returncode == 1
 
@@ -92,7 +92,7 @@ def test_a_slower_machine_is_told_from_slower_drafting(tmp_path: Path) -> None:
     code, found = compare(a, b)
     assert code == 1
     assert any(row["plain"] and row["verdict"] == "slower" for row in found["comparisons"])
-    assert "--against-baseline" in akunu("bench", "compare", a, b).stdout
+    assert "--against-baseline" in run_here("bench", "compare", a, b).stdout
     code, found = compare(a, b, "--against-baseline")
     assert code == 0
     assert {row["verdict"] for row in found["comparisons"]} == {"no difference"}
@@ -122,4 +122,4 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
         ((a, str(damaged)), "damaged"),
         ((a, a, "--threshold", "0"), "per cent"),
     ):
-        assert_one_line_error(akunu("bench", "compare", *args), 2, word)
+        assert_one_line_error(run_here("bench", "compare", *args), 2, word)

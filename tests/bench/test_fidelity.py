@@ -9,13 +9,20 @@ import mlx.core as mx
 import pytest
 
 from akunu_py.bench import fidelity
-from akunu_py.bench.fidelity import MODES, PRECISIONS, compare, load_prompts, read_compared, summed
+from akunu_py.bench.fidelity import (
+    MODES,
+    PRECISIONS,
+    compare_answers,
+    load_comparisons,
+    load_prompts,
+    summarize,
+)
 from akunu_py.decoding import kvcache
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Session
 from akunu_py.errors import StoreError, UsageError
 from akunu_py.types import GenerateOptions, WeightMode
-from tests.support.command import akunu
+from tests.support.command import run_here
 from tests.support.tiny_model import tiny_directory
 
 
@@ -35,9 +42,9 @@ def test_the_prompts_are_many_and_all_different() -> None:
 
 
 def test_in_float32_nothing_differs(starter_engine: Engine) -> None:
-    compared = list(compare(starter_engine, load_prompts(2), 16))
-    assert [each.mode for each in compared] == list(MODES) * 2
-    for row in summed(compared):
+    comparisons = list(compare_answers(starter_engine, load_prompts(2), 16))
+    assert [each.mode for each in comparisons] == list(MODES) * 2
+    for row in summarize(comparisons):
         assert (row.weights, row.answers, row.tokens) == ("float32", 2, 32)
         assert row.differences == []
         assert row.drafting_passes > 1
@@ -45,11 +52,11 @@ def test_in_float32_nothing_differs(starter_engine: Engine) -> None:
 
 def test_what_is_done_is_not_done_again(starter_engine: Engine) -> None:
     prompts = load_prompts(2)
-    first = list(compare(starter_engine, prompts[:1], 4))
-    rest = list(compare(starter_engine, prompts, 4, done=first))
+    first = list(compare_answers(starter_engine, prompts[:1], 4))
+    rest = list(compare_answers(starter_engine, prompts, 4, done=first))
     assert {each.prompt for each in rest} == {prompts[1]}
     # Another length is another answer.
-    assert len(list(compare(starter_engine, prompts[:1], 3, done=first))) == len(MODES)
+    assert len(list(compare_answers(starter_engine, prompts[:1], 3, done=first))) == len(MODES)
 
 
 def test_an_answer_that_differs_is_found(
@@ -66,7 +73,7 @@ def test_an_answer_that_differs_is_found(
         return said
 
     monkeypatch.setattr(fidelity, "_answer", altered)
-    for row in summed(list(compare(starter_engine, load_prompts(1), 6))):
+    for row in summarize(list(compare_answers(starter_engine, load_prompts(1), 6))):
         ((_, difference),) = row.differences
         assert difference.position == 3
         assert difference.margin is not None
@@ -103,7 +110,7 @@ def test_each_precision_says_nearly_the_same(tiny: Path, name: str, words: str) 
     assert found.dtype == wide
     error = float(mx.abs(found.astype(mx.float32) - exact).max() / mx.abs(exact).max())
     assert error < (1e-5 if wide == mx.float32 else 0.05)
-    assert {each.weights for each in compare(engine, ["Hello"], 4)} == {words}
+    assert {each.weights for each in compare_answers(engine, ["Hello"], 4)} == {words}
 
 
 @pytest.mark.skipif(mx.default_device() != mx.cpu, reason="of MLX's CPU kernels")
@@ -125,17 +132,17 @@ def test_the_command_goes_on_where_it_was(tmp_path: Path) -> None:
     kept = tmp_path / "kept.jsonl"
     ask = ("bench", "fidelity", "--max-tokens", "4", "--weights", "float32", "--format", "json",
            "--keep", str(kept))  # fmt: skip
-    done = akunu(*ask, "--answers", "1")
+    done = run_here(*ask, "--answers", "1")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)["fidelity"]
     assert [each["mode"] for each in found] == ["fixed", "auto"]
     assert all(each["answers"] == 1 and each["differences"] == [] for each in found)
     before = kept.read_text()
     kept.write_text(before + '{"model": "star')  # a run that was cut off
-    done = akunu(*ask, "--answers", "2")
+    done = run_here(*ask, "--answers", "2")
     assert done.returncode == 0, done.stderr
     assert kept.read_text().startswith(before)
-    assert len(read_compared(kept)) == 4
+    assert len(load_comparisons(kept)) == 4
     assert [each["answers"] for each in json.loads(done.stdout)["fidelity"]] == [2, 2]
 
 
@@ -144,4 +151,4 @@ def test_a_file_that_is_none_of_ours_is_refused(line: str, tmp_path: Path) -> No
     path = tmp_path / "kept.jsonl"
     path.write_text(line + "\n")
     with pytest.raises(StoreError, match="line 1"):
-        read_compared(path)
+        load_comparisons(path)

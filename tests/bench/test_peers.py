@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from akunu_py.bench.runners import peers
-from akunu_py.bench.runners.ours import Conditions
+from akunu_py.bench.runners import Conditions, peers
 from akunu_py.decoding.engine import Engine
 from tests.support.bench_fakes import workload
 
@@ -107,11 +106,11 @@ def test_a_peer_that_is_not_there_says_why(
 def test_a_first_pass_that_says_several_tokens_counts_the_rest(starter_engine: Engine) -> None:
     """transformers drafts in the pass that reads the prompt, too."""
 
-    def say(text: str, conditions: Conditions, tell: peers.Tell) -> list[int]:
-        tell([1, 2, 3])
-        tell([4])
+    def generate(text: str, conditions: Conditions, emit: peers.Emit) -> list[int]:
+        emit([1, 2, 3])
+        emit([4])
         return [0]
 
-    peer = peers.Peer("peer", "peer", starter_engine, say, lambda tokens: f"{tokens}")
+    peer = peers.Peer("peer", "peer", starter_engine, generate, lambda tokens: f"{tokens}")
     run = peer.run(workload(), Conditions(8))
     assert (run.decoded, run.text) == (1, "[1, 2, 3, 4]")

@@ -10,11 +10,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from akunu_py.bench.report import charts, figures, pages, plots
-from akunu_py.bench.report.readme import regenerated
+from akunu_py.bench.report import charts, figures, pages
+from akunu_py.bench.report.readme import regenerate
 from akunu_py.bench.result import Result
 from tests.support.bench_fakes import drafted_series, fake_result, plain_series
-from tests.support.command import akunu, assert_one_line_error
+from tests.support.command import assert_one_line_error, run_here
 from tests.support.paths import ROOT
 
 README = ROOT / "README.md"
@@ -41,7 +41,7 @@ def test_figures_count_what_was_tested() -> None:
     assert figures.acceptance_by_position(many[:1]) == []  # too few to say
     assert figures.passes_by_length(many) == [(1, 0.5), (2, 0.25), (3, 0), (4, 0), (5, 0.25)]
     assert figures.chosen_lengths(many) == [(0, 0.25), (1, 0), (2, 0.25), (3, 0), (4, 0.5)]
-    assert [(bar.label, bar.value) for bar in figures.acceptance_by_evidence(many)] == [
+    assert [(bar.label, bar.value) for bar in figures.acceptance_by_source(many)] == [
         ("match 3", 0.75),
         ("copy", 0.5),
     ]
@@ -50,9 +50,9 @@ def test_figures_count_what_was_tested() -> None:
     assert along[0][1] == 9 / 4
 
 
-def test_evidence_stands_in_order() -> None:
-    evidence = {name: [1, 1] for name in ("memory", "match 16-31", "copy", "match 3", "match 8-15")}
-    bars = figures.acceptance_by_evidence([drafted_series(evidence=evidence)])
+def test_sources_stand_in_order() -> None:
+    sources = {name: [1, 1] for name in ("memory", "match 16-31", "copy", "match 3", "match 8-15")}
+    bars = figures.acceptance_by_source([drafted_series(sources=sources)])
     assert [bar.label for bar in bars] == ["match 3", "match 8-15", "match 16-31", "copy", "memory"]
 
 
@@ -94,41 +94,41 @@ def test_the_page_is_whole_and_needs_nothing_else(result: Result) -> None:
 
 
 def test_charts_stay_within_their_frame(result: Result) -> None:
-    svg = charts.bars(figures.speed_bars(result), " t/s")
+    svg = charts.svg_bars(figures.speed_bars(result), " t/s")
     root = ElementTree.fromstring(svg)
     width = float(root.attrib["viewBox"].split()[2])
     ends = [float(r.attrib["x"]) + float(r.attrib["width"]) for r in root.iter("rect")]
     assert max(ends) < width
     assert min(ends) > 0
     points = {"one": [(1.0, 1.0), (32.0, 3.2)], "two": [(1.0, 1.0), (8.0, 2.0)]}
-    curves = ElementTree.fromstring(charts.lines(points, "positions"))
+    curves = ElementTree.fromstring(charts.svg_lines(points, "positions"))
     for line in curves.iter("polyline"):
         for pair in line.attrib["points"].split():
             x, y = map(float, pair.split(","))
             assert 0 <= x <= width
             assert 0 <= y <= 260
-    assert charts.lines({}, "") == charts.columns([], "") == charts.bars([], "") == ""
+    assert charts.svg_lines({}, "") == charts.svg_columns([], "") == charts.svg_bars([], "") == ""
 
 
 def test_plots_for_a_terminal(result: Result) -> None:
     text = pages.to_text([result])
     assert "█" in text
     assert "1.91x" in text
-    assert max(map(len, plots.columns([(0, 0.25), (4, 0.75)]).splitlines())) < 80
-    assert plots.horizontal(0.5, 4) == "██"
-    assert plots.horizontal(1 / 32, 4) == "▏"
-    assert plots.horizontal(2.0, 4) == "████"
+    assert max(map(len, charts.text_columns([(0, 0.25), (4, 0.75)]).splitlines())) < 80
+    assert charts.text_bar(0.5, 4) == "██"
+    assert charts.text_bar(1 / 32, 4) == "▏"
+    assert charts.text_bar(2.0, 4) == "████"
 
 
 def test_report_writes_what_the_ending_says(result: Result, tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     result.save(path)
     page, table = tmp_path / "report.html", tmp_path / "report.md"
-    done = akunu("bench", "report", str(path), "-o", str(page), "-o", str(table))
+    done = run_here("bench", "report", str(path), "-o", str(page), "-o", str(table))
     assert done.returncode == 0, done.stderr
     assert page.read_text() == pages.to_html([result])
     assert table.read_text() == pages.to_markdown([result])
-    shown = akunu("bench", "report", str(path), str(path))
+    shown = run_here("bench", "report", str(path), str(path))
     assert "Tokens per second" in shown.stdout
     assert "| edit" in shown.stdout
     for args, word in (
@@ -137,7 +137,7 @@ def test_report_writes_what_the_ending_says(result: Result, tmp_path: Path) -> N
         ((str(tmp_path / "none.json"),), "none.json"),
         (("--readme", str(path)), "bench:speed"),
     ):
-        assert_one_line_error(akunu("bench", "report", *args), 2, word)
+        assert_one_line_error(run_here("bench", "report", *args), 2, word)
 
 
 def test_readme_tables_are_made_from_results_and_checked(result: Result, tmp_path: Path) -> None:
@@ -150,9 +150,9 @@ def test_readme_tables_are_made_from_results_and_checked(result: Result, tmp_pat
     start, end = "<!-- bench:speed results/one.json results/two.json -->", "<!-- /bench -->"
     readme.write_text(f"# Before\n\n{start}\nold\n{end}\n\nafter\n")
     check = ("bench", "report", "--readme", str(readme), "--check")
-    old = akunu(*check)
+    old = run_here(*check)
     assert_one_line_error(old, 1, "akunu bench report --readme")
-    assert akunu("bench", "report", "--readme", str(readme)).returncode == 0
+    assert run_here("bench", "report", "--readme", str(readme)).returncode == 0
     text = readme.read_text()
     assert text.startswith(f"# Before\n\n{start}\n")
     assert text.endswith(f"{end}\n\nafter\n")
@@ -160,19 +160,19 @@ def test_readme_tables_are_made_from_results_and_checked(result: Result, tmp_pat
     assert "| chat | 49.7 | **95.0 (1.91x)** |  | 2.25 |" in text
     assert "`akunu bench --made-up`" in text
     assert "mlx 0.32.4" in text
-    assert akunu(*check).returncode == 0
+    assert run_here(*check).returncode == 0
     readme.write_text(text.replace("49.7", "39.7"))
-    assert akunu(*check).returncode == 1
+    assert run_here(*check).returncode == 1
 
 
-def test_a_replay_in_the_readme_is_counted_anew(tmp_path: Path) -> None:
+def test_a_replay_in_the_readme_is_counted_again(tmp_path: Path) -> None:
     words = list(range(100, 160))
     items = [{"prompt": words, "output": words}, {"prompt": [1], "output": [5, 6] * 20}]
     trace = {"tokenizer": "letters", "workloads": {"copy": items[:1], "circles": items[1:]}}
     (tmp_path / "t.json").write_text(json.dumps(trace))
     readme = tmp_path / "README.md"
     readme.write_text("<!-- bench:replay t.json 1:1,33:1 1:1,2:40 -->\nold\n<!-- /bench -->\n")
-    text = regenerated(readme)
+    text = regenerate(readme)
     assert "| costs of | copy | circles* |" in text
     titles = [line.split(" |")[0] for line in text.splitlines() if line.startswith("| 1:1")]
     assert titles == [
@@ -187,4 +187,4 @@ def test_a_replay_in_the_readme_is_counted_anew(tmp_path: Path) -> None:
 
 
 def test_our_readme_agrees_with_its_results() -> None:
-    assert regenerated(README) == README.read_text()
+    assert regenerate(README) == README.read_text()

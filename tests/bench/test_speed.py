@@ -15,12 +15,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from akunu_py.bench.divergence import Difference, first_difference, top_two_margin
-from akunu_py.bench.loops import loop_start
+from akunu_py.bench.fidelity import Divergence, first_divergence, top_two_margin
 from akunu_py.bench.report import tables
 from akunu_py.bench.result import Throughput, load_result, merged
-from akunu_py.bench.runners.ours import Conditions, Ours
-from akunu_py.bench.runners.passes import Passes
+from akunu_py.bench.runners import Conditions, Passes
+from akunu_py.bench.runners.akunu import Akunu, RecordingDrafter
+from akunu_py.bench.statistics import loop_start
 from akunu_py.bench.workloads import NAMES, Turn, Workload, load_workloads
 from akunu_py.decoding.engine import Engine
 from akunu_py.models.store import StoredModel
@@ -38,7 +38,7 @@ from tests.support.bench_fakes import (
 )
 
 
-def test_contestants_take_turns_and_every_repetition_is_kept() -> None:
+def test_runners_take_turns_and_every_repetition_is_kept() -> None:
     order: list[str] = []
     field = [
         Simulated(name, before=lambda conditions, name=name: order.append(name))  # type: ignore[misc]
@@ -59,7 +59,7 @@ def test_a_peer_that_fails_does_not_end_the_run() -> None:
             raise RuntimeError("out of memory")
 
     result = simulate([Simulated(PLAIN), Simulated("peer", before=fail), Simulated("auto")])
-    by_name = {(series.workload, series.contestant): series for series in result.runs}
+    by_name = {(series.workload, series.runner): series for series in result.runs}
     peer = by_name["chat", "peer"]
     assert peer.failed == "RuntimeError: out of memory"
     assert len(peer.repeats) == 1
@@ -89,18 +89,18 @@ def test_who_says_something_else_is_named() -> None:
     assert any("differs from plain at token 10" in line for line in tables.notes(result))
 
 
-def test_the_margin_at_the_first_difference_is_the_models(starter_engine: Engine) -> None:
+def test_the_margin_at_the_first_divergence_is_the_models(starter_engine: Engine) -> None:
     prompt = starter_engine.encode("The capital of France is")
     said = starter_engine.encode(" the city")
-    found = first_difference(starter_engine, [(prompt, [*said, 5])], [(prompt, [*said, 7, 8])])
+    found = first_divergence(starter_engine, [(prompt, [*said, 5])], [(prompt, [*said, 7, 8])])
     logits = sorted(starter_engine.model(mx.array([[*prompt, *said]]))[0, -1].tolist())
     assert found is not None
-    assert found == Difference(0, len(said), 5, 7, found.margin)
+    assert found == Divergence(0, len(said), 5, 7, found.margin)
     assert found.margin == pytest.approx(logits[-1] - logits[-2], abs=1e-3)
     assert top_two_margin(starter_engine, prompt) > 0
-    assert first_difference(None, [(prompt, said)], [(prompt, said)]) is None
-    cut = first_difference(None, [(prompt, said)], [(prompt, said[:-1])])
-    assert cut == Difference(0, len(said) - 1, said[-1], -1, None)
+    assert first_divergence(None, [(prompt, said)], [(prompt, said)]) is None
+    cut = first_divergence(None, [(prompt, said)], [(prompt, said[:-1])])
+    assert cut == Divergence(0, len(said) - 1, said[-1], -1, None)
 
 
 def test_loops_are_seen() -> None:
@@ -182,34 +182,34 @@ def test_a_conversation_gives_examples_and_asks_for_the_rest() -> None:
 
 
 @pytest.mark.parametrize("drafter", [AutoDrafter(), FixedDrafter(4)])
-def test_watching_a_drafter_counts_and_changes_nothing(drafter: Any) -> None:
+def test_recording_a_drafter_counts_and_changes_nothing(drafter: Any) -> None:
     text = list(range(20)) * 3
     twin = AutoDrafter() if isinstance(drafter, AutoDrafter) else FixedDrafter(4)
     passes = Passes()
-    watched = passes.watch(drafter)
-    for one in (watched, twin):
+    recorded = RecordingDrafter(drafter, passes)
+    for one in (recorded, twin):
         one.extend(text[:25])
     said, accepted_in_all = 25, 0
     while said < len(text):
         limit = len(text) - said - 1
-        draft = watched.propose(limit)
+        draft = recorded.propose(limit)
         assert draft == twin.propose(limit)
         kept = len(draft) if draft == text[said : said + len(draft)] else 0
-        for one in (watched, twin):
+        for one in (recorded, twin):
             one.observe(kept, 1 + len(draft), 0.01)
             one.extend(text[said : said + kept + 1])
         said += kept + 1
         accepted_in_all += kept
     assert sum(passes.accepted) == accepted_in_all > 10
     assert passes.draft_s > 0
-    assert sum(tested for tested, _ in passes.evidence.values()) == sum(passes.drafted)
-    assert all(name.startswith(("match", "copy")) for name in passes.evidence)
+    assert sum(tested for tested, _ in passes.sources.values()) == sum(passes.drafted)
+    assert all(name.startswith(("match", "copy")) for name in passes.sources)
 
 
 def test_the_starter_does_the_edit_that_is_measured(starter_engine: Engine) -> None:
     """Copying is only an achievement where it is what was asked for."""
     (edit,) = load_workloads(["edit"])
-    run = Ours(starter_engine, "auto", CostCurve()).run(edit, Conditions(edit.max_tokens))
+    run = Akunu(starter_engine, "auto", CostCurve()).run(edit, Conditions(edit.max_tokens))
     asked = edit.turns[-1].user
     file = asked[asked.index("```") :]
     assert run.text == file.replace("port = 8080", "port = 9090")
@@ -235,5 +235,5 @@ def test_ctrl_c_writes_valid_output(starter: StoredModel, tmp_path: Path) -> Non
     content = json.loads(stdout)
     assert content["complete"] is False
     assert all(len(series["repeats"]) >= 2 for series in content["runs"])
-    assert load_result(out).runs[0].contestant == "mlx-lm"
+    assert load_result(out).runs[0].runner == "mlx-lm"
     assert "interrupted" in stderr

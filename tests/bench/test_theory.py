@@ -17,7 +17,7 @@ from akunu_py.bench.theory import (
     predict,
 )
 from tests.support.bench_fakes import fake_result, plain_series
-from tests.support.command import akunu, assert_one_line_error
+from tests.support.command import assert_one_line_error, run_here
 
 
 @pytest.mark.parametrize(
@@ -89,12 +89,12 @@ def test_prediction_and_measurement_agree_where_the_assumptions_hold() -> None:
 def test_theory_reads_results_and_prints_both_tables(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     fake_result([plain_series(), simulated(0.7, 4, passes=50)]).save(path)
-    done = akunu("bench", "theory", str(path))
+    done = run_here("bench", "theory", str(path))
     assert done.returncode == 0, done.stderr
     assert "6.86" in done.stdout
     assert "fixed length" in done.stdout
-    content = json.loads(akunu("bench", "theory", str(path), "--format", "json").stdout)
+    content = json.loads(run_here("bench", "theory", str(path), "--format", "json").stdout)
     assert len(content["table_1"]) == 6
     assert content["table_4"][0]["drafted"] == 4
     fake_result([plain_series()]).save(path)
-    assert_one_line_error(akunu("bench", "theory", str(path)), 2, "akunu bench theory")
+    assert_one_line_error(run_here("bench", "theory", str(path)), 2, "akunu bench theory")

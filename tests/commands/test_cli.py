@@ -26,7 +26,17 @@ def test_help_names_every_command() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["--help", "run hi --model nope", "bench report nofile", "models show nope"]
+    "words",
+    [
+        "--help",
+        "run hi --model nope",
+        "models show nope",
+        "bench --help",
+        "bench --max-tokens 0",
+        "bench report nofile",
+        "bench chat --workload nope",
+        "bench replay nofile",
+    ],
 )
 def test_help_and_mistakes_load_nothing_heavy(words: str) -> None:
     script = (

@@ -1,4 +1,4 @@
-"""For the tests of the bench: simulated contestants with a clock of their own, made-up results, and
+"""For the tests of the bench: simulated runners with a clock of their own, made-up results, and
 a model that is quick to measure."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models import llama
 
 from akunu_py.bench.result import Repeat, Result, Series
-from akunu_py.bench.runners.ours import Conditions, Contestant, Run
+from akunu_py.bench.runners import Conditions, Run, Runner
 from akunu_py.bench.speed import Plan, measure
 from akunu_py.bench.workloads import Turn, Workload
 
@@ -87,7 +87,7 @@ def workload(name: str = "chat", max_tokens: int = 64) -> Workload:
 
 
 def simulate(
-    contestants: Sequence[Simulated],
+    runners: Sequence[Simulated],
     *,
     workloads: Sequence[str] = ("chat", "edit"),
     temperatures: Sequence[float] = (0.0,),
@@ -95,11 +95,11 @@ def simulate(
     progress: Callable[[str], None] = lambda line: None,
     runs: list[Series] | None = None,
 ) -> Result:
-    """A result as the bench itself measures it, by the contestants' own clocks."""
+    """A result as the bench itself measures it, by the runners' own clocks."""
     result = fake_result([] if runs is None else runs)
     plan = Plan([workload(name) for name in workloads], temperatures, 64, repeats)
-    engine = cast(Any, None)  # asked only where a contestant runs on its weights
-    measure(engine, cast(Sequence[Contestant], contestants), plan, result.runs, progress)
+    engine = cast(Any, None)  # asked only where a runner works on its weights
+    measure(engine, cast(Sequence[Runner], runners), plan, result.runs, progress)
     return result
 
 
@@ -119,7 +119,7 @@ def fake_result(runs: list[Series]) -> Result:
     )  # fmt: skip
 
 
-def drafted_series(contestant: str = "auto", workload: str = "edit", **more: Any) -> Series:
+def drafted_series(runner: str = "auto", workload: str = "edit", **more: Any) -> Series:
     """Four passes: 4 of 4 drafted tokens accepted, 1 of 4, a plain step, 0 of 2."""
     fields: dict[str, Any] = {
         "repeats": [Repeat(9, 0.1, 0.05, 1000), Repeat(9, 0.09, 0.05, 1000)],
@@ -127,10 +127,10 @@ def drafted_series(contestant: str = "auto", workload: str = "edit", **more: Any
         "reference": "mlx-lm",
         "drafted": [4, 4, 0, 2],
         "accepted": [4, 1, 0, 0],
-        "evidence": {"match 3": [4, 3], "copy": [4, 2]},
+        "sources": {"match 3": [4, 3], "copy": [4, 2]},
         "answer": "said & <done>",
     }
-    return Series(workload, 0.0, contestant, "mlx-lm", **(fields | more))
+    return Series(workload, 0.0, runner, "mlx-lm", **(fields | more))
 
 
 def plain_series(workload: str = "edit", rate: float = 50.0) -> Series:

@@ -1,0 +1,394 @@
+"""What each action of `akunu bench` runs: it loads, measures, prints, and returns an exit code.
+
+Every action imports for itself what it needs, so that one that runs no model loads no MLX.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from akunu_py.bench.replay.curves import parse_curve
+from akunu_py.bench.workloads import load_workloads
+from akunu_py.errors import INTERRUPTED, UsageError
+
+if TYPE_CHECKING:
+    from akunu_py.bench.result import Result
+
+FAILED = 1  # the exit code where B is slower than A, and where a README disagrees
+# On a processor a token takes seconds in the formats that checkpoints have: see `bench.rounding`.
+GPU_PRECISIONS = ("float32", "bfloat16", "keep")
+CPU_PRECISIONS = ("float32", "bfloat16", "keep-float32", "bfloat16-blas", "keep-blas")
+_SUFFIXES = (".html", ".md", ".txt")
+
+
+def speed(options: argparse.Namespace) -> int:
+    from akunu_py.bench.report.printing import print_speed
+    from akunu_py.bench.speed import Plan, Setup, run_speed
+    from akunu_py.decoding.load import load_engine
+
+    by_length = any(options.n_prompt) or any(options.n_gen)
+    wanted = options.workload or (["none"] if by_length else None)
+    workloads = [] if wanted == ["none"] else load_workloads(wanted)
+    if not workloads and not by_length:
+        raise UsageError("nothing to measure: name a workload, or lengths with -p and -n")
+    engine = load_engine(options.model, options.weights)
+    small = load_engine(options.draft_model, options.weights) if options.draft_model else None
+    setup = Setup(
+        options.draft or ["off", "fixed", "auto"],
+        [options.draft_tokens],
+        small,
+        _path(options.llama_cpp),
+        _path(options.transformers),
+    )
+    plan = Plan(
+        workloads,
+        options.temperature or [0.0],
+        options.max_tokens,
+        options.repeats,
+        prompts=options.n_prompt,
+        generates=options.n_gen,
+        depths=options.n_depth,
+        memory_from=_path(options.memory_from),
+    )
+    result = run_speed(engine, setup, plan, options.command_line, _progress)
+    if options.output:
+        result.save(Path(options.output))
+    print_speed(result, options.format)
+    return _exit_code(not result.complete)
+
+
+def replay(options: argparse.Namespace) -> int:
+    from akunu_py.bench.replay.drafters import COMPARED, replay_trace
+    from akunu_py.bench.replay.trace import load_trace
+    from akunu_py.bench.report.printing import print_replay, print_replays
+
+    if options.record:
+        return _record(options)
+    if not options.file:
+        raise UsageError("expected a trace file: akunu bench replay TRACES (--record makes one)")
+    curve = parse_curve(options.curve)
+    trace = load_trace(options.file)
+    if unknown := sorted(set(options.workload or ()) - set(trace.workloads)):
+        there = ", ".join(trace.workloads)
+        raise UsageError(f"no workload {', '.join(unknown)} in the trace; there are: {there}")
+    found = {
+        drafter: replay_trace(
+            trace,
+            curve,
+            drafter,
+            workloads=options.workload or (),
+            draft_tokens=options.draft_tokens,
+            memory=options.memory,
+        )
+        for drafter in (COMPARED if options.compare else (options.draft,))
+    }
+    name, draft = options.curve, options.draft
+    if options.compare and options.format == "json":
+        _print_json({"curve": name, "drafters": found})
+    elif options.compare:
+        print_replays(name, found)
+    elif options.format == "json":
+        _print_json({"curve": name, "draft": draft, "workloads": found[draft]})
+    else:
+        print_replay(name, draft, found[draft])
+    return 0
+
+
+def _record(options: argparse.Namespace) -> int:
+    from akunu_py.bench.replay.record import read_prompts, record
+    from akunu_py.decoding.load import load_engine
+
+    prompts = read_prompts(Path(options.prompts)) if options.prompts else load_workloads()
+    engine = load_engine(options.model, options.weights)
+
+    def progress(line: str) -> None:
+        print(line, file=sys.stderr)
+
+    count = record(engine, prompts, Path(options.record), options.max_tokens, progress)
+    print(f"{options.record}: {count} tokens in answers to {len(prompts)} prompts")
+    return 0
+
+
+def curve(options: argparse.Namespace) -> int:
+    from akunu_py.bench import curve
+    from akunu_py.bench.report.printing import print_curve
+    from akunu_py.decoding.load import load_engine
+
+    engine = load_engine(options.model, options.weights)
+    context = options.context or curve.CONTEXT
+    costs = curve.measure_curve(engine, range(1, 33), options.repeats, context)
+    found = curve.as_dict(engine, costs, context)
+    if options.format == "json":
+        _print_json(found)
+    else:
+        print_curve(curve.describe_setup(engine), costs, found)
+    return 0
+
+
+def theory(options: argparse.Namespace) -> int:
+    from akunu_py.bench import theory
+    from akunu_py.bench.report.printing import print_theory
+    from akunu_py.bench.result import load_result, merged
+
+    results = (
+        merged([load_result(Path(file)) for file in options.files])
+        if options.files
+        else [_measure_fixed(options)]
+    )
+    interrupted = not options.files and not results[0].complete
+    results = [result for result in results if theory.predict(result)]
+    if not results and not interrupted:
+        raise UsageError(
+            "no run with fixed drafts to compare the theory with; make one with: akunu bench theory"
+        )
+    found = [theory.as_dict(result) for result in results]
+    if options.format == "json":
+        _print_json(found if len(found) > 1 else found[0])
+    else:
+        for result, each in zip(results, found, strict=True):
+            print_theory(result, each)
+    return _exit_code(interrupted)
+
+
+def _measure_fixed(options: argparse.Namespace) -> Result:
+    """Drafts of the lengths that were asked for."""
+    from akunu_py.bench.speed import Plan, Setup, run_speed
+    from akunu_py.decoding.load import load_engine
+
+    if 0 in options.draft_tokens:
+        raise UsageError("--draft-tokens: expected drafts of 1 token or more")
+    workloads = load_workloads(options.workload)
+    plan = Plan(workloads, options.temperature or [0.0], options.max_tokens, options.repeats)
+    engine = load_engine(options.model, options.weights)
+    setup = Setup(["fixed"], options.draft_tokens)
+    result = run_speed(engine, setup, plan, options.command_line, _progress)
+    if options.output:
+        result.save(Path(options.output))
+    return result
+
+
+def fidelity(options: argparse.Namespace) -> int:
+    from akunu_py.bench import fidelity
+    from akunu_py.bench.report.printing import print_fidelity
+    from akunu_py.bench.result import describe_machine, today
+    from akunu_py.decoding.device import on_metal
+
+    prompts = fidelity.load_prompts(options.answers)
+    path = _path(options.keep)
+    comparisons = fidelity.load_comparisons(path) if path else []
+    precisions = options.weights or (GPU_PRECISIONS if on_metal() else CPU_PRECISIONS)
+    interrupted = False
+    try:
+        fidelity.compare_precisions(
+            options.model, precisions, prompts, options.max_tokens, comparisons, path, _progress
+        )
+    except KeyboardInterrupt:
+        interrupted = True
+    _progress("")
+    summaries = fidelity.summarize(comparisons)
+    if options.format == "json":
+        _print_json(
+            {
+                "command": options.command_line,
+                "date": today(),
+                "machine": describe_machine(),
+                "fidelity": [each.as_dict() for each in summaries],
+            }
+        )
+    else:
+        print_fidelity(summaries)
+    return _exit_code(interrupted, "compared")
+
+
+def profile(options: argparse.Namespace) -> int:
+    from akunu_py.bench.profile import STAGES, Profile, profile_workload
+    from akunu_py.bench.report.printing import print_profiles
+    from akunu_py.bench.result import describe_machine, describe_model, today
+    from akunu_py.decoding.load import load_engine
+
+    workloads = load_workloads(options.workload)
+    engine = load_engine(options.model, options.weights)
+    profiles: list[Profile] = []
+    interrupted = False
+    try:
+        for workload in workloads:
+            one = profile_workload(
+                engine, workload, options.draft, options.max_tokens, options.repeats, _progress
+            )
+            profiles.append(one)
+    except KeyboardInterrupt:
+        interrupted = True
+    _progress("")
+    if options.format == "json":
+        _print_json(
+            {
+                "command": options.command_line,
+                "date": today(),
+                "model": describe_model(engine),
+                "machine": describe_machine(),
+                "draft": options.draft,
+                "profiles": [asdict(each) for each in profiles],
+            }
+        )
+    else:
+        print_profiles(profiles, STAGES)
+    return _exit_code(interrupted)
+
+
+def complete(options: argparse.Namespace) -> int:
+    from akunu_py.bench.completion import measure_completion
+    from akunu_py.bench.report.printing import print_completion
+    from akunu_py.completion.completer import CompleteOptions
+    from akunu_py.decoding.load import load_engine
+
+    curve = parse_curve(options.curve)
+    engine = load_engine(options.model, options.weights)
+    asked = CompleteOptions(fim=options.fim)
+    measured = measure_completion(engine, asked, curve, options.live, _progress)
+    _progress("")
+    found = {"model": engine.name, "curve": options.curve} | measured
+    if options.format == "json":
+        _print_json(found)
+    else:
+        print_completion(found)
+    return 0
+
+
+def chat(options: argparse.Namespace) -> int:
+    import tempfile
+
+    from akunu_py.bench.chat import ChatBench, ChatOptions, ChatResult
+    from akunu_py.bench.report.printing import print_chat
+    from akunu_py.bench.result import describe_machine, today
+    from akunu_py.models import store
+
+    (workload,) = load_workloads([options.workload])
+    model = store.resolve(options.model)
+    store.check(model)
+    chat_options = ChatOptions(
+        model.path.absolute(),
+        workload.turns[-1].user,
+        options.repeats,
+        options.max_tokens,
+        options.keys,
+        options.long,
+        options.draft,
+        options.weights,
+        options.force,
+    )
+    result = ChatResult()
+    interrupted = False
+    with tempfile.TemporaryDirectory(prefix="akunu-bench-") as directory:
+        try:
+            ChatBench(chat_options, Path(directory), _progress).measure(result)
+        except KeyboardInterrupt:
+            interrupted = True
+    _progress("")
+    if options.format == "json":
+        _print_json(
+            {
+                "command": options.command_line,
+                "date": today(),
+                "model": model.name,
+                "draft": options.draft,
+                "machine": describe_machine(),
+            }
+            | result.as_dict()
+        )
+    else:
+        print_chat(model.name, options.draft, result)
+    return _exit_code(interrupted)
+
+
+def report(options: argparse.Namespace) -> int:
+    if options.readme:
+        return _readme(Path(options.readme), check=options.check)
+    from akunu_py.bench.report import pages
+    from akunu_py.bench.result import load_result, merged, write_text
+
+    if not options.files:
+        raise UsageError("expected result files: akunu bench report FILE ... (akunu bench -o FILE)")
+    results = merged([load_result(Path(file)) for file in options.files])
+    if not options.output:
+        print(pages.to_text(results))
+        print(pages.to_markdown(results), end="")
+        return 0
+    writers = dict(zip(_SUFFIXES, (pages.to_html, pages.to_markdown, pages.to_text), strict=True))
+    if wrong := [out for out in options.output if Path(out).suffix not in writers]:
+        raise UsageError(f"expected -o with {', '.join(_SUFFIXES)}, found {wrong[0]}")
+    for out in options.output:
+        write_text(Path(out), writers[Path(out).suffix](results))
+        print(out, file=sys.stderr)
+    return 0
+
+
+def _readme(path: Path, *, check: bool) -> int:
+    from akunu_py.bench.report.readme import regenerate
+    from akunu_py.bench.result import write_text
+
+    text = regenerate(path)
+    if text == path.read_text(encoding="utf-8"):
+        return 0
+    if check:
+        print(
+            f"akunu bench: the tables in {path} are not those of their result files; "
+            f"make them anew with: akunu bench report --readme {path}",
+            file=sys.stderr,
+        )
+        return FAILED
+    write_text(path, text)
+    return 0
+
+
+def compare(options: argparse.Namespace) -> int:
+    from akunu_py.bench.compare import any_slower, compare
+    from akunu_py.bench.report.printing import print_comparisons
+    from akunu_py.bench.result import load_result, to_file_keys
+
+    comparisons = compare(
+        [load_result(Path(options.before))],
+        [load_result(Path(options.after))],
+        threshold=options.threshold,
+        alpha=options.alpha,
+        against_baseline=options.against_baseline,
+    )
+    if not comparisons:
+        raise UsageError(
+            f"{options.before} and {options.after} have no test and loop in common; "
+            "measure both with the same options of akunu bench"
+        )
+    slower = any_slower(comparisons)
+    if options.format == "json":
+        rows = [to_file_keys(asdict(comparison)) for comparison in comparisons]
+        _print_json({"slower": slower, "comparisons": rows})
+    else:
+        unit = "x plain" if options.against_baseline else "t/s"
+        print_comparisons(comparisons, unit, slower)
+    return FAILED if slower else 0
+
+
+def _progress(line: str) -> None:
+    """Shows what is being measured: one line that changes on a terminal, one each elsewhere."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+    elif line:
+        print(line, file=sys.stderr, flush=True)
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=1))
+
+
+def _exit_code(interrupted: bool, done: str = "measured") -> int:
+    if interrupted:
+        print(f"interrupted: this is what was {done} so far", file=sys.stderr)
+    return INTERRUPTED if interrupted else 0
+
+
+def _path(text: str | None) -> Path | None:
+    return Path(text) if text else None

@@ -1,0 +1,170 @@
+"""Our engine, timed, and a record of what each of its passes drafted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from akunu_py.bench.runners import PLAIN, Conditions, Passes, Run
+from akunu_py.bench.runners.mlx_lm import decode_text, hold_conversation
+from akunu_py.bench.workloads import Workload
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.learned import LearnedState
+from akunu_py.decoding.session import Session
+from akunu_py.ngram.auto import AutoDrafter
+from akunu_py.ngram.cost import CostCurve
+from akunu_py.ngram.fixed import FixedDrafter
+from akunu_py.ngram.memory import Memory
+from akunu_py.ngram.predictor import LONGEST_CONTEXT, ORDERS, Predictor, fnv1a
+from akunu_py.types import (
+    DEFAULT_DRAFT_TOKENS,
+    Drafter,
+    DraftMode,
+    GenerateOptions,
+    Message,
+    SamplingOptions,
+)
+
+OFF = "off"
+
+
+class Akunu:
+    """Our engine, each conversation in a fresh session. Detokenising is part of it.
+
+    curve: what is known of the costs of passes; what the runs teach it stays.
+    memory: answers that may be known beforehand, by workload; it is read, and learns nothing.
+    """
+
+    baseline = PLAIN
+    foreign = False
+
+    def __init__(
+        self,
+        engine: Engine,
+        mode: DraftMode,
+        curve: CostCurve,
+        *,
+        draft_tokens: int | None = None,
+        memory: Mapping[str, Memory] | None = None,
+    ) -> None:
+        self._engine, self._mode, self._curve, self._memory = engine, mode, curve, memory
+        self._draft_tokens = draft_tokens or DEFAULT_DRAFT_TOKENS
+        self.name: str = mode if memory is None else f"{mode} + memory"
+        if draft_tokens is not None:
+            self.name += f" {draft_tokens}"
+
+    def reference(self, temperature: float) -> str | None:
+        """At temperature 0 mlx-lm's loop; above it our own plain loop, which draws likewise."""
+        return PLAIN if temperature == 0 else None if self._mode == OFF else OFF
+
+    def run(self, workload: Workload, conditions: Conditions) -> Run:
+        engine, run = self._engine, Run()
+        memory = self._memory.get(workload.name) if self._memory else None
+        session = Session(engine, UnsavedState(self._curve, memory))
+        record_passes(session, run.passes)
+        options = GenerateOptions(
+            max_tokens=conditions.max_tokens,
+            draft=self._mode,
+            sampling=SamplingOptions(temperature=conditions.temperature, seed=conditions.seed),
+            draft_tokens=self._draft_tokens,
+        )
+
+        def answer(messages: list[Message]) -> str:
+            prompt = engine.encode_chat(messages)
+            done = session.generate(prompt, options).answer()
+            run.add(prompt, list(done.tokens), done.stats.prefill_s, done.stats.decode_s)
+            return decode_text(engine, list(done.tokens))
+
+        hold_conversation(run, workload, answer)
+        return run
+
+
+class UnsavedState(LearnedState):
+    """A learned state in memory: a curve, which goes on learning, and a memory, which does not.
+    Nothing touches the disk."""
+
+    def __init__(self, curve: CostCurve, memory: Memory | None = None) -> None:
+        self.curve = curve
+        self.memory = memory
+        self.warnings = []
+
+    def remember(self, tokens: Any) -> None:
+        """Drops `tokens`: an answer that was learned once would be known the next time."""
+
+    def save_curve(self) -> None:
+        """Saves nothing: the bench is not how the machine is used."""
+
+
+def record_passes(session: Session, passes: Passes) -> None:
+    """Adds the passes of all that `session` generates from now on to `passes`."""
+    session.drafting.wrap = lambda drafter: RecordingDrafter(drafter, passes)
+
+
+class RecordingDrafter:
+    """A `Drafter` that does exactly what another one does, and adds each pass to `passes`."""
+
+    def __init__(self, drafter: Drafter, passes: Passes) -> None:
+        self._drafter = drafter
+        self._passes = passes
+        self._draft: list[int] = []
+        self._sources: list[str] = []
+        self._passed = False  # whether the next tokens to extend by are what a pass yielded
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        started = time.perf_counter()
+        self._drafter.extend(tokens)
+        if self._passed:
+            self._passes.draft_s += time.perf_counter() - started
+        self._passed = False
+
+    def propose(self, limit: int) -> list[int]:
+        started = time.perf_counter()
+        self._draft = self._drafter.propose(limit)
+        self._passes.draft_s += time.perf_counter() - started
+        self._sources = _sources(self._drafter, self._draft)
+        return self._draft
+
+    def observe(self, accepted: int, rows: int, seconds: float) -> None:
+        started = time.perf_counter()
+        self._drafter.observe(accepted, rows, seconds)
+        self._passed = True
+        passes = self._passes
+        passes.draft_s += time.perf_counter() - started
+        passes.drafted.append(len(self._draft))
+        passes.accepted.append(accepted)
+        for index, name in enumerate(self._sources[: accepted + 1]):
+            counts = passes.sources.setdefault(name, [0, 0])
+            counts[0] += 1
+            counts[1] += index < accepted
+
+
+def _sources(drafter: Drafter, draft: Sequence[int]) -> list[str]:
+    """What each token of `draft` came from; for a match with the range of its order."""
+    if isinstance(drafter, AutoDrafter):
+        return [
+            f"match {_order_range(order)}" if order else name for name, order in drafter.sources
+        ]
+    if isinstance(drafter, FixedDrafter):
+        return _ngram_orders(drafter.predictor, draft)
+    return []
+
+
+def _order_range(order: int) -> str:
+    for low, high in ((4, 5), (6, 7), (8, 15), (16, 31)):
+        if low <= order <= high:
+            return f"{low}-{high}"
+    return str(order)
+
+
+def _ngram_orders(predictor: Predictor, draft: Sequence[int]) -> list[str]:
+    names = []
+    context = [*predictor.history[-LONGEST_CONTEXT:], *draft]
+    for end in range(len(context) - len(draft), len(context)):
+        known = (
+            order - 1
+            for order in reversed(ORDERS)
+            if end >= order - 1 and fnv1a(context[end - order + 1 : end]) in predictor.tables[order]
+        )
+        names.append(f"match {next(known, 0)}")
+    return names

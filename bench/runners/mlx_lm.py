@@ -1,0 +1,135 @@
+"""mlx-lm's loops, timed: the plain one, and speculative decoding with a small draft model."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.generate import generate_step, speculative_generate_step
+from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache, trim_prompt_cache
+from mlx_lm.sample_utils import make_sampler
+
+from akunu_py.bench.runners import PLAIN, TURN_BREAK, Conditions, Run
+from akunu_py.bench.workloads import Workload
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.target import common_prefix
+from akunu_py.errors import UsageError
+from akunu_py.types import Message
+
+_DRAFT_TOKENS = 3  # what mlx-lm's own command line drafts with a draft model
+
+
+class MlxLm:
+    """mlx-lm's plain loop, `generate_step`. Like its own chat, it keeps the cache from turn to
+    turn. Detokenising is not part of it."""
+
+    name = baseline = PLAIN
+    foreign = True
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def reference(self, temperature: float) -> str | None:
+        return None
+
+    def run(self, workload: Workload, conditions: Conditions) -> Run:
+        engine, run = self._engine, Run()
+        cache = make_prompt_cache(engine.model)
+        cached: list[int] = []
+        mx.random.seed(conditions.seed)
+
+        def answer(messages: list[Message]) -> str:
+            nonlocal cache, cached
+            prompt = engine.encode_chat(messages)
+            shared = min(common_prefix(cached, prompt), len(prompt) - 1)
+            if cached and can_trim_prompt_cache(cache):
+                trim_prompt_cache(cache, len(cached) - shared)
+            else:
+                cache, shared = make_prompt_cache(engine.model), 0
+            steps = generate_step(
+                mx.array(prompt[shared:]),
+                engine.model,
+                max_tokens=conditions.max_tokens,
+                sampler=make_sampler(temp=conditions.temperature),
+                prompt_cache=cache,
+            )
+            output = _time_steps(run, prompt, steps, engine.stop_tokens)
+            # The last token is in the cache already: its step runs ahead.
+            cached = [*prompt, *output]
+            return decode_text(engine, output)
+
+        hold_conversation(run, workload, answer)
+        return run
+
+
+class MlxLmDraftModel:
+    """mlx-lm's speculative loop with a small model that drafts, on fresh caches each turn."""
+
+    name = f"{PLAIN} + draft model"
+    baseline = PLAIN
+    foreign = True
+
+    def __init__(self, engine: Engine, draft_model: Engine) -> None:
+        """Raises UsageError where the two models do not share their tokens."""
+        if engine.tokenizer.get_vocab() != draft_model.tokenizer.get_vocab():
+            raise UsageError(
+                f"{draft_model.name} cannot draft for {engine.name}: their vocabularies differ; "
+                "take a smaller model of the same family"
+            )
+        self._engine, self._draft_model = engine, draft_model
+
+    def reference(self, temperature: float) -> str | None:
+        return PLAIN if temperature == 0 else None
+
+    def run(self, workload: Workload, conditions: Conditions) -> Run:
+        engine, run = self._engine, Run()
+        mx.random.seed(conditions.seed)
+
+        def answer(messages: list[Message]) -> str:
+            prompt = engine.encode_chat(messages)
+            steps = speculative_generate_step(
+                mx.array(prompt),
+                engine.model,
+                self._draft_model.model,
+                num_draft_tokens=_DRAFT_TOKENS,
+                max_tokens=conditions.max_tokens,
+                sampler=make_sampler(temp=conditions.temperature),
+            )
+            return decode_text(engine, _time_steps(run, prompt, steps, engine.stop_tokens))
+
+        hold_conversation(run, workload, answer)
+        return run
+
+
+def hold_conversation(run: Run, workload: Workload, answer: Callable[[list[Message]], str]) -> None:
+    """Lets `answer` give the answers of `workload`; the text and the peak of memory go into
+    `run`."""
+    mx.reset_peak_memory()
+    run.text = TURN_BREAK.join(workload.talk(answer))
+    run.peak_bytes = mx.get_peak_memory()
+
+
+def decode_text(engine: Engine, tokens: list[int]) -> str:
+    """An answer's text, as it goes into the prompt of the next turn."""
+    return str(engine.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
+
+
+def _time_steps(
+    run: Run, prompt: list[int], steps: Iterator[tuple[Any, ...]], stop: frozenset[int]
+) -> list[int]:
+    """Runs an mlx-lm loop to its end, or a stop token, and adds it to `run`."""
+    output: list[int] = []
+    started = first = time.perf_counter()
+    with contextlib.closing(steps):  # type: ignore[type-var]
+        for token, *_ in steps:
+            output.append(int(token))
+            if len(output) == 1:
+                first = time.perf_counter()
+            if output[-1] in stop:
+                break
+        ended = time.perf_counter()
+    run.add(prompt, output, first - started, ended - first)
+    return output
