@@ -67,7 +67,7 @@ class CatalogueEntry:
         return self.weight_bytes + self.cache.at(context) + self.working_bytes
 
     def fits(self, memory: int, context: int = CATALOGUE_CONTEXT) -> bool:
-        """Whether it runs well where `memory` bytes are to be had for a model."""
+        """Whether it runs well where a model can have `memory` bytes."""
         return self.memory(context) <= comfortable(memory)
 
 
@@ -116,7 +116,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def recommend(memory: int) -> list[Recommendation]:
-    """The best for chat and for code where `memory` bytes are to be had for a model."""
+    """The best for chat and for code where a model can have `memory` bytes."""
     entries = load_catalogue().values()
     for_chat = [e for e in entries if "chat" in e.purpose and "code" not in e.purpose]
     for_code = [e for e in entries if "fim" in e.purpose]

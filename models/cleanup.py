@@ -19,6 +19,7 @@ from akunu_py.errors import StoreError
 from akunu_py.models import store
 from akunu_py.models.disk import lock_model, store_errors
 from akunu_py.models.hub import api
+from akunu_py.models.hub.cache import CachedRepository
 from akunu_py.models.usage import DIRECTORY as USAGE
 
 _PULLING = ".pulling"
@@ -65,8 +66,6 @@ def end_pull(name: str) -> None:
 
 def unfinished_pulls() -> list[UnfinishedPull]:
     """Pulls that were interrupted, by name. Notes that cannot be read are left out."""
-    from akunu_py.models.hub.cache import CachedRepository
-
     found = []
     for path in sorted((paths.models_dir() / _PULLING).glob("*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):

@@ -8,6 +8,7 @@ nor numpy, so that the catalogue can be read without them.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -175,12 +176,10 @@ def choose_context(
 
 def largest_context(needs: Needs, limit: int) -> int:
     """The most tokens of context, in steps of 256, that `limit` bytes allow; 0 where none do."""
-    low, high = 0, needs.context // _STEP
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if needs.at(middle * _STEP).total <= limit else (low, middle - 1)
-    most = low * _STEP
-    return needs.context if needs.at(needs.context).total <= limit else most
+    if needs.at(needs.context).total <= limit:
+        return needs.context
+    steps = range(1, needs.context // _STEP + 1)
+    return _STEP * bisect_right(steps, limit, key=lambda step: needs.at(step * _STEP).total)
 
 
 def comfortable(memory: int) -> int:

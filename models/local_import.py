@@ -43,22 +43,16 @@ def import_model(
     source = source.expanduser()
     if not source.exists():
         raise UnknownModel(f"expected a directory or a GGUF file at {source}, found nothing there")
-    name = _free_name(source, name)
-    make, need = (_from_directory if source.is_dir() else _from_gguf)(source, bits, progress)
-    built = False
+    name = _new_name(source, name)
+    build, need = (_from_directory if source.is_dir() else _from_gguf)(source, bits, progress)
 
-    def build(work: Path, directory: Path) -> ModelFacts:
-        nonlocal built
-        built = True
-        return make(work, directory)
+    def refuse(model: store.StoredModel) -> bool:
+        raise _taken(name)  # another process took the name while we were checking
 
-    model = install(name, build, need, progress)
-    if not built:  # another process took the name while we were checking
-        raise _taken(name)
-    return model
+    return install(name, build, need, progress, keep=refuse)
 
 
-def _free_name(source: Path, name: str | None) -> str:
+def _new_name(source: Path, name: str | None) -> str:
     chosen = name or re.sub(r"[^A-Za-z0-9._+-]+", "-", _stem(source)).strip("-.")[:96]
     if not store.is_name(chosen):
         raise UsageError(
@@ -92,7 +86,7 @@ def _from_directory(
             f"{source} is quantized already ({plan.facts.quantization}); omit --quantize"
         )
 
-    def make(work: Path, directory: Path) -> ModelFacts:
+    def build(work: Path, directory: Path) -> ModelFacts:
         if bits:
             _copy([path for path in plan.copies if not _is_weights(path)], directory, progress)
             plan.write_settings(directory)
@@ -102,7 +96,7 @@ def _from_directory(
             plan.write_settings(directory)
         return _facts(plan.facts, f"folder {source.resolve()}", bits)
 
-    return make, _quantized_bytes(plan.facts.parameters, bits) if bits else plan.nbytes
+    return build, _quantized_bytes(plan.facts.parameters, bits) if bits else plan.nbytes
 
 
 def _from_gguf(source: Path, bits: int | None, progress: ProgressCallback) -> tuple[Builder, int]:
@@ -119,7 +113,7 @@ def _from_gguf(source: Path, bits: int | None, progress: ProgressCallback) -> tu
             f"{source.name} is quantized already ({plan.facts.quantization}); omit --quantize"
         )
 
-    def make(work: Path, directory: Path) -> ModelFacts:
+    def build(work: Path, directory: Path) -> ModelFacts:
         target = work if bits else directory
         plan.write(target, lambda done, total: progress("import", done, total))
         if bits:
@@ -129,7 +123,7 @@ def _from_gguf(source: Path, bits: int | None, progress: ProgressCallback) -> tu
         return _facts(plan.facts, f"file {source.resolve()}", bits)
 
     extra = _quantized_bytes(plan.facts.parameters, bits) if bits else 0
-    return make, plan.nbytes + extra
+    return build, plan.nbytes + extra
 
 
 def _is_weights(path: Path) -> bool:

@@ -18,6 +18,7 @@ from akunu_py.errors import DamagedModel
 FILE_NAME = "akunu.json"
 FORMAT = 1
 _MAX_BYTES = 16_000_000
+_JSON: dict[type, str] = {str: "a string", int: "an integer", dict: "an object"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ def sha256_file(path: Path, progress: Callable[[int], None] = lambda done: None)
 def _field(raw: dict[str, Any], key: str, kind: type[Any]) -> Any:
     value = raw.get(key)
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise DamagedModel(f"{FILE_NAME}: expected {kind.__name__} for {key}, found {value!r:.40}")
+        raise DamagedModel(f"{FILE_NAME}: expected {_JSON[kind]} for {key}, found {value!r:.40}")
     return value
 
 

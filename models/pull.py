@@ -17,6 +17,7 @@ from akunu_py.models import catalogue, store
 from akunu_py.models.catalogue import CatalogueEntry
 from akunu_py.models.cleanup import begin_pull, end_pull
 from akunu_py.models.hub import api
+from akunu_py.models.hub.cache import cached_model
 from akunu_py.models.install import install, installed
 from akunu_py.models.manifest import ModelFacts
 from akunu_py.models.progress import Meter, Progress, ProgressCallback, no_callback
@@ -144,8 +145,6 @@ def _from_hub(
 def _look_up(repository: str, revision: str | None, retries: api.Retries) -> api.HubModel:
     """What the hub has; what its cache has where HF_HUB_OFFLINE forbids to ask the hub."""
     from huggingface_hub import is_offline_mode
-
-    from akunu_py.models.hub.cache import cached_model
 
     if is_offline_mode():
         if model := cached_model(repository, revision or "main"):

@@ -138,7 +138,7 @@ def _failure(entry: CatalogueEntry, log: str) -> FetchError | StoreError:
             "check the network, HTTPS_PROXY and PIP_INDEX_URL, then try again"
         )
     errors = [line for line in lines if line.startswith("ERROR:")]
-    reason = (errors or lines or ["pip said nothing"])[-1].removeprefix("ERROR:").strip()[:200]
+    reason = (errors or lines or ["pip printed nothing"])[-1].removeprefix("ERROR:").strip()[:200]
     return FetchError(
         f"cannot fetch {entry.name!r} ({entry.requirement}): {reason}; check PIP_INDEX_URL, "
         "which must lead to an index that has it, then try again"

@@ -72,7 +72,7 @@ def get(name: str) -> StoredModel:
         raise _unknown(name)
     model = _describe(name, path)
     if model.damaged:
-        raise DamagedModel(f"model {name!r} is damaged: {model.damaged}; {_advice(model)}")
+        raise _damaged(model, model.damaged)
     return model
 
 
@@ -115,7 +115,7 @@ def remove(name: str) -> int:
             path.unlink()
             return 0
         freed = sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())
-        # One rename hides it at once; what an interrupt leaves behind goes with the next pull.
+        # One rename hides it at once; what an interrupt leaves behind is removed by the next pull.
         removed = partial_directory(name)
         path.rename(removed)
         shutil.rmtree(removed)
@@ -126,11 +126,10 @@ def remove(name: str) -> int:
 def check(model: StoredModel) -> None:
     """A cheap look at the files before each load: are they there, of the right size, whole?
 
-    Raises DamagedModel, which names the file and says how to repair.
+    Raises DamagedModel, which names the file and the repair.
     """
-    problem = _problem(model)
-    if problem:
-        raise DamagedModel(f"model {model.name!r} is damaged: {problem}; {_advice(model)}")
+    if problem := _problem(model):
+        raise _damaged(model, problem)
 
 
 def verify(
@@ -144,22 +143,16 @@ def verify(
     check(model)
     done = 0
     for name, record in model.manifest.files.items() if model.manifest else ():
-        base = done
 
-        def report(read: int, base: int = base) -> None:
+        def report(read: int, base: int = done) -> None:
             progress(base + read, model.size)
 
         try:
             digest = sha256_file(model.path / name, report)
         except OSError as error:
-            raise DamagedModel(
-                f"model {model.name!r} is damaged: {name} is unreadable ({error.strerror}); "
-                f"{_advice(model)}"
-            ) from error
+            raise _damaged(model, f"{name} is unreadable ({error.strerror})") from error
         if digest != record.sha256:
-            raise DamagedModel(
-                f"model {model.name!r} is damaged: {name} was altered; {_advice(model)}"
-            )
+            raise _damaged(model, f"{name} was altered")
         done += record.size
 
 
@@ -292,6 +285,10 @@ def _problem(model: StoredModel) -> str:
     except DamagedModel as error:
         return str(error)
     return ""
+
+
+def _damaged(model: StoredModel, problem: str) -> DamagedModel:
+    return DamagedModel(f"model {model.name!r} is damaged: {problem}; {_advice(model)}")
 
 
 def _advice(model: StoredModel) -> str:

@@ -44,7 +44,7 @@ _FOR = {
     "mlx-lm": "model architectures, weights and KV caches",
     "cmeel-openblas": "fast products of matrices on the CPU",
     "numpy": "weights on their way from GGUF",
-    "gguf": "the quantisations of GGUF files",
+    "gguf": "the quantizations of GGUF files",
     "textual": "the chat",
     "rich": "pictures of conversations",
     "huggingface-hub": "pulls from the hub",
