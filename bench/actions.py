@@ -63,7 +63,7 @@ def speed(options: argparse.Namespace) -> int:
 
 
 def replay(options: argparse.Namespace) -> int:
-    from akunu_py.bench.replay.drafters import COMPARED, replay_trace
+    from akunu_py.bench.replay.replay import COMPARED, replay_trace
     from akunu_py.bench.replay.trace import load_trace
     from akunu_py.bench.report.printing import print_replay, print_replays
 

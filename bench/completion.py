@@ -15,7 +15,8 @@ from importlib import resources
 from typing import Any
 
 from akunu_py.bench.replay.curves import Curve, FixedCosts
-from akunu_py.bench.replay.trace import ReplayCounts, TraceItem, replay_item
+from akunu_py.bench.replay.replay import ReplayCounts, replay_item
+from akunu_py.bench.replay.trace import TraceItem
 from akunu_py.completion.completer import CompleteOptions, Completer
 from akunu_py.completion.prompt import Prompt
 from akunu_py.completion.tokens import CodeTokens

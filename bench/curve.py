@@ -9,6 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from akunu_py.bench.theory import expected_tokens
 from akunu_py.decoding import device, kvcache
 from akunu_py.decoding.decode import verify
 from akunu_py.decoding.engine import Engine
@@ -40,7 +41,7 @@ def measure_curve(
     return {count: statistics.median(times) for count, times in seconds.items()}
 
 
-def best_length(costs: Mapping[int, float], chance: float) -> int:
+def planned_length(costs: Mapping[int, float], chance: float) -> int:
     """The draft length that the planner ends up with when every token has the same chance.
 
     The rate that the planner charges with is the one that its own choice earns: a fixed point.
@@ -50,8 +51,7 @@ def best_length(costs: Mapping[int, float], chance: float) -> int:
     rate, length = 1.0, 0
     for _ in range(20):
         length = choose_length(chances, table, rate, len(table) - 1)
-        expected = (1 - chance ** (length + 1)) / (1 - chance)
-        rate = max(1.0, expected / table[length])
+        rate = max(1.0, expected_tokens(chance, length) / table[length])
     return length
 
 
@@ -71,6 +71,6 @@ def as_dict(engine: Engine, costs: Mapping[int, float], context: int) -> dict[st
         "context": context,
         "curve_s": {str(count): round(seconds, 6) for count, seconds in costs.items()},
         "draft_tokens_at_acceptance": {
-            str(chance): best_length(costs, chance) for chance in CHANCES
+            str(chance): planned_length(costs, chance) for chance in CHANCES
         },
     }

@@ -1,7 +1,5 @@
-"""What a pass over M rows costs: curves published for some machines, and given points.
-
-Owns names, parsing and interpolation. One row costs 1; nothing is measured here.
-"""
+"""What a pass over M rows costs: curves published for some machines, and points given by the user.
+One row costs 1."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ class FixedCosts(CostCurve):
     the machine is, nor on its kernels."""
 
     def observe(self, rows: int, seconds: float, context: int) -> None:
-        """Forgets it."""
+        """Ignored."""
 
 
 def parse_curve(text: str) -> Curve:

@@ -1,4 +1,4 @@
-"""Writes trace files from real runs, so that people can replay their own work."""
+"""Writes trace files from real runs, so that users can replay their own work."""
 
 from __future__ import annotations
 

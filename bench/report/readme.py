@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from akunu_py.bench.replay.curves import parse_curve
-from akunu_py.bench.replay.drafters import COMPARED, replay_trace
+from akunu_py.bench.replay.replay import COMPARED, replay_trace
 from akunu_py.bench.replay.trace import load_trace
 from akunu_py.bench.report.tables import versions
 from akunu_py.bench.result import Result, Series, load_result, merged

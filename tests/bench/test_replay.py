@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from akunu_py.bench.replay.curves import CURVES, Curve, parse_curve
-from akunu_py.bench.replay.lookup import PromptLookupDrafter
-from akunu_py.bench.replay.trace import TraceItem, load_trace, parse_trace, replay
+from akunu_py.bench.replay.replay import PromptLookupDrafter, replay
+from akunu_py.bench.replay.trace import TraceItem, load_trace, parse_trace
 from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import MAX_ROWS, CostCurve
@@ -22,28 +22,28 @@ TRACE = {"tokenizer": "t", "workloads": {"chat": [{"prompt": [1, 2], "output": [
 
 
 class Scripted:
-    """Proposes what it is told to, and notes what it hears."""
+    """Proposes the given drafts, and records its calls."""
 
     def __init__(self, *drafts: Sequence[int]) -> None:
         self.drafts = list(drafts)
-        self.heard: list[object] = []
+        self.calls: list[object] = []
 
     def extend(self, tokens: Sequence[int]) -> None:
-        self.heard.append(tuple(tokens))
+        self.calls.append(tuple(tokens))
 
     def propose(self, limit: int) -> list[int]:
-        self.heard.append(limit)
+        self.calls.append(limit)
         return list(self.drafts.pop(0))[:limit]
 
     def observe(self, accepted: int, rows: int, seconds: float) -> None:
-        self.heard.append((accepted, seconds))
+        self.calls.append((accepted, seconds))
 
 
 def test_passes_counted_by_hand() -> None:
     item = TraceItem((1,), (10, 11, 12, 13, 14, 15))
     drafter = Scripted((11, 12, 99, 99), (), (15,))
     counts = replay([item], lambda: drafter, Curve({1: 1.0, 5: 1.4}))
-    assert drafter.heard == [
+    assert drafter.calls == [
         (1,),
         (10,),
         *(4, (2, 1.4), (11, 12, 13)),
@@ -69,7 +69,7 @@ def test_plain_decoding_scores_one() -> None:
     assert replay([], lambda: FixedDrafter(0), parse_curve("m1"))["score"] == 0.0
 
 
-def test_a_drafter_that_exceeds_its_limit_is_found_out() -> None:
+def test_a_drafter_that_exceeds_its_limit_is_refused() -> None:
     class Greedy(Scripted):
         def propose(self, limit: int) -> list[int]:
             return [0] * (limit + 1)
@@ -127,7 +127,7 @@ def test_curves_are_linear_between_points_and_beyond() -> None:
 @pytest.mark.parametrize(
     "text", ["", "m9", "1:1,3", "2:1", "1:1,1:2", "1:0", "1:-1", "1:nan", "0:1,1:1", "1:x"]
 )
-def test_curves_that_are_none(text: str) -> None:
+def test_what_is_no_curve_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_curve(text)
 
@@ -145,7 +145,7 @@ def test_trace_files(tmp_path: Path, compress: bool) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"{", b"\x1f\x8bnot gzip", gzip.compress(b"{}", mtime=0)[:-4], b"[]", b"\xff\xfe"]
 )
-def test_files_that_are_no_traces(tmp_path: Path, data: bytes) -> None:
+def test_files_that_are_no_traces_are_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "trace"
     path.write_bytes(data)
     with pytest.raises(UsageError):
