@@ -1,4 +1,4 @@
-"""What crosses the boundaries between the parts: options in, pieces and statistics out.
+"""What crosses the boundaries between the wings: options in, pieces and statistics out.
 
 Plain values only: no arrays, no models, no I/O.
 """
@@ -47,22 +47,22 @@ ENDINGS: dict[FinishReason | None, Ending] = {
 
 
 class Drafter(Protocol):
-    """Proposes what comes next from what was already said.
+    """Proposes what comes next from the token history.
 
-    The timeline of tokens is told through `extend`; each pass of the target over a proposal is
-    `propose`, then `feedback`, then `extend` with what the pass yielded.
+    The history grows by `extend`; each pass of the target over a proposal is `propose`, then
+    `observe`, then `extend` with what the pass yielded.
     """
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Learns `tokens`, which follow everything told before."""
+        """Appends `tokens` to the history."""
 
     def propose(self, limit: int) -> list[int]:
-        """Drafts at most `limit` tokens to follow the timeline; none means a plain step."""
+        """Drafts at most `limit` tokens to follow the history; none means a plain step."""
 
     def observe(self, accepted: int, rows: int, seconds: float) -> None:
-        """Tells how the last proposal fared: how many of its tokens the target accepted, and over
-        how many rows the pass ran and how long it took. There is one row more than drafted tokens,
-        or several, where tokens had to be read again."""
+        """Takes in how the last proposal fared: how many of its tokens the target accepted, and
+        over how many rows the pass ran and how long it took. There is one row more than drafted
+        tokens, or several, where tokens had to be run again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class SamplingOptions:
     logit_bias: (token, what is added to its logit). allowed_tokens: the only ones that may be
     sampled, empty for any. seed: None draws one.
 
-    These two accept drafts that exact sampling would not, so they change what is said. lenience:
+    These two accept drafts that exact sampling would not, so they change the output. lenience:
     1 is exact; a drafted x is accepted with probability p(x) / lenience, greedily where p(x) is at
     least lenience times the highest. typical: 0 is exact; a drafted x is accepted where p(x)
     exceeds typical, or sqrt(typical) * exp(-entropy of p) if that is less.
@@ -100,7 +100,7 @@ class GenerateOptions:
     """How to generate. `max_tokens` > 0; `draft_tokens` is the ceiling of a draft in `fixed`.
 
     stop: texts that end an answer; they are not part of it.
-    remember: whether the answer joins what the model said before, to draft later answers from.
+    remember: whether the answer joins the memory that later answers are drafted from.
     """
 
     max_tokens: int = DEFAULT_MAX_TOKENS
@@ -116,7 +116,7 @@ class Piece:
     """What one pass of the target yielded.
 
     tokens: in order; the first `accepted` of them were drafted.
-    rejected: drafted tokens that the target did not confirm.
+    rejected: drafted tokens that the target did not accept.
     seconds: wall time of the pass.
     """
 
@@ -131,7 +131,7 @@ class TextPiece:
     """A piece as front ends see it: its text, and which characters of it were drafted.
 
     drafted: half-open ranges into `text` that came from accepted draft tokens.
-    thinking: what a reasoning model thought, told apart from the answer.
+    thinking: what a reasoning model wrote before the answer.
     """
 
     text: str

@@ -144,11 +144,11 @@ def _staged(
         if not pieces:  # it came from reading the prompt
             target.reset_times()
         pieces.append(piece)
-    shown = StreamDecoder(engine, prompt, ())
-    shown.take(pieces[0].piece)
+    decoder = StreamDecoder(engine, prompt, ())
+    decoder.add(pieces[0].piece)
     started = time.perf_counter()
     for piece in pieces[1:]:
-        shown.take(piece.piece)
+        decoder.add(piece.piece)
     detokenising = time.perf_counter() - started
     named = (passes.draft_s, target.graph_s, target.device_s, target.sampling_s, detokenising)
     rest = max(0.0, generation.stats.decode_s - sum(named))

@@ -2,8 +2,7 @@
 
 MLX's Linux wheel links netlib's reference BLAS, where a product with 5 rows costs 5 times one row.
 Symbols of a library that was loaded globally before take precedence, so loading OpenBLAS first
-makes MLX use it. Refuses nothing: without OpenBLAS everything works, only slower, and
-`akunu info` says why.
+makes MLX use it. Without OpenBLAS everything works, only slower, and `akunu info` says why.
 """
 
 from __future__ import annotations
@@ -11,45 +10,31 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import ctypes.util
+import functools
 import importlib.util
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 
-@dataclass(frozen=True, slots=True)
-class Blas:
-    """What MLX's CPU backend multiplies with: `name`, and `reason` where it is not OpenBLAS."""
+@functools.cache
+def load_openblas() -> str:
+    """Loads OpenBLAS once. Call before `mlx.core` is imported.
 
-    name: str
-    reason: str = ""
-
-
-_loaded: Blas | None = None
-
-
-def load_openblas() -> Blas:
-    """Loads OpenBLAS once and says what is in use. Call before `mlx.core` is imported."""
-    global _loaded
-    if _loaded is None:
-        _loaded = _load()
-    return _loaded
-
-
-def _load() -> Blas:
+    Returns the BLAS behind MLX's CPU backend, and why it is not OpenBLAS where it is not.
+    """
     if sys.platform == "darwin":
-        return Blas("Accelerate")
+        return "Accelerate"
     if "mlx.core" in sys.modules:
-        return Blas("MLX's own (slow)", "mlx was imported before akunu_py")
+        return "MLX's own (slow): mlx was imported before akunu_py"
     reason = "OpenBLAS not found; pip install cmeel-openblas"
     for path in _candidates():
         try:
             return _describe(_open_global(path))
         except OSError as error:
             reason = str(error)
-    return Blas("MLX's own (slow)", reason)
+    return f"MLX's own (slow): {reason}"
 
 
 def _candidates() -> Iterator[str]:
@@ -71,9 +56,9 @@ def _open_global(path: str) -> ctypes.CDLL:
     return ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
 
 
-def _describe(library: ctypes.CDLL) -> Blas:
+def _describe(library: ctypes.CDLL) -> str:
     library.openblas_get_config.restype = ctypes.c_char_p
-    return Blas(library.openblas_get_config().decode().strip())
+    return str(library.openblas_get_config().decode().strip())
 
 
 def _provide_gfortran() -> None:
@@ -102,8 +87,8 @@ def _provide_gfortran() -> None:
 
 
 def _site_libraries(pattern: str) -> list[Path]:
-    """Files that match `pattern` in the site-packages folder which holds MLX."""
+    """Files that match `pattern` in the site-packages directory which holds MLX."""
     spec = importlib.util.find_spec("mlx")
     packages = spec.submodule_search_locations if spec else None
-    folders = {Path(package).parent for package in packages or []}
-    return sorted(path for folder in folders for path in folder.glob(pattern))
+    directories = {Path(package).parent for package in packages or []}
+    return sorted(path for directory in directories for path in directory.glob(pattern))

@@ -1,9 +1,9 @@
 """A model's chat template: a small program that came with the model, run in Jinja's sandbox.
 
-transformers renders it, in an environment that reaches neither Python's internals nor files. This
-module owns what the sandbox leaves open: whatever a template raises becomes one clear line, one
-that does not come to an end is stopped, and what it writes is bounded. Not bounded is the memory
-that a single expression asks for: a template has to be trusted that far.
+transformers renders it, in an environment that reaches neither Python's internals nor files. What
+the sandbox leaves open is closed here: whatever a template raises becomes one clear line, one that
+does not come to an end is stopped, and what it writes is bounded. Not bounded is the memory that a
+single expression asks for: a template has to be trusted that far.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from akunu_py.errors import UnsupportedModel, one_line
 
-PATIENCE_S = 10.0  # long conversations take milliseconds
+TIME_LIMIT_S = 10.0  # long conversations take milliseconds
 LONGEST = 64 << 20  # characters; far more than any context holds
 
 
@@ -26,11 +26,11 @@ def render(tokenizer: Any, turns: Sequence[Mapping[str, str]], model: str) -> st
     Raises UnsupportedModel where its template fails, takes too long or writes too much.
     """
     try:
-        with _within(PATIENCE_S):
+        with _within(TIME_LIMIT_S):
             text = tokenizer.apply_chat_template(
                 list(turns), add_generation_prompt=True, tokenize=False
             )
-            text.encode()  # half a character would only show in the tokenizer
+            text.encode()  # a lone surrogate would only show in the tokenizer
     except Exception as error:  # a template can raise whatever Python raises
         raise UnsupportedModel(
             f"the chat template of {model} does not take this conversation: {one_line(error)}; "
@@ -45,7 +45,7 @@ def render(tokenizer: Any, turns: Sequence[Mapping[str, str]], model: str) -> st
 
 class _Overdue(Exception):
     def __str__(self) -> str:
-        return f"it did not come to an end within {PATIENCE_S:g} seconds"
+        return f"it did not come to an end within {TIME_LIMIT_S:g} seconds"
 
 
 @contextlib.contextmanager

@@ -80,8 +80,7 @@ def device_name() -> str:
 
 def blas_name() -> str:
     """The BLAS behind MLX's CPU backend, and why it is not OpenBLAS where it is not."""
-    blas = load_openblas()
-    return f"{blas.name}: {blas.reason}" if blas.reason else blas.name
+    return load_openblas()
 
 
 def total_memory() -> int:

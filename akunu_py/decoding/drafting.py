@@ -1,4 +1,4 @@
-"""Which drafter a session drafts with, and keeping it in step with the session's timeline."""
+"""Which drafter a session drafts with, and keeping it in step with the token history."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
 from akunu_py.types import Drafter, DraftMode, GenerateOptions
 
-# Plain steps in a row before they run ahead. Off: at once. Auto: replays of chat lose 3 % to steps
-# that are under way when a draft comes up, 0.4 % with these four. Fixed: never, as akunu does.
-_PLAIN_STEPS: dict[DraftMode, int | None] = {"off": 0, "auto": 4, "fixed": None}
+# Off: at once. Auto: replays of chat lose 3 % to steps that are under way when a draft comes up,
+# 0.4 % with these four. Fixed: never, as akunu does.
+_PLAIN_STEPS_BEFORE_PIPELINING: dict[DraftMode, int | None] = {"off": 0, "auto": 4, "fixed": None}
 
 
 class Drafting:
-    """A session's drafter: kept from turn to turn, so that it goes on learning. Where the timeline
-    was changed it is taken back to what is still true, if it can be (`auto`), or made anew, as it
-    is for other options.
+    """A session's drafter, kept from turn to turn, so that it keeps learning.
+
+    Where the history was changed it is rewound to what is still true, if it can be (`auto`), or
+    made again, as it is for other options.
 
     wrap: what a drafter is wrapped in when it is made, for those who count what it does.
+    plain_steps_before_pipelining: see `decode`; of the drafter that was asked for last.
     """
 
     def __init__(self, engine: Engine, learned: LearnedState | None) -> None:
@@ -37,29 +39,30 @@ class Drafting:
     def drafter(
         self,
         options: GenerateOptions,
-        timeline: Sequence[int],
+        history: Sequence[int],
         read: int | None = None,
         draft_context: Sequence[Sequence[int]] = (),
     ) -> Drafter:
-        """A drafter that knows exactly `timeline`; while it is read, at least `read` of it.
+        """A drafter that knows exactly `history`; while it is read, at least `read` tokens of it.
 
         draft_context: what else it drafts from, and the target never reads. It comes before the
-        timeline, so what changes least should come first. Only what changed is learned again.
+        history, so what changes least should come first. Only what changed is learned again.
         """
         # A model that cannot be rolled back answers all the same; front ends say why it is slow.
         mode: DraftMode = "off" if self._engine.no_draft else options.draft
         wanted = (mode, options.draft_tokens)
         known = self._set_apart(draft_context) if mode != "off" else []
         unread = len(known)
-        known += timeline
-        told = self._drafter.tokens
-        if wanted != self._made_for or not self._drafter.go_back(common_prefix(told, known)):
+        known += history
+        shared = common_prefix(self._drafter.tokens, known)
+        if wanted != self._made_for or not self._drafter.rewind(shared):
             drafter = self._new(mode, options.draft_tokens)
             auto = drafter if isinstance(drafter, AutoDrafter) else None
             self._drafter, self._made_for = TrackedDrafter(self.wrap(drafter), auto), wanted
         end = None if read is None else unread + read
-        self._drafter.take(known[len(self._drafter.tokens) : end], unread)
-        self.plain_steps_before_pipelining = _PLAIN_STEPS[mode]
+        self._drafter.set_unread(unread)
+        self._drafter.extend(known[len(self._drafter.tokens) : end])
+        self.plain_steps_before_pipelining = _PLAIN_STEPS_BEFORE_PIPELINING[mode]
         return self._drafter
 
     def costs(self, context: int) -> Sequence[float] | None:
@@ -68,8 +71,8 @@ class Drafting:
         return self.curve.table(context) if self.curve.measured(1) else None
 
     def _set_apart(self, draft_context: Sequence[Sequence[int]]) -> list[int]:
-        """The draft context, each piece closed by a stop token, so that no draft runs on from one
-        into the next or into the timeline."""
+        """The draft context, each sequence closed by a stop token, so that no draft runs on from
+        one into the next or into the history."""
         end = sorted(self._engine.stop_tokens)[:1]
         return [token for tokens in draft_context for token in (*tokens, *end)]
 
@@ -87,7 +90,7 @@ class Drafting:
 
 
 class TrackedDrafter:
-    """A drafter, and what it was told. auto: itself, or what it wraps, where it can go back."""
+    """A drafter, and the tokens that it knows. auto: itself, or what it wraps, if it can rewind."""
 
     def __init__(self, drafter: Drafter, auto: AutoDrafter | None) -> None:
         self._drafter = drafter
@@ -96,22 +99,21 @@ class TrackedDrafter:
         self.propose = drafter.propose
         self.observe = drafter.observe
 
-    def go_back(self, length: int) -> bool:
+    def rewind(self, length: int) -> bool:
         """Knows only the first `length` tokens then; False where it cannot forget the others."""
-        if length < len(self.tokens) and self._auto is None:
-            return False
-        if length < len(self.tokens) and self._auto is not None:
+        if length < len(self.tokens):
+            if self._auto is None:
+                return False
             self._auto.rewind(length)
             del self.tokens[length:]
         return True
 
-    def take(self, tokens: Sequence[int], unread: int) -> None:
-        """As `extend`. unread: how many of all tokens, from the start, are draft context."""
+    def set_unread(self, count: int) -> None:
+        """How many of all tokens, from the start, are draft context."""
         if self._auto is not None:
-            self._auto.unread = unread
-        if tokens:
-            self.extend(tokens)
+            self._auto.unread = count
 
     def extend(self, tokens: Sequence[int]) -> None:
-        self._drafter.extend(tokens)
-        self.tokens += tokens
+        if tokens:
+            self._drafter.extend(tokens)
+            self.tokens += tokens

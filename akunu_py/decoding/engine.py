@@ -16,15 +16,14 @@ from transformers.utils import logging as transformers_logging
 
 from akunu_py.decoding import chat_template, device, footprint, kvcache
 from akunu_py.decoding.device import lay_out_weights
-from akunu_py.decoding.thinking import opens_thinking, thinking_markers
+from akunu_py.decoding.thinking import prompt_opens_thinking, thinking_markers
 from akunu_py.errors import DamagedModel, UnsupportedModel, UsageError, one_line
 from akunu_py.models.fit import Fit, choose_context
 from akunu_py.types import Message, WeightMode
 
 _UNKNOWN_CONTEXT = 4096
 _UNREADABLE = (JSONDecodeError, UnicodeDecodeError)  # settings that were altered or cut off
-_PROMPT_END = 16  # tokens; enough for a marker and the line ends behind it
-# Checkpoints name one end token, often that of a chat turn; a text that ends says another.
+# Checkpoints name one end token, often that of a chat turn; plain text ends with another.
 _END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<end_of_turn>")
 
 
@@ -32,12 +31,12 @@ _END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "
 class Engine:
     """A model that is ready to run.
 
-    weights: the format of the weights in words; load_s: seconds it took to load them.
-    tokenizer_digest: tells tokenizers apart. no_draft: why this model cannot draft, None where it
-    can. recurrent: whether a rejected draft means reading accepted tokens again. context_length:
-    tokens that a session may hold: the model's own, or fewer where memory is short. vocabulary: how
-    many tokens the weights tell apart. fit: what it
-    was expected to take, and what the user should know of that.
+    context_length: tokens that a session may hold: the model's own, or fewer where memory is short.
+    vocabulary: the width of the logits. weights: their format in words. load_s: seconds it took to
+    load. tokenizer_digest: tells tokenizers apart. no_draft: why this model cannot draft, None
+    where it can. recurrent: whether a rejected draft means running accepted tokens again.
+    kv_bits: of the KV cache, None where it is not quantized. fit: what the model was expected to
+    take, and what the user should know of that.
     """
 
     name: str
@@ -66,7 +65,7 @@ class Engine:
         context: int | None = None,
         force: bool = False,
     ) -> Engine:
-        """Loads the model in the folder `path`, to run with a KV cache of `kv_bits` (None: whole).
+        """Loads the model in the directory `path`, for a KV cache of `kv_bits` (None: not quantized).
 
         context: tokens that a session shall hold at most (None: as many as the model was made for
         and memory allows). force: load it though it will not fit.
@@ -129,8 +128,8 @@ class Engine:
         return [int(token) for token in self.tokenizer.encode(text)]
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Tokens of a conversation in the model's chat template, up to where its answer starts; or
-        goes on, where the last message is the beginning of an answer.
+        """Tokens of a conversation in the model's chat template, up to where its answer starts, or
+        continues, where the last message is the beginning of an answer.
 
         Raises UsageError where there is no template, UnsupportedModel where it fails.
         """
@@ -150,12 +149,11 @@ class Engine:
 
     def _encode_begun(self, prompt: Sequence[int], begun: str) -> list[int]:
         """The beginning of an answer, behind the thinking that the prompt opens for some models:
-        it is left empty, as what was thought earlier is no part of a conversation."""
+        it is left empty, as earlier thinking is no part of a conversation."""
         if not begun:
             return []
         markers = thinking_markers(self.tokenizer)
-        end = self.tokenizer.decode(list(prompt[-_PROMPT_END:]), skip_special_tokens=False)
-        if markers is not None and opens_thinking(end, markers):
+        if markers is not None and prompt_opens_thinking(self.tokenizer, prompt):
             begun = f"\n{markers[1]}\n\n{begun}"
         return list(self.tokenizer.encode(begun, add_special_tokens=False))
 

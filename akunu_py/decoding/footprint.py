@@ -1,9 +1,8 @@
-"""What a model takes in memory, read off the model itself before its weights are.
+"""What a model takes in memory: its weights, and every kind of KV cache, before it is loaded.
 
-Owns the measure of weights and of every kind of KV cache: one pass of two rows is built and never
-evaluated, and the shapes of what it would write say what each further token costs. So any
-architecture that mlx-lm has is covered, without a formula for each. Judging is
-`akunu_py.models.fit`'s business.
+One pass of two rows is built and never evaluated, and the shapes of what it would write show what
+each further token costs. So any architecture that mlx-lm has is covered, without a formula for
+each. Whether that fits is for `akunu_py.models.fit` to say.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From what the user typed to a loaded engine and what was learned about it.
+"""From the name of a model to a loaded engine and its learned state.
 
 MLX is imported when a model was found: that takes a second, which no mistake should wait for.
 """
@@ -29,9 +29,9 @@ def load_engine(
     context: int | None = None,
     force: bool = False,
 ) -> Engine:
-    """Loads the model of that name or folder, the one in the settings for None.
+    """Loads the model of that name or directory, the one in the settings for None.
 
-    Says on stderr what the user should know of its fit; see `Engine.load` for the rest.
+    Prints to stderr what the user should know of its fit; see `Engine.load` for the rest.
     """
     found = store.resolve(model or load_settings().model)
     engine = load_found(found, weights, kv_bits, context=context, force=force)
@@ -95,7 +95,7 @@ def note_peak(engine: Engine, generation: Generation) -> None:
 
 
 def load_learned(engine: Engine, *, no_memory: bool) -> LearnedState:
-    """What was learned about the engine's model in earlier runs."""
+    """The learned state of the engine's model from earlier runs."""
     from akunu_py.decoding import device
     from akunu_py.decoding.learned import LearnedState
 

@@ -1,9 +1,9 @@
-"""Sessions on disk: a timeline's tokens and KV cache, in the format of mlx-lm's prompt caches.
+"""Prompt caches: the KV cache and the token history of a session on disk, in mlx-lm's format.
 
 mlx-lm's `load_prompt_cache` reads these files too. Ours carry in their metadata which tokens the
-cache holds, which model wrote it and a digest of all values, and nothing is taken over before all
-of that was checked: a cache of other weights, or with a bit turned over, would go unnoticed and
-say something wrong. Places to go back to (marks) are not kept.
+cache holds, which model wrote it and a digest of all values, and nothing is used before all of
+that was checked: a cache of other weights, or with a flipped bit, would give wrong answers
+unnoticed. Checkpoints are not saved.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SAMPLES, _SAMPLE_BYTES = 64, 4096  # of each file of weights, to tell models ap
 
 
 def save(target: Target, engine: Engine, path: Path) -> None:
-    """Writes the target's timeline to `path`; see `Session.save_prompt_cache`."""
+    """Writes the target's cache and history to `path`; see `Session.save_prompt_cache`."""
     _check_name(path)
     if not target.tokens:
         raise UsageError("there is nothing to save: the session has read nothing yet")
@@ -45,7 +45,7 @@ def save(target: Target, engine: Engine, path: Path) -> None:
     about = {
         "format": _FORMAT,
         "model": engine.name,
-        "identity": identity(engine.path, engine.weights),
+        "identity": model_digest(engine.path, engine.weights),
         "digest": _digest(entries, target.tokens, target.pending),
         "tokens": target.tokens,
         "pending": target.pending,
@@ -58,7 +58,7 @@ def save(target: Target, engine: Engine, path: Path) -> None:
 
 
 def load(target: Target, engine: Engine, path: Path) -> None:
-    """Makes the timeline in `path` the target's; see `Session.load_prompt_cache`."""
+    """Makes the cache and history in `path` the target's; see `Session.load_prompt_cache`."""
     _check_name(path)
     with _disk_errors(f"cannot read {path}"):
         about, classes = _read_about(path)
@@ -67,7 +67,7 @@ def load(target: Target, engine: Engine, path: Path) -> None:
             f"{path} was saved by another version of akunu (format {about['format']}, this one "
             f"reads {_FORMAT}); delete it, and it is made anew"
         )
-    if about["identity"] != identity(engine.path, engine.weights):
+    if about["identity"] != model_digest(engine.path, engine.weights):
         raise UsageError(
             f"{path} belongs to {about['model']}, or to other weights of it than {engine.name} "
             f"has here ({engine.weights}); use another file"
@@ -89,7 +89,7 @@ def load(target: Target, engine: Engine, path: Path) -> None:
 
 
 @cache
-def identity(model: Path, weights: str) -> str:
+def model_digest(model: Path, weights: str) -> str:
     """Tells models apart: their configuration, tokenizer, and samples of their weights.
 
     weights: how they are laid out in memory, which shows in how values round.

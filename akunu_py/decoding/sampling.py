@@ -1,4 +1,4 @@
-"""Which token the target says: greedy, or sampled from the filtered distribution.
+"""Sampling: greedy, or from the filtered distribution, in a way that drafts do not change.
 
 Pure functions on logits. A draft is a point mass, so the speculative sampling rule (accept x with
 min(1, p(x) / q(x)), else sample from norm(max(0, p - q)); Leviathan et al. 2023, section 2.3)
@@ -7,7 +7,7 @@ p and accepting where y = x is the same thing: y = x has probability p(x), and a
 distributed as p without x. So every row is sampled as plain decoding would sample it, and drafts
 are compared with the result, whatever the temperature.
 
-The random numbers of a row depend on the seed and the row's position in the timeline only. With the
+The random numbers of a row depend on the seed and the row's position in the history only. With the
 same seed, sampling with drafts therefore gives the very tokens of plain sampling.
 """
 
@@ -29,7 +29,7 @@ Processor = Callable[[mx.array, mx.array], mx.array]
 
 
 class Sampler:
-    """Says a token for each row of logits. Repeatable: nothing in it changes.
+    """Samples a token for each row of logits. Repeatable: it has no state.
 
     Raises UsageError for options that cannot be honoured. seed: the one in use, also where the
     options left it to chance.
@@ -47,11 +47,11 @@ class Sampler:
         return self.options.penalty_window if self._processors else 0
 
     def sample(self, logits: mx.array, before: mx.array, position: int) -> mx.array:
-        """The tokens said after each row, [rows], not yet evaluated.
+        """The token sampled after each row, [rows], not yet evaluated.
 
         logits: [rows, vocab], the last rows of a pass. before: the tokens up to the last row's,
-        or the last of them, at least `window` + rows - 1 where there are as many. position: how
-        many tokens stand before the one that the first row says.
+        or the last of them, at least `window` + rows - 1 where there are as many. position: that
+        of the first row's token in the history.
         """
         rows = logits.shape[0]
         if self._processors:
@@ -65,14 +65,14 @@ class Sampler:
             rest[mx.array(self.options.allowed_tokens)] = 0
             logits = logits + rest
         if self.options.temperature == 0:
-            says = mx.argmax(logits, axis=-1)
+            sampled = mx.argmax(logits, axis=-1)
         else:
             logits = filtered(logits, self.options)
             drawn = [
                 mx.random.categorical(logits[row : row + 1], key=self._key(position + row))
                 for row in range(rows)
             ]
-            says = mx.concatenate(drawn)
+            sampled = mx.concatenate(drawn)
         if rows > 1 and (self.options.lenience < 1 or self.options.typical > 0):
             lenient = accepted_leniently(
                 logits[:-1],
@@ -80,8 +80,9 @@ class Sampler:
                 self.options,
                 mx.random.split(self._key(position))[1],
             )
-            says = mx.concatenate([mx.where(lenient, before[-(rows - 1) :], says[:-1]), says[-1:]])
-        return says
+            drafted = mx.where(lenient, before[-(rows - 1) :], sampled[:-1])
+            sampled = mx.concatenate([drafted, sampled[-1:]])
+        return sampled
 
     def _key(self, position: int) -> mx.array:
         return mx.random.key((self.seed << 32) + position)
@@ -94,7 +95,7 @@ class Sampler:
 
 def filtered(logits: mx.array, options: SamplingOptions) -> mx.array:
     """Log-probabilities, up to a constant, after top-p, min-p, top-k and temperature, in the order
-    of mlx-lm's sampler: [rows, vocab] -> [rows, vocab], minus infinity for what was cut away."""
+    of mlx-lm's sampler: [rows, vocab] -> [rows, vocab], minus infinity for what they remove."""
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     if 0 < options.top_p < 1:
         logprobs = apply_top_p(logprobs, options.top_p)
@@ -108,7 +109,7 @@ def filtered(logits: mx.array, options: SamplingOptions) -> mx.array:
 def accepted_leniently(
     logits: mx.array, draft: mx.array, options: SamplingOptions, key: mx.array
 ) -> mx.array:
-    """Which drafted tokens to accept although the target drew another: [rows] of bool.
+    """Which drafted tokens to accept although the target sampled another: [rows] of bool.
 
     logits: [rows, vocab], filtered; draft: [rows]. Lenience is Leviathan et al. (2023), appendix
     A.5: x is accepted with min(1, p(x) / lenience) in all, of which drawing x itself contributes

@@ -1,4 +1,4 @@
-"""Session: one mutable timeline of tokens. Generation: one answer while it is made.
+"""Session: a model with one token history. Generation: one answer while it is made.
 
 A session belongs to the thread that uses it, because MLX's streams are thread-local; only
 `Generation.cancel` may come from elsewhere.
@@ -35,26 +35,26 @@ from akunu_py.types import (
 
 
 class Session:
-    """One timeline of tokens: what was read and said, and the KV cache that holds it."""
+    """One token history, with the KV cache that holds it and the drafter that learns from it."""
 
     def __init__(self, engine: Engine, learned: LearnedState | None = None) -> None:
-        """`learned`: what was learned about the model in earlier runs, and where what is
-        learned now is kept; without one the session starts from nothing and keeps nothing."""
+        """learned: the learned state of the model, which also keeps what is learned now; without
+        one the session starts from nothing and keeps nothing."""
         self.engine = engine
         self.learned = learned
         self.target = Target(engine.model, engine.kv_bits)
         self.drafting = Drafting(engine, learned)
 
     def save_prompt_cache(self, path: Path) -> None:
-        """Keeps the timeline in a file, in the format of mlx-lm's prompt caches.
+        """Writes the KV cache and its tokens to a file, in the format of mlx-lm's prompt caches.
 
-        Raises UsageError where there is nothing to keep or this model's cache cannot be kept, and
+        Raises UsageError where there is nothing to save or this model's cache cannot be saved, and
         StoreError where the disk refuses; an older file is intact then.
         """
         prompt_cache.save(self.target, self.engine, path)
 
     def load_prompt_cache(self, path: Path) -> None:
-        """Goes on from where the session was that `save_prompt_cache` kept in `path`.
+        """Continues from where the session was that `save_prompt_cache` wrote to `path`.
 
         Raises StoreError where the file cannot be read, DamagedCache where it is not whole or not
         such a file, and UsageError where it belongs to another model; the session is as before
@@ -72,10 +72,10 @@ class Session:
         options: GenerateOptions,
         draft_context: Sequence[Sequence[int]] = (),
     ) -> Generation:
-        """What the model says after `prompt` (token ids), as a stream to iterate over.
+        """The answer to `prompt` (token ids), as a stream to iterate over.
 
-        draft_context: token sequences to draft from, which the model does not read.
-        What the cache already holds of the prompt is not read again. Raises EmptyPrompt,
+        draft_context: token sequences to draft from, which the model does not read. What the cache
+        already holds of the prompt is not read again. Raises EmptyPrompt,
         PromptTooLong, and UsageError for options that cannot be honoured, before anything runs.
         """
         return Generation(self, prompt, options, draft_context)
@@ -84,7 +84,7 @@ class Session:
 class Generation:
     """One answer while it is made: iterate for its pieces; `stats` and `text` grow meanwhile.
 
-    thinking: what a reasoning model said before its answer, without the markers.
+    thinking: what a reasoning model wrote before its answer, without the markers.
     finish_reason: None until the end, then "stop" (the model ended its answer, or a stop sequence
     came), "length" (max_tokens), "context" (the context is full) or "cancelled".
     on_prefill: called with (prompt tokens read, prompt tokens in all) while the prompt is read.
@@ -108,7 +108,7 @@ class Generation:
         self._sampler = Sampler(options.sampling)
         self._room = engine.context_length - len(self._prompt)
         self._cancelled = threading.Event()
-        self._shown = StreamDecoder(engine, self._prompt, options.stop)
+        self._decoder = StreamDecoder(engine, self._prompt, options.stop)
         self.on_prefill: Callable[[int, int], None] = lambda done, total: None
         self.stats = Stats(prompt_tokens=len(self._prompt))
         self.tokens: list[int] = []
@@ -132,16 +132,16 @@ class Generation:
             pieces = self._pieces()
             with contextlib.closing(pieces):
                 for piece in pieces:
-                    yield self._take(piece)
-                    if self._shown.stopped:
+                    yield self._decoded(piece)
+                    if self._decoder.stopped:
                         break
-        rest = self._shown.finish()
-        self.finish_reason = self._why_ended()
+        rest = self._decoder.finish()
+        self.finish_reason = self._finish_reason()
         if self._session.learned is not None and self._options.remember:
             self._session.learned.remember(self.tokens)
             self._session.learned.save_curve()
         if rest.text or rest.thinking:
-            yield self._tell(rest)
+            yield self._counted(rest)
 
     def _pieces(self) -> Generator[Piece]:
         """The first token, which comes from the prefill; then a piece per decode pass."""
@@ -157,8 +157,8 @@ class Generation:
         if first[0] in stop or self._cancelled.is_set():
             return
         drafting = self._session.drafting
-        timeline = [*self._prompt, *first]
-        drafter = drafting.drafter(self._options, timeline, draft_context=self._draft_context)
+        history = [*self._prompt, *first]
+        drafter = drafting.drafter(self._options, history, draft_context=self._draft_context)
         limit = min(self._options.max_tokens, self._room) - 1
         passes = decode(
             target,
@@ -170,13 +170,13 @@ class Generation:
         with contextlib.closing(passes):
             for piece in passes:
                 yield piece
-                # The reader's time counts too: this is the speed that a person sees.
+                # The reader's time counts too: this is the speed that the user sees.
                 self.stats.decode_s = time.perf_counter() - prefilled
                 if self._cancelled.is_set():
                     return
 
     def _prefill(self) -> bool:
-        """Brings the cache to the prompt but for its last token; False where cancelled."""
+        """Reads the prompt into the cache but for its tail; False where cancelled."""
         cached = self._target.reuse_prefix(self._prompt)
         self.stats.cached_tokens = cached
         total = max(cached, len(self._prompt) - self._target.prompt_tail)
@@ -190,20 +190,20 @@ class Generation:
 
         return prefill(self._target, keep_going)
 
-    def _take(self, piece: Piece) -> TextPiece:
+    def _decoded(self, piece: Piece) -> TextPiece:
         """Turns a piece into text, and counts what of it belongs to the answer."""
-        shown, used = self._shown.take(piece)
-        self.stats.add(shown.piece, from_prefill=not self.tokens)
+        decoded, used = self._decoder.add(piece)
+        self.stats.add(decoded.piece, from_prefill=not self.tokens)
         self.tokens += piece.tokens[:used]
-        return self._tell(shown)
+        return self._counted(decoded)
 
-    def _tell(self, shown: TextPiece) -> TextPiece:
-        self.text += shown.text
-        self.thinking += shown.thinking
-        return shown
+    def _counted(self, decoded: TextPiece) -> TextPiece:
+        self.text += decoded.text
+        self.thinking += decoded.thinking
+        return decoded
 
-    def _why_ended(self) -> FinishReason:
-        if self._shown.stopped or (self.tokens and self.tokens[-1] in self._engine.stop_tokens):
+    def _finish_reason(self) -> FinishReason:
+        if self._decoder.stopped or (self.tokens and self.tokens[-1] in self._engine.stop_tokens):
             return "stop"
         if len(self.tokens) == self._options.max_tokens:
             return "length"

@@ -1,8 +1,7 @@
 """Stop sequences: an answer ends before the first of some literal texts, however it was cut up.
 
-Owns the search for literals in a stream of text (`Finder`, which `thinking` uses as well), what is
-held back meanwhile, and which characters came from drafts. Plain text in, plain text out: it knows
-no tokens, and it refuses empty stop sequences.
+`Finder` searches a stream of text for literals, for `thinking` as well, and keeps track of which
+characters came from drafts. Text in, text out: nothing here knows tokens.
 """
 
 from __future__ import annotations

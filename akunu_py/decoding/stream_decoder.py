@@ -9,7 +9,7 @@ from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.stop_sequences import StopText, TextRun
 from akunu_py.decoding.thinking import (
     ThinkingSplitter,
-    opens_thinking,
+    prompt_opens_thinking,
     special_marker_tokens,
     thinking_markers,
 )
@@ -17,7 +17,6 @@ from akunu_py.types import Piece, TextPiece
 
 _INCOMPLETE = "\ufffd"
 _LONGEST_CHARACTER = 4  # bytes in UTF-8, so at most as many tokens
-_PROMPT_END = 16  # tokens; enough for a marker and the newlines behind it
 
 
 class StreamDecoder:
@@ -25,12 +24,11 @@ class StreamDecoder:
 
     def __init__(self, engine: Engine, prompt: Sequence[int], stops: Sequence[str]) -> None:
         tokenizer = engine.tokenizer
-        markers = thinking_markers(tokenizer)
-        end = tokenizer.decode(list(prompt[-_PROMPT_END:]), skip_special_tokens=False)
-        start, close = markers or (None, None)
+        start, end = thinking_markers(tokenizer) or (None, None)
+        inside = prompt_opens_thinking(tokenizer, prompt)
         self._detokenizer = Detokenizer(tokenizer, prompt[-1])
         self._markers = special_marker_tokens(tokenizer)
-        self._splitter = ThinkingSplitter(start, close, inside=opens_thinking(end, markers))
+        self._splitter = ThinkingSplitter(start, end, inside=inside)
         self._stop = StopText(stops)
         self._ends = engine.stop_tokens
 
@@ -39,7 +37,7 @@ class StreamDecoder:
         """Whether a stop sequence was found: nothing more belongs to the answer."""
         return self._stop.found is not None
 
-    def take(self, piece: Piece) -> tuple[TextPiece, int]:
+    def add(self, piece: Piece) -> tuple[TextPiece, int]:
         """The text of a piece, and how many of its tokens belong to the answer."""
         runs: list[TextRun] = []
         for index, token in enumerate(piece.tokens):

@@ -1,20 +1,21 @@
-"""Reasoning, recognised from the model's markers and told apart from the answer.
+"""Reasoning, recognised by the model's markers and separated from the answer.
 
-Owns which markers a tokenizer has, whether a prompt already opened a block, and the splitting of a
-stream of text. Stop sequences apply to the answer only: the text passes through `ThinkingSplitter`
-first, then its answer runs, but not the thinking, through `StopText`. A block opens only before
-the answer has begun, since one who explains a marker must not have the rest of the answer folded
-away; so thinking always comes before the answer, and the order of the text is kept.
+Stop sequences apply to the answer only: the text passes through `ThinkingSplitter` first, then its
+answer runs, but not the thinking, through `StopText`. A block opens only before the answer has
+begun, since one who explains a marker must not have the rest of the answer folded away; so
+thinking always comes before the answer, and the order of the text is kept.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from akunu_py.decoding.stop_sequences import Finder, TextRun, joined
 
-_LINE_ENDS = "\r\n"
+_NEWLINES = "\r\n"
+_PROMPT_END = 16  # tokens; enough for a marker and the newlines behind it
 
 Markers = tuple[str, str]
 
@@ -49,10 +50,16 @@ def opens_thinking(prompt_text: str, markers: Markers | None) -> bool:
     return markers is not None and prompt_text.rstrip().endswith(markers[0])
 
 
-class ThinkingSplitter:
-    """Tells thinking from the answer in a stream of text, as early as is certain.
+def prompt_opens_thinking(tokenizer: Any, prompt: Sequence[int]) -> bool:
+    """`opens_thinking` for a prompt in token ids."""
+    end = tokenizer.decode(list(prompt[-_PROMPT_END:]), skip_special_tokens=False)
+    return opens_thinking(end, thinking_markers(tokenizer))
 
-    Markers are left out, with the line ends directly after them and the white space before an
+
+class ThinkingSplitter:
+    """Separates thinking from the answer in a stream of text, as early as is certain.
+
+    Markers are left out, with the newlines directly after them and the whitespace before an
     opening one. A closing marker without an open block and an opening one after the beginning of
     the answer or inside a block are text. A block that is never closed is thinking to the end.
     """
@@ -61,8 +68,8 @@ class ThinkingSplitter:
         """inside: whether the prompt opened the block. Without markers everything is answer."""
         self._start, self._end = start or "", end or ""
         self._thinking = inside
-        self._trim = inside  # whether line ends are left out until other text comes
-        self._blank: list[TextRun] = []  # white space before the answer or an opening marker
+        self._trim = inside  # whether newlines are left out until other text comes
+        self._blank: list[TextRun] = []  # whitespace before the answer or an opening marker
         self._finder: Finder | None = None  # None: only answer from here on
         if start and end:
             self._finder = Finder([self._end if inside else self._start])
@@ -72,7 +79,7 @@ class ThinkingSplitter:
         runs: list[TextRun] = []
         position = 0
         while self._finder and position < len(text):
-            if self._trim and text[position] in _LINE_ENDS:
+            if self._trim and text[position] in _NEWLINES:
                 position += 1
                 continue
             self._trim = False

@@ -156,8 +156,8 @@ def test_a_file_of_another_model_or_layout_is_refused(
 ) -> None:
     quantised = Engine.load(starter.path, name="starter", kv_bits=8)
     refuse(quantised, talked, UsageError, "--kv-bits")
-    other = prompt_cache.identity(starter.path, "another layout")
-    assert other != prompt_cache.identity(starter.path, starter_engine.weights)
+    other = prompt_cache.model_digest(starter.path, "another layout")
+    assert other != prompt_cache.model_digest(starter.path, starter_engine.weights)
     monkeypatch.setattr(prompt_cache, "identity", lambda *_: other)
     refuse(starter_engine, talked, UsageError, "belongs to starter")
 
@@ -170,7 +170,7 @@ def test_models_are_told_apart_by_their_weights(tmp_path: Path) -> None:
         content = bytearray(1_000_000)
         content[place // 15625 * 15625] = 1  # where a sample is taken
         (folder / "model.safetensors").write_bytes(content)
-        seen.add(prompt_cache.identity(folder, "float32"))
+        seen.add(prompt_cache.model_digest(folder, "float32"))
     assert len(seen) == 3
 
 

@@ -145,7 +145,7 @@ LOOP = "{% for x in range(99999) %}"
 def test_a_template_without_an_end_is_stopped(
     tiny: Engine, template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chat_template, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(chat_template, "TIME_LIMIT_S", 0.2)
     with pytest.raises(UnsupportedModel, match=r"did not come to an end within 0\.2 seconds"):
         says(tiny, template)
     assert "Hello" in says(tiny, GOOD)  # and the next one is not
