@@ -65,10 +65,12 @@ class Engine:
         context: int | None = None,
         force: bool = False,
     ) -> Engine:
-        """Loads the model in the directory `path`, for a KV cache of `kv_bits` (None: not quantized).
+        """Loads the model in the directory `path`.
 
-        context: tokens that a session shall hold at most (None: as many as the model was made for
-        and memory allows). force: load it though it will not fit.
+        kv_bits: of the KV cache (None: not quantized). context: tokens that a session shall hold
+        at most (None: as many as the model was made for and memory allows). force: load it
+        though it will not fit.
+
         Raises DamagedModel where files are missing or unreadable, UnsupportedModel where mlx-lm
         has no such architecture, UsageError where its cache cannot be quantized or its context is
         smaller than `context`, and DoesNotFit before any weights are read.
