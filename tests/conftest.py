@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "terminal" in getattr(item, "fixturenames", ()):
             item.add_marker("alone")
+
+
+@pytest.fixture
+def uncompiled() -> Iterator[None]:
+    """On a CPU, compiling a tiny model's functions takes longer than all they do."""
+    import mlx.core as mx  # after akunu_py, which has it find OpenBLAS
+
+    mx.disable_compile()
+    yield
+    mx.enable_compile()
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +62,8 @@ def loaded_starter(starter_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> E
     load = Engine.load
 
     def reuse(path: Path, *, kv_bits: int | None = None, **options: Any) -> Engine:
-        plain = options.get("weights") == "auto" and options.get("context") is None
+        weights = options.get("weights", "auto")
+        plain = weights in ("auto", starter_engine.weights) and options.get("context") is None
         if path == starter_engine.path and plain:
             return replace(starter_engine, kv_bits=kv_bits)
         return load(path, kv_bits=kv_bits, **options)

@@ -12,20 +12,7 @@ from akunu_py.bench.chat import LETTERS, ChatBench, ChatResult, KeyTimes, chat_t
 from akunu_py.cli import main
 from akunu_py.errors import INTERRUPTED, AkunuError
 from akunu_py.types import Stats
-from tests.support.tiny_fim import sentence_piece, write_model
-
-END = "<|endoftext|>"
-TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"
-CONTEXT = 16384  # a letter is a token of this model
-
-
-def write_chat_model(folder: Path) -> Path:
-    """A tiny model that can be talked to."""
-    write_model(folder, sentence_piece([END]), end=END)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": CONTEXT}))
-    return folder
+from tests.support.tiny_fim import write_chat_model
 
 
 def test_percentiles_are_values_that_were_measured() -> None:

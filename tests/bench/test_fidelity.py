@@ -128,6 +128,7 @@ def test_cpu_kernels_of_half_precision_treat_every_row_alone(
 # The command
 
 
+@pytest.mark.usefixtures("loaded_starter")
 def test_the_command_goes_on_where_it_was(tmp_path: Path) -> None:
     kept = tmp_path / "kept.jsonl"
     ask = ("bench", "fidelity", "--max-tokens", "4", "--weights", "float32", "--format", "json",

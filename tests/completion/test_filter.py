@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from akunu_py.completion.filter import find_cursor
+from akunu_py.decoding.engine import Engine
 from akunu_py.errors import UsageError
-from akunu_py.models.store import StoredModel
+from tests.support.command import run_here
 from tests.support.paths import DOCS
 from tests.support.tiny_fim import sentence_piece, write_model
 
@@ -27,8 +28,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*options: str, buffer: bytes) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "akunu_py", "complete", "--filter", *options]
-    return subprocess.run(command, input=buffer, capture_output=True, timeout=120, check=False)
+    done = run_here("complete", "--filter", *options, stdin=buffer)
+    out, err = (text.encode(errors="surrogateescape") for text in (done.stdout, done.stderr))
+    return subprocess.CompletedProcess(done.args, done.returncode, out, err)
 
 
 @pytest.mark.parametrize(
@@ -70,9 +72,9 @@ def test_bad_cursors(cursor: str | None, offset: str | None, words: str) -> None
         find_cursor("ab\ncd", cursor, offset)
 
 
-def test_the_whole_buffer_completed(starter: StoredModel) -> None:
+def test_the_whole_buffer_completed(loaded_starter: Engine) -> None:
     buffer = b"import os\r\nimport numpy as n\r\n\r\nprint('\xc3\xa9')\r\n"
-    options = ["--model", str(starter.path), "--no-memory", "--whole", "--cursor", "2:18"]
+    options = ["--model", str(loaded_starter.path), "--no-memory", "--whole", "--cursor", "2:18"]
     whole = run(*options, buffer=buffer)
     assert whole.returncode == 0
     assert whole.stdout == buffer.replace(b"as n", b"as np")
@@ -134,7 +136,6 @@ def test_the_documented_filter_in_vim(
 
 
 def test_options_of_the_filter_alone_are_refused(tiny: Path) -> None:
-    command = [sys.executable, "-m", "akunu_py", "complete", "--whole", "--model", str(tiny)]
-    refused = subprocess.run(command, input=b"", capture_output=True, timeout=60, check=False)
+    refused = run_here("complete", "--whole", "--model", str(tiny))
     assert refused.returncode == 2
-    assert refused.stderr == b"akunu: --whole goes with --filter\n"
+    assert refused.stderr == "akunu: --whole goes with --filter\n"

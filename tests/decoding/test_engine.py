@@ -90,17 +90,17 @@ def test_max_tokens_is_kept(starter_engine: Engine, mode: DraftMode, count: int)
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_full_context_ends_the_answer(starter_engine: Engine, mode: DraftMode) -> None:
-    engine = replace(starter_engine, context_length=64)
+    engine = replace(starter_engine, context_length=48)
     session = Session(engine)
     generation = session.chat([Message("user", "Tell me a story.")], GenerateOptions(draft=mode))
     answer = generation.answer()
     assert answer.finish_reason == "context"
-    assert answer.stats.prompt_tokens + len(answer.tokens) == 64
+    assert answer.stats.prompt_tokens + len(answer.tokens) == 48
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_next_turn_reads_only_what_is_new(starter_engine: Engine, mode: DraftMode) -> None:
-    options = GenerateOptions(max_tokens=16, draft=mode)
+    options = GenerateOptions(max_tokens=10, draft=mode)
     session = Session(starter_engine)
     messages = [Message("user", "Name three rivers.")]
     first = session.chat(messages, options).answer()
@@ -118,7 +118,7 @@ def test_the_next_turn_reads_only_what_is_new(starter_engine: Engine, mode: Draf
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_cancelled_answer_keeps_what_was_said(starter_engine: Engine, mode: DraftMode) -> None:
-    options = GenerateOptions(max_tokens=40, draft=mode)
+    options = GenerateOptions(max_tokens=24, draft=mode)
     session = Session(starter_engine)
     messages = [Message("user", "Tell me a long story about a dragon.")]
     whole = Session(starter_engine).chat(messages, options).answer()
@@ -126,13 +126,13 @@ def test_a_cancelled_answer_keeps_what_was_said(starter_engine: Engine, mode: Dr
     for _ in itertools.islice(generation, 5):
         generation.cancel()
     assert generation.finish_reason == "cancelled"
-    assert 1 <= len(generation.tokens) < 20
+    assert 1 <= len(generation.tokens) < 16
     assert whole.text.startswith(generation.text)
     assert session.chat(messages, options).answer().tokens == whole.tokens
 
 
 def test_an_answer_that_is_left_does_not_spoil_the_next(starter_engine: Engine) -> None:
-    options = GenerateOptions(max_tokens=30)
+    options = GenerateOptions(max_tokens=16)
     session = Session(starter_engine)
     messages = [Message("user", "Tell me about the sea.")]
     pieces = iter(session.chat(messages, options))
@@ -144,7 +144,7 @@ def test_an_answer_that_is_left_does_not_spoil_the_next(starter_engine: Engine) 
 
 
 def test_reading_a_prompt_reports_and_can_be_cancelled(starter_engine: Engine) -> None:
-    prompt = starter_engine.encode("word " * 1500)
+    prompt = starter_engine.encode("word " * 600)
     generation = Session(starter_engine).generate(prompt, GenerateOptions(max_tokens=4))
     seen: list[tuple[int, int]] = []
 

@@ -10,7 +10,7 @@ import ast
 import contextlib
 import pkgutil
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ from tests.support.family_table import FAMILIES, WINDOW
 from tests.support.targets import answer_with, tokens_of
 from tests.support.tiny import VOCABULARY, Adversary
 
+pytestmark = pytest.mark.usefixtures("uncompiled")
+
 COUNT = 400
 SHORT = [1, 2, 3, 5, 9, 17, 33]  # lengths of prompts; the families take turns
 LONG = [300, 260, 150, 97]
@@ -37,15 +39,6 @@ NOT_FOR_US = {
     "BatchRotatingKVCache": "for several prompts at once",
     "LRUPromptCache": "keeps whole caches of other kinds, for a server",
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def uncompiled() -> Iterator[None]:
-    """On a CPU, compiling a model's functions takes longer than all they do here."""
-    mx.disable_compile()
-    yield
-    mx.enable_compile()
-
 
 by_name = pytest.mark.parametrize("name", FAMILIES)
 

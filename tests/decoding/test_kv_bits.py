@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -16,6 +15,8 @@ from tests.support.families import build, kinds
 from tests.support.family_table import FAMILIES
 from tests.support.targets import answer_with, some
 from tests.support.tiny import Adversary
+
+pytestmark = pytest.mark.usefixtures("uncompiled")
 
 COUNT = 200
 
@@ -52,14 +53,6 @@ REFUSED: dict[str, dict[str, int]] = {
 }
 NOTHING_GROWS = ["deepseek_v41", "mamba2", "rwkv7", "recurrent_gemma"]
 GIVEN = ["llama-kv8", "llama-kv4", "llama-concatenate"]  # already with another cache
-
-
-@pytest.fixture(autouse=True, scope="module")
-def uncompiled() -> Iterator[None]:
-    """On a CPU, compiling a model's functions takes longer than all they do here."""
-    mx.disable_compile()
-    yield
-    mx.enable_compile()
 
 
 def test_every_family_is_accounted_for() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from akunu_py.errors import UsageError
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.settings import Settings, load_settings, settings_file
 from akunu_py.types import GenerateOptions, Message
+from tests.support.command import run_here
 
 MODEL = Path("/models/tiny")
 ANSWER = [11, 12, 13, 14, 15, 16, 17, 18]
@@ -175,16 +174,12 @@ def test_a_second_run_drafts_what_the_first_one_said(starter_engine: Engine) -> 
     assert passes[1] < 0.7 * passes[0]
 
 
-def test_settings_turn_it_off(starter_engine: Engine) -> None:
+def test_settings_turn_it_off(loaded_starter: Engine) -> None:
     settings_file().parent.mkdir(parents=True)
     settings_file().write_text("memory = false\n")
     assert load_settings() == Settings(memory=False)
-    subprocess.run(
-        [sys.executable, "-m", "akunu_py", "run", "--quiet", "--max-tokens", "3", "hi"],
-        check=True,
-        capture_output=True,
-    )
-    assert remembered_bytes(starter_engine.path) == 0
+    assert run_here("run", "--quiet", "--max-tokens", "3", "hi").returncode == 0
+    assert remembered_bytes(loaded_starter.path) == 0
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,6 @@ All output equals that of a Target that never held anything else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import mlx.core as mx
 import pytest
 
@@ -17,18 +15,12 @@ from tests.support.families import build
 from tests.support.family_table import FAMILIES, WINDOW
 from tests.support.targets import Counting, answer, fresh, some
 
+pytestmark = pytest.mark.usefixtures("uncompiled")
+
 PLAIN = ["llama", "deepseek_v3", "llama-kv8", "llama-concatenate"]  # these can always be trimmed
 FIRST = 150  # tokens of the first prompt: several windows
 
 by_name = pytest.mark.parametrize("name", FAMILIES)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def uncompiled() -> Iterator[None]:
-    """On a CPU, compiling a model's functions takes longer than all they do here."""
-    mx.disable_compile()
-    yield
-    mx.enable_compile()
 
 
 def read_by(target: Target, prompt: list[int], truth: list[int]) -> int:

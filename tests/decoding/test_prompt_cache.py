@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
-import mlx.core as mx
 import pytest
 from mlx_lm.models import cache as mlx_cache
 from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
@@ -20,7 +18,7 @@ from akunu_py.decoding.target import Target
 from akunu_py.errors import AkunuError, DamagedCache, StoreError, UsageError
 from akunu_py.models.store import StoredModel
 from akunu_py.types import GenerateOptions, Message
-from tests.support.command import akunu, assert_one_line_error
+from tests.support.command import assert_one_line_error, run_here
 from tests.support.families import build
 from tests.support.family_table import FAMILIES
 from tests.support.targets import answer, fresh, some
@@ -37,13 +35,6 @@ def talked(starter_engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> 
     path = tmp_path_factory.mktemp("saved") / "talk.safetensors"
     session.save_prompt_cache(path)
     return path
-
-
-@pytest.fixture
-def uncompiled() -> Iterator[None]:
-    mx.disable_compile()
-    yield
-    mx.enable_compile()
 
 
 @pytest.mark.usefixtures("uncompiled")
@@ -199,13 +190,13 @@ def test_a_disk_that_refuses_leaves_the_older_file(
         session.save_prompt_cache(talked.parent / "none" / "x.safetensors")
 
 
-def test_run_keeps_a_prompt_cache(tmp_path: Path) -> None:
+def test_run_keeps_a_prompt_cache(loaded_starter: Engine, tmp_path: Path) -> None:
     file = tmp_path / "document.safetensors"
     document = "The owl sat on the old barn and watched the fields. " * 30
     options = ["--raw", "--max-tokens", "4", "--format", "json", "--prompt-cache", str(file)]
 
     def ask(question: str) -> dict[str, int]:
-        done = akunu("run", *options, document + question)
+        done = run_here("run", *options, document + question)
         assert done.returncode == 0, done.stderr
         stats: dict[str, int] = json.loads(done.stdout)["stats"]
         return stats
@@ -214,6 +205,6 @@ def test_run_keeps_a_prompt_cache(tmp_path: Path) -> None:
     assert first["cached_tokens"] == 0
     assert second["prompt_tokens"] - second["cached_tokens"] < 8
     file.write_bytes(b"something else")
-    done = akunu("run", "--prompt-cache", str(file), "hi")
+    done = run_here("run", "--prompt-cache", str(file), "hi")
     assert_one_line_error(done, 1, str(file), "not a session")
     assert file.read_bytes() == b"something else"

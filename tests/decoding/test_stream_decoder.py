@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,30 +12,46 @@ from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Generation, Session
 from akunu_py.errors import UsageError
 from akunu_py.types import DraftMode, GenerateOptions, Message
-from tests.support.command import akunu, assert_one_line_error
+from tests.support.command import assert_one_line_error, run_here
 from tests.support.prompts import REWRITE
 
 MODES: tuple[DraftMode, ...] = ("off", "fixed", "auto")
 
 
-def generation(engine: Engine, options: GenerateOptions) -> Generation:
-    return Session(engine).chat([Message("user", REWRITE)], options)
+Answering = Callable[..., Generation]
 
 
 @pytest.fixture(scope="module")
-def whole(starter_engine: Engine) -> str:
-    return generation(starter_engine, GenerateOptions(max_tokens=90)).answer().text
+def generation(starter_engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Answering:
+    """Answers the same prompt in a new session each, which is given the prompt as read already."""
+    messages = [Message("user", REWRITE)]
+    session, prompt_read = (
+        Session(starter_engine),
+        tmp_path_factory.mktemp("read") / "x.safetensors",
+    )
+    session.chat(messages, GenerateOptions(max_tokens=1)).answer()
+    session.save_prompt_cache(prompt_read)
+
+    def generation(options: GenerateOptions, engine: Engine = starter_engine) -> Generation:
+        session = Session(engine)
+        session.load_prompt_cache(prompt_read)
+        return session.chat(messages, options)
+
+    return generation
+
+
+@pytest.fixture(scope="module")
+def whole(generation: Answering) -> str:
+    return generation(GenerateOptions(max_tokens=90)).answer().text
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("stop", ["self.name = name", "ount <= 0:\n", "\n\n    def", "class"])
 def test_a_stop_sequence_ends_the_answer_before_it(
-    starter_engine: Engine, whole: str, mode: DraftMode, stop: str
+    starter_engine: Engine, generation: Answering, whole: str, mode: DraftMode, stop: str
 ) -> None:
     assert stop in whole
-    made = generation(
-        starter_engine, GenerateOptions(max_tokens=90, draft=mode, stop=("never said", stop))
-    )
+    made = generation(GenerateOptions(max_tokens=90, draft=mode, stop=("never said", stop)))
     pieces = list(made)
     assert made.text == whole[: whole.index(stop)]
     assert "".join(piece.text for piece in pieces) == made.text
@@ -45,9 +62,9 @@ def test_a_stop_sequence_ends_the_answer_before_it(
         assert all(0 <= start < end <= len(piece.text) for start, end in piece.drafted)
 
 
-def test_what_looked_like_a_stop_sequence_is_given_out(starter_engine: Engine, whole: str) -> None:
+def test_what_looked_like_a_stop_sequence_is_given_out(generation: Answering, whole: str) -> None:
     almost = whole[-20:] + "¶"
-    made = generation(starter_engine, GenerateOptions(max_tokens=90, stop=(almost,)))
+    made = generation(GenerateOptions(max_tokens=90, stop=(almost,)))
     assert made.answer().text == whole
     assert made.finish_reason == "length"
 
@@ -78,20 +95,23 @@ class Reasoner:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_thinking_is_told_apart(starter_engine: Engine, whole: str, mode: DraftMode) -> None:
+def test_thinking_is_told_apart(
+    starter_engine: Engine, generation: Answering, whole: str, mode: DraftMode
+) -> None:
     start, end = whole[:9], "def add"
     thought = whole[len(start) : whole.index(end)].lstrip("\r\n")
     answer = whole[whole.index(end) + len(end) :].lstrip("\r\n")
     engine = replace(starter_engine, tokenizer=Reasoner(starter_engine.tokenizer, start, end))
     # A stop sequence that comes in the thinking does not end it.
-    made = generation(engine, GenerateOptions(max_tokens=90, draft=mode, stop=("__init__",)))
+    options = GenerateOptions(max_tokens=90, draft=mode, stop=("__init__",))
+    made = generation(options, engine)
     pieces = list(made)
     assert made.thinking == "".join(piece.thinking for piece in pieces) == thought
     assert made.text == "".join(piece.text for piece in pieces) == answer
     assert "__init__" in thought
 
 
-def test_an_empty_stop_is_refused(starter_engine: Engine) -> None:
+def test_an_empty_stop_is_refused(generation: Answering) -> None:
     with pytest.raises(UsageError, match="stop"):
-        generation(starter_engine, GenerateOptions(stop=("",)))
-    assert_one_line_error(akunu("run", "hi", "--stop", ""), 2, "stop")
+        generation(GenerateOptions(stop=("",)))
+    assert_one_line_error(run_here("run", "hi", "--stop", ""), 2, "stop")

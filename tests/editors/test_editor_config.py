@@ -13,7 +13,7 @@ import pytest
 
 from akunu_py.completion.editor_config import EDITORS, editor_config
 from tests.support import paths
-from tests.support.command import akunu, assert_one_line_error
+from tests.support.command import assert_one_line_error, run_here
 
 NASTY = ["--model", 'it\'s a "model" \\ $HOME, ok']
 PROGRAM = [str(Path(sys.executable).with_name("akunu"))]
@@ -61,7 +61,7 @@ def test_the_command_arrives_as_it_was_meant(
 
 @pytest.mark.parametrize("editor", EDITORS)
 def test_every_editor_is_pointed_at_its_folder_and_at_this_akunu(editor: str) -> None:
-    done = akunu("complete", "--print-config", editor)
+    done = run_here("complete", "--print-config", editor)
     assert (done.returncode, done.stderr) == (0, "")
     assert PROGRAM[0] in done.stdout
     assert "@" not in done.stdout
@@ -70,7 +70,7 @@ def test_every_editor_is_pointed_at_its_folder_and_at_this_akunu(editor: str) ->
 
 def test_other_options_go_along(tmp_path: Path) -> None:
     options = ["--max-lines", "3", "--draft", "off", "--no-memory", "--file-tokens", "0"]
-    done = akunu("complete", "--print-config", "vscode", "--model", str(tmp_path), *options)
+    done = run_here("complete", "--print-config", "vscode", "--model", str(tmp_path), *options)
     settings = "".join(line for line in done.stdout.splitlines() if not line.startswith("//"))
     command = json.loads(settings)["akunu.command"]
     assert command[:4] == [*PROGRAM, "complete", "--model", str(tmp_path)]
@@ -78,7 +78,7 @@ def test_other_options_go_along(tmp_path: Path) -> None:
 
 
 def test_wrong_usage() -> None:
-    done = akunu("complete", "--print-config", "vim", "--lsp")
+    done = run_here("complete", "--print-config", "vim", "--lsp")
     assert_one_line_error(done, 2, "expected one of --filter, --lsp and --print-config")
-    done = akunu("complete", "--print-config", "ed")
+    done = run_here("complete", "--print-config", "ed")
     assert_one_line_error(done, 2, "invalid choice: 'ed'")

@@ -42,6 +42,7 @@ def test_the_prefill_chunk_is_the_engines() -> None:
     assert fit._PREFILL_ROWS == target.PREFILL_CHUNK
 
 
+@pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_cache_bytes_are_known_before_anything_runs(name: str) -> None:
     model = build(name)

@@ -41,8 +41,9 @@ def run_here(
 ) -> subprocess.CompletedProcess[str]:
     """Runs `akunu` to its end in this process, where all modules are imported already.
 
-    Its streams are files, so it sees no terminal. Environment, working directory, and signal
-    handlers are put back. Programs that it starts write to the streams of this process.
+    Its streams are files, so it sees no terminal; bytes that are no UTF-8 are surrogates in what it
+    printed. Environment, working directory and signal handlers are put back. Programs that it
+    starts write to the streams of this process.
     """
     with tempfile.TemporaryDirectory() as directory:
         given, out, err = (Path(directory, name) for name in ("in", "out", "err"))
@@ -53,7 +54,7 @@ def run_here(
             except SystemExit as end:
                 code = end.code or 0
         assert isinstance(code, int), code
-        printed = out.read_bytes().decode(), err.read_bytes().decode()
+        printed = [file.read_bytes().decode(errors="surrogateescape") for file in (out, err)]
     return subprocess.CompletedProcess(args, code, *printed)
 
 

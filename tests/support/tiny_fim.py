@@ -76,6 +76,18 @@ def write_model(directory: Path, tokenizer: Tokenizer, *, end: str, seed: int = 
     return directory
 
 
+def write_chat_model(directory: Path) -> Path:
+    """A tiny model that can be talked to, and at length: a letter is a token of it."""
+    end = "<|endoftext|>"
+    write_model(directory, sentence_piece([end]), end=end)
+    template = "{% for message in messages %}{{ message.content }} {% endfor %}"
+    (directory / "chat_template.jinja").write_text(template)
+    config = json.loads((directory / "config.json").read_text())
+    long = json.dumps(config | {"max_position_embeddings": 16384})
+    (directory / "config.json").write_text(long)
+    return directory
+
+
 def load_tiny(
     directory: Path, markers: Sequence[str], name: str = "tiny", **options: Any
 ) -> Engine:

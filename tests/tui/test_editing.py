@@ -145,11 +145,15 @@ async def test_a_long_conversation_opens_at_its_end_and_pages_back() -> None:
         assert (it.prompts[0], it.prompts[-1]) == ("prompt 40", "prompt 49")
         assert "40 earlier" in str(it.app.query_one(Earlier).render())
         for _ in range(60):
+            if it.prompts[0] == "prompt 0" and it.transcript.scroll_y == 0:
+                break
             await it.press("pageup")
         assert (it.prompts[0], len(it.prompts), len(it.app.query(Earlier))) == ("prompt 0", 20, 0)
         assert "30 later" in str(it.app.query_one(Later).render())
         assert it.transcript.scroll_y == 0
         for _ in range(60):
+            if it.prompts[-1] == "prompt 49":
+                break
             await it.press("pagedown")
         assert (it.prompts[-1], len(it.prompts), len(it.app.query(Later))) == ("prompt 49", 20, 0)
         await it.press("tab", "home", "home")

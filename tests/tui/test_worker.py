@@ -6,6 +6,8 @@ import queue
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,21 +16,21 @@ from textual.message import Message as Note
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Generation, Session
 from akunu_py.errors import DamagedModel
-from akunu_py.models.store import StoredModel
 from akunu_py.tui.session.messages import Failed, Finished, Gauges, Loaded, PieceArrived, Prefilling
 from akunu_py.tui.session.pacing import Held
 from akunu_py.tui.session.worker import SessionThread
 from akunu_py.types import GenerateOptions, Message, Piece, Stats, TextPiece
+from tests.support.tiny_fim import write_chat_model
 
 QUESTION = [Message("user", "Say the word sea three times, then tell me about the sea.")]
-OPTIONS = GenerateOptions(max_tokens=48)
+OPTIONS = GenerateOptions(max_tokens=24)
 ENDLESS = GenerateOptions(max_tokens=4000)
 
 
 class Ear:
     """A session thread and what it says."""
 
-    def __init__(self, starter: StoredModel) -> None:
+    def __init__(self, starter: Engine) -> None:
         self.notes: queue.Queue[Note] = queue.Queue()
         self.broken = True
         self.starter = starter
@@ -38,7 +40,7 @@ class Ear:
     def load(self, name: str) -> Engine:
         if self.broken:
             raise DamagedModel("model 'starter' is damaged")
-        return Engine.load(self.starter.path, name=name)
+        return replace(self.starter, name=name)
 
     def hear(self, engine: Engine, generation: Generation) -> None:
         self.answered.append(generation.text)
@@ -62,9 +64,9 @@ class Ear:
 
 
 @pytest.fixture(scope="module")
-def ear(starter: StoredModel) -> Iterator[Ear]:
+def ear(starter_engine: Engine) -> Iterator[Ear]:
     """Its model cannot be loaded at first; the second attempt, at the first question, succeeds."""
-    ear = Ear(starter)
+    ear = Ear(starter_engine)
     ear.thread.start(ear.notes.put)
     failed = ear.next()
     assert (failed.turn, failed.error) == (None, "model 'starter' is damaged")
@@ -163,8 +165,8 @@ def test_switching_models(ear: Ear) -> None:
     ear.until_end(12)
 
 
-def test_closing_in_the_middle_of_an_answer(starter: StoredModel) -> None:
-    ear = Ear(starter)
+def test_closing_in_the_middle_of_an_answer(starter_engine: Engine) -> None:
+    ear = Ear(starter_engine)
     ear.broken = False
     ear.thread.start(ear.notes.put)
     ear.thread.ask(1, QUESTION, ENDLESS)
@@ -176,14 +178,15 @@ def test_closing_in_the_middle_of_an_answer(starter: StoredModel) -> None:
 
 QUIT = """
 import queue
+import sys
+from pathlib import Path
 from akunu_py.decoding.engine import Engine
-from akunu_py.models import store
 from akunu_py.tui.session.messages import PieceArrived
 from akunu_py.tui.session.worker import SessionThread
 from akunu_py.types import GenerateOptions, Message
 
 notes = queue.Queue()
-thread = SessionThread("starter", lambda name: Engine.load(store.get(name).path))
+thread = SessionThread("tiny", lambda name: Engine.load(Path(sys.argv[1])))
 thread.start(notes.put)
 thread.ask(1, [Message("user", "Tell me a story.")], GenerateOptions(max_tokens=4000))
 while not isinstance(notes.get(timeout=60), PieceArrived):
@@ -192,15 +195,17 @@ assert thread.close(timeout=30)
 """
 
 
-def test_a_program_that_closes_it_ends_cleanly(starter: StoredModel) -> None:
+def test_a_program_that_closes_it_ends_cleanly(tmp_path: Path) -> None:
     """MLX aborts two programs of three here where a thread ends without giving back its streams."""
+    write_chat_model(tmp_path)
     for _ in range(3):
-        done = subprocess.run([sys.executable, "-c", QUIT], capture_output=True, text=True)
+        command = [sys.executable, "-c", QUIT, str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_model_that_is_not_here_yet_is_loaded_when_it_is(starter: StoredModel) -> None:
-    ear = Ear(starter)
+def test_a_model_that_is_not_here_yet_is_loaded_when_it_is(starter_engine: Engine) -> None:
+    ear = Ear(starter_engine)
     ear.thread.start(ear.notes.put, load=False)
     ear.thread.switch("starter")
     assert isinstance(ear.next(), Failed)  # it is broken
@@ -208,8 +213,8 @@ def test_a_model_that_is_not_here_yet_is_loaded_when_it_is(starter: StoredModel)
     assert ear.notes.empty(), "it was tried once"
 
 
-def test_closing_what_never_started(starter: StoredModel) -> None:
-    assert Ear(starter).thread.close(timeout=0)
+def test_closing_what_never_started(starter_engine: Engine) -> None:
+    assert Ear(starter_engine).thread.close(timeout=0)
 
 
 def test_pieces_are_held_together_with_their_spans() -> None:
