@@ -62,7 +62,7 @@ class ChatApp(App[None]):
     """A conversation with a model. The controllers share the conversation and the view, and reach
     each other only as their constructors say."""
 
-    CSS_PATH = "chat.tcss"
+    CSS_PATH = Path(__file__).with_name("chat.tcss")
     TITLE = "akunu"
     COMMANDS: ClassVar = {ChatCommands}
     BINDINGS: ClassVar[list[BindingType]] = [

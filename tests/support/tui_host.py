@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
+import pytest
 from textual.app import App
 from textual.pilot import Pilot
 from textual.screen import Screen
@@ -25,6 +26,17 @@ class Compare(Protocol):
         terminal_size: tuple[int, int],
         run_before: Callable[[Pilot[None]], Awaitable[None]],
     ) -> bool: ...
+
+
+def sizes_and_themes(*themes: str) -> pytest.MarkDecorator:
+    """Snapshots in the dark theme at each size, and in the others at one: a theme changes colours,
+    which no size does."""
+    sizes = ((80, 24), (120, 40), (40, 12))
+    shown = [(size, "dark") for size in sizes] + [(sizes[0], theme) for theme in themes]
+    return pytest.mark.parametrize(
+        ("size", "theme"),
+        [pytest.param(size, theme, id=f"{theme}-{size[0]}x{size[1]}") for size, theme in shown],
+    )
 
 
 class Host(App[None]):

@@ -21,6 +21,7 @@ from textual.widgets import OptionList, Static
 
 from akunu_py.errors import UsageError
 from akunu_py.text import typeable
+from akunu_py.tui.app import ChatApp
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.prompt.files import (
     Attachment,
@@ -33,7 +34,6 @@ from akunu_py.tui.prompt.files import (
     split,
 )
 from akunu_py.tui.prompt.suggestions import Suggester, SuggestionPopup
-from tests.support.paths import ROOT
 from tests.support.tui_host import Compare, Host
 
 
@@ -194,7 +194,7 @@ def test_where_nothing_is_offered(folder: Path, before: str) -> None:
 class Page(Screen[None]):
     """A prompt box with its list, under something to read."""
 
-    CSS_PATH = [str(ROOT / "akunu_py/tui/chat.tcss")]  # noqa: RUF012
+    CSS_PATH = ChatApp.CSS_PATH
 
     def __init__(self, folder: Path) -> None:
         super().__init__()

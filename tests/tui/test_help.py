@@ -27,7 +27,7 @@ from akunu_py.tui.slash_commands import (
     parse,
 )
 from akunu_py.types import GenerateOptions
-from tests.support.tui_host import Compare
+from tests.support.tui_host import Compare, sizes_and_themes
 
 
 @pytest.fixture(autouse=True)
@@ -208,8 +208,7 @@ async def test_the_palette_runs_commands_and_begins_those_that_need_words(tmp_pa
         assert app.query_one(PromptBox).text == "/temperature "
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40), (40, 12)], ids="{0[0]}x{0[1]}".format)
-@pytest.mark.parametrize("theme", ["dark", "light"])
+@sizes_and_themes("light")
 def test_picture_of_the_help(
     snap_compare: Compare, tmp_path: Path, size: tuple[int, int], theme: str
 ) -> None:

@@ -1,6 +1,6 @@
-"""The conversations screen on a real database: keys, and pictures.
+"""The conversations screen on a real database: keys, and snapshots.
 
-To accept new pictures: pytest tests/tui/test_library.py --snapshot-update, then look at them.
+To accept new snapshots: pytest tests/tui/test_library.py --snapshot-update, then look at them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from textual.pilot import Pilot
 from textual.widgets import Input, OptionList, Static
 
 from akunu_py.chats.store import ConversationStore
-from akunu_py.tui.library.rows import moment
-from akunu_py.tui.library.screen import Chosen, ConversationsScreen
+from akunu_py.tui.library.screen import Chosen, ConversationsScreen, moment
 from akunu_py.tui.library.store_thread import StoreThread
 from tests.support.chats import T0, branched, exchange_of
 from tests.support.tui_chat import until
@@ -41,7 +40,7 @@ def one_time_zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Five conversations; the working folder is empty."""
+    """Five conversations; the working directory is empty."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "data" / "conversations.db"
     store = ConversationStore.open(path)
@@ -54,13 +53,13 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-class WithKeeper(Host):
-    """Starts the store_thread, and keeps what the screen tells."""
+class LibraryHost(Host):
+    """Starts the store's thread, and keeps the messages of the screen."""
 
     def __init__(self, path: Path, theme: str = "dark") -> None:
         self.store_thread = StoreThread(path)
         self.list = ConversationsScreen(self.store_thread, "haiku", lambda: NOW)
-        self.told: list[Message] = []
+        self.messages: list[Message] = []
         super().__init__(self.list, theme)
 
     async def on_mount(self) -> None:
@@ -71,10 +70,10 @@ class WithKeeper(Host):
         self.store_thread.close(10)
 
     def on_conversations_screen_deleted(self, message: ConversationsScreen.Deleted) -> None:
-        self.told.append(message)
+        self.messages.append(message)
 
     def on_conversations_screen_renamed(self, message: ConversationsScreen.Renamed) -> None:
-        self.told.append(message)
+        self.messages.append(message)
 
     def lines(self) -> list[str]:
         """The first line of each row."""
@@ -95,8 +94,8 @@ class WithKeeper(Host):
 @contextlib.asynccontextmanager
 async def shown(
     path: Path, size: tuple[int, int] = (80, 24)
-) -> AsyncIterator[tuple[WithKeeper, Pilot[None]]]:
-    app = WithKeeper(path)
+) -> AsyncIterator[tuple[LibraryHost, Pilot[None]]]:
+    app = LibraryHost(path)
     async with app.run_test(size=size, notifications=True) as pilot:
         await until(pilot, lambda: app.lines())
         yield app, pilot
@@ -162,14 +161,14 @@ async def test_no_conversations(tmp_path: Path) -> None:
         assert app.notices() == [": Nothing was deleted lately."]
 
 
-async def test_delete_and_bring_back(path: Path) -> None:
+async def test_delete_and_undo(path: Path) -> None:
     async with shown(path) as (app, pilot):
         await pilot.press("down", "ctrl+d")
         await until(pilot, lambda: app.highlighted() == "list")
         await pilot.press("ctrl+d")
         await until(pilot, lambda: app.highlighted() == "html")
         assert app.titles()[:2] == ["What is a queue?", "Say [red]<b>\x1b[31m"]
-        deleted = [each for each in app.told if isinstance(each, ConversationsScreen.Deleted)]
+        deleted = [each for each in app.messages if isinstance(each, ConversationsScreen.Deleted)]
         assert [each.conversation for each in deleted] == ["haiku", "list"]
         assert "Ctrl+Z brings it back: Write a haiku about the sea" in app.notices()[0]
         await pilot.press("ctrl+z")
@@ -188,9 +187,9 @@ async def test_rename(path: Path) -> None:
         await pilot.press(*"Sea", "enter")
         await until(pilot, lambda: "Sea" in app.titles())
         assert app.highlighted() == "haiku"
-        (told,) = app.told
-        assert isinstance(told, ConversationsScreen.Renamed)
-        assert (told.conversation, told.title) == ("haiku", "Sea")
+        (renamed,) = app.messages
+        assert isinstance(renamed, ConversationsScreen.Renamed)
+        assert (renamed.conversation, renamed.title) == ("haiku", "Sea")
         await pilot.press("ctrl+r", *"XYZ", "ctrl+d", "down", "escape")
         assert app.list.query_one("#words", Input).has_focus
         assert app.highlighted() == "haiku"
@@ -219,15 +218,15 @@ async def test_export(path: Path, tmp_path: Path, keys: list[str], name: str) ->
         assert app.screen is app.list
 
 
-async def test_a_wide_screen_shows_what_was_said(path: Path) -> None:
+async def test_a_wide_screen_shows_a_preview(path: Path) -> None:
     async with shown(path, (120, 40)) as (app, pilot):
-        said = app.list.query_one("#said", Static)
-        await until(pilot, lambda: "You are welcome." in str(said.render()))
-        assert "A line of people." not in str(said.render())
+        text = app.list.query_one("#text", Static)
+        await until(pilot, lambda: "You are welcome." in str(text.render()))
+        assert "A line of people." not in str(text.render())
         await pilot.press(*"people")
-        await until(pilot, lambda: "A line of people." in str(said.render()))
+        await until(pilot, lambda: "A line of people." in str(text.render()))
         await pilot.resize_terminal(80, 24)
-        await until(pilot, lambda: not app.list.query_one("#peek").display)
+        await until(pilot, lambda: not app.list.query_one("#preview").display)
 
 
 async def test_a_database_that_cannot_be_opened(path: Path) -> None:
@@ -257,9 +256,8 @@ def test_moments(then: float, words: str) -> None:
     assert moment(then, NOW) == words
 
 
-PICTURES: list[tuple[str, tuple[str, ...], tuple[int, int], str]] = [
+SNAPSHOTS: list[tuple[str, tuple[str, ...], tuple[int, int], str]] = [
     ("list", (), (80, 24), "dark"),
-    ("list", (), (80, 24), "light"),
     ("list", (), (120, 40), "dark"),
     ("list", (), (40, 10), "dark"),
     ("found", (*"py", "space", *"li"), (120, 40), "light"),
@@ -274,7 +272,7 @@ PICTURES: list[tuple[str, tuple[str, ...], tuple[int, int], str]] = [
     ("keys", "size", "theme"),
     [
         pytest.param(keys, size, theme, id=f"{name}-{size[0]}x{size[1]}-{theme}")
-        for name, keys, size, theme in PICTURES
+        for name, keys, size, theme in SNAPSHOTS
     ],
 )
 def test_picture(
@@ -286,11 +284,11 @@ def test_picture(
     theme: str,
 ) -> None:
     monkeypatch.setattr("akunu_py.tui.library.export.Path.cwd", lambda: Path("/home/me"))
-    app = WithKeeper(path, theme)
+    app = LibraryHost(path, theme)
 
     async def press(pilot: Pilot[None]) -> None:
         await until(pilot, app.lines)
         await pilot.press(*keys)
-        await pilot.pause(0.5)  # the list, then what was said
+        await pilot.pause(0.5)  # the list, then the preview
 
     assert snap_compare(app, terminal_size=size, run_before=press)

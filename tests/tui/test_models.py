@@ -24,7 +24,7 @@ from akunu_py.models.store import StoredModel
 from akunu_py.tui.models.downloads import DownloadEnded, DownloadMoved, Downloads
 from akunu_py.tui.models.screen import ModelsScreen, better_model
 from akunu_py.tui.welcome import offer_words
-from tests.support.tui_host import Compare, Host
+from tests.support.tui_host import Compare, Host, sizes_and_themes
 
 GB = 10**9
 _BASE = catalogue.load_catalogue()["starter"]
@@ -234,8 +234,7 @@ def test_a_better_model_for_the_first_run() -> None:
     assert better_model("a folder of mine") is None
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40), (40, 12)], ids="{0[0]}x{0[1]}".format)
-@pytest.mark.parametrize("theme", ["dark", "light", "terminal-dark"])
+@sizes_and_themes("light", "terminal-dark")
 def test_picture(snap_compare: Compare, pulled: Pulled, size: tuple[int, int], theme: str) -> None:
     host, shown = screen(pulled)
     host.theme = theme

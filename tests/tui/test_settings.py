@@ -20,7 +20,7 @@ from textual.widgets import Input, Select, Static, TextArea
 from akunu_py.settings import Settings, load_settings, save_settings, settings_file
 from akunu_py.tui import terminal, themes
 from akunu_py.tui.settings import SettingsScreen
-from tests.support.tui_host import Compare, Host
+from tests.support.tui_host import Compare, Host, sizes_and_themes
 
 PERSONAS = {"coder": "You write Python.\nShort answers.", "poet": "You rhyme."}
 
@@ -257,8 +257,7 @@ async def test_reduced_motion_stops_what_glides_and_blinks() -> None:
         assert (levels, blinks) == (["none", "full"], [False, True])
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40), (40, 12)], ids="{0[0]}x{0[1]}".format)
-@pytest.mark.parametrize("theme", ["dark", "light", "terminal-dark"])
+@sizes_and_themes("light", "terminal-dark")
 def test_picture(
     snap_compare: Compare, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], theme: str
 ) -> None:

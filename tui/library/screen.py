@@ -1,34 +1,36 @@
-"""The conversations: find one by its words and open it, rename it, delete it, export it.
+"""The conversations: find one by its words and open it, rename it, delete it, export it; on a wide
+terminal with a preview.
 
-Owns the list and its keys; those that act on the chosen row wait for a search that is under way.
-The store is called in its thread. The result is the
-conversation to open, None for no change. Refuses to ask before it deletes: Ctrl+Z brings back.
+Deleting asks nothing: Ctrl+Z undoes it. Keys that act on the chosen row wait for a search that is
+under way.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import ClassVar
 
 from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, Vertical
+from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.message import Message
 from textual.screen import ModalScreen
-from textual.widgets import Input, OptionList
+from textual.style import Style
+from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
+from akunu_py.chats.export import UNTITLED
 from akunu_py.chats.store import SearchResult
+from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.errors import ConversationError
-from akunu_py.text import displayable
+from akunu_py.text import collapse, displayable
 from akunu_py.tui.library.export import ExportScreen, export_here
-from akunu_py.tui.library.preview import PreviewPane
-from akunu_py.tui.library.rows import UNTITLED, row_of
 from akunu_py.tui.library.store_thread import StoreThread
 
 _WIDE, _NORMAL = 100, 60  # columns
@@ -38,6 +40,8 @@ _HINTS = (
     "Enter open · ^R rename · ^D delete · ^Z undo · ^S export",
     "Enter open · F1 keys",
 )
+_PREVIEWED = 6  # messages
+_PREVIEW_DELAY_S = 0.1  # a row is previewed when the highlight stays on it
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,10 @@ class Chosen:
 
 
 class ConversationsScreen(ModalScreen[Chosen | None]):
-    """The list. current: the conversation on the screen below. clock: seconds since 1970."""
+    """The list. The result is what to open, None for no change.
+
+    current: the conversation on the screen below. clock: seconds since 1970.
+    """
 
     @dataclass
     class Deleted(Message):
@@ -92,9 +99,9 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
         self._current = current
         self._clock = clock
         self._found: dict[str, SearchResult] = {}
-        self._nothing = ""  # what to say where the list is empty
+        self._empty_text = ""  # shown where nothing is found
         self._renaming: str | None = None  # the conversation that gets another title
-        self._is_found = asyncio.Event()  # the list is what the words find
+        self._search_done = asyncio.Event()  # the list is what the words find
 
     def compose(self) -> ComposeResult:
         with Vertical(id="dialog") as dialog:
@@ -140,14 +147,14 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
 
     @work
     async def action_delete(self) -> None:
-        found = await self._chosen_now()
+        found = await self._chosen_after_search()
         if found is None or self._renaming is not None:
             return
         conversation = found.info.id
         try:
             await self._store.call(lambda store: store.delete(conversation))
         except ConversationError as error:
-            self._tell(error)
+            self._show_error(error)
             return
         title = displayable(found.info.title) or UNTITLED
         self.notify(title, title="Deleted; Ctrl+Z brings it back", markup=False)
@@ -161,7 +168,7 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
         try:
             info = await self._store.call(lambda store: store.undo_delete())
         except ConversationError as error:
-            self._tell(error)
+            self._show_error(error)
             return
         if info is None:
             self.notify("Nothing was deleted lately.")
@@ -171,7 +178,7 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
 
     @work
     async def action_export(self) -> None:
-        found = await self._chosen_now()
+        found = await self._chosen_after_search()
         if found is None or self._renaming is not None:
             return
         form = await self.app.push_screen_wait(ExportScreen(found.info.title))
@@ -181,7 +188,7 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
             tree = await self._store.call(lambda store: store.load(found.info.id))
             path = await export_here(tree, form)
         except ConversationError as error:
-            self._tell(error)
+            self._show_error(error)
         else:
             self.notify(displayable(str(path)), title="Exported", markup=False)
 
@@ -197,7 +204,7 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
 
     @work(exclusive=True, group="open")
     async def _open_chosen(self) -> None:
-        found = await self._chosen_now()
+        found = await self._chosen_after_search()
         if found and self._renaming is None:
             self.dismiss(Chosen(found.info.id, found.hit.message))
 
@@ -211,16 +218,16 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
         try:
             await self._store.call(lambda store: store.rename(conversation, title))
         except ConversationError as error:
-            self._tell(error)
+            self._show_error(error)
             return
         self.post_message(self.Renamed(conversation, title))
         self._search(conversation)
 
-    # In between
+    # Searching and drawing
 
     def _search(self, choose: str | None = None) -> None:
-        """Looks for the words anew; then `choose` is chosen, or again what was."""
-        self._is_found.clear()
+        """Searches for the words again, then highlights `choose`, or what was highlighted."""
+        self._search_done.clear()
         self._find(choose)
 
     @work(exclusive=True, group="search")
@@ -233,18 +240,18 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
             found, problem = [], str(error)
         chosen = self._chosen()
         self._found = {each.info.id: each for each in found}
-        self._nothing = problem or (f"Nothing found for: {words}" if words.strip() else _EMPTY)
+        self._empty_text = problem or (f"Nothing found for: {words}" if words.strip() else _EMPTY)
         self._draw(choose or (chosen.info.id if chosen else None))
-        self._is_found.set()
+        self._search_done.set()
 
     def _draw(self, choose: str | None = None) -> None:
-        """All rows, in the width that there is."""
+        """Draws all rows in the width that there is."""
         rows = self.query_one(OptionList)
         if choose is None and (chosen := self._chosen()):
             choose = chosen.info.id
         width = rows.scrollable_content_region.width
-        looks = ("conversations--mark", "conversations--muted", "conversations--match")
-        styles = [self.get_visual_style(name, partial=True) for name in looks]
+        names = ("conversations--mark", "conversations--muted", "conversations--match")
+        styles = [self.get_visual_style(name, partial=True) for name in names]
         rows.clear_options()
         for each in self._found.values():
             mark = "●" if each.info.id == self._current else " "
@@ -252,30 +259,30 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
             rows.add_option(Option(row, id=each.info.id))
         if self._found:
             rows.highlighted = list(self._found).index(choose) if choose in self._found else 0
-        elif self._nothing:
-            rows.add_option(Option(Content(displayable(self._nothing)), disabled=True))
+        elif self._empty_text:
+            rows.add_option(Option(Content(displayable(self._empty_text)), disabled=True))
         self._hint()
-        self._look()
+        self._show_preview()
 
     @on(OptionList.OptionHighlighted)
-    def _look(self) -> None:
+    def _show_preview(self) -> None:
         self.query_one(PreviewPane).show(self._chosen())
 
     def _chosen(self) -> SearchResult | None:
         option = self.query_one(OptionList).highlighted_option
         return self._found.get(option.id) if option and option.id else None
 
-    async def _chosen_now(self) -> SearchResult | None:
-        """The chosen one of those that the words find: a search that is under way ends first."""
-        await self._is_found.wait()
+    async def _chosen_after_search(self) -> SearchResult | None:
+        """The chosen one of those that the words find: waits for a search that is under way."""
+        await self._search_done.wait()
         return self._chosen()
 
     def _neighbour(self, conversation: str) -> str | None:
-        """What to choose when that conversation is gone."""
+        """What to highlight when that conversation is gone."""
         names = list(self._found)
         place = names.index(conversation)
-        left = names[place + 1 :] or names[:place][-1:]
-        return left[0] if left else None
+        others = names[place + 1 :] or names[:place][-1:]
+        return others[0] if others else None
 
     def _end_renaming(self) -> None:
         self._renaming = None
@@ -286,12 +293,114 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
         self._hint()
 
     def _hint(self) -> None:
-        """The keys, in the words that there is room for."""
+        """Shows the keys, in the words that there is room for."""
         width = self.size.width
         hint = _HINTS[0 if width >= _WIDE else 1 if width >= _NORMAL else 2]
         if self._renaming is not None:
             hint = "Enter keep the title · Esc leave it"
         self.query_one("#dialog").border_subtitle = hint
 
-    def _tell(self, error: ConversationError) -> None:
+    def _show_error(self, error: ConversationError) -> None:
         self.notify(displayable(str(error)), severity="error", timeout=10, markup=False)
+
+
+class PreviewPane(VerticalScroll, can_focus=False):
+    """The end of a conversation, or what is around the message that was found."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"preview--name", "preview--prompt"}
+
+    def __init__(self, store: StoreThread) -> None:
+        super().__init__(id="preview")
+        self._store = store
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="text")
+
+    @work(exclusive=True)
+    async def show(self, found: SearchResult | None) -> None:
+        """Previews that one, a moment later."""
+        text = self.query_one(Static)
+        if found is None or not self.display:
+            text.update("")
+            return
+        await asyncio.sleep(_PREVIEW_DELAY_S)
+        try:
+            tree = await self._store.call(lambda store: store.load(found.info.id))
+        except ConversationError:  # deleted by another program a moment ago
+            text.update("")
+            return
+        name = self.get_visual_style("preview--name", partial=True)
+        prompt = self.get_visual_style("preview--prompt", partial=True)
+        text.update(preview(tree, found.hit.message, _PREVIEWED, (name, prompt)))
+        scroll = self.scroll_home if found.hit.message else self.scroll_end
+        self.call_after_refresh(scroll, animate=False)
+
+
+def preview(tree: Tree, message: str | None, most: int, styles: Sequence[Style]) -> Content:
+    """The end of a conversation, or what is around one message of it, as plain text.
+
+    most: messages. styles: of the names of models, and of prompts.
+    """
+    if message is not None and message in tree:
+        tree.choose(message)
+    path = [each for each in tree.path() if each.text.strip()]
+    first = len(path) - most
+    for place, each in enumerate(path):
+        if each.id == message:
+            first = min(first, place)
+    shown = path[max(0, first) :][:most]
+    return Content("\n\n").join(_previewed(each, *styles) for each in shown)
+
+
+def _previewed(message: ChatMessage, name: Style, prompt: Style) -> Content:
+    text = Content(displayable(message.text.strip()))
+    if message.role == "user":
+        return text.stylize(prompt)
+    author = message.model or message.role
+    return Content.assemble((collapse(author), name), "\n", text)
+
+
+def row_of(
+    found: SearchResult, width: int, now: float, mark: str, styles: Sequence[Style]
+) -> Content:
+    """Two lines of `width` columns: the title and the time, below the match or the last message.
+
+    mark: one character before the title. styles: of the mark, of muted text, and of matches.
+    """
+    marked, muted, match = styles
+    time = moment(found.info.updated, now)
+    room = max(1, width - len(time) - 4)
+    title = Content(collapse(found.info.title) or UNTITLED).truncate(room, ellipsis=True)
+    gap = " " * (room - title.cell_length + 2)
+    below = _snippet(found, match).truncate(max(1, width - 2), ellipsis=True)
+    return Content.assemble(
+        (f"{mark} ", marked),
+        title.stylize("bold"),
+        gap,
+        (time, muted),
+        "\n  ",
+        below.stylize_before(muted),
+    )
+
+
+def _snippet(found: SearchResult, match: Style) -> Content:
+    if found.hit.message is None:
+        return Content(collapse(found.info.preview))
+    content = Content(displayable(found.hit.snippet).replace("\n", " "))
+    for start, end in found.hit.marks:
+        content = content.stylize(match, start, end)
+    return content
+
+
+def moment(then: float, now: float) -> str:
+    """A time in the fewest words: "14:05", "yesterday", "Mon", "3 Nov"."""
+    day, today = datetime.fromtimestamp(then), datetime.fromtimestamp(now)
+    days = (today.date() - day.date()) // timedelta(days=1)
+    if days <= 0:
+        return f"{day:%H:%M}"
+    if days == 1:
+        return "yesterday"
+    if days < 7:
+        return f"{day:%a}"
+    year = "" if day.year == today.year else f" {day.year}"
+    return f"{day.day} {day:%b}{year}"
