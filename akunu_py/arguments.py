@@ -60,7 +60,7 @@ def add_loading(parser: argparse.ArgumentParser) -> None:
         help="auto: float32 on a CPU, the model's own format on a GPU",
     )
     parser.add_argument(
-        "--kv-bits", type=int, default=None, metavar="4|8", help="quantise the KV cache"
+        "--kv-bits", type=int, default=None, metavar="4|8", help="quantize the KV cache"
     )
     parser.add_argument(
         "--context",
@@ -73,7 +73,7 @@ def add_loading(parser: argparse.ArgumentParser) -> None:
 
 
 def options_from(args: argparse.Namespace) -> GenerateOptions:
-    """What was asked for. Ranges are checked where the options are used."""
+    """The options of an answer. Their ranges are checked where they are used."""
     defaults = SamplingOptions()
     sampling = SamplingOptions(
         temperature=args.temperature,
@@ -108,7 +108,7 @@ def add_drafting(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--draft-tokens", type=positive, default=DEFAULT_DRAFT_TOKENS, metavar="N")
     group.add_argument(
-        "--no-memory", action="store_true", help="neither use nor keep what the model said before"
+        "--no-memory", action="store_true", help="neither use nor keep earlier answers of the model"
     )
 
 
@@ -118,14 +118,14 @@ def _add_leniency(group: argparse._ArgumentGroup) -> None:
         type=float,
         default=1.0,
         metavar="L",
-        help="below 1 accepts more of a draft, and CHANGES what is said (1: exact)",
+        help="below 1 accepts more of a draft, and CHANGES the output (1: exact)",
     )
     group.add_argument(
         "--typical",
         type=float,
         default=0.0,
         metavar="E",
-        help="above 0 accepts typical tokens of a draft, and CHANGES what is said (0: exact)",
+        help="above 0 accepts typical tokens of a draft, and CHANGES the output (0: exact)",
     )
 
 

@@ -1,14 +1,16 @@
-"""Ctrl-C while nobody can answer it: before the command line is there, and after it is done.
+"""How the process ends where Python's own way is a traceback or a crash.
 
-Python's own answer is a traceback. In a process that is akunu the system's answer takes its place
-then: the process ends at once. Refuses to change anything in other programs that import us.
+Ctrl-C before the command line is there and after it is done ends a process that is akunu at once;
+nothing changes in other programs that import us.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
+from typing import NoReturn
 
 
 def end_at_once() -> None:
@@ -22,6 +24,15 @@ def end_at_once() -> None:
 def raise_again() -> None:
     """An interrupt is a KeyboardInterrupt again."""
     _replace(signal.SIG_DFL, signal.default_int_handler)
+
+
+def exit_without_teardown(code: int) -> NoReturn:
+    """Ends the process while a thread is deep in MLX: Python would tear itself down under it, which
+    may crash."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            stream.flush()
+    os._exit(code)
 
 
 def _replace(handler: object, by: object) -> None:

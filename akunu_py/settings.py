@@ -1,8 +1,5 @@
-"""What the user set once for all: settings.toml in the settings folder.
-
-Owns the settings' names, their check, and writing them so that a person's own comments and order
-stay. Refuses unknown names and wrong types, on reading and on writing alike. Knows no themes: what
-a name of one means is the front end's business.
+"""The user's settings, in settings.toml: their names, their checks, and writing them so that the
+file's comments and order stay. What the name of a theme means is the front end's business.
 """
 
 from __future__ import annotations
@@ -24,8 +21,8 @@ if TYPE_CHECKING:  # only who changes settings pays for its import
     from tomlkit import TOMLDocument
 
 MAX_TEMPERATURE = 5.0  # above, every model talks nonsense
-_SHOWN = 80  # characters of a wrong value that an error repeats
-_HALF = re.compile("[\ud800-\udfff]")
+_MAX_SHOWN = 80  # characters of a wrong value that an error repeats
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _EXPECTED = {
     bool: "true or false",
     str: "a text in quotes",
@@ -39,7 +36,7 @@ class Settings:
     """memory: whether answers are remembered, on this machine, to draft from. model: the one that
     is used when none is named.
 
-    Of the chat: temperature, of sampling. system_prompt: what the model is told before all else.
+    Of the chat: temperature, of sampling. system_prompt: what the model reads before all else.
     personas: further system prompts by name. persona: the one in use, empty for `system_prompt`.
     theme: a name, or "auto". reduced_motion: nothing glides or blinks.
     """
@@ -91,7 +88,7 @@ def save_settings(changes: Mapping[str, Any]) -> Settings:
     before = load_settings()
     after = _checked(asdict(before) | dict(changes), "settings")
     path = settings_file()
-    # A link, to a folder of dot files for one, stays a link.
+    # A link, into a directory of dot files for one, stays a link.
     target = Path(os.path.realpath(path))
     try:
         text = target.read_text(encoding="utf-8") if target.exists() else ""
@@ -108,7 +105,7 @@ def save_settings(changes: Mapping[str, Any]) -> Settings:
 
 
 def _set(document: TOMLDocument, name: str, value: Any) -> None:
-    """Sets one name, as short as it can be said; a table of names keeps its comments."""
+    """Sets one name, in the shortest form; a table of names keeps its comments."""
     import tomlkit
     from tomlkit.items import Table
 
@@ -132,12 +129,12 @@ def _set(document: TOMLDocument, name: str, value: Any) -> None:
 def _text(value: str) -> Any:
     import tomlkit
 
-    # A newline right after the quotes of a text of many lines would not count.
+    # A newline right after the quotes of a multi-line string would not count.
     return tomlkit.string(value, multiline="\n" in value and not value.startswith("\n"))
 
 
 def _checked(content: Mapping[str, Any], where: str) -> Settings:
-    """The settings that `content` says. Raises UsageError, which begins with `where`."""
+    """The settings in `content`. Raises UsageError, which begins with `where`."""
     known = {field.name: type(value) for field, value in _defaults()}
     for name, value in content.items():
         if name not in known:
@@ -158,9 +155,9 @@ def _checked(content: Mapping[str, Any], where: str) -> Settings:
 
 
 def _short(value: object) -> str:
-    """A value as a person may have typed it; a file can hold any number of digits."""
+    """A value as the user may have typed it; a file can hold any number of digits."""
     shown = repr(value)
-    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
+    return shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}..."
 
 
 def _defaults() -> list[tuple[Any, Any]]:
@@ -174,5 +171,5 @@ def _fits(value: Any, kind: type) -> bool:
         return isinstance(value, dict) and all(
             _fits(part, str) for pair in value.items() for part in pair
         )
-    # Half a character (a lone surrogate) can be typed into no file.
-    return type(value) is kind and not (isinstance(value, str) and _HALF.search(value))
+    # A lone surrogate can be typed into no file.
+    return type(value) is kind and not (isinstance(value, str) and _SURROGATE.search(value))

@@ -21,7 +21,7 @@ texts = st.text(st.characters(codec="utf-8"), max_size=40)
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     settings_file().parent.mkdir()
     return settings_file().parent
@@ -64,7 +64,7 @@ def test_what_goes_back_to_the_built_in_value_leaves_the_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         ({"temperature": -1}, "0 to 5"),
         ({"temperature": float("nan")}, "0 to 5"),
@@ -74,8 +74,8 @@ def test_what_goes_back_to_the_built_in_value_leaves_the_file() -> None:
         ({"colour": "red"}, "unknown setting 'colour'"),
     ],
 )
-def test_wrong_values_are_refused_and_nothing_is_written(changes: Any, says: str) -> None:
-    with pytest.raises(UsageError, match=says):
+def test_wrong_values_are_refused_and_nothing_is_written(changes: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         save_settings(changes)
     assert not settings_file().exists()
 
@@ -92,7 +92,7 @@ def test_a_file_that_is_no_toml_is_not_overwritten() -> None:
     assert settings_file().read_text() == "theme = "
 
 
-def test_a_link_stays_a_link(folder: Path, tmp_path: Path) -> None:
+def test_a_link_stays_a_link(directory: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "dotfiles.toml"
     elsewhere.write_text("memory = false\n")
     elsewhere.chmod(0o600)
@@ -119,12 +119,12 @@ def test_a_disk_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_info_names_the_file_and_what_it_sets_but_no_texts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def said() -> str:
+    def shown() -> str:
         assert main(["info"]) == 0
         return next(line for line in capsys.readouterr().out.splitlines() if "settings" in line)
 
-    assert said().endswith("settings.toml (none yet)")
+    assert shown().endswith("settings.toml (none yet)")
     save_settings({"system_prompt": "my secret", "theme": "light"})
-    assert said().endswith("settings.toml (sets system_prompt, theme)")
+    assert shown().endswith("settings.toml (sets system_prompt, theme)")
     settings_file().write_text("theme = ")
-    assert "correct or remove it" in said()
+    assert "correct or remove it" in shown()

@@ -6,7 +6,6 @@ The starter is the exception: where it is missing, the chat opens at once and fe
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 from akunu_py import paths
 from akunu_py.arguments import add_generation, options_from
 from akunu_py.errors import UsageError
+from akunu_py.interrupts import exit_without_teardown
 from akunu_py.models import store
 from akunu_py.models.install import installed
 from akunu_py.settings import load_settings
@@ -93,17 +93,13 @@ def run(args: argparse.Namespace) -> int:
         why = store_thread.error or "the disk does not answer"
         print_warnings([f"not all that was said could be saved: {why}"])
     if not (app.close_downloads(_PATIENCE_S) and session.close(_PATIENCE_S) and all_kept):
-        # Python would tear itself down under a thread that is deep in MLX, which may crash. The
-        # screen is restored and nothing is left to be written.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        exit_without_teardown(code)  # the screen is restored, and nothing is left to be written
     print_warnings(warning for state in learned_from for warning in state.warnings)
     return code
 
 
 def require_terminal() -> None:
-    """Raises UsageError unless a person can see the screen and type; it is drawn on stderr."""
+    """Raises UsageError unless the user can see the screen and type; it is drawn on stderr."""
     if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
         raise UsageError("chat needs a terminal; for scripts use: akunu run")
 

@@ -1,4 +1,4 @@
-"""`akunu chats`: what was said, listed, searched, exported, imported and erased."""
+"""`akunu chats`: the conversations, listed, searched, exported, imported and erased."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     export.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="a new file; else standard output"
     )
-    bring = add("import", "take in conversations that were exported as JSON")
-    bring.add_argument("file", metavar="FILE", help="the file; - reads stdin")
+    imported = add("import", "take in conversations that were exported as JSON")
+    imported.add_argument("file", metavar="FILE", help="the file; - reads stdin")
     remove = add("rm", "erase conversations for good")
     remove.add_argument("id", nargs="+", metavar="ID", help="as listed; its beginning is enough")
     remove.add_argument("--yes", action="store_true", help="do not ask")
@@ -118,7 +118,7 @@ def remove(store: ConversationStore, args: argparse.Namespace) -> None:
 def _format(
     wanted: ExportFormat | None, output: Path | None, default: ExportFormat
 ) -> ExportFormat:
-    """What was asked for, what the name of the file says, or the default."""
+    """The one asked for, the one that the file's suffix stands for, or the default."""
     if wanted is not None or output is None:
         return wanted or default
     suffix = output.suffix.lower()

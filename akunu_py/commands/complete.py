@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,8 +17,6 @@ from akunu_py.settings import load_settings
 
 if TYPE_CHECKING:  # a second or two, which the thread that completes spends, not we
     from akunu_py.completion.completer import Completer
-
-_PATIENCE_S = 2.0  # for a pass that is running; a model that is being loaded takes longer
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -58,12 +53,12 @@ def run(args: argparse.Namespace) -> int:
     elif args.lsp:
         from akunu_py.completion.lsp import serve_lsp
 
-        serve_lsp(load, base, leave)
+        serve_lsp(load, base)
     else:
         from akunu_py.completion.jsonl import serve_jsonl
 
         store.check(store.resolve(args.model or load_settings().model))  # before it is loaded
-        serve_jsonl(load, base, leave)
+        serve_jsonl(load, base)
     return 0
 
 
@@ -94,14 +89,6 @@ def base_request(args: argparse.Namespace) -> CompletionRequest:
         temperature=args.temperature,
     )
     return replace(request, max_tokens=args.max_tokens) if args.max_tokens else request
-
-
-def leave(close: Callable[[float], bool], code: int) -> None:
-    """Ends a thread that completes, and the program with exit code `code` where a load keeps the
-    thread busy: Python would tear itself down under it, which may crash."""
-    if not close(_PATIENCE_S):
-        sys.stderr.flush()
-        os._exit(code)
 
 
 def passed_on(args: argparse.Namespace) -> list[str]:

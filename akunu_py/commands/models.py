@@ -220,7 +220,7 @@ def verify_model(model: store.StoredModel) -> None:
 
 
 def remove_leftovers(args: argparse.Namespace) -> None:
-    """Removes what is of no use any more, or says what that would be."""
+    """Removes what is of no use any more, or lists it."""
     found = cleanup.find_leftovers()
     if not found:
         print("nothing to remove")
@@ -237,7 +237,7 @@ def forget(args: argparse.Namespace) -> None:
 
     model = store.resolve(args.name)
     freed = learned.forget(model.path)
-    print(f"forgot what {model.name} said, {human_size(freed)} freed")
+    print(f"forgot the answers of {model.name}, {human_size(freed)} freed")
 
 
 def remove(args: argparse.Namespace) -> None:

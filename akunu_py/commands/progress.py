@@ -11,19 +11,19 @@ from tqdm import tqdm
 
 from akunu_py.models.progress import Meter, Progress
 
-_LINE_EVERY_S = 10.0
+_INTERVAL_S = 10.0
 
 
 @contextlib.contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Gives a function that is told (phase, bytes done, bytes in all) and shows it."""
+    """Gives a function that shows (phase, bytes done, bytes in all)."""
     with watched() as on_progress:
         yield Meter(on_progress)
 
 
 @contextlib.contextmanager
 def watched() -> Iterator[Callable[[Progress], None]]:
-    """Gives a function that is told a Progress and shows it."""
+    """Gives a function that shows a Progress."""
     shown = _Bars() if sys.stderr.isatty() else _Lines()
     try:
         yield shown
@@ -67,18 +67,18 @@ class _Lines:
 
     def __init__(self) -> None:
         self._phase = ""
-        self._told_at = 0.0
+        self._printed_at = 0.0
 
     def __call__(self, progress: Progress) -> None:
         now = time.monotonic()
         if progress.phase != self._phase:
             self._phase = progress.phase
             print(f"{progress.phase} ...", file=sys.stderr)
-        elif not progress.total or now - self._told_at < _LINE_EVERY_S:
+        elif not progress.total or now - self._printed_at < _INTERVAL_S:
             return
         else:
             print(f"{progress.describe(separator=', ')}", file=sys.stderr)
-        self._told_at = now
+        self._printed_at = now
 
     def close(self) -> None:
         pass

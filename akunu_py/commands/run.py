@@ -32,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--prompt-cache",
         type=Path,
         metavar="FILE",
-        help="keep what was read and said in FILE, and do not read again what it holds",
+        help="keep the tokens read and generated in FILE, and do not read again those it has",
     )
     add_generation(parser, temperature=0.0, top_p=1.0)
 
@@ -104,9 +104,9 @@ def cancelled_by_interrupt(generation: Generation) -> Iterator[None]:
 
 
 def stream(generation: Generation) -> None:
-    """Prints the answer as it comes, and ends it with a line end. Thinking is for eyes only.
+    """Prints the answer as it comes, and ends it with a newline. Thinking is for eyes only.
 
-    A terminal shows control codes and does not obey them; a file or a pipe gets what was said.
+    A terminal shows control codes and does not obey them; a file or a pipe gets the very text.
     """
     for piece in generation:
         if piece.thinking and sys.stderr.isatty():

@@ -145,16 +145,11 @@ class JsonLines:
                     ticket.cancel()
 
 
-def serve_jsonl(
-    load: Callable[[], Completer],
-    base: CompletionRequest,
-    leave: Callable[[Callable[[float], bool], int], None],
-) -> None:
+def serve_jsonl(load: Callable[[], Completer], base: CompletionRequest) -> None:
     """Answers the lines of stdin on stdout until stdin ends.
 
     `load` is called in the thread that the model lives in. `base` has the limits of requests that
-    set none. `leave` is given the way to end that thread, which may fail, and the exit code for
-    that case. Raises ModelError where the model did not load.
+    set none. Raises ModelError where the model did not load.
     """
     failed: list[str] = []
     thread = CompletionThread(load, on_failed=lambda failure: failed.append(failure.message))
@@ -163,7 +158,7 @@ def serve_jsonl(
         JsonLines(thread, _write, base).serve(sys.stdin.buffer)
     except BaseException as error:
         codes = {KeyboardInterrupt: INTERRUPTED, BrokenPipeError: 0}  # 0: nobody reads any more
-        leave(thread.close, codes.get(type(error), 1))
+        thread.close_or_exit(codes.get(type(error), 1))
         raise
     if failed:
         raise ModelError(failed[0])

@@ -155,16 +155,11 @@ class InlineCompletions:
             self.loop.call_soon_threadsafe(resolve)
 
 
-def serve_lsp(
-    load: Callable[[], Completer],
-    base: CompletionRequest,
-    leave: Callable[[Callable[[float], bool], int], None],
-) -> None:
+def serve_lsp(load: Callable[[], Completer], base: CompletionRequest) -> None:
     """Speaks LSP on stdin and stdout until the client sends exit.
 
     `load` is called in the thread that the model lives in. `base` gives every request its limits, 3
     seconds where it has none.
-    `leave` is given the way to end that thread, which may fail, and the exit code for that case.
     stdout carries the protocol alone: what a library prints there goes to stderr. Raises
     AkunuError where the client left without shutdown, for which the protocol wants exit code 1.
     """
@@ -182,7 +177,7 @@ def serve_lsp(
         try:
             code = 0 if await serve(completions.server, stdin, stdout) == 0 else 1
         finally:
-            leave(completions.thread.close, code)
+            completions.thread.close_or_exit(code)
         return code
 
     if asyncio.run(run()) != 0:

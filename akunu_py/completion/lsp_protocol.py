@@ -233,7 +233,7 @@ class StrictProtocol(LanguageServerProtocol):
 
 
 def _parse(body: bytes) -> dict[str, Any]:
-    """The message in a frame, or raises a JsonRpcException that says what it is instead."""
+    """The message in a frame, or raises a JsonRpcException that names what it is instead."""
     try:
         data = json.loads(body)
     except (ValueError, RecursionError) as error:

@@ -73,7 +73,7 @@ class CompletionStops:
         if end is not None:
             return self._cut_lines(text[: self._end_before_rest(text, end)], final=True, done=True)
         if not final:
-            # What is in quotes now may turn out not to be: a letter behind a quote says so.
+            # What is in quotes now may turn out not to be: a letter behind a quote shows it.
             text = text[: first_excess(text + "a", self._closable)]
         return self._cut_lines(text, final=final, done=False)
 

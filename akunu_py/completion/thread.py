@@ -14,10 +14,14 @@ from typing import TYPE_CHECKING
 from akunu_py.completion.types import Completion, CompletionRequest
 from akunu_py.decoding.thread import ModelThread
 from akunu_py.errors import AkunuError, describe
+from akunu_py.interrupts import exit_without_teardown
 from akunu_py.types import Stats
 
 if TYPE_CHECKING:  # a second or two, which `load` spends in the thread, not who starts it
     from akunu_py.completion.completer import Completer
+
+
+_PATIENCE_S = 2.0  # for a pass that is running; a model that is being loaded takes longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,11 @@ class CompletionThread:
         False where it is still busy after `timeout` seconds (None: waits for ever).
         """
         return self._thread.close(timeout, drain=drain)
+
+    def close_or_exit(self, code: int) -> None:
+        """Ends the thread at once, and the program with `code` where a load keeps it busy."""
+        if not self.close(_PATIENCE_S):
+            exit_without_teardown(code)
 
     def _try_to_load(self) -> None:
         try:

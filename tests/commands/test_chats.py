@@ -101,10 +101,10 @@ def test_the_name_of_the_file_says_the_format(
 )
 def test_errors(capsys: Out, arguments: list[str], code: int, error: str) -> None:
     assert main(["chats", *arguments]) == code
-    said = capsys.readouterr().err
-    assert said.startswith("akunu: ")
-    assert error in said
-    assert said.count("\n") == 1
+    stderr = capsys.readouterr().err
+    assert stderr.startswith("akunu: ")
+    assert error in stderr
+    assert stderr.count("\n") == 1
     assert ids(capsys) == ["escape", "queue"]
 
 

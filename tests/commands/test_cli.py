@@ -141,14 +141,14 @@ def test_plausible_accidents_are_one_line(loaded_starter: Engine) -> None:
 
 
 def test_a_quantised_cache_drafts_what_plain_decoding_says(loaded_starter: Engine) -> None:
-    said = {
+    outputs = {
         json.loads(
             run_here("run", "Count to ten.", "--kv-bits", "8", "--draft", mode, "--format", "json",
                   "--no-memory", "--max-tokens", "40").stdout
         )["text"]
         for mode in ("off", "fixed")
     }  # fmt: skip
-    assert len(said) == 1
+    assert len(outputs) == 1
 
 
 def test_chat_needs_a_terminal(starter: StoredModel) -> None:
@@ -169,8 +169,8 @@ def test_unknown_and_damaged_models(starter: StoredModel, tmp_path: Path) -> Non
     )
     # The same without a manifest to compare with.
     (store / "starter" / "akunu.json").unlink()
-    folder = shutil.move(store / "starter", tmp_path / "loose")
-    assert_one_line_error(run_here("run", "hi", "--model", str(folder)), 1, "damaged")
+    directory = shutil.move(store / "starter", tmp_path / "loose")
+    assert_one_line_error(run_here("run", "hi", "--model", str(directory)), 1, "damaged")
 
 
 def test_an_empty_store_says_what_to_run(tmp_path: Path) -> None:

@@ -69,8 +69,8 @@ def test_a_model_of_the_catalogue_from_pull_to_rm(
     assert main(["models", "pull", "qwen3-0.6b"]) == 0
     assert "here already" in capsys.readouterr().out
 
-    said = akunu(environment, "run", "--raw", "--model", "qwen3-0.6b", "--max-tokens", "3", "a b")
-    assert said.returncode == 0, said.stderr
+    done = akunu(environment, "run", "--raw", "--model", "qwen3-0.6b", "--max-tokens", "3", "a b")
+    assert done.returncode == 0, done.stderr
     assert main(["models", "show", "qwen3-0.6b", "--verify"]) == 0
     shown = capsys.readouterr().out
     facts = {line[:8].strip(): line[10:] for line in shown.splitlines()}

@@ -27,8 +27,8 @@ def completer(starter_engine: Engine) -> Completer:
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Completer:
     """Its tokens are printable characters, chosen at random."""
-    folder = Path(tmp_path_factory.mktemp("tiny"))
-    return Completer(Engine.load(write_model(folder, sentence_piece([END]), end=END)))
+    directory = Path(tmp_path_factory.mktemp("tiny"))
+    return Completer(Engine.load(write_model(directory, sentence_piece([END]), end=END)))
 
 
 def test_from_keystroke_to_keystroke(completer: Completer) -> None:
@@ -144,8 +144,10 @@ def test_never_half_a_character(tmp_path: Path) -> None:
 
 
 def test_sampling_gives_another_sample(tiny: Completer) -> None:
-    said = {tiny.complete(CompletionRequest("value = (", temperature=2.0)).text for _ in range(8)}
-    assert len(said) > 1
+    samples = {
+        tiny.complete(CompletionRequest("value = (", temperature=2.0)).text for _ in range(8)
+    }
+    assert len(samples) > 1
 
 
 def test_fim_reads_the_suffix_and_draws_on_the_rest(tmp_path: Path) -> None:

@@ -31,8 +31,8 @@ def test_common_prefix(left: list[int], right: list[int]) -> None:
         assert length == min(map(len, pair)) or pair[0][length] != pair[1][length]
 
 
-def told(session: Session) -> list[list[int]]:
-    """What the session's drafters are told from here on, a list for each time."""
+def record_observed(session: Session) -> list[list[int]]:
+    """What the session's drafters observe from here on, a list for each call."""
     calls: list[list[int]] = []
 
     class Watched:
@@ -50,7 +50,7 @@ def told(session: Session) -> list[list[int]]:
 
 def test_only_what_changed_is_learned_again(engine: Engine) -> None:
     session = Session(engine)
-    calls = told(session)
+    calls = record_observed(session)
     options = GenerateOptions(max_tokens=8)
     draft_context = [tuple(range(10, 60)), tuple(range(60, 90))]
     prompt = engine.encode("def compute(first, second):\n    return fir")
@@ -59,7 +59,7 @@ def test_only_what_changed_is_learned_again(engine: Engine) -> None:
     calls.clear()
     typed = [*prompt, *engine.encode("s")]
     answer = session.generate(typed, options, draft_context).answer()
-    # The letter, if the model had not said it anyhow, and the answer.
+    # The letter, unless the model had sampled it anyhow, and the answer.
     assert sum(map(len, calls)) <= 1 + len(answer.tokens) + 1
     calls.clear()
     session.generate(typed, options, [draft_context[0], (1, 2, 3)]).answer()
@@ -77,7 +77,7 @@ def test_draft_context_changes_no_token(engine: Engine, mode: Any) -> None:
         assert with_it.stats.target_passes < plain.stats.target_passes / 2
 
 
-def test_what_a_completion_says_is_not_remembered(engine: Engine) -> None:
+def test_completions_are_not_remembered(engine: Engine) -> None:
     class Kept:
         memory, curve = None, AutoDrafter().curve
         remembered = 0

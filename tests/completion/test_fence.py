@@ -50,41 +50,43 @@ def test_markdown_keeps_its_fences() -> None:
     assert not is_markdown("a.py", "python")
 
 
-class Saying(Session):
-    """A session whose model says one letter a pass of what it was told to."""
+class FixedAnswer(Session):
+    """A session whose model generates `answer`, one letter a pass."""
 
     answer = ""
 
     def generate(self, prompt: Sequence[int], options: Any, draft_context: Any = ()) -> Any:
         def letters() -> Iterator[SimpleNamespace]:
             for letter in self.answer:
-                said.tokens.append(0)
+                generation.tokens.append(0)
                 yield SimpleNamespace(text=letter)
 
-        class Said(SimpleNamespace):
+        class FixedGeneration(SimpleNamespace):
             __iter__: Callable[[Any], Iterator[Any]] = lambda _: letters()
 
-        said = Said(tokens=[], stats=Stats(), cancel=lambda: None, finish_reason="stop")
-        return said
+        generation = FixedGeneration(
+            tokens=[], stats=Stats(), cancel=lambda: None, finish_reason="stop"
+        )
+        return generation
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    folder = Path(tmp_path_factory.mktemp("qwen3"))
-    return Engine.load(write_model(folder, byte_level(MARKERS), end="<|im_end|>"))
+    directory = Path(tmp_path_factory.mktemp("qwen3"))
+    return Engine.load(write_model(directory, byte_level(MARKERS), end="<|im_end|>"))
 
 
 def test_an_answer_in_a_fence_is_its_code(engine: Engine) -> None:
     completer = Completer(engine)
     assert completer.family is load_families()["qwen3-coder"]
-    said = completer.session = Saying(engine)
+    session = completer.session = FixedAnswer(engine)
     parts: list[str] = []
     for path, answer, text in [
         ("a.py", "```python\nreturn a + b\n```\nIt adds them.", "return a + b"),
         ("b.py", "return a + b", "return a + b"),
         ("c.md", "```python\nreturn a + b\n```", "```python"),  # the line
     ]:
-        said.answer = answer
+        session.answer = answer
         parts.clear()
         done = completer.complete(
             CompletionRequest("def add(a, b):\n    ", "\n", path), on_text=parts.append

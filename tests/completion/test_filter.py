@@ -85,8 +85,8 @@ def test_neighbours_and_limits(tiny: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.py"
     other.write_text("value = [1, 2]\n")
     options = ["--model", str(tiny), "--no-memory", "--file", str(other), "--max-tokens", "3"]
-    said = run(*options, "--path", "a.py", "--offset", "5", buffer=b"x = [\n")
-    assert (said.returncode, len(said.stdout), said.stderr) == (0, 3, b"")
+    completed = run(*options, "--path", "a.py", "--offset", "5", buffer=b"x = [\n")
+    assert (completed.returncode, len(completed.stdout), completed.stderr) == (0, 3, b"")
     missing = run(*options, "--file", str(tmp_path / "none"), "--offset", "5", buffer=b"x = [\n")
     assert missing.returncode == 1
     assert b"No such file" in missing.stderr
@@ -129,10 +129,10 @@ def test_the_documented_filter_in_vim(
     vim = ["vim", "-Nu", "NONE", "-n", "-es", "--cmd", "set encoding=utf-8"]
     subprocess.run([*vim, "-S", str(tmp_path / "run.vim"), str(tmp_path / "a.py")], timeout=120)
     written = (tmp_path / "a.py").read_text(encoding="utf-8")
-    said = written.removeprefix("# é😀\nx = [").removesuffix(";\n")
+    completion = written.removeprefix("# é😀\nx = [").removesuffix(";\n")
     completed = "no/such" not in program and "no-such" not in options
-    assert written == f"# é😀\nx = [{said};\n"
-    assert len(said) == (3 if completed else 0)
+    assert written == f"# é😀\nx = [{completion};\n"
+    assert len(completion) == (3 if completed else 0)
 
 
 def test_options_of_the_filter_alone_are_refused(tiny: Path) -> None:

@@ -29,7 +29,7 @@ def markers_of(name: str) -> list[str]:
     return sorted({*family.tokens, *family.stop} - {"</s>", "<eos>"})
 
 
-def completer_for(name: str, folder: Path, model: str = "tiny", fim: str = "auto") -> Completer:
+def completer_for(name: str, directory: Path, model: str = "tiny", fim: str = "auto") -> Completer:
     """A tiny model whose vocabulary has all that the golden file's prompt has."""
     golden = EXPECTED["families"][name]
     stop = golden["stop"][0]
@@ -37,8 +37,8 @@ def completer_for(name: str, folder: Path, model: str = "tiny", fim: str = "auto
     first = golden["alone"][0]
     bos = first if first not in load_families()[name].markers and first.startswith("<") else None
     make = sentence_piece if golden.get("spm") else byte_level
-    write_model(folder, make(markers, bos), end=stop)
-    return Completer(Engine.load(folder, name=model), CompleteOptions(fim=fim))
+    write_model(directory, make(markers, bos), end=stop)
+    return Completer(Engine.load(directory, name=model), CompleteOptions(fim=fim))
 
 
 def expected(completer: Completer, pieces: list[str], *, spm: bool) -> list[int]:
@@ -86,7 +86,7 @@ def test_prompt_is_the_published_one(name: str, tmp_path: Path) -> None:
     assert list(load_families()[name].stop) == golden["stop"]
     stops = {completer.code.token(text) for text in golden["stop"] if text in completer.code}
     assert stops <= completer.engine.stop_tokens
-    # Where it works at all, the model runs and says nothing that is a marker.
+    # Where it works at all, the model runs, and its output has no marker.
     done = completer.complete(request(files=True))
     assert done.stats.prompt_tokens == len(with_files.tokens)
     assert not any(marker in done.text for marker in load_families()[name].markers)

@@ -74,7 +74,7 @@ def helper(starter: StoredModel) -> Iterator[Helper]:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that loads fast, for what does not depend on what is said."""
+    """A model that loads fast, for what does not depend on its output."""
     end = "<|endoftext|>"
     return write_model(Path(tmp_path_factory.mktemp("tiny")), sentence_piece([end]), end=end)
 

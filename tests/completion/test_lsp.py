@@ -19,7 +19,7 @@ CODE = "def add(a, b):\n    return a + b\n\ndef subtract(a, b):\n"
 
 
 class Editor:
-    """A client, its notes of what the server told it, and the process."""
+    """A client, what the server sent it, and the process."""
 
     def __init__(self) -> None:
         self.client = LanguageClient("tests", "1")
@@ -193,7 +193,7 @@ async def test_open_documents_are_the_other_files(editor: Editor) -> None:
     with pytest.raises(JsonRpcException, match="not open: file:///b") as refused:
         await editor.complete("file:///b", 0, 0)
     assert refused.value.code == lsp.ErrorCodes.InvalidParams.value
-    editor.change("file:///b", "x")  # told, because nobody waits for an answer
+    editor.change("file:///b", "x")  # a notification, because nobody waits for an answer
     await editor.asked("file:///c", 0, 0)
     assert ["not open: file:///b" in message for message in editor.messages] == [True]
 

@@ -29,7 +29,7 @@ INITIALIZE: dict[str, Any] = {"capabilities": {}, "processId": None, "rootUri": 
 
 
 def talk(data: bytes, command: list[str]) -> tuple[list[dict[str, Any]], int, str]:
-    """All that the server says to `data`, its exit code and its stderr."""
+    """All that the server replies to `data`, its exit code and its stderr."""
     done = subprocess.run(command, input=data, capture_output=True, timeout=60)
     replies = [json.loads(body) for body in read_frames(io.BytesIO(done.stdout))]
     return replies, done.returncode, done.stderr.decode()
@@ -89,27 +89,27 @@ def test_exit_codes_also_while_the_model_loads(
     messages: list[str], expected: int, starter: StoredModel
 ) -> None:
     parameters = {"initialize": INITIALIZE, "initialized": {}}
-    told = ("initialized", "exit")
+    notifications = ("initialized", "exit")
     data = b"".join(
-        request(None if method in told else id, method, parameters.get(method))
+        request(None if method in notifications else id, method, parameters.get(method))
         for id, method in enumerate(messages)
     )
-    replies, code, said = talk(data, STARTER)
-    answered = [(id, None) for id, method in enumerate(messages) if method not in told]
+    replies, code, stderr = talk(data, STARTER)
+    answered = [(id, None) for id, method in enumerate(messages) if method not in notifications]
     assert codes(replies) == answered
     assert code == expected
-    # Where the load had to be broken off, nothing is said any more.
-    assert said in ("", "akunu: expected shutdown, then exit; the client left without\n")
-    assert said == "" or code == 1
+    # Where the load had to be broken off, nothing is printed any more.
+    assert stderr in ("", "akunu: expected shutdown, then exit; the client left without\n")
+    assert stderr == "" or code == 1
 
 
 def test_initialize_waits_for_no_model() -> None:
     """Nothing of what runs models is imported until the client has its answer."""
     command = [sys.executable, "-X", "importtime", *STARTER[1:]]
     data = request(1, "initialize", INITIALIZE) + request(2, "shutdown") + request(None, "exit")
-    replies, code, said = talk(data, command)
+    replies, code, stderr = talk(data, command)
     assert (codes(replies), code) == ([(1, None), (2, None)], 0)
-    imported = {line.split("|")[-1].strip().split(".")[0] for line in said.splitlines()}
+    imported = {line.split("|")[-1].strip().split(".")[0] for line in stderr.splitlines()}
     assert "pygls" in imported
     assert not imported & {"mlx", "mlx_lm", "transformers", "tokenizers", "numpy"}
 

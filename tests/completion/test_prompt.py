@@ -103,7 +103,7 @@ def test_the_end_of_a_prefix_is_said_again(code: CodeTokens, prefix: str, healed
     allowed = code.compatible_tokens(healed) if healed else ()
     texts = [code.text(token) for token in allowed]
     assert all(each.startswith(healed) or healed.startswith(each) for each in texts)
-    # The tokens that were taken away are one way to say it.
+    # The tokens that were taken away are one way to write it.
     taken = code.encode(prefix)[len(tokens) :]
     assert len(taken) != 1 or taken[0] in allowed
 

@@ -12,7 +12,7 @@ FUNCTION = "def f(n):\n"
 
 
 @pytest.mark.parametrize(
-    ("prefix", "suffix", "said", "kept"),
+    ("prefix", "suffix", "output", "kept"),
     [
         # A line that is begun: this line, and the block that it opens.
         ("x = ", "", "1\ny = 2\n", "1"),
@@ -45,14 +45,14 @@ FUNCTION = "def f(n):\n"
         ("x = ", "", '")" + f(1))', '")" + f(1)'),
         ("x = ", "", "1  # :)\ny", "1  # :)"),
         ("fn f<'a>(x: &'a str", "", ") {\n    x\n}\nfn g", ") {\n    x\n}"),
-        # The next line of the buffer is not said again.
+        # The next line of the buffer is not repeated.
         ("a = 1\n", "\nb = 2\n", "b = 2\nc = 3\n", ""),
         (FUNCTION + "    ", "\n    return n\n", "n += 1\n    return n\n", "n += 1"),
         ("a = 1\n", "\nb = 2\n", "b = 22\n", "b = 22"),
     ],
 )
-def test_ends(prefix: str, suffix: str, said: str, kept: str) -> None:
-    assert CompletionStops(prefix, suffix).cut(said, final=True).text == kept
+def test_ends(prefix: str, suffix: str, output: str, kept: str) -> None:
+    assert CompletionStops(prefix, suffix).cut(output, final=True).text == kept
 
 
 def test_what_is_over_is_known_at_once() -> None:
@@ -128,14 +128,14 @@ PIECES = st.lists(
 @settings(max_examples=400, deadline=None)
 @given(PIECES, PIECES, PIECES, st.sampled_from([0, 2]))
 def test_streaming_is_a_beginning_of_the_whole(
-    prefix: str, suffix: str, said: str, max_lines: int
+    prefix: str, suffix: str, output: str, max_lines: int
 ) -> None:
     """Whatever pieces it comes in: nothing is given out that is not kept, `done` means done."""
     stops = CompletionStops(prefix, suffix, max_lines)
-    whole = stops.cut(said, final=True).text
+    whole = stops.cut(output, final=True).text
     given = ""
-    for end in range(len(said) + 1):
-        cut = stops.cut(said[:end])
+    for end in range(len(output) + 1):
+        cut = stops.cut(output[:end])
         assert whole.startswith(cut.text)
         assert cut.text.startswith(given) or given.startswith(cut.text)
         given = max(given, cut.text, key=len)
@@ -143,4 +143,4 @@ def test_streaming_is_a_beginning_of_the_whole(
             assert cut.text == whole
             break
     assert whole.startswith(given)
-    assert said.startswith(whole)
+    assert output.startswith(whole)

@@ -17,30 +17,30 @@ from akunu_py.errors import UsageError
 from tests.support.tiny_fim import sentence_piece, write_model
 
 END = "<|endoftext|>"
-PREFIX = "x = [[[["  # brackets that the random model never closes: it goes on to max_tokens
+PREFIX = "x = [[[["  # brackets that the random model never closes: it continues to max_tokens
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(Path(tmp_path_factory.mktemp("tiny")), sentence_piece([END]), end=END)
 
 
 class Host:
     """A thread with a tiny model, and what came of the requests; forward passes are counted."""
 
-    def __init__(self, folder: Path, break_it: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, directory: Path, break_it: Callable[[], None] = lambda: None) -> None:
         self.done: dict[str, Completion | Failure] = {}
         self.order: list[str] = []
         self.passes_when: dict[str, int] = {}
         self.passes = 0
         self.failed: list[Failure] = []
         self.changed = threading.Condition()
-        self._folder, self._break_it = folder, break_it
+        self._directory, self._break_it = directory, break_it
         self.thread = CompletionThread(self._load, on_failed=self.failed.append)
 
     def _load(self) -> Completer:
         self._break_it()
-        completer = Completer(Engine.load(self._folder))
+        completer = Completer(Engine.load(self._directory))
         reset = completer.reset
 
         def counted() -> None:
@@ -81,8 +81,8 @@ class Host:
 
 
 @pytest.fixture
-def host(folder: Path) -> Any:
-    made = Host(folder)
+def host(directory: Path) -> Any:
+    made = Host(directory)
     made.thread.start()
     yield made
     assert made.thread.close(60)
@@ -116,7 +116,7 @@ def test_other_channels_and_none_are_left_alone(host: Host) -> None:
     assert {host.reason(name) for name in "abcd"} == {"length"}
 
 
-def test_a_storm_costs_a_pass_a_request_at_most(host: Host, folder: Path) -> None:
+def test_a_storm_costs_a_pass_a_request_at_most(host: Host, directory: Path) -> None:
     text = PREFIX + "abcdefghijklmnopqrstuvwxyz" * 2
     names = [str(end) for end in range(len(PREFIX), len(text) + 1)]
     for name in names:
@@ -130,7 +130,7 @@ def test_a_storm_costs_a_pass_a_request_at_most(host: Host, folder: Path) -> Non
     finished = reasons.count("length")
     assert host.passes <= 22 * finished + 2 * len(names)
     # Whatever went on before it, the last answer is the one that it alone would have had.
-    alone = Completer(Engine.load(folder)).complete(CompletionRequest(text, max_tokens=20))
+    alone = Completer(Engine.load(directory)).complete(CompletionRequest(text, max_tokens=20))
     assert last.text == alone.text
 
 
@@ -163,11 +163,11 @@ def test_a_bug_costs_the_session_not_the_helper(host: Host) -> None:
     assert host.reason("good") == "length"
 
 
-def test_a_model_that_does_not_load(folder: Path) -> None:
+def test_a_model_that_does_not_load(directory: Path) -> None:
     def refuse() -> None:
         raise UsageError("no such model")
 
-    host = Host(folder, refuse)
+    host = Host(directory, refuse)
     host.ask("early")
     host.thread.start()
     host.ask("late")
@@ -177,8 +177,8 @@ def test_a_model_that_does_not_load(folder: Path) -> None:
     assert host.done["late"] == host.failed[0]
 
 
-def test_closing_answers_everybody(folder: Path) -> None:
-    host = Host(folder)
+def test_closing_answers_everybody(directory: Path) -> None:
+    host = Host(directory)
     stop = threading.Thread(target=host.thread.close)
 
     def close(text: str) -> None:

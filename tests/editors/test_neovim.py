@@ -39,7 +39,7 @@ pytestmark = [
 ]
 
 
-def start(terminal: Terminal, folder: Path) -> Path:
+def start(terminal: Terminal, directory: Path) -> Path:
     """Neovim on a file; returns its path as soon as the server has started."""
     printed = subprocess.run(
         PRINT_CONFIG,
@@ -53,17 +53,17 @@ def start(terminal: Terminal, folder: Path) -> Path:
         "  vim.o.statusline = its.data.params.value.message .. ', at %l:%c'\n"
         "end})\n"
     )
-    (folder / "init.lua").write_text(printed + ready)
-    path = folder / "a.py"
+    (directory / "init.lua").write_text(printed + ready)
+    path = directory / "a.py"
     path.write_text(CODE)
-    nvim = f"XDG_STATE_HOME={folder} nvim -n -i NONE -u {folder}/init.lua"
+    nvim = f"XDG_STATE_HOME={directory} nvim -n -i NONE -u {directory}/init.lua"
     terminal.type(f"{nvim} {path}; echo code=$?", "Enter")
     terminal.wait_for("starter is ready", seconds=150)
     return path
 
 
-def start_with_a_ghost(terminal: Terminal, folder: Path) -> Path:
-    path = start(terminal, folder)
+def start_with_a_ghost(terminal: Terminal, directory: Path) -> Path:
+    path = start(terminal, directory)
     terminal.type("G", "o")
     terminal.wait_for(GHOST, seconds=150)
     return path

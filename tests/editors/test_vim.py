@@ -36,15 +36,17 @@ def snippet() -> str:
 class Vim:
     """Vim with the plugin, on a file that can be read back."""
 
-    def __init__(self, terminal: Terminal, folder: Path, *, text: str, settings: str = "") -> None:
+    def __init__(
+        self, terminal: Terminal, directory: Path, *, text: str, settings: str = ""
+    ) -> None:
         """settings: lines of the vimrc; they come after the snippet that is printed."""
         self.terminal = terminal
-        self.path = folder / "a.py"
+        self.path = directory / "a.py"
         self.path.write_text(text)
         options = "set nocompatible noswapfile viminfo= ttimeout ttimeoutlen=50\n"
         options += "let g:akunu_time_ms = 200000\n"  # on a busy machine too
-        (folder / "vimrc").write_text(options + snippet() + settings)
-        terminal.type(f"vim -Nu {folder}/vimrc {self.path}; echo code=$?", "Enter")
+        (directory / "vimrc").write_text(options + snippet() + settings)
+        terminal.type(f"vim -Nu {directory}/vimrc {self.path}; echo code=$?", "Enter")
         terminal.wait_for(re.escape(text.splitlines()[0]))
 
     def type(self, *keys: str) -> None:
@@ -102,10 +104,10 @@ for line in sys.stdin:
 """
 
 
-def helper(folder: Path, code: str = HELPER) -> str:
+def helper(directory: Path, code: str = HELPER) -> str:
     """The vimrc line that makes `code` the helper."""
-    (folder / "helper.py").write_text(code)
-    return f"let g:akunu_command = ['{sys.executable}', '{folder}/helper.py']\n"
+    (directory / "helper.py").write_text(code)
+    return f"let g:akunu_command = ['{sys.executable}', '{directory}/helper.py']\n"
 
 
 def test_a_ghost_of_several_lines(terminal: Terminal, tmp_path: Path) -> None:
@@ -120,7 +122,7 @@ def test_a_ghost_of_several_lines(terminal: Terminal, tmp_path: Path) -> None:
     vim.wait_for(shown)
     vim.type("Escape")
     vim.wait_for(r"first *\none two *\nlast *\n")
-    vim.type("u")  # and undo brings no ghost back
+    vim.type("u")  # and undo shows no ghost again
     vim.wait_for(r"first *\nlast *\n~")
     vim.type("o", "Escape")
     vim.wait_for(r"first *\n *\nlast *\n~")
@@ -163,9 +165,9 @@ def test_a_helper_that_is_missing_or_fails_is_told_once(
     vim.type(":redir! > ", str(tmp_path / "messages"), " | messages | redir END", "Enter")
     vim.type("Enter")
     assert vim.written() == "first\na\nb\t\n"
-    said = (tmp_path / "messages").read_text().replace("\n", " ")
-    assert len(re.findall(message, said)) == 1
-    assert len(re.findall("akunu:", said)) == 1
+    shown = (tmp_path / "messages").read_text().replace("\n", " ")
+    assert len(re.findall(message, shown)) == 1
+    assert len(re.findall("akunu:", shown)) == 1
 
 
 def test_the_help_tags_are_those_of_the_help(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from akunu_py.version import __version__
 from tests.support.command import AKUNU
 from tests.support.paths import EDITORS, ROOT
 
-FOLDER = EDITORS / "vscode" / "extension"
+DIRECTORY = EDITORS / "vscode" / "extension"
 RUN = ROOT / "tests" / "support" / "vscode_run.js"
 HELPER = [*AKUNU, "complete", "--model", "starter"]
 CODE = "def add(a, b):\n    return a + b\n\ndef subtract(a, b):\n"
@@ -26,7 +26,7 @@ needs_node = pytest.mark.skipif(not shutil.which("node"), reason="node is not in
 def answers(command: list[str], *asked: dict[str, Any]) -> list[dict[str, Any]]:
     """What VS Code would be given; the requests are made at the same time."""
     done = subprocess.run(
-        ["node", RUN, FOLDER / "extension.js", *command],
+        ["node", RUN, DIRECTORY / "extension.js", *command],
         input="\n".join(map(json.dumps, asked)),
         capture_output=True,
         text=True,
@@ -68,7 +68,7 @@ def test_a_helper_that_is_missing_or_fails_is_told_once() -> None:
 
 
 def test_the_manifest() -> None:
-    manifest = json.loads((FOLDER / "package.json").read_text())
+    manifest = json.loads((DIRECTORY / "package.json").read_text())
     assert manifest["version"] == __version__
-    assert (FOLDER / manifest["main"]).exists()
-    assert "dependencies" not in manifest  # the folder is all there is to install
+    assert (DIRECTORY / manifest["main"]).exists()
+    assert "dependencies" not in manifest  # the directory is all there is to install

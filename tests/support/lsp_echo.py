@@ -14,7 +14,6 @@ from dataclasses import asdict
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
-from akunu_py.commands.complete import leave
 from akunu_py.completion.lsp import serve_lsp
 from akunu_py.completion.types import Completion, CompletionRequest
 from akunu_py.types import Stats
@@ -46,4 +45,4 @@ class Echo:
 
 
 if __name__ == "__main__":
-    serve_lsp(lambda: cast("Completer", Echo()), CompletionRequest("", max_lines=7), leave)
+    serve_lsp(lambda: cast("Completer", Echo()), CompletionRequest("", max_lines=7))

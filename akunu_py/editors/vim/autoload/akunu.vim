@@ -9,8 +9,8 @@ const MAX_FILES = 8
 const MAX_FILE_BYTES = 100'000
 
 var job: job
-var heard = ''            # the last line that the helper wrote to stderr
-var told: dict<bool> = {} # messages that the person has read
+var last_error = ''            # the last line that the helper wrote to stderr
+var shown_messages: dict<bool> = {} # messages that the user has read
 var off = false
 var last_id = 0
 var asked: dict<any> = {} # the request under way: {id, spot}
@@ -153,15 +153,15 @@ def Start(): bool
   const command = get(g:, 'akunu_command', ['akunu', 'complete'])
   if !executable(command[0])
     off = true
-    Tell($'{command[0]}: no such program; install akunu or set g:akunu_command, then :Akunu restart')
+    Notify($'{command[0]}: no such program; install akunu or set g:akunu_command, then :Akunu restart')
     return false
   endif
-  heard = ''
+  last_error = ''
   job = job_start(command, {
     mode: 'nl', noblock: 1, stoponexit: 'term',
     out_cb: (_, line) => Answered(line),
     err_cb: (_, line) => {
-      heard = line->substitute('^akunu: ', '', '')
+      last_error = line->substitute('^akunu: ', '', '')
     },
     exit_cb: (_, code) => Ended(code),
   })
@@ -178,7 +178,7 @@ def Ended(code: number)
   asked = {}
   if code != 0 && !off
     off = true
-    Tell($'the helper ended with {code}: {heard}  (:Akunu restart tries again)')
+    Notify($'the helper ended with {code}: {last_error}  (:Akunu restart tries again)')
   endif
 enddef
 
@@ -187,7 +187,7 @@ def Answered(line: string)
   try
     reply = json_decode(line)
   catch
-    Tell($'not an answer: {strpart(line, 0, 60)}')
+    Notify($'not an answer: {strpart(line, 0, 60)}')
     return
   endtry
   # A line that the helper could not read is answered without its id.
@@ -197,7 +197,7 @@ def Answered(line: string)
   const then = asked.spot
   asked = {}
   if reply->has_key('error')
-    Tell(reply.error)
+    Notify(reply.error)
   elseif IsWanted()
     spot = Here()
     Show(Rest(reply->get('text', ''), then, spot))
@@ -206,9 +206,9 @@ enddef
 
 # Each message once: the next keystroke would bring it again. In insert mode "-- INSERT --" is
 # drawn over what is echoed, so it pops up as well.
-def Tell(message: string)
-  if !told->has_key(message)
-    told[message] = true
+def Notify(message: string)
+  if !shown_messages->has_key(message)
+    shown_messages[message] = true
     echohl WarningMsg
     echomsg $'akunu: {message}'
     echohl None
@@ -239,7 +239,7 @@ def Show(text: string)
 enddef
 
 # Early Vim 9 scrolls the wrong way where virtual lines come and go (seen in 9.0.1378). Setting this
-# option, to whatever value, draws the windows of the buffer anew, without flicker.
+# option, to whatever value, draws the windows of the buffer again, without flicker.
 def Redraw()
   noautocmd &l:tabstop = &l:tabstop
 enddef
@@ -323,7 +323,7 @@ export def Command(name: string)
   elseif name ==# 'restart'
     job_stop(job)
     off = false
-    told = {}
+    shown_messages = {}
     asked = {}
   elseif name ==# 'status'
     echo $'akunu: {Status()}'

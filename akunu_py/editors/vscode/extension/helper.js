@@ -5,11 +5,11 @@ const { spawn } = require('node:child_process')
 const readline = require('node:readline')
 
 class Helper {
-  // `tell` is given each message that a person should read, once.
-  constructor(command, tell) {
+  // `notify` is given each message that the user should read, once.
+  constructor(command, notify) {
     this.command = command
-    this.tell = tell
-    this.told = new Set()
+    this.notify = notify
+    this.notified = new Set()
     this.waiting = new Map() // id -> what to do with the reply
     this.lastId = 0
     this.process = null
@@ -32,14 +32,14 @@ class Helper {
 
   start() {
     if (this.process || this.broken) return !this.broken
-    let heard = ''
+    let lastError = ''
     const child = spawn(this.command[0], this.command.slice(1))
     this.process = child
-    child.stdin.on('error', () => {}) // its end is told by 'close'
+    child.stdin.on('error', () => {}) // its end is reported by 'close'
     child.on('error', (error) => this.end(child, error.message))
-    child.on('close', (code) => this.end(child, code ? heard || `it ended with ${code}` : null))
+    child.on('close', (code) => this.end(child, code ? lastError || `it ended with ${code}` : null))
     readline.createInterface({ input: child.stderr }).on('line', (line) => {
-      heard = line.replace(/^akunu: /, '')
+      lastError = line.replace(/^akunu: /, '')
     })
     readline.createInterface({ input: child.stdout }).on('line', (line) => this.answered(line))
     return true
@@ -50,12 +50,12 @@ class Helper {
     try {
       reply = JSON.parse(line)
     } catch {
-      this.tellOnce(`not an answer: ${line.slice(0, 60)}`)
+      this.notifyOnce(`not an answer: ${line.slice(0, 60)}`)
       return
     }
     const resolve = this.waiting.get(reply.id)
     this.waiting.delete(reply.id)
-    if (reply.error) this.tellOnce(reply.error)
+    if (reply.error) this.notifyOnce(reply.error)
     const whole = !reply.error && reply.finish_reason !== 'cancelled'
     if (resolve) resolve(whole ? reply : null)
   }
@@ -70,14 +70,14 @@ class Helper {
     for (const resolve of this.waiting.values()) resolve(null)
     this.waiting.clear()
     if (failure) {
-      this.broken = true // it would end again; dispose() and a new Helper try anew
-      this.tellOnce(failure)
+      this.broken = true // it would end again; dispose() and a new Helper try again
+      this.notifyOnce(failure)
     }
   }
 
-  tellOnce(message) {
-    if (!this.told.has(message)) this.tell(message)
-    this.told.add(message)
+  notifyOnce(message) {
+    if (!this.notified.has(message)) this.notify(message)
+    this.notified.add(message)
   }
 
   dispose() {
