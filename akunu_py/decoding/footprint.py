@@ -32,7 +32,7 @@ def needs(
     wide = plain is not None and plain == mx.float32
     activations = activations_from(
         config,
-        on_metal=device.on_metal() and kv_bits is None,  # no kernel reads a quantised cache
+        on_metal=device.on_metal() and kv_bits is None,  # no kernel reads a quantized cache
         itemsize=4 if wide else 2,
     )
     return Needs(

@@ -65,7 +65,7 @@ def load(target: Target, engine: Engine, path: Path) -> None:
     if about["format"] != _FORMAT:
         raise UsageError(
             f"{path} was saved by another version of akunu (format {about['format']}, this one "
-            f"reads {_FORMAT}); delete it, and it is made anew"
+            f"reads {_FORMAT}); delete it, and it is made again"
         )
     if about["identity"] != model_digest(engine.path, engine.weights):
         raise UsageError(
@@ -75,7 +75,7 @@ def load(target: Target, engine: Engine, path: Path) -> None:
     made = [type(entry).__name__ for entry in kvcache.new_cache(engine.model, engine.kv_bits)]
     if classes != made:
         raise UsageError(f"{path} was saved with another --kv-bits; use the same, or another file")
-    damaged = DamagedCache(f"{path} is damaged; delete it, and it is made anew")
+    damaged = DamagedCache(f"{path} is damaged; delete it, and it is made again")
     try:
         with _disk_errors(f"cannot read {path}"):
             entries = mlx_cache.load_prompt_cache(str(path))

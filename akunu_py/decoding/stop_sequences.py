@@ -119,7 +119,7 @@ class Finder:
         self._complete[node] = literal
 
     def _link(self) -> list[int]:
-        """For each node the one to go on from where it has no next: its longest proper end."""
+        """For each node the one to continue from where it has no next: its longest proper end."""
         fail = [0] * len(self._next)
         queue = deque(self._next[0].values())
         while queue:

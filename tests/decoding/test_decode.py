@@ -1,4 +1,4 @@
-"""The loop: whatever is drafted, the target's own words come out and the cache holds them."""
+"""The loop: whatever is drafted, the output is the target's own and the cache holds it."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def run(
     return target, pieces
 
 
-def said(pieces: list[Piece]) -> list[int]:
+def tokens_of(pieces: list[Piece]) -> list[int]:
     return [token for piece in pieces for token in piece.tokens]
 
 
 def assert_in_step(target: Target, tokens: list[int]) -> None:
-    """The cache holds what it is booked to hold, and at most the last token is missing."""
+    """The cache holds what is committed to it, and at most the last token is missing."""
     assert target.tokens + target.pending == PROMPT + tokens
     assert len(target.pending) <= 1
     assert {entry.offset for entry in target.cache} == {len(target.tokens)}
@@ -68,8 +68,8 @@ def test_the_truth_varies() -> None:
 def test_an_adversarial_drafter_changes_nothing(seed: int, plain_steps: int | None) -> None:
     drafter = Adversary(PROMPT, TRUTH, seed)
     target, pieces = run(drafter, plain_steps=plain_steps)
-    assert said(pieces) == TRUTH
-    assert drafter.told == PROMPT + TRUTH
+    assert tokens_of(pieces) == TRUTH
+    assert drafter.history == PROMPT + TRUTH
     assert drafter.accepted == sum(piece.accepted for piece in pieces) > 0
     assert_in_step(target, TRUTH)
 
@@ -78,7 +78,7 @@ def test_an_adversarial_drafter_changes_nothing(seed: int, plain_steps: int | No
 @pytest.mark.parametrize("plain_steps", [None, 0, 2])
 def test_our_drafters_change_nothing(drafter: Drafter, plain_steps: int | None) -> None:
     target, pieces = run(drafter, plain_steps=plain_steps)
-    assert said(pieces) == TRUTH
+    assert tokens_of(pieces) == TRUTH
     assert_in_step(target, TRUTH)
 
 
@@ -86,7 +86,7 @@ def test_our_drafters_change_nothing(drafter: Drafter, plain_steps: int | None) 
 @pytest.mark.parametrize("plain_steps", [None, 0, 2])
 def test_the_limit_is_kept_exactly(limit: int, plain_steps: int | None) -> None:
     target, pieces = run(Adversary(PROMPT, TRUTH, 1), limit, plain_steps=plain_steps)
-    assert said(pieces) == TRUTH[:limit]
+    assert tokens_of(pieces) == TRUTH[:limit]
     assert_in_step(target, TRUTH[:limit])
 
 
@@ -96,7 +96,7 @@ def test_a_stop_token_ends_it_wherever_it_falls(seed: int, plain_steps: int | No
     stop = TRUTH[40 + seed]
     expected = TRUTH[: TRUTH.index(stop) + 1]
     target, pieces = run(Adversary(PROMPT, TRUTH, seed), stop={stop}, plain_steps=plain_steps)
-    assert said(pieces) == expected
+    assert tokens_of(pieces) == expected
     assert_in_step(target, expected)
 
 
@@ -105,22 +105,22 @@ def test_a_stop_token_ends_it_wherever_it_falls(seed: int, plain_steps: int | No
 def test_leaving_early_leaves_the_cache_right(plain_steps: int | None, drafts: bool) -> None:
     drafter = Adversary(PROMPT, TRUTH, 3) if drafts else NoDrafter()
     target, pieces = run(drafter, plain_steps=plain_steps, leave_after=9)
-    assert_in_step(target, said(pieces))
+    assert_in_step(target, tokens_of(pieces))
     # What comes next from this very cache is still the truth.
-    known = PROMPT + said(pieces)
+    known = PROMPT + tokens_of(pieces)
     assert target.reuse_prefix(known) == len(known) - 1
     rest = decode(target, NoDrafter(), 20, (), plain_steps_before_pipelining=0)
-    count = len(said(pieces))
-    assert said(list(rest)) == TRUTH[count : count + 20]
+    count = len(tokens_of(pieces))
+    assert tokens_of(list(rest)) == TRUTH[count : count + 20]
 
 
-def test_pieces_say_what_was_drafted() -> None:
+def test_pieces_count_what_was_drafted() -> None:
     _, pieces = run(Adversary(PROMPT, TRUTH, 2))
     assert any(piece.accepted and piece.rejected for piece in pieces)
     assert all(piece.accepted < len(piece.tokens) for piece in pieces[:-1])
 
 
-def test_plain_steps_that_run_ahead_take_one_pass_each() -> None:
+def test_pipelined_plain_steps_take_one_pass_each() -> None:
     calls = 0
 
     class Counting:
@@ -135,7 +135,7 @@ def test_plain_steps_that_run_ahead_take_one_pass_each() -> None:
     target = ready(Counting(), PROMPT)
     calls = 0
     pieces = list(decode(target, NoDrafter(), 50, (), plain_steps_before_pipelining=0))
-    assert said(pieces) == TRUTH[:50]
+    assert tokens_of(pieces) == TRUTH[:50]
     assert calls == 50
 
 
@@ -175,7 +175,7 @@ def test_every_length_of_the_planner_changes_nothing(
     altered = [token if i % 23 else (token + 1) % VOCABULARY for i, token in enumerate(TRUTH)]
     drafter.extend([*PROMPT, *altered])
     target, pieces = run(drafter, plain_steps=4)
-    assert said(pieces) == TRUTH
+    assert tokens_of(pieces) == TRUTH
     assert_in_step(target, TRUTH)
     drafted = [piece.accepted + len(piece.rejected) for piece in pieces]
     assert max(drafted) == length

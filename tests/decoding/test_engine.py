@@ -53,8 +53,8 @@ def test_the_text_is_what_the_tokens_decode_to(starter_engine: Engine) -> None:
     generation = Session(starter_engine).generate(prompt, GenerateOptions(max_tokens=80))
     pieces = list(generation)
     text = "".join(piece.text for piece in pieces)
-    said = [token for token in generation.tokens if token not in starter_engine.stop_tokens]
-    assert text == generation.text == starter_engine.tokenizer.decode(said)
+    shown = [token for token in generation.tokens if token not in starter_engine.stop_tokens]
+    assert text == generation.text == starter_engine.tokenizer.decode(shown)
     assert [token for piece in pieces for token in piece.piece.tokens] == generation.tokens
 
 
@@ -117,7 +117,7 @@ def test_the_next_turn_reads_only_what_is_new(starter_engine: Engine, mode: Draf
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_cancelled_answer_keeps_what_was_said(starter_engine: Engine, mode: DraftMode) -> None:
+def test_a_cancelled_answer_keeps_its_tokens(starter_engine: Engine, mode: DraftMode) -> None:
     options = GenerateOptions(max_tokens=24, draft=mode)
     session = Session(starter_engine)
     messages = [Message("user", "Tell me a long story about a dragon.")]

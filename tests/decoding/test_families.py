@@ -1,4 +1,4 @@
-"""Every cache kind of mlx-lm drafts, and says what the target alone would say.
+"""Every cache kind of mlx-lm drafts, and the output is that of the target alone.
 
 The adversarial drafter is right, partly right and wrong by turns; the plain output that ours must
 equal is that of mlx-lm's own loop.
@@ -123,16 +123,16 @@ def test_each_layer_that_is_not_rolled_back_is_noticed(
     def said_without(index: int, seed: int) -> list[int]:
         target = Target(build(name))
         skipped = partial(_skip, leaves(target.cache)[index])
-        said: list[int] = []
+        sampled: list[int] = []
         with monkeypatch.context() as patch, contextlib.suppress(ValueError):
             # A cache and a mask that no longer fit together are noticed too, by the ValueError.
             patch.setattr(kvcache, "_trim", skipped(kvcache._trim))
             patch.setattr(kvcache, "_restore", skipped(kvcache._restore))
             for token in tokens_of(target, prompt, Adversary(prompt, truth, seed), len(truth)):
-                said.append(token)
-                if token != truth[len(said) - 1]:
+                sampled.append(token)
+                if token != truth[len(sampled) - 1]:
                     break
-        return said
+        return sampled
 
     for index in range(len(leaves(kvcache.new_cache(build(name))))):
         # What one layer adds may be too little to change a word under every pattern of drafts.
@@ -163,7 +163,7 @@ def truth_of(name: str, long: bool) -> list[int]:
 
 
 def plain(name: str, prompt: Sequence[int], count: int) -> list[int]:
-    """What mlx-lm's own loop says."""
+    """Tokens of mlx-lm's own loop."""
     model = build(name)
     entries = kvcache.new_cache(model)
     steps = generate_step(mx.array(prompt), model, max_tokens=count, prompt_cache=entries)

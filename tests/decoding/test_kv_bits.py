@@ -23,7 +23,7 @@ COUNT = 200
 # Quantisation goes by groups of 32 values, so their heads are made as wide.
 _WIDE = {"head_dim": 32}
 _ONE_HEAD = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 32}
-QUANTISED: dict[str, dict[str, int]] = {
+QUANTIZED: dict[str, dict[str, int]] = {
     "llama": _WIDE,
     "llama-sliding": _WIDE,
     "qwen3": _WIDE,
@@ -56,13 +56,13 @@ GIVEN = ["llama-kv8", "llama-kv4", "llama-concatenate"]  # already with another 
 
 
 def test_every_family_is_accounted_for() -> None:
-    assert sorted([*QUANTISED, *REFUSED, *NOTHING_GROWS, *GIVEN]) == sorted(FAMILIES)
+    assert sorted([*QUANTIZED, *REFUSED, *NOTHING_GROWS, *GIVEN]) == sorted(FAMILIES)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("name", QUANTISED)
-def test_drafting_on_a_quantised_cache_changes_nothing(name: str, bits: int) -> None:
-    model, prompt = build(name, **QUANTISED[name]), some(70, bits)
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_drafting_on_a_quantized_cache_changes_nothing(name: str, bits: int) -> None:
+    model, prompt = build(name, **QUANTIZED[name]), some(70, bits)
     truth = plain(model, bits, prompt)
     drafter = Adversary(prompt, truth, seed=bits)
     target = Target(model, kv_bits=bits)
@@ -76,7 +76,7 @@ def test_drafting_on_a_quantised_cache_changes_nothing(name: str, bits: int) -> 
 
 
 def plain(model: Any, bits: int, prompt: list[int]) -> list[int]:
-    """What mlx-lm's own loop says on a quantised cache."""
+    """Tokens of mlx-lm's own loop on a quantized cache."""
     entries = kvcache.new_cache(model, bits)
     steps = generate_step(mx.array(prompt), model, max_tokens=COUNT, prompt_cache=entries)
     return [int(token) for token, _ in steps]

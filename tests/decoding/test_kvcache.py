@@ -34,7 +34,7 @@ def write(entry: Any, tokens: list[int]) -> list[list[int]]:
         mask: Any = "causal"
     else:
         mask = entry.make_mask(count, window_size=None, return_array=False)
-    # A row of one value survives quantisation.
+    # A row of one value survives quantization.
     rows = mx.repeat(mx.array(tokens, mx.float32).reshape(1, 1, count, 1), 32, axis=-1)
     keys, values = entry.update_and_fetch(rows, -rows)
     if isinstance(entry, QuantizedKVCache):
@@ -61,14 +61,14 @@ def make(kind: str) -> Any:
     return {
         "plain": KVCache,
         "concatenate": ConcatenateKVCache,
-        "quantised": lambda: QuantizedKVCache(group_size=32, bits=8),
+        "quantized": lambda: QuantizedKVCache(group_size=32, bits=8),
         "rotating": lambda: RotatingKVCache(max_size=WINDOW),
         "chunked": lambda: ChunkedKVCache(WINDOW),
     }[kind]()
 
 
 @pytest.mark.parametrize("recurrent", [False, True])
-@pytest.mark.parametrize("kind", ["plain", "concatenate", "quantised", "rotating", "chunked"])
+@pytest.mark.parametrize("kind", ["plain", "concatenate", "quantized", "rotating", "chunked"])
 @pytest.mark.parametrize("seed", range(8))
 def test_what_was_rejected_is_never_seen(kind: str, recurrent: bool, seed: int) -> None:
     """Beside recurrent state a layer goes all the way back, and reads again what was kept."""
@@ -89,7 +89,7 @@ def test_what_was_rejected_is_never_seen(kind: str, recurrent: bool, seed: int) 
         if keep < len(tokens):
             holds = kvcache.roll_back(cache, before, len(tokens), keep)
             assert holds == (0 if recurrent else keep)
-        # Now and then the conversation goes on otherwise, with a pass of one row perhaps.
+        # Now and then the conversation continues otherwise, with a pass of one row perhaps.
         pending = tokens[holds:keep] if randomly.random() < 0.7 else []
         kept += tokens[:holds]
         assert entry.offset == len(kept)
@@ -170,7 +170,7 @@ def test_an_unknown_kind_is_named_and_does_not_draft() -> None:
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_what_grows_is_quantised(bits: int) -> None:
+def test_what_grows_is_quantized(bits: int) -> None:
     model = build("llama-kv8").model  # heads of 32
     cache = kvcache.new_cache(model, bits)
     assert [(type(entry), entry.bits) for entry in cache] == [(QuantizedKVCache, bits)] * 2
@@ -185,7 +185,7 @@ def test_what_grows_is_quantised(bits: int) -> None:
         ("mamba2", 8, "nothing in it grows"),
     ],
 )
-def test_a_cache_that_cannot_be_quantised_is_refused(name: str, bits: int, reason: str) -> None:
+def test_a_cache_that_cannot_be_quantized_is_refused(name: str, bits: int, reason: str) -> None:
     model = build(name)
     with pytest.raises(UsageError, match=reason):
         kvcache.new_cache(getattr(model, "model", model) if "kv8" in name else model, bits)

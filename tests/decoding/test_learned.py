@@ -157,7 +157,7 @@ def test_costs_are_kept_by_layout() -> None:
     assert other[4] / other[0] > 1.6
 
 
-def test_a_second_run_drafts_what_the_first_one_said(starter_engine: Engine) -> None:
+def test_a_second_run_drafts_from_the_output_of_the_first(starter_engine: Engine) -> None:
     messages = [Message("user", "Name the planets of the solar system.")]
     options = GenerateOptions(max_tokens=60)
     passes = []
@@ -183,7 +183,7 @@ def test_settings_turn_it_off(loaded_starter: Engine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected"),
     [
         ("memory = 1", "true or false"),
         ("model = false", "a text"),
@@ -191,10 +191,10 @@ def test_settings_turn_it_off(loaded_starter: Engine) -> None:
         ("memory = ", "settings.toml"),
     ],
 )
-def test_wrong_settings_are_named(text: str, says: str) -> None:
+def test_wrong_settings_are_named(text: str, expected: str) -> None:
     settings_file().parent.mkdir(parents=True)
     settings_file().write_text(text)
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match=expected):
         load_settings()
 
 
@@ -233,7 +233,7 @@ def test_a_full_disk_leaves_the_journal_whole() -> None:
 
 
 def test_unfinished_files_of_killed_writers_go() -> None:
-    """They hold what was said too."""
+    """They hold output too."""
     learned = opened()
     learned.remember(ANSWER)
     left = learned.directory / f".{learned._memory_file.name}-k1lled"

@@ -69,30 +69,30 @@ def test_the_second_turn_of_4000_tokens_reads_only_what_is_new(name: str) -> Non
     target = Target(Counting(build(name)))
     first = some(4000, 1)
     target.reuse_prefix(first)
-    said = answer(target, first, [])
-    second = [*first, *said, *some(30, 2)]
+    sampled = answer(target, first, [])
+    second = [*first, *sampled, *some(30, 2)]
     target.model.rows = 0
-    assert target.reuse_prefix(second) == len(first) + len(said) - 1
+    assert target.reuse_prefix(second) == len(first) + len(sampled) - 1
     assert prefill(target, lambda done: True)
     decode.speculate(target, (), ())
-    assert target.model.rows == 31  # the last token said was not read yet
+    assert target.model.rows == 31  # the last token sampled was not read yet
     target.reuse_prefix(second)
     assert answer(target, second, []) == fresh(name, second)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
 def test_reading_stops_within_a_chunk(name: str) -> None:
-    target, told = Target(build(name)), []
+    target, progress = Target(build(name)), []
     target.reuse_prefix(some(LONG, 1))
 
     def keep_going(done: int) -> bool:
-        told.append(done)
+        progress.append(done)
         return done < 3 * PREFILL_CHUNK
 
     assert not prefill(target, keep_going)
-    assert told == [0, PREFILL_CHUNK, 2 * PREFILL_CHUNK, 3 * PREFILL_CHUNK]
+    assert progress == [0, PREFILL_CHUNK, 2 * PREFILL_CHUNK, 3 * PREFILL_CHUNK]
     assert len(target.tokens) == 3 * PREFILL_CHUNK
-    # What was read is not lost: the same prompt goes on from there.
+    # What was read is not lost: the same prompt continues from there.
     assert target.reuse_prefix(some(3 * PREFILL_CHUNK + 90, 1)) == 3 * PREFILL_CHUNK
     longer = some(3 * PREFILL_CHUNK + 90, 1)
     assert answer(target, longer, []) == fresh(name, longer)
@@ -104,16 +104,16 @@ def test_the_starter_reads_a_long_prompt(starter_engine: Engine, count: int) -> 
     prompt = [randomly.randrange(1000, 40_000) for _ in range(count)]
     session = Session(starter_engine)
     cancelled = session.generate(prompt, GenerateOptions(max_tokens=4))
-    told: list[int] = []
+    progress: list[int] = []
 
     def stop_soon(done: int, total: int) -> None:
-        told.append(done)
+        progress.append(done)
         if done >= 2 * PREFILL_CHUNK:
             cancelled.cancel()
 
     cancelled.on_prefill = stop_soon
     assert cancelled.answer().finish_reason == "cancelled"
-    assert told == [0, PREFILL_CHUNK, 2 * PREFILL_CHUNK]
+    assert progress == [0, PREFILL_CHUNK, 2 * PREFILL_CHUNK]
     assert len(session.target.tokens) == 2 * PREFILL_CHUNK
 
     before = settled()
@@ -134,19 +134,19 @@ def test_the_starter_reads_a_long_prompt(starter_engine: Engine, count: int) -> 
 
 
 def test_the_drafter_learns_the_prompt_as_it_is_read(starter_engine: Engine) -> None:
-    session, heard = Session(starter_engine), []
+    session, learned = Session(starter_engine), []
 
-    def listen(drafter: Drafter) -> Drafter:
+    def watched(drafter: Drafter) -> Drafter:
         learn = drafter.extend
 
         def extend(tokens: Sequence[int]) -> None:
-            heard.append(len(tokens))
+            learned.append(len(tokens))
             learn(tokens)
 
         drafter.extend = extend  # type: ignore[method-assign]
         return drafter
 
-    session.drafting.wrap = listen
+    session.drafting.wrap = watched
     prompt = [token % 1000 + 1000 for token in range(PREFILL_CHUNK + 200)]
     session.generate(prompt, GenerateOptions(max_tokens=1)).answer()
-    assert [count for count in heard if count] == [PREFILL_CHUNK, 199, 2]
+    assert [count for count in learned if count] == [PREFILL_CHUNK, 199, 2]

@@ -24,7 +24,7 @@ by_name = pytest.mark.parametrize("name", FAMILIES)
 
 
 def read_by(target: Target, prompt: list[int], truth: list[int]) -> int:
-    """Checks the answer to `prompt`, and says how many of its tokens were not reused."""
+    """Checks the answer to `prompt`, returns how many of its tokens were not reused."""
     target.model.rows = 0
     cached = target.reuse_prefix(prompt)
     assert target.tokens + target.pending == prompt

@@ -1,4 +1,4 @@
-"""Sessions on disk: reopened they go on as if never closed; anything else is refused."""
+"""Prompt caches: loaded, a session continues as if never closed; anything else is refused."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def test_every_family_goes_on_where_it_was(name: str, tmp_path: Path) -> None:
     file, prompt = str(tmp_path / "cache.safetensors"), some(70, 1)
     target = Target(build(name))
     target.reuse_prefix(prompt)
-    said = answer(target, prompt, [])
+    sampled = answer(target, prompt, [])
     save_prompt_cache(file, kvcache.compact(target.cache))
     again = Target(build(name))
     again.adopt(load_prompt_cache(file), target.tokens, target.pending)
-    longer = [*prompt, *said, *some(30, 2)]
+    longer = [*prompt, *sampled, *some(30, 2)]
     assert again.reuse_prefix(longer) == len(target.tokens)
     assert answer(again, longer, []) == fresh(name, longer)
 
@@ -145,23 +145,23 @@ def test_other_files_are_refused(starter: StoredModel, starter_engine: Engine) -
 def test_a_file_of_another_model_or_layout_is_refused(
     starter: StoredModel, starter_engine: Engine, talked: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quantised = Engine.load(starter.path, name="starter", kv_bits=8)
-    refuse(quantised, talked, UsageError, "--kv-bits")
+    quantized = Engine.load(starter.path, name="starter", kv_bits=8)
+    refuse(quantized, talked, UsageError, "--kv-bits")
     other = prompt_cache.model_digest(starter.path, "another layout")
     assert other != prompt_cache.model_digest(starter.path, starter_engine.weights)
     monkeypatch.setattr(prompt_cache, "identity", lambda *_: other)
     refuse(starter_engine, talked, UsageError, "belongs to starter")
 
 
-def test_models_are_told_apart_by_their_weights(tmp_path: Path) -> None:
+def test_models_differ_by_their_weights(tmp_path: Path) -> None:
     seen = set()
     for place in (0, 500_000, 999_999):
-        folder = tmp_path / str(place)
-        folder.mkdir()
+        directory = tmp_path / str(place)
+        directory.mkdir()
         content = bytearray(1_000_000)
         content[place // 15625 * 15625] = 1  # where a sample is taken
-        (folder / "model.safetensors").write_bytes(content)
-        seen.add(prompt_cache.model_digest(folder, "float32"))
+        (directory / "model.safetensors").write_bytes(content)
+        seen.add(prompt_cache.model_digest(directory, "float32"))
     assert len(seen) == 3
 
 
@@ -179,7 +179,7 @@ def test_a_disk_that_refuses_leaves_the_older_file(
     content = talked.read_bytes()
 
     def full(*_: object) -> None:
-        raise RuntimeError("[write] Unable to write 2951525 bytes to file.")  # as MLX says it
+        raise RuntimeError("[write] Unable to write 2951525 bytes to file.")  # as MLX words it
 
     monkeypatch.setattr(mlx_cache, "save_prompt_cache", full)
     with pytest.raises(StoreError, match="Unable to write"):

@@ -83,23 +83,23 @@ Rule = Callable[[Sampler, mx.array, list[int], list[int]], list[int]]
 
 
 def our_rule(sampler: Sampler, logits: mx.array, prompt: list[int], draft: list[int]) -> list[int]:
-    """What a pass over the draft says, as the loop accepts it."""
+    """What the loop accepts of a pass over the draft."""
     before = mx.array([*prompt, *draft])
-    says = [int(token) for token in sampler.sample(logits, before, len(prompt)).tolist()]
-    return says[: accept(draft, says) + 1]
+    sampled = [int(token) for token in sampler.sample(logits, before, len(prompt)).tolist()]
+    return sampled[: accept(draft, sampled) + 1]
 
 
 def forgetful_rule(
     sampler: Sampler, logits: mx.array, prompt: list[int], draft: list[int]
 ) -> list[int]:
     """The same with a planted bug: what is drawn after a rejection is not kept off the draft."""
-    said = our_rule(sampler, logits, prompt, draft)
-    if len(said) <= len(draft):
-        row = len(said) - 1
+    tokens = our_rule(sampler, logits, prompt, draft)
+    if len(tokens) <= len(draft):
+        row = len(tokens) - 1
         again = Sampler(replace(sampler.options, seed=sampler.seed + 77777))
         before = mx.array([*prompt, *draft[:row]])
-        said[row] = int(again.sample(logits[row : row + 1], before, len(prompt) + row).item())
-    return said
+        tokens[row] = int(again.sample(logits[row : row + 1], before, len(prompt) + row).item())
+    return tokens
 
 
 def p_values(name: str, rule: Rule) -> list[float]:
@@ -164,13 +164,13 @@ def test_seeds_differ_and_no_seed_is_a_new_one() -> None:
     logits = mx.zeros((20, 50))
     before = mx.array([1] * 20)
 
-    def said(seed: int | None) -> list[int]:
+    def sample(seed: int | None) -> list[int]:
         return list(Sampler(replace(WARM, seed=seed)).sample(logits, before, 5).tolist())
 
-    assert said(1) == said(1) != said(2)
-    assert said(None) != said(None)
+    assert sample(1) == sample(1) != sample(2)
+    assert sample(None) != sample(None)
     # Rows of one pass differ too, though their logits are the same.
-    assert len(set(said(1))) > 5
+    assert len(set(sample(1))) > 5
 
 
 @given(
@@ -193,7 +193,7 @@ def test_filters_are_those_of_the_definition(fifths: list[int], name: str) -> No
 
 
 @pytest.mark.parametrize("lenience", [0.3, 0.7])
-def test_lenience_accepts_as_often_as_it_says(lenience: float) -> None:
+def test_lenience_accepts_as_often_as_promised(lenience: float) -> None:
     logits = mx.log(mx.array([[0.2, 0.5, 0.3]] * 2))
     options = replace(WARM, temperature=1.0, lenience=lenience)
     before = mx.array([9, 0])  # 0 was drafted

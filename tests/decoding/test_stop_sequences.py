@@ -62,8 +62,8 @@ def test_equals_brute_force_however_it_is_cut(
         assert "".join(run.text for run in shown) == seen[:certain]
     shown += stopping.finish()
     before, _ = expected(seen, stops)
-    marks = characters(TextRun(text, drafted) for text, drafted in pieces)
-    assert characters(shown) == marks[: len(before)]
+    marked = characters(TextRun(text, drafted) for text, drafted in pieces)
+    assert characters(shown) == marked[: len(before)]
     assert stopping.finish() == []
 
 

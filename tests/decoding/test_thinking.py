@@ -1,4 +1,4 @@
-"""Thinking and answer are told apart, whatever the pieces, and neither loses a character."""
+"""Thinking and answer are separated, whatever the pieces, and neither loses a character."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_what_is_shown_is_never_taken_back(pieces: list[tuple[str, bool]], insid
         seen += [(c, drafted) for c in text]
         whole = expected(seen, inside=inside)
         assert whole[: len(shown)] == shown
-        # Held back: part of a marker, and white space where a marker may follow it.
+        # Held back: part of a marker, and whitespace where a marker may follow it.
         late = "".join(c for c, _, _ in whole[len(shown) :]).lstrip()
         assert len(late) < max(map(len, SHORT))
 

@@ -35,7 +35,7 @@ def tiny_llama(seed: int = 0) -> Any:
 
 
 def plain_greedy(model: Any, prompt: Sequence[int], count: int) -> list[int]:
-    """What the model says after `prompt`, without any cache: each step reads everything again."""
+    """Greedy tokens after `prompt`, without any cache: each step reads everything again."""
     tokens = list(prompt)
     for _ in range(count):
         tokens.append(int(mx.argmax(model(mx.array([tokens]))[0, -1]).item()))
@@ -47,17 +47,17 @@ class Adversary:
 
     def __init__(self, prompt: Sequence[int], truth: Sequence[int], seed: int = 0) -> None:
         self.prompt, self.truth = list(prompt), list(truth)
-        self.told: list[int] = []
+        self.history: list[int] = []
         self.accepted = self.proposed = 0
         self._random = random.Random(seed)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        self.told += tokens
+        self.history += tokens
 
     def propose(self, limit: int) -> list[int]:
-        said = len(self.told) - len(self.prompt)
+        answered = len(self.history) - len(self.prompt)
         count = min(limit, self._random.randrange(17))
-        draft = self.truth[said : said + count]
+        draft = self.truth[answered : answered + count]
         draft += [self._random.randrange(VOCABULARY) for _ in range(count - len(draft))]
         kind = self._random.randrange(4)
         if draft and kind == 0:
