@@ -70,14 +70,10 @@ def new_cache(model: Any, kv_bits: int | None = None) -> Cache:
 def why_no_rollback(cache: Cache) -> str | None:
     """Why this cache cannot be rolled back, or None where it can."""
     # Exact types: a subclass may keep state that we know nothing of.
-    unknown = sorted(
-        {
-            type(entry).__name__
-            for entry in leaves(cache)
-            if type(entry) not in _KNOWN and not _is_recurrent(entry)
-        }
-    )
-    return f"its cache ({', '.join(unknown)}) cannot be rolled back" if unknown else None
+    unknown = [
+        entry for entry in leaves(cache) if type(entry) not in _KNOWN and not _is_recurrent(entry)
+    ]
+    return f"its cache ({_kinds(unknown)}) cannot be rolled back" if unknown else None
 
 
 def is_recurrent(cache: Cache) -> bool:
@@ -148,9 +144,8 @@ def restore(cache: Cache, back_to: Checkpoint) -> None:
 
 def why_no_prompt_cache(cache: Cache) -> str | None:
     """Why mlx-lm's prompt cache files cannot hold this cache, or None where they can."""
-    kinds = {type(entry) for entry in leaves(cache)}
-    unknown = sorted(kind.__name__ for kind in kinds if kind not in _KNOWN)
-    return f"mlx-lm has no format for its cache ({', '.join(unknown)})" if unknown else None
+    unknown = [entry for entry in leaves(cache) if type(entry) not in _KNOWN]
+    return f"mlx-lm has no format for its cache ({_kinds(unknown)})" if unknown else None
 
 
 def compact(cache: Cache) -> Cache:
@@ -166,9 +161,8 @@ def _compact(entry: Any) -> Any:
     if not isinstance(state, int):
         vars(same).update(state)
     elif not entry.empty():
-        same.keys, same.values = tree_map(
-            lambda part: part[..., :state, :], (entry.keys, entry.values)
-        )
+        same.keys = tree_map(lambda part: part[..., :state, :], entry.keys)
+        same.values = tree_map(lambda part: part[..., :state, :], entry.values)
     return same
 
 
@@ -188,10 +182,9 @@ def _quantized(model: Any, cache: Cache, bits: int) -> Cache:
             raise ValueError("nothing in it grows with the text")
         model(rows, cache=trial)
     except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
-        kinds = ", ".join(sorted({type(entry).__name__ for entry in cache}))
         raise UsageError(
-            f"the cache of this model ({kinds}) cannot be quantized: {one_line(error, 80)}; "
-            "leave out --kv-bits"
+            f"the cache of this model ({_kinds(cache)}) cannot be quantized: "
+            f"{one_line(error, 80)}; leave out --kv-bits"
         ) from error
     return made
 
@@ -216,6 +209,10 @@ def leaves(cache: Cache) -> list[Any]:
     for entry in cache:
         found += leaves(entry.caches) if type(entry) is CacheList else [entry]
     return found
+
+
+def _kinds(entries: Cache) -> str:
+    return ", ".join(sorted({type(entry).__name__ for entry in entries}))
 
 
 def _is_recurrent(entry: Any) -> bool:

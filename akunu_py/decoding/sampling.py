@@ -2,7 +2,7 @@
 
 Pure functions on logits. A draft is a point mass, so the speculative sampling rule (accept x with
 min(1, p(x) / q(x)), else sample from norm(max(0, p - q)); Leviathan et al. 2023, section 2.3)
-becomes: accept x with probability p(x), else sample from p without x, renormalised. Drawing y from
+becomes: accept x with probability p(x), else sample from p without x, renormalized. Drawing y from
 p and accepting where y = x is the same thing: y = x has probability p(x), and a y that is not x is
 distributed as p without x. So every row is sampled as plain decoding would sample it, and drafts
 are compared with the result, whatever the temperature.
@@ -53,44 +53,43 @@ class Sampler:
         or the last of them, at least `window` + rows - 1 where there are as many. position: that
         of the first row's token in the history.
         """
-        rows = logits.shape[0]
-        if self._processors:
-            ends = range(before.shape[0] - rows + 1, before.shape[0] + 1)
-            processed = [
-                self._process(before[:end], logits[row : row + 1]) for row, end in enumerate(ends)
-            ]
-            logits = mx.concatenate(processed)
-        if self.options.allowed_tokens:
-            rest = mx.full(logits.shape[-1:], -mx.inf, logits.dtype)
-            rest[mx.array(self.options.allowed_tokens)] = 0
-            logits = logits + rest
-        if self.options.temperature == 0:
+        rows, options = logits.shape[0], self.options
+        logits = self._processed(logits, before)
+        if options.temperature == 0:
             sampled = mx.argmax(logits, axis=-1)
         else:
-            logits = filtered(logits, self.options)
+            logits = filtered(logits, options)
             drawn = [
                 mx.random.categorical(logits[row : row + 1], key=self._key(position + row))
                 for row in range(rows)
             ]
             sampled = mx.concatenate(drawn)
-        if rows > 1 and (self.options.lenience < 1 or self.options.typical > 0):
-            lenient = accepted_leniently(
-                logits[:-1],
-                before[-(rows - 1) :],
-                self.options,
-                mx.random.split(self._key(position))[1],
-            )
-            drafted = mx.where(lenient, before[-(rows - 1) :], sampled[:-1])
-            sampled = mx.concatenate([drafted, sampled[-1:]])
+        if rows > 1 and (options.lenience < 1 or options.typical > 0):
+            draft = before[-(rows - 1) :]
+            key = mx.random.split(self._key(position))[1]
+            accepted = accepted_leniently(logits[:-1], draft, options, key)
+            sampled = mx.concatenate([mx.where(accepted, draft, sampled[:-1]), sampled[-1:]])
         return sampled
+
+    def _processed(self, logits: mx.array, before: mx.array) -> mx.array:
+        """After bias and penalties, each row by the tokens before it, and only allowed tokens."""
+        if self._processors:
+            rows = []
+            for row in range(logits.shape[0]):
+                end = before.shape[0] - logits.shape[0] + row + 1
+                each = logits[row : row + 1]
+                for processor in self._processors:
+                    each = processor(before[:end], each)
+                rows.append(each)
+            logits = mx.concatenate(rows)
+        if self.options.allowed_tokens:
+            mask = mx.full(logits.shape[-1:], -mx.inf, logits.dtype)
+            mask[mx.array(self.options.allowed_tokens)] = 0
+            logits = logits + mask
+        return logits
 
     def _key(self, position: int) -> mx.array:
         return mx.random.key((self.seed << 32) + position)
-
-    def _process(self, before: mx.array, logits: mx.array) -> mx.array:
-        for processor in self._processors:
-            logits = processor(before, logits)
-        return logits
 
 
 def filtered(logits: mx.array, options: SamplingOptions) -> mx.array:
