@@ -104,8 +104,8 @@ def run_class(run: int) -> int:
 class Candidate:
     """A token that may come next, with what is needed to learn whether it did.
 
-    logit: of the probability that it does, the sum of its features' weights. rate: of learning.
-    outcomes: to be updated.
+    logit: of the probability that it does, the sum of its features' weights. rate: its learning
+    rate. outcomes: to be updated.
     """
 
     __slots__ = ("features", "logit", "outcomes", "rate", "token")

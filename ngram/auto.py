@@ -133,8 +133,7 @@ class AutoDrafter:
 
     @property
     def sources(self) -> list[tuple[str, int]]:
-        """What each token of the last proposal comes from; see `Guess.named_source`. To be asked
-        before the next `extend`."""
+        """Where the last proposal's tokens come from (`Guess.named_source`), until `extend`."""
         return [guess.named_source for guess in self._guesses[: self._drafted]]
 
     @property

@@ -78,7 +78,7 @@ class CopyTracker:
         self.copies = (None, None)
 
     def guess(self, which: int, copy: Copy) -> CopyGuess | None:
-        """What `copy` expects after the last tokens; None when it is broken off for good."""
+        """What `copy`, 0 or 1 of `Copies`, expects next; None when it is broken off for good."""
         tokens = self.tokens
         position, run, resumed = copy
         if run:

@@ -46,8 +46,7 @@ class SuffixIndex:
         if not new:
             return
         tokens, start = self.tokens, self.size
-        if len(tokens) != start:
-            self.drop_tentative()
+        self.drop_tentative()
         tokens.extend(new)
         self.size = len(tokens)
         _link(self._head1, self._prev1, new)
@@ -136,8 +135,7 @@ class SuffixIndex:
         return list(found.items())
 
     def _follow(self, found: dict[int, int], position: int, prev: list[int], steps: int) -> None:
-        """Adds the matches at `position`, 0 for none, and `steps` - 1 places further down the
-        chain."""
+        """Adds the matches at `position` (0: none) and at `steps` - 1 places behind it."""
         tokens = self.tokens
         end = len(tokens)
         while position and steps:
