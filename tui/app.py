@@ -122,6 +122,25 @@ class ChatApp(App[None]):
         )
         self.copying = CopyController(self.conversation, self.view, self.copy_to_clipboard)
 
+        # Textual finds the action of a key or command by its name here.
+        self.action_stop = self.turns.stop
+        self.action_edit = self.turns.edit
+        self.action_regenerate = self.turns.regenerate
+        self.action_continue = self.turns.continue_answer
+        self.action_branch = self.turns.switch_branch
+        self.action_copy_answer = self.copying.copy_answer
+        self.action_copy_message = self.copying.copy_message
+        self.action_copy_code = self.copying.copy_code
+        self.action_new_chat = self.library.new
+        self.action_rename_chat = self.library.rename
+        self.action_export = self.library.export
+        self.action_use_persona = self.settings.use_persona
+        self.action_use_system_prompt = self.settings.use_system_prompt
+        self.action_use_temperature = self.settings.use_temperature
+        self.action_use_theme = self.settings.use_theme
+        self.action_show_drafting = self.view.toggle_drafting
+        self.action_toggle_thinking = self.view.toggle_thinking
+
     def get_driver_class(self) -> type[Driver]:
         return ChatDriver
 
@@ -201,30 +220,6 @@ class ChatApp(App[None]):
         name = f'"{file}"' if " " in file else file
         self.view.prompt.name_file(name)
 
-    async def action_stop(self) -> None:
-        await self.turns.stop()
-
-    def action_edit(self) -> None:
-        self.turns.edit()
-
-    async def action_regenerate(self) -> None:
-        await self.turns.regenerate()
-
-    def action_continue(self) -> None:
-        self.turns.continue_answer()
-
-    async def action_branch(self, direction: int) -> None:
-        await self.turns.switch_branch(direction)
-
-    def action_copy_answer(self) -> None:
-        self.copying.copy_answer()
-
-    def action_copy_message(self) -> None:
-        self.copying.copy_message()
-
-    def action_copy_code(self) -> None:
-        self.copying.copy_code()
-
     def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:
         # A model's link may lead anywhere, and over ssh a browser would open on this screen.
         self.copy_to_clipboard(event.href)
@@ -249,21 +244,12 @@ class ChatApp(App[None]):
 
     # Conversations
 
-    async def action_new_chat(self) -> None:
-        await self.library.new()
-
     def action_conversations(self) -> None:
         if self._store is None:
             self.view.inform("Nothing is kept here.")
             return
         current = self.conversation.tree.conversation
         self.push_screen(ConversationsScreen(self._store, current), self.library.open)
-
-    async def action_rename_chat(self, title: str = "") -> None:
-        await self.library.rename(title)
-
-    async def action_export(self, file: str = "") -> None:
-        await self.library.export(file)
 
     async def chats(self) -> Sequence[ConversationInfo]:
         """For the palette."""
@@ -279,28 +265,24 @@ class ChatApp(App[None]):
         self.library.on_renamed(message.conversation, message.title)
 
     async def on_saving_failed(self, message: SavingFailed) -> None:
-        await self.library.on_saving_failed(message)
+        await self.view.add_notice(f"This chat is not saved for now: {message.error}", "error")
 
     def on_saving_resumed(self, message: SavingResumed) -> None:
-        self.library.on_saving_resumed(message)
+        self.view.inform("Everything is saved again.")
 
     async def on_store_warning(self, message: StoreWarning) -> None:
-        await self.library.on_store_warning(message)
+        await self.view.add_notice(message.text)
 
     # Models
 
     def action_models(self) -> None:
-        self.push_screen(ModelsScreen(self.answering.model, self._downloads), self._take_model)
+        self.push_screen(ModelsScreen(self.answering.model, self._downloads), self.models.use)
 
     async def action_use_model(self, name: str = "") -> None:
         if name:
             await self.models.use(name)
         else:
             self.action_models()
-
-    async def _take_model(self, name: str | None) -> None:
-        if name is not None:
-            await self.models.use(name)
 
     def on_download_moved(self, message: DownloadMoved) -> None:
         self.models.on_download_moved(message)
@@ -332,25 +314,7 @@ class ChatApp(App[None]):
         if settings.model != model:
             await self.models.use(settings.model)
 
-    def action_use_persona(self, name: str = "") -> None:
-        self.settings.use_persona(name)
-
-    def action_use_system_prompt(self, text: str = "") -> None:
-        self.settings.use_system_prompt(text)
-
-    def action_use_temperature(self, number: str = "") -> None:
-        self.settings.use_temperature(number)
-
-    def action_use_theme(self, name: str = "") -> None:
-        self.settings.use_theme(name)
-
     # The view, and help
-
-    def action_show_drafting(self) -> None:
-        self.view.toggle_drafting()
-
-    def action_toggle_thinking(self) -> None:
-        self.view.toggle_thinking()
 
     def on_descendant_focus(self) -> None:
         self._show_hints()

@@ -91,9 +91,10 @@ def test_a_slip_is_not_sent(prompt: str, says: str) -> None:
     assert says in mistake.text
 
 
-def test_every_command_has_an_action_and_a_name_of_its_own() -> None:
+def test_every_command_has_an_action_and_a_name_of_its_own(tmp_path: Path) -> None:
+    app = chat(tmp_path)
     for command in COMMANDS:
-        assert callable(getattr(ChatApp, f"action_{command.action}", None)), command.action
+        assert callable(getattr(app, f"action_{command.action}", None)), command.action
     assert len({command.name for command in COMMANDS}) == len(COMMANDS)
 
 

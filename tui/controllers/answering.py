@@ -39,7 +39,7 @@ class AnswerController:
     ) -> None:
         self.model = model
         self._is_missing = missing
-        self._context_length = 0  # tokens; 0 until the model is loaded
+        self.context_length = 0  # tokens; 0 until the model is loaded
         self._conversation = conversation
         self._view = view
         self._settings = settings
@@ -69,12 +69,7 @@ class AnswerController:
 
     @property
     def is_loaded(self) -> bool:
-        return self._context_length > 0
-
-    @property
-    def context_length(self) -> int:
-        """Tokens; 0 until the model is loaded."""
-        return self._context_length
+        return self.context_length > 0
 
     def waits_for(self, model: str) -> bool:
         """Whether that model answers as soon as it is fetched."""
@@ -116,7 +111,7 @@ class AnswerController:
         """Has `model` answer from here on; an answer under way is finished first."""
         self.model = model
         self._is_missing = False
-        self._context_length = 0
+        self.context_length = 0
         if self._active is None:
             self._view.status.phase = "loading"
         if self._session is not None:
@@ -128,7 +123,7 @@ class AnswerController:
     # Messages of the session thread
 
     async def on_loaded(self, message: Loaded) -> None:
-        self._context_length = message.context_length
+        self.context_length = message.context_length
         self._view.status.phase = "reading" if self._active else "ready"
         self._view.status.gauges = message.gauges
         if message.no_draft and self._settings.options.draft != "off":

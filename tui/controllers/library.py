@@ -1,4 +1,4 @@
-"""Whole conversations: new, opened, renamed, exported; and whether they can be saved."""
+"""Whole conversations: new, opened, renamed, exported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from akunu_py.tui.controllers.answering import AnswerController
 from akunu_py.tui.controllers.turns import TurnController
 from akunu_py.tui.conversation import Conversation
 from akunu_py.tui.library.screen import Chosen
-from akunu_py.tui.library.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning
+from akunu_py.tui.library.store_thread import StoreThread
 from akunu_py.tui.view import ChatView
 
 _RECALLED = 500  # prompts of earlier conversations
@@ -74,7 +74,7 @@ class LibraryController:
         self._view.prompt.focus()
         self._on_change()
 
-    async def rename(self, title: str) -> None:
+    async def rename(self, title: str = "") -> None:
         """Gives the conversation another title; "" begins to write one."""
         tree = self._conversation.tree
         if not self._conversation.turns:
@@ -92,7 +92,7 @@ class LibraryController:
             else:
                 self._view.inform(f"Renamed: {title}")
 
-    async def export(self, file: str) -> None:
+    async def export(self, file: str = "") -> None:
         """Writes the conversation to `file`; its suffix says in which format, Markdown for none."""
         if not self._conversation.turns:
             self._view.inform("The chat is empty.")
@@ -115,7 +115,7 @@ class LibraryController:
         try:
             return await self._store.call(lambda store: store.list())
         except ConversationError:
-            return ()  # `on_saving_failed` shows why
+            return ()  # `SavingFailed` says why
 
     async def recall_prompts(self) -> None:
         """Gives the prompt box the prompts of earlier conversations."""
@@ -124,7 +124,7 @@ class LibraryController:
         try:
             prompts = await self._store.call(lambda store: store.recent_prompts(_RECALLED))
         except ConversationError:
-            return  # `on_saving_failed` shows why
+            return  # `SavingFailed` says why
         self._view.prompt.remember(prompts)
 
     async def on_deleted(self, conversation: str) -> None:
@@ -135,15 +135,6 @@ class LibraryController:
     def on_renamed(self, conversation: str, title: str) -> None:
         if conversation == self._conversation.tree.conversation:
             self._conversation.tree.title = title
-
-    async def on_saving_failed(self, message: SavingFailed) -> None:
-        await self._view.add_notice(f"This chat is not saved for now: {message.error}", "error")
-
-    def on_saving_resumed(self, message: SavingResumed) -> None:
-        self._view.inform("Everything is saved again.")
-
-    async def on_store_warning(self, message: StoreWarning) -> None:
-        await self._view.add_notice(message.text)
 
 
 def _format_of(file: str) -> ExportFormat:

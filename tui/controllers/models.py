@@ -19,8 +19,11 @@ class ModelController:
         self._downloads = downloads
         self._view = view
 
-    async def use(self, name: str) -> None:
-        """Takes the model of that name from here on; an answer under way is finished first."""
+    async def use(self, name: str | None) -> None:
+        """Has that model answer from here on; an answer under way is finished first. None changes
+        nothing."""
+        if name is None:
+            return
         try:
             model = await asyncio.to_thread(store.resolve, name)
         except AkunuError as error:

@@ -41,7 +41,7 @@ class SettingsController:
         self.current = settings
         self._on_change()
 
-    def use_persona(self, name: str) -> None:
+    def use_persona(self, name: str = "") -> None:
         """Takes another system prompt; "none" takes the plain one, and "" lists what there is."""
         personas = self.current.personas
         if name in ("", "none"):
@@ -56,11 +56,11 @@ class SettingsController:
             self.apply(replace(self.current, persona=name))
             self._view.inform(f"{name} answers from here on.")
 
-    def use_system_prompt(self, text: str) -> None:
+    def use_system_prompt(self, text: str = "") -> None:
         self.apply(replace(self.current, persona="", system_prompt=text))
         self._view.inform("The model is told that from here on." if text else "No system prompt.")
 
-    def use_temperature(self, number: str) -> None:
+    def use_temperature(self, number: str = "") -> None:
         try:
             temperature = float(number.replace(",", "."))
         except ValueError:
@@ -71,7 +71,7 @@ class SettingsController:
         self.apply(replace(self.current, temperature=temperature))
         self._view.inform(f"Temperature {temperature:g} from here on.")
 
-    def use_theme(self, name: str) -> None:
+    def use_theme(self, name: str = "") -> None:
         """Takes another theme; "" lists what there is."""
         names = themes.choices()
         if name in names:
