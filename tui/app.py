@@ -27,15 +27,21 @@ from akunu_py.tui.controllers.turns import TurnController
 from akunu_py.tui.conversation import Conversation
 from akunu_py.tui.help import HelpScreen, sections
 from akunu_py.tui.library.screen import Chosen, ConversationsScreen
-from akunu_py.tui.library.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning
 from akunu_py.tui.models.downloads import DownloadEnded, DownloadMoved, Downloads
 from akunu_py.tui.models.screen import ModelsScreen
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.prompt.history import HistoryScreen
-from akunu_py.tui.session.messages import Failed, Finished, Loaded, PieceArrived, Prefilling
-from akunu_py.tui.session.worker import SessionThread
+from akunu_py.tui.session_thread import (
+    Failed,
+    Finished,
+    Loaded,
+    PieceArrived,
+    Prefilling,
+    SessionThread,
+)
 from akunu_py.tui.settings import SettingsScreen
 from akunu_py.tui.slash_commands import ChatCommands
+from akunu_py.tui.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning
 from akunu_py.tui.terminal import ChatDriver, find_program, run_program
 from akunu_py.tui.themes import Background
 from akunu_py.tui.view import ChatView

@@ -17,7 +17,7 @@ from akunu_py.models import store
 from akunu_py.settings import Settings
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
-from akunu_py.tui.session.worker import SessionThread
+from akunu_py.tui.session_thread import SessionThread
 from akunu_py.tui.status import StatusLine
 from akunu_py.types import DEFAULT_MODEL, GenerateOptions
 

@@ -13,7 +13,7 @@ from textual.reactive import reactive
 from textual.style import Style
 from textual.widget import Widget
 
-from akunu_py.tui.session.messages import Gauges
+from akunu_py.tui.session_thread import Gauges
 from akunu_py.types import Stats
 
 Phase = Literal["fetching", "loading", "ready", "reading", "answering", "stopped", "failed"]

@@ -44,8 +44,8 @@ def run(args: argparse.Namespace) -> int:
     options = options_from(args)
 
     from akunu_py.tui.app import ChatApp, ChatConfig
-    from akunu_py.tui.library.store_thread import StoreThread
-    from akunu_py.tui.session.worker import SessionThread
+    from akunu_py.tui.session_thread import SessionThread
+    from akunu_py.tui.store_thread import StoreThread
     from akunu_py.tui.terminal import background as ask_background
 
     learned_from: list[LearnedState] = []

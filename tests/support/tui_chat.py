@@ -6,15 +6,15 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from textual.message import Message as Note
+from textual.message import Message as TextualMessage
 from textual.pilot import Pilot
 from textual.widgets import Markdown
 
 from akunu_py.tui.app import ChatApp, ChatConfig
-from akunu_py.tui.library.store_thread import StoreThread
 from akunu_py.tui.prompt.box import PromptBox
-from akunu_py.tui.session.messages import Finished, Gauges, Loaded, PieceArrived
+from akunu_py.tui.session_thread import Finished, Gauges, Loaded, PieceArrived
 from akunu_py.tui.status import StatusLine
+from akunu_py.tui.store_thread import StoreThread
 from akunu_py.tui.transcript.drafting import DraftedText, Stretch
 from akunu_py.tui.transcript.turn import AnswerView, Notice, PromptView
 from akunu_py.tui.transcript.view import Transcript
@@ -71,7 +71,7 @@ class Chat:
     @property
     def said(self) -> list[str]:
         """The words that go away by themselves."""
-        return [note.message for note in self.app._notifications]
+        return [each.message for each in self.app._notifications]
 
     @property
     def history(self) -> list[Message]:
@@ -80,9 +80,9 @@ class Chat:
         system = self.app.settings.current.system
         return self.app.conversation.history(self.app.answering.active, system)
 
-    async def post(self, *notes: Note) -> None:
-        for note in notes:
-            self.app.post_message(note)
+    async def post(self, *messages: TextualMessage) -> None:
+        for message in messages:
+            self.app.post_message(message)
         for _ in range(3):
             await self.pilot.pause(0.01)
         while not all(view.is_drawn for view in self.app.query(AnswerView)):

@@ -8,7 +8,7 @@ from textual import events
 from akunu_py.text import displayable, typeable
 from akunu_py.tui.conversation import Conversation
 from akunu_py.tui.prompt.box import PromptBox
-from akunu_py.tui.session.messages import Failed, Finished, Loaded, Prefilling
+from akunu_py.tui.session_thread import Failed, Finished, Loaded, Prefilling
 from akunu_py.tui.transcript.turn import AnswerView
 from akunu_py.tui.transcript.view import Transcript
 from akunu_py.types import Message

@@ -6,7 +6,7 @@ import pytest
 
 from akunu_py.chats.tree import ChatMessage
 from akunu_py.tui.conversation import Turn
-from akunu_py.tui.session.messages import Finished, Gauges, PieceArrived
+from akunu_py.tui.session_thread import Finished, Gauges, PieceArrived
 from akunu_py.tui.transcript.drafting import DraftingPanel, Stretch, sparkline
 from akunu_py.tui.transcript.markdown import AnswerMarkdown
 from akunu_py.tui.transcript.turn import ThinkingView

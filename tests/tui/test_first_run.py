@@ -19,7 +19,7 @@ from akunu_py.models.store import StoredModel
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.models import downloads
 from akunu_py.tui.models.screen import ModelsScreen
-from akunu_py.tui.session.messages import Loaded
+from akunu_py.tui.session_thread import Loaded
 from akunu_py.tui.welcome import Welcome
 from akunu_py.types import GenerateOptions
 from tests.support.terminal import Terminal, needs_tmux

@@ -18,7 +18,7 @@ from textual.widgets import Input, OptionList, Static
 
 from akunu_py.chats.store import ConversationStore
 from akunu_py.tui.library.screen import Chosen, ConversationsScreen, moment
-from akunu_py.tui.library.store_thread import StoreThread
+from akunu_py.tui.store_thread import StoreThread
 from tests.support.chats import T0, branched, exchange_of
 from tests.support.tui_chat import until
 from tests.support.tui_host import Compare, Host

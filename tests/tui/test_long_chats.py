@@ -9,7 +9,7 @@ import pytest
 from textual.widgets import Markdown
 
 from akunu_py.chats.tree import ChatMessage, Tree
-from akunu_py.tui.session.messages import Finished, PieceArrived
+from akunu_py.tui.session_thread import Finished, PieceArrived
 from akunu_py.tui.transcript.markdown import MarkdownSection, split
 from akunu_py.tui.transcript.view import Transcript
 from tests.support.tui_chat import STATS, Chat, chat, until

@@ -16,7 +16,7 @@ from akunu_py.settings import Settings
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.prompt.files import Attachment, join
-from akunu_py.tui.session.messages import Failed, Finished, Gauges, Loaded, PieceArrived, Prefilling
+from akunu_py.tui.session_thread import Failed, Finished, Gauges, Loaded, PieceArrived, Prefilling
 from akunu_py.tui.transcript.turn import AnswerView
 from akunu_py.types import GenerateOptions, Stats
 

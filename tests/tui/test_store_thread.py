@@ -11,14 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from textual.message import Message as Note
+from textual.message import Message as TextualMessage
 
 from akunu_py.chats import database
 from akunu_py.chats.store import ConversationStore
 from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.errors import ConversationError
-from akunu_py.tui.library import store_thread
-from akunu_py.tui.library.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning
+from akunu_py.tui import store_thread
+from akunu_py.tui.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning
 from tests.support.chats import answered, branched, said
 from tests.support.command import until
 
@@ -29,12 +29,12 @@ def path(tmp_path: Path) -> Path:
 
 
 @contextlib.asynccontextmanager
-async def keeping(path: Path) -> AsyncIterator[tuple[StoreThread, list[Note]]]:
-    notes: list[Note] = []
+async def keeping(path: Path) -> AsyncIterator[tuple[StoreThread, list[TextualMessage]]]:
+    messages: list[TextualMessage] = []
     it = StoreThread(path)
-    it.start(notes.append)
+    it.start(messages.append)
     try:
-        yield it, notes
+        yield it, messages
     finally:
         it.close(10)
 
@@ -116,14 +116,14 @@ async def test_questions_find_what_was_handed_over_before(path: Path) -> None:
 
 
 async def test_closing_writes_what_is_left(path: Path) -> None:
-    async with keeping(path) as (it, notes):
+    async with keeping(path) as (it, messages):
         asked, answer = begun()
         it.save("c", asked)
         for size in range(100):
             it.save("c", replace(answer, text="x" * size))
         assert it.close(10)
         assert in_file(path) == ["Why?", "x" * 99]
-        assert notes == []
+        assert messages == []
 
 
 async def test_a_locked_database_is_written_when_it_is_free(
@@ -131,7 +131,7 @@ async def test_a_locked_database_is_written_when_it_is_free(
 ) -> None:
     monkeypatch.setattr(database, "_BUSY_TIMEOUT_S", 0.05)
     monkeypatch.setattr(store_thread, "_RETRY_S", 0.1)
-    async with keeping(path) as (it, notes):
+    async with keeping(path) as (it, messages):
         asked, answer = begun()
         it.save("c", asked)
         assert len(await it.call(lambda store: store.list())) == 1
@@ -139,13 +139,13 @@ async def test_a_locked_database_is_written_when_it_is_free(
         other.execute("BEGIN IMMEDIATE")
         it.save("c", answer)
         it.choose("c", answer.id)
-        until(lambda: notes)
+        until(lambda: messages)
         time.sleep(0.4)  # it is tried again, and told once
         other.execute("ROLLBACK")
         other.close()
-        until(lambda: len(notes) == 2)
+        until(lambda: len(messages) == 2)
         assert in_file(path) == ["Why?", "Be"]
-    told, again = notes
+    told, again = messages
     assert isinstance(told, SavingFailed)
     assert "another program is writing" in told.error
     assert isinstance(again, SavingResumed)
@@ -155,9 +155,9 @@ async def test_the_chat_goes_on_without_a_database(path: Path) -> None:
     database = sqlite3.connect(path)
     database.execute("PRAGMA user_version = 99")
     database.close()
-    async with keeping(path) as (it, notes):
-        until(lambda: notes)
-        (told,) = notes
+    async with keeping(path) as (it, messages):
+        until(lambda: messages)
+        (told,) = messages
         assert isinstance(told, SavingFailed)
         assert "newer akunu" in told.error
         for message in branched().messages:
@@ -170,12 +170,12 @@ async def test_the_chat_goes_on_without_a_database(path: Path) -> None:
 
 async def test_a_damaged_database_is_told_of(path: Path) -> None:
     path.write_bytes(b"garbage" * 1000)
-    async with keeping(path) as (it, notes):
+    async with keeping(path) as (it, messages):
         asked, _ = begun()
         it.save("c", asked)
-        until(lambda: notes)
+        until(lambda: messages)
         until(lambda: in_file(path) == ["Why?"])
-        (told,) = notes
+        (told,) = messages
         assert isinstance(told, StoreWarning)
         assert "was set aside" in told.text
 

@@ -11,8 +11,14 @@ from akunu_py.tui.controllers.settings import SettingsController
 from akunu_py.tui.conversation import Conversation, Turn
 from akunu_py.tui.models.downloads import Downloads
 from akunu_py.tui.prompt.files import split
-from akunu_py.tui.session.messages import Failed, Finished, Loaded, PieceArrived, Prefilling
-from akunu_py.tui.session.worker import SessionThread
+from akunu_py.tui.session_thread import (
+    Failed,
+    Finished,
+    Loaded,
+    PieceArrived,
+    Prefilling,
+    SessionThread,
+)
 from akunu_py.tui.status import Phase
 from akunu_py.tui.view import ChatView
 
@@ -134,12 +140,12 @@ class AnswerController:
         self._answer_next()
 
     def on_prefilling(self, message: Prefilling) -> None:
-        if self._turn_of(message.turn) and message.total:
+        if self._turn_of(message.request) and message.total:
             self._view.status.phase = "reading"
             self._view.status.progress = message.done / message.total
 
     def on_piece_arrived(self, message: PieceArrived) -> None:
-        turn = self._turn_of(message.turn)
+        turn = self._turn_of(message.request)
         if turn is None:
             return
         turn.state = "answering"
@@ -156,7 +162,7 @@ class AnswerController:
         self._view.panel.show(turn, message.gauges.speedup)
 
     def on_finished(self, message: Finished) -> None:
-        turn = self._turn_of(message.turn)
+        turn = self._turn_of(message.request)
         if turn is None:
             return
         turn.state, turn.finish, turn.stats = "done", message.reason, message.stats
@@ -169,7 +175,7 @@ class AnswerController:
         self._answer_next()
 
     async def on_failed(self, message: Failed) -> None:
-        if message.turn is None or self._turn_of(message.turn):
+        if message.request is None or self._turn_of(message.request):
             await self.fail(message.error)
 
     async def fail(self, error: str) -> None:
@@ -210,7 +216,7 @@ class AnswerController:
                 answer.show_state()
             if self._session is not None:
                 messages = self._conversation.history(turn, self._settings.current.system)
-                self._session.ask(turn.request, messages, self._settings.options)
+                self._session.request(turn.request, messages, self._settings.options)
         self._on_change()
 
     def _fetch(self) -> None:

@@ -13,7 +13,7 @@ from akunu_py.tui.controllers.answering import AnswerController
 from akunu_py.tui.controllers.turns import TurnController
 from akunu_py.tui.conversation import Conversation
 from akunu_py.tui.library.screen import Chosen
-from akunu_py.tui.library.store_thread import StoreThread
+from akunu_py.tui.store_thread import StoreThread
 from akunu_py.tui.view import ChatView
 
 _RECALLED = 500  # prompts of earlier conversations

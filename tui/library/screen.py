@@ -31,7 +31,7 @@ from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.errors import ConversationError
 from akunu_py.text import collapse, displayable
 from akunu_py.tui.library.export import ExportScreen, export_here
-from akunu_py.tui.library.store_thread import StoreThread
+from akunu_py.tui.store_thread import StoreThread
 
 _WIDE, _NORMAL = 100, 60  # columns
 _EMPTY = "No conversations yet. What is said in the chat is kept here."

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from textual.message import Message as Note
+from textual.message import Message as TextualMessage
 
 from akunu_py.chats.store import ConversationStore
 from akunu_py.chats.tree import ChatMessage
@@ -32,19 +32,19 @@ _RETRY_S = 5.0
 
 
 @dataclass
-class SavingFailed(Note):
+class SavingFailed(TextualMessage):
     """Conversations are not saved for now, for the reason `error`."""
 
     error: str
 
 
 @dataclass
-class SavingResumed(Note):
+class SavingResumed(TextualMessage):
     """Everything that was said is saved again."""
 
 
 @dataclass
-class StoreWarning(Note):
+class StoreWarning(TextualMessage):
     """Something was wrong with the database, and was dealt with."""
 
     text: str
@@ -55,7 +55,7 @@ class StoreThread:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._post: Callable[[Note], object] = lambda note: None
+        self._post: Callable[[TextualMessage], object] = lambda note: None
         self._wake = threading.Condition()
         # What is to be written, in this order: a message may be the parent of a later one.
         self._unwritten: dict[tuple[str, ...], Callable[[ConversationStore], object]] = {}
@@ -69,7 +69,7 @@ class StoreThread:
         # A daemon, because a disk may never answer.
         self._thread = threading.Thread(target=self._run, name="conversations", daemon=True)
 
-    def start(self, post: Callable[[Note], object]) -> None:
+    def start(self, post: Callable[[TextualMessage], object]) -> None:
         """Begins; `post` is called from the thread."""
         self._post = post
         self._thread.start()
@@ -211,7 +211,7 @@ class StoreThread:
                 self._store.close()
             self._store = None
 
-    def _tell(self, note: Note) -> None:
+    def _tell(self, note: TextualMessage) -> None:
         # The app may have gone, and its event loop with it.
         with contextlib.suppress(RuntimeError):
             self._post(note)

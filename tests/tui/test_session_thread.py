@@ -1,0 +1,247 @@
+"""The session's thread on the real starter: answering, stopping, failing, closing."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.message import Message as TextualMessage
+
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.session import Generation, Session
+from akunu_py.errors import DamagedModel
+from akunu_py.tui.session_thread import (
+    Failed,
+    Finished,
+    Gauges,
+    Loaded,
+    PieceArrived,
+    PieceBuffer,
+    Prefilling,
+    SessionThread,
+)
+from akunu_py.types import GenerateOptions, Message, Piece, Stats, TextPiece
+from tests.support.tiny_fim import write_chat_model
+
+QUESTION = [Message("user", "Say the word sea three times, then tell me about the sea.")]
+OPTIONS = GenerateOptions(max_tokens=24)
+ENDLESS = GenerateOptions(max_tokens=4000)
+
+
+class Recorder:
+    """A session thread and what it posts."""
+
+    def __init__(self, starter: Engine) -> None:
+        self.messages: queue.Queue[TextualMessage] = queue.Queue()
+        self.broken = True
+        self.starter = starter
+        self.answered: list[str] = []
+        self.thread = SessionThread("starter", self.load, on_answered=self.record)
+
+    def load(self, name: str) -> Engine:
+        if self.broken:
+            raise DamagedModel("model 'starter' is damaged")
+        return replace(self.starter, name=name)
+
+    def record(self, engine: Engine, generation: Generation) -> None:
+        self.answered.append(generation.text)
+
+    def next(self) -> Any:
+        return self.messages.get(timeout=60)
+
+    def until_end(self, turn: int) -> tuple[str, Any]:
+        """The text of an answer, and the message that ended it."""
+        text = ""
+        while True:
+            message = self.next()
+            assert message.request == turn
+            if isinstance(message, (Finished, Failed)):
+                return text, message
+            if isinstance(message, PieceArrived):
+                assert all(0 <= a < b <= len(message.text) for a, b in message.drafted)
+                text += message.text
+            else:
+                assert isinstance(message, Prefilling)
+
+
+@pytest.fixture(scope="module")
+def recorder(starter_engine: Engine) -> Iterator[Recorder]:
+    """Its model cannot be loaded at first; the second attempt, at the first question, succeeds."""
+    recorder = Recorder(starter_engine)
+    recorder.thread.start(recorder.messages.put)
+    failed = recorder.next()
+    assert (failed.request, failed.error) == (None, "model 'starter' is damaged")
+    recorder.broken = False
+    recorder.thread.request(0, QUESTION, GenerateOptions(max_tokens=1))
+    loaded = recorder.next()
+    assert isinstance(loaded, Loaded)
+    assert (loaded.model, loaded.context_length, loaded.no_draft) == ("starter", 8192, None)
+    recorder.until_end(0)
+    yield recorder
+    assert recorder.thread.close(timeout=30)
+
+
+def test_the_answer_is_that_of_the_engine(recorder: Recorder, starter_engine: Engine) -> None:
+    recorder.thread.request(1, QUESTION, OPTIONS)
+    text, end = recorder.until_end(1)
+    expected = Session(starter_engine).chat(QUESTION, OPTIONS).answer()
+    assert (text, end.reason) == (expected.text, expected.finish_reason)
+    assert end.stats.generated_tokens == len(expected.tokens)
+
+
+def test_stopping_keeps_what_was_said(recorder: Recorder) -> None:
+    recorder.thread.request(2, QUESTION, ENDLESS)
+    while not isinstance(recorder.next(), PieceArrived):
+        pass
+    recorder.thread.stop(2)
+    _, end = recorder.until_end(2)
+    assert end.reason == "cancelled"
+    assert 0 < end.stats.generated_tokens < 1000
+
+
+def test_stopping_before_it_begins(recorder: Recorder) -> None:
+    recorder.thread.request(3, QUESTION, OPTIONS)
+    recorder.thread.request(4, QUESTION, ENDLESS)
+    recorder.thread.stop(4)
+    assert recorder.until_end(3)[1].reason in ("stop", "length")
+    _, end = recorder.until_end(4)
+    assert end.reason == "cancelled"
+    assert end.stats.generated_tokens <= 1
+
+
+def test_errors_are_told_and_the_next_question_is_answered(recorder: Recorder) -> None:
+    recorder.thread.request(5, [Message("user", "too long " * 9000)], OPTIONS)
+    _, end = recorder.until_end(5)
+    assert isinstance(end, Failed)
+    assert "8192" in end.error
+    recorder.thread.request(6, [None], OPTIONS)  # type: ignore[list-item]
+    _, end = recorder.until_end(6)
+    assert isinstance(end, Failed)
+    assert end.error.startswith("AttributeError: ")
+    recorder.thread.request(7, QUESTION, OPTIONS)
+    before = len(recorder.answered)
+    text, end = recorder.until_end(7)
+    assert isinstance(end, Finished)
+    recorder.thread.request(70, QUESTION, GenerateOptions(max_tokens=1))
+    recorder.until_end(70)
+    assert recorder.answered[before:][:1] == [text], "of failed ones nothing is told"
+
+
+def test_an_answer_goes_on_where_it_was_cut_off(recorder: Recorder) -> None:
+    recorder.thread.request(8, QUESTION, GenerateOptions(max_tokens=10))
+    begun, end = recorder.until_end(8)
+    assert end.reason == "length"
+    recorder.thread.request(
+        9, [*QUESTION, Message("assistant", begun)], GenerateOptions(max_tokens=20)
+    )
+    rest, end = recorder.until_end(9)
+    assert end.stats.cached_tokens > 0
+    recorder.thread.request(10, QUESTION, GenerateOptions(max_tokens=30))
+    whole, _ = recorder.until_end(10)
+    assert begun + rest == whole, "greedy: as if it had not been cut off"
+
+
+def test_rejected_drafts_and_gauges_are_told(recorder: Recorder) -> None:
+    recorder.thread.request(11, QUESTION, GenerateOptions(max_tokens=60, draft="fixed"))
+    rejected, passes = 0, 0
+    while not isinstance(message := recorder.next(), Finished):
+        if isinstance(message, PieceArrived):
+            assert all(0 <= place <= len(message.text) and text for place, text in message.rejected)
+            rejected += len(message.rejected)
+            passes += len(message.passes)
+    assert rejected > 0
+    assert passes == message.stats.target_passes
+    assert message.gauges.memory > 90_000_000
+
+
+def test_switching_models(recorder: Recorder) -> None:
+    recorder.thread.switch("another")
+    loaded = recorder.next()
+    assert isinstance(loaded, Loaded)
+    assert loaded.model == "another"
+    recorder.broken = True
+    recorder.thread.switch("third")
+    assert isinstance(recorder.next(), Failed)
+    recorder.broken = False
+    recorder.thread.request(12, QUESTION, GenerateOptions(max_tokens=1))
+    assert recorder.next().model == "third", "tried again with the next question"
+    recorder.until_end(12)
+
+
+def test_closing_in_the_middle_of_an_answer(starter_engine: Engine) -> None:
+    recorder = Recorder(starter_engine)
+    recorder.broken = False
+    recorder.thread.start(recorder.messages.put)
+    recorder.thread.request(1, QUESTION, ENDLESS)
+    while not isinstance(recorder.next(), PieceArrived):
+        pass
+    assert recorder.thread.close(timeout=10)
+    assert recorder.until_end(1)[1].reason == "cancelled"
+
+
+QUIT = """
+import queue
+import sys
+from pathlib import Path
+from akunu_py.decoding.engine import Engine
+from akunu_py.tui.session_thread import PieceArrived, SessionThread
+from akunu_py.types import GenerateOptions, Message
+
+notes = queue.Queue()
+thread = SessionThread("tiny", lambda name: Engine.load(Path(sys.argv[1])))
+thread.start(notes.put)
+thread.request(1, [Message("user", "Tell me a story.")], GenerateOptions(max_tokens=4000))
+while not isinstance(notes.get(timeout=60), PieceArrived):
+    pass
+assert thread.close(timeout=30)
+"""
+
+
+def test_a_program_that_closes_it_ends_cleanly(tmp_path: Path) -> None:
+    """MLX aborts two programs of three here where a thread ends without giving back its streams."""
+    write_chat_model(tmp_path)
+    for _ in range(3):
+        command = [sys.executable, "-c", QUIT, str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_model_that_is_not_here_yet_is_loaded_when_it_is(starter_engine: Engine) -> None:
+    recorder = Recorder(starter_engine)
+    recorder.thread.start(recorder.messages.put, load=False)
+    recorder.thread.switch("starter")
+    assert isinstance(recorder.next(), Failed)  # it is broken
+    assert recorder.thread.close(timeout=30)
+    assert recorder.messages.empty(), "it was tried once"
+
+
+def test_closing_what_never_started(starter_engine: Engine) -> None:
+    assert Recorder(starter_engine).thread.close(timeout=0)
+
+
+def test_pieces_are_held_together_with_their_spans() -> None:
+    buffer, stats, gauges = PieceBuffer(), Stats(), Gauges()
+    assert not buffer.is_due()
+    buffer.add(TextPiece("ab", Piece((1, 2), accepted=1), ((0, 1),)), from_prefill=True)
+    assert buffer.is_due(), "the first piece goes at once"
+    buffer.flush(1, stats, gauges)
+    buffer.add(TextPiece("cd", Piece((3, 4), accepted=1, rejected=(7,)), ((1, 2),)), " dog")
+    buffer.add(TextPiece("ef", Piece((5, 6), accepted=1), ((0, 1),)))
+    assert not buffer.is_due()
+    message = buffer.flush(1, stats, gauges)
+    assert (message.text, message.drafted, message.rejected) == ("cdef", ((1, 3),), ((2, " dog"),))
+    assert message.passes == (2, 2)
+    assert message.stats is not stats
+
+
+def test_rejected_drafts_in_the_thinking_are_not_shown_in_the_answer() -> None:
+    buffer = PieceBuffer()
+    buffer.add(TextPiece("", Piece((1,), rejected=(2,)), thinking="Hm"), " dog")
+    message = buffer.flush(1, Stats(), Gauges())
+    assert (message.thinking, message.text, message.rejected) == ("Hm", "", ())
