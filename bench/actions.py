@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from akunu_py.bench.result import Result
 
 FAILED = 1  # the exit code where B is slower than A, and where a README disagrees
-# On a processor a token takes seconds in the formats that checkpoints have: see `bench.rounding`.
+# On a processor a token takes seconds in the formats that checkpoints have: see `bench.fidelity`.
 GPU_PRECISIONS = ("float32", "bfloat16", "keep")
 CPU_PRECISIONS = ("float32", "bfloat16", "keep-float32", "bfloat16-blas", "keep-blas")
 _SUFFIXES = (".html", ".md", ".txt")
@@ -182,14 +184,13 @@ def fidelity(options: argparse.Namespace) -> int:
     path = _path(options.keep)
     comparisons = fidelity.load_comparisons(path) if path else []
     precisions = options.weights or (GPU_PRECISIONS if on_metal() else CPU_PRECISIONS)
-    interrupted = False
-    try:
+
+    def measure() -> None:
         fidelity.compare_precisions(
             options.model, precisions, prompts, options.max_tokens, comparisons, path, _progress
         )
-    except KeyboardInterrupt:
-        interrupted = True
-    _progress("")
+
+    interrupted = _interrupted(measure)
     summaries = fidelity.summarize(comparisons)
     if options.format == "json":
         _print_json(
@@ -214,16 +215,15 @@ def profile(options: argparse.Namespace) -> int:
     workloads = load_workloads(options.workload)
     engine = load_engine(options.model, options.weights)
     profiles: list[Profile] = []
-    interrupted = False
-    try:
+
+    def measure() -> None:
         for workload in workloads:
             one = profile_workload(
                 engine, workload, options.draft, options.max_tokens, options.repeats, _progress
             )
             profiles.append(one)
-    except KeyboardInterrupt:
-        interrupted = True
-    _progress("")
+
+    interrupted = _interrupted(measure)
     if options.format == "json":
         _print_json(
             {
@@ -248,8 +248,8 @@ def complete(options: argparse.Namespace) -> int:
 
     curve = parse_curve(options.curve)
     engine = load_engine(options.model, options.weights)
-    asked = CompleteOptions(fim=options.fim)
-    measured = measure_completion(engine, asked, curve, options.live, _progress)
+    complete_options = CompleteOptions(fim=options.fim)
+    measured = measure_completion(engine, complete_options, curve, options.live, _progress)
     _progress("")
     found = {"model": engine.name, "curve": options.curve} | measured
     if options.format == "json":
@@ -260,8 +260,6 @@ def complete(options: argparse.Namespace) -> int:
 
 
 def chat(options: argparse.Namespace) -> int:
-    import tempfile
-
     from akunu_py.bench.chat import ChatBench, ChatOptions, ChatResult
     from akunu_py.bench.report.printing import print_chat
     from akunu_py.bench.result import describe_machine, today
@@ -282,13 +280,9 @@ def chat(options: argparse.Namespace) -> int:
         options.force,
     )
     result = ChatResult()
-    interrupted = False
     with tempfile.TemporaryDirectory(prefix="akunu-bench-") as directory:
-        try:
-            ChatBench(chat_options, Path(directory), _progress).measure(result)
-        except KeyboardInterrupt:
-            interrupted = True
-    _progress("")
+        bench = ChatBench(chat_options, Path(directory), _progress)
+        interrupted = _interrupted(lambda: bench.measure(result))
     if options.format == "json":
         _print_json(
             {
@@ -382,6 +376,17 @@ def _progress(line: str) -> None:
 
 def _print_json(value: Any) -> None:
     print(json.dumps(value, indent=1))
+
+
+def _interrupted(measure: Callable[[], None]) -> bool:
+    """Runs `measure`. True where Ctrl-C ended it: what it collected until then is a result."""
+    interrupted = False
+    try:
+        measure()
+    except KeyboardInterrupt:
+        interrupted = True
+    _progress("")
+    return interrupted
 
 
 def _exit_code(interrupted: bool, done: str = "measured") -> int:

@@ -142,7 +142,7 @@ def speeds(answers: Sequence[tuple[str, Stats]]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """model: its directory. prompt: what is asked. keys: typed while it decodes, a repetition.
+    """model: its directory. keys: typed while it decodes, a repetition.
     long: whether keys are also typed in a chat that has a long answer already."""
 
     model: Path
@@ -369,7 +369,7 @@ class ChatTerminal:
         self._read_for(1.0)
 
     def quit(self) -> None:
-        """Leaves the chat, so that all is kept. Raises AkunuError where it does not end well."""
+        """Leaves the chat, so that all is saved. Raises AkunuError where it does not end well."""
         self.write(_QUIT)
         end = time.perf_counter() + _TIMEOUT_S
         while self._process.poll() is None and time.perf_counter() < end:

@@ -55,7 +55,7 @@ def compare(
     groups: dict[tuple[str, str], list[Pair]] = {key: [pair] for key, pair in shared.items()}
     for (runner, _), pair in shared.items():
         groups.setdefault((runner, ALL), []).append(pair)
-    groups = {  # last of all, and only where it says more than its single test
+    groups = {  # last of all, and only where it has more than a single test
         key: groups[key]
         for last in (False, True)
         for key in groups

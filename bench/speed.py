@@ -87,7 +87,7 @@ def run_speed(
     engine: Engine, setup: Setup, plan: Plan, command: str, progress: Callable[[str], None]
 ) -> Result:
     """Measures it all. After an interruption (KeyboardInterrupt) the result holds what was
-    measured, and says that it is not complete.
+    measured, and is marked as not complete.
 
     Raises UsageError for what cannot be measured, before anything is.
     """
@@ -146,7 +146,7 @@ def make_runners(
 
 
 def _seed_curve(curve: CostCurve, curve_s: Mapping[int, float]) -> None:
-    """Lets a planner's curve start from what was measured; it goes on learning from there."""
+    """Lets a planner's curve start from the measured costs; it keeps learning."""
     for _ in range(_CURVE_OBSERVATIONS):
         for rows, seconds in curve_s.items():
             curve.observe(rows, seconds, 0)

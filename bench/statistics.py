@@ -28,7 +28,7 @@ def rank_test(pairs: Sequence[tuple[Sample, Sample]]) -> float:
     """How often chance alone would set the two sides of `pairs` as far apart as they are.
 
     pairs: for each condition (a workload, say) the values of either side; sides may differ in
-    number, a pair with an empty side says nothing. Two-sided and exact: the sum of the pairs'
+    number, a pair with an empty side does not count. Two-sided and exact: the sum of the pairs'
     Mann-Whitney statistics against its distribution where both sides are alike (Mann and Whitney
     1947; summed over strata as van Elteren 1960 does, with equal weights).
     """

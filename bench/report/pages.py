@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from akunu_py.bench.report import charts, figures, tables
+from akunu_py.bench.report import charts, tables
 from akunu_py.bench.result import Result, Series
 
 _SPREAD = "Medians; the line through a bar goes from the slowest repetition to the fastest."
@@ -60,15 +60,15 @@ def _html_of(result: Result) -> str:
 
 def _sections(result: Result) -> list[tuple[str, str, str]]:
     """(title, explanation, HTML: empty where there is nothing to show)."""
-    auto = figures.auto_series(result)
-    cost = {"cost": figures.curve_points(result)}
-    sources = [("", figures.acceptance_by_source(auto))] if auto else []
+    auto = charts.auto_series(result)
+    cost = {"cost": charts.curve_points(result)}
+    sources = [("", charts.acceptance_by_source(auto))] if auto else []
     by_order = f"auto; the number behind match is its order, in tokens. {_TESTED}"
-    yielded, chosen = figures.passes_by_length(auto), figures.chosen_lengths(auto)
+    yielded, chosen = charts.passes_by_length(auto), charts.chosen_lengths(auto)
     figures_table = _html_table(tables.speed_table(result)) + _html_notes(result)
     theory = _html_table(tables.theory_table(result))
     return [
-        ("Tokens per second", _SPREAD, charts.svg_bars(figures.speed_bars(result), " t/s")),
+        ("Tokens per second", _SPREAD, charts.svg_bars(charts.speed_bars(result), " t/s")),
         ("Given lengths", "", _html_table(tables.throughput_table(result))),
         (
             "Cost of a pass by its positions",
@@ -98,15 +98,15 @@ def _sections(result: Result) -> list[tuple[str, str, str]]:
     ]
 
 
-def _positions(result: Result) -> dict[str, figures.Points]:
+def _positions(result: Result) -> dict[str, charts.Points]:
     by_runner: dict[str, list[Series]] = {}
-    for series in figures.drafting_series(result):
+    for series in charts.drafting_series(result):
         by_runner.setdefault(series.runner, []).append(series)
-    return {n: figures.acceptance_by_position(group) for n, group in by_runner.items()}
+    return {n: charts.acceptance_by_position(group) for n, group in by_runner.items()}
 
 
-def _along(auto: Sequence[Series]) -> dict[str, figures.Points]:
-    return {series.workload: figures.along(series) for series in auto}
+def _along(auto: Sequence[Series]) -> dict[str, charts.Points]:
+    return {series.workload: charts.along(series) for series in auto}
 
 
 def _html_table(table: tables.Table) -> str:
@@ -155,30 +155,18 @@ def to_text(results: Sequence[Result]) -> str:
     """Charts in characters, for a terminal."""
     parts = []
     for result in results:
-        auto = figures.auto_series(result)
+        auto = charts.auto_series(result)
+        costs = [charts.Bar(f"{x:g}", y, y, y, f"{y:.2f}") for x, y in charts.curve_points(result)]
         drawn = {
-            "Tokens per second": charts.text_bars(figures.speed_bars(result), " t/s"),
-            "Cost of a pass by its positions": charts.text_bars(
-                [
-                    (
-                        "",
-                        [
-                            figures.Bar(f"{x:g}", y, y, y, f"{y:.2f}")
-                            for x, y in figures.curve_points(result)
-                        ],
-                    )
-                ],
-                "",
-            ),
+            "Tokens per second": charts.text_bars(charts.speed_bars(result), " t/s"),
+            "Cost of a pass by its positions": charts.text_bars([("", costs)], ""),
             "Accepted, by position in the draft": charts.sparklines(_positions(result)),
             "Accepted, by what the guess rested on (auto)": charts.text_bars(
-                [("", figures.acceptance_by_source(auto))], ""
+                [("", charts.acceptance_by_source(auto))], ""
             ),
-            "Tokens that a pass yielded (auto)": charts.text_columns(
-                figures.passes_by_length(auto)
-            ),
+            "Tokens that a pass yielded (auto)": charts.text_columns(charts.passes_by_length(auto)),
             "Lengths that the planner chose (auto)": charts.text_columns(
-                figures.chosen_lengths(auto)
+                charts.chosen_lengths(auto)
             ),
             "Tokens per pass along an answer (auto)": charts.sparklines(_along(auto)),
         }

@@ -81,7 +81,7 @@ class Akunu:
 
 
 class UnsavedState(LearnedState):
-    """A learned state in memory: a curve, which goes on learning, and a memory, which does not.
+    """A learned state in memory: a curve, which keeps learning, and a memory, which does not.
     Nothing touches the disk."""
 
     def __init__(self, curve: CostCurve, memory: Memory | None = None) -> None:

@@ -1,7 +1,7 @@
 """The workloads of the speed bench: one TOML file each, named after it, with maker and licence.
 
-A workload is a conversation. Turns whose answer is given are there as examples; the others are
-answered by whoever is measured, each with what it said before in the prompt.
+A workload is a conversation. Turns whose answer is given are examples; the others are answered by
+the runner, each with its earlier answers in the prompt.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NAMES = ("chat", "story", "code", "edit", "json", "summary", "question", "multi-
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the person says. assistant: the answer where it is given, None where it is measured."""
+    """A user's message. assistant: the answer where it is given, None where it is measured."""
 
     user: str
     assistant: str | None = None
@@ -29,7 +29,7 @@ class Turn:
 class Workload:
     """A named conversation, to be put through the model's chat template.
 
-    max_tokens: where an answer is cut off, lest a small model be measured going round in circles.
+    max_tokens: where an answer is cut off, so that no loop of a small model is measured.
     """
 
     name: str
@@ -40,17 +40,17 @@ class Workload:
     max_tokens: int = 128
 
     def talk(self, answer: Callable[[list[Message]], str]) -> list[str]:
-        """Holds the conversation: `answer` is asked for each answer that is not given. Returns
-        what it said."""
+        """Calls `answer` with the messages so far for each answer that is not given. Returns
+        these answers."""
         messages: list[Message] = []
         answers = []
         for turn in self.turns:
             messages.append(Message("user", turn.user))
-            said = turn.assistant
-            if said is None:
-                said = answer(list(messages))
-                answers.append(said)
-            messages.append(Message("assistant", said))
+            reply = turn.assistant
+            if reply is None:
+                reply = answer(list(messages))
+                answers.append(reply)
+            messages.append(Message("assistant", reply))
         return answers
 
 

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from akunu_py.bench.report import charts, figures, pages
+from akunu_py.bench.report import charts, pages
 from akunu_py.bench.report.readme import regenerate
 from akunu_py.bench.result import Result
 from tests.support.bench_fakes import drafted_series, fake_result, plain_series
@@ -37,22 +37,22 @@ def result() -> Result:
 def test_figures_count_what_was_tested() -> None:
     many = [drafted_series() for _ in range(5)]
     # Of 3 drafts the first token was tested, and accepted in 2; the second in 2, accepted in 1.
-    assert figures.acceptance_by_position(many)[:2] == [(1, 2 / 3), (2, 1 / 2)]
-    assert figures.acceptance_by_position(many[:1]) == []  # too few to say
-    assert figures.passes_by_length(many) == [(1, 0.5), (2, 0.25), (3, 0), (4, 0), (5, 0.25)]
-    assert figures.chosen_lengths(many) == [(0, 0.25), (1, 0), (2, 0.25), (3, 0), (4, 0.5)]
-    assert [(bar.label, bar.value) for bar in figures.acceptance_by_source(many)] == [
+    assert charts.acceptance_by_position(many)[:2] == [(1, 2 / 3), (2, 1 / 2)]
+    assert charts.acceptance_by_position(many[:1]) == []  # too few to say
+    assert charts.passes_by_length(many) == [(1, 0.5), (2, 0.25), (3, 0), (4, 0), (5, 0.25)]
+    assert charts.chosen_lengths(many) == [(0, 0.25), (1, 0), (2, 0.25), (3, 0), (4, 0.5)]
+    assert [(bar.label, bar.value) for bar in charts.acceptance_by_source(many)] == [
         ("match 3", 0.75),
         ("copy", 0.5),
     ]
-    along = figures.along(many[0])
+    along = charts.along(many[0])
     assert [x for x, _ in along] == [2.5, 6, 7.5, 8.5]  # the middle of each pass's tokens
     assert along[0][1] == 9 / 4
 
 
 def test_sources_stand_in_order() -> None:
     sources = {name: [1, 1] for name in ("memory", "match 16-31", "copy", "match 3", "match 8-15")}
-    bars = figures.acceptance_by_source([drafted_series(sources=sources)])
+    bars = charts.acceptance_by_source([drafted_series(sources=sources)])
     assert [bar.label for bar in bars] == ["match 3", "match 8-15", "match 16-31", "copy", "memory"]
 
 
@@ -94,7 +94,7 @@ def test_the_page_is_whole_and_needs_nothing_else(result: Result) -> None:
 
 
 def test_charts_stay_within_their_frame(result: Result) -> None:
-    svg = charts.svg_bars(figures.speed_bars(result), " t/s")
+    svg = charts.svg_bars(charts.speed_bars(result), " t/s")
     root = ElementTree.fromstring(svg)
     width = float(root.attrib["viewBox"].split()[2])
     ends = [float(r.attrib["x"]) + float(r.attrib["width"]) for r in root.iter("rect")]
