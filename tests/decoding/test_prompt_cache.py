@@ -39,7 +39,7 @@ def talked(starter_engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "deepseek_v41"])
-def test_every_family_goes_on_where_it_was(name: str, tmp_path: Path) -> None:
+def test_every_family_continues_where_it_was(name: str, tmp_path: Path) -> None:
     file, prompt = str(tmp_path / "cache.safetensors"), some(70, 1)
     target = Target(build(name))
     target.reuse_prefix(prompt)
