@@ -1,5 +1,5 @@
-"""The Textual chat: what is on the screen, and the thread that the session lives in.
+"""The Textual chat. `app.ChatApp` composes the view, the conversation and the controllers.
 
-`app.ChatApp` puts the parts together. The conversation itself is plain data (`conversation`), the
-session is spoken to by messages only (`worker`, `messages`), and nothing here touches an array.
+The session and the store live in threads of their own, and are spoken to by messages and calls;
+nothing here touches an array.
 """

@@ -44,7 +44,7 @@ from akunu_py.tui.slash_commands import ChatCommands
 from akunu_py.tui.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning
 from akunu_py.tui.terminal import ChatDriver, find_program, run_program
 from akunu_py.tui.themes import Background
-from akunu_py.tui.view import ChatView
+from akunu_py.tui.view import ChatState, ChatView
 from akunu_py.types import GenerateOptions
 
 
@@ -98,10 +98,15 @@ class ChatApp(App[None]):
         self._downloads = Downloads(self.post_message)
         self.conversation = Conversation(store=store)
         self.view = ChatView(
-            self.notify, self.conversation, config.model, directory, offer_better=bool(session)
+            self.notify,
+            self._state,
+            self.conversation,
+            config.model,
+            directory,
+            offer_better=bool(session),
         )
         self.settings = SettingsController(
-            config.settings, config.options, self.view, self.show_theme, self._show_hints
+            config.settings, config.options, self.view, self.show_theme
         )
         self.answering = AnswerController(
             config.model,
@@ -110,21 +115,12 @@ class ChatApp(App[None]):
             self.settings,
             session,
             self._downloads,
-            self._show_hints,
             missing=config.missing,
         )
         self.models = ModelController(self.answering, self._downloads, self.view)
-        self.turns = TurnController(
-            self.conversation, self.answering, self.view, directory, self._show_hints
-        )
+        self.turns = TurnController(self.conversation, self.answering, self.view, directory)
         self.library = LibraryController(
-            self.conversation,
-            self.answering,
-            self.turns,
-            self.view,
-            store,
-            directory,
-            self._show_hints,
+            self.conversation, self.answering, self.turns, self.view, store, directory
         )
         self.copying = CopyController(self.conversation, self.view, self.copy_to_clipboard)
 
@@ -158,7 +154,7 @@ class ChatApp(App[None]):
         self.show_theme(self.settings.current.theme)
         themes.set_motion(self, reduced=self.settings.current.reduced_motion)
         self.view.prompt.focus()
-        self._show_hints()
+        self.view.show_state()
         self.answering.start(self.post_message)
         if self._store is not None:
             self._store.start(self.post_message)
@@ -190,12 +186,12 @@ class ChatApp(App[None]):
         if not await asyncio.to_thread(run_program, command, text):
             super().copy_to_clipboard(text)
 
-    def _show_hints(self) -> None:
-        self.view.show_hints(
+    def _state(self) -> ChatState:
+        return ChatState(
             self.answering.model,
             self.settings.current.persona,
-            busy=self.answering.is_busy,
-            editing=self.turns.is_editing,
+            self.answering.is_busy,
+            self.turns.is_editing,
         )
 
     # Prompts, and what is done with turns
@@ -323,7 +319,7 @@ class ChatApp(App[None]):
     # The view, and help
 
     def on_descendant_focus(self) -> None:
-        self._show_hints()
+        self.view.show_state()
 
     def on_transcript_left(self) -> None:
         self.view.prompt.focus()

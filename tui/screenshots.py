@@ -1,4 +1,4 @@
-"""Makes the pictures of the chat for the README: `python -m akunu_py.tui.screenshots [FOLDER]`.
+"""Makes the pictures of the chat for the README: `python -m akunu_py.tui.screenshots [DIRECTORY]`.
 
 Real ones: the app runs without a terminal on the starter, keys are pressed, a model answers. The
 numbers in them are those of the machine that made them.
@@ -26,10 +26,10 @@ QUESTIONS = (
     "Write a Python function that reverses a list, and explain it in one sentence.",
     "Repeat the function with type hints and a docstring.",
 )
-_PATIENCE_S = 300.0
+_TIMEOUT_S = 300.0
 
 
-async def take(folder: Path) -> list[Path]:
+async def take(directory: Path) -> list[Path]:
     """Chats with the starter and saves the same conversation in both views; gives the paths."""
     from akunu_py.decoding.engine import Engine
 
@@ -41,11 +41,11 @@ async def take(folder: Path) -> list[Path]:
         app.query_one(PromptBox).cursor_blink = False
         for question in QUESTIONS:
             await _ask(pilot, question)
-        chat = _save(app, folder, "chat.svg")
+        chat = _save(app, directory, "chat.svg")
         await pilot.press("f2")
         await pilot.pause(0.5)
-        drafting = _save(app, folder, "drafting.svg")
-    session.close(_PATIENCE_S)
+        drafting = _save(app, directory, "drafting.svg")
+    session.close(_TIMEOUT_S)
     return [chat, drafting]
 
 
@@ -54,7 +54,7 @@ async def _ask(pilot: Pilot[None], prompt: str) -> None:
     status = pilot.app.query_one(StatusLine)
     pilot.app.query_one(PromptBox).insert(prompt)
     await pilot.press("enter")
-    end = time.monotonic() + _PATIENCE_S
+    end = time.monotonic() + _TIMEOUT_S
     await pilot.pause(0.5)
     while status.phase != "ready":
         if status.phase == "failed" or time.monotonic() > end:
@@ -63,8 +63,8 @@ async def _ask(pilot: Pilot[None], prompt: str) -> None:
     await pilot.pause(0.5)
 
 
-def _save(app: ChatApp, folder: Path, name: str) -> Path:
-    return Path(app.save_screenshot(name, path=str(folder)))
+def _save(app: ChatApp, directory: Path, name: str) -> Path:
+    return Path(app.save_screenshot(name, path=str(directory)))
 
 
 if __name__ == "__main__":

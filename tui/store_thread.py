@@ -40,7 +40,7 @@ class SavingFailed(TextualMessage):
 
 @dataclass
 class SavingResumed(TextualMessage):
-    """Everything that was said is saved again."""
+    """Everything is saved again."""
 
 
 @dataclass
@@ -55,13 +55,13 @@ class StoreThread:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._post: Callable[[TextualMessage], object] = lambda note: None
+        self._post: Callable[[TextualMessage], object] = lambda message: None
         self._wake = threading.Condition()
         # What is to be written, in this order: a message may be the parent of a later one.
         self._unwritten: dict[tuple[str, ...], Callable[[ConversationStore], object]] = {}
         self._known: set[tuple[str, ...]] = set()  # was queued before
         self._due: float | None = None  # when to write; None where there is nothing to write
-        self._retry = 0.0  # nothing is written before that time, unless it is asked for
+        self._retry = 0.0  # nothing is written before that time, unless a call needs it
         self._calls: deque[tuple[Future[Any], Callable[[ConversationStore], Any]]] = deque()
         self._closing = False
         self._store: ConversationStore | None = None
@@ -139,30 +139,30 @@ class StoreThread:
     # In the thread
 
     def _run(self) -> None:
-        self._write()  # opens the database, and tells at once where that is not possible
+        self._write()  # opens the database, and reports at once where that is not possible
         while self._wait():
-            # Taken before writing: what was handed over before it was asked is written then.
-            question = self._calls.popleft() if self._calls else None
+            # Taken before writing: what was queued before the call is written then.
+            call = self._calls.popleft() if self._calls else None
             self._write()
-            if question is not None:
-                self._answer(*question)
+            if call is not None:
+                self._run_call(*call)
         self._write()
         self._close()
 
     def _wait(self) -> bool:
-        """Until something is asked for or due; False where it is time to go."""
+        """Waits for a call, or until a change is due; False where the thread is to end."""
         with self._wake:
             while not (self._calls or self._closing):
-                patience = None
+                timeout = None
                 if self._due is not None:
-                    patience = max(self._due, self._retry) - time.monotonic()
-                    if patience <= 0:
+                    timeout = max(self._due, self._retry) - time.monotonic()
+                    if timeout <= 0:
                         break
-                self._wake.wait(patience)
+                self._wake.wait(timeout)
             return bool(self._calls or not self._closing)
 
     def _write(self) -> None:
-        """Writes what was handed over, in order, until something cannot be written."""
+        """Writes what was queued, in order, until something cannot be written."""
         with self._wake:
             self._due = None
             changes = list(self._unwritten.items())
@@ -170,21 +170,21 @@ class StoreThread:
             if self._store is None:
                 self._store = ConversationStore.open(self._path)
                 for warning in self._store.warnings:
-                    self._tell(StoreWarning(warning))
+                    self._post_safely(StoreWarning(warning))
             for key, change in changes:
                 change(self._store)
                 with self._wake:
                     if self._unwritten[key] is change:
                         del self._unwritten[key]
-        except Exception as error:  # noqa: BLE001 - a bug must not end the keeping in silence
-            self._refuse(describe(error))
+        except Exception as error:  # noqa: BLE001 - a bug must not end the saving in silence
+            self._fail(describe(error))
         else:
             if self.error is not None:
                 self.error = None
-                self._tell(SavingResumed())
+                self._post_safely(SavingResumed())
 
-    def _refuse(self, error: str) -> None:
-        """Tells why nothing can be written, and tries again later with the database opened anew,
+    def _fail(self, error: str) -> None:
+        """Reports why nothing can be written, and tries later with the database opened again,
         which finds out what is wrong with it."""
         self._close()
         self._retry = time.monotonic() + _RETRY_S
@@ -193,16 +193,16 @@ class StoreThread:
                 self._due = self._retry
         if error != self.error:
             self.error = error
-            self._tell(SavingFailed(error))
+            self._post_safely(SavingFailed(error))
 
-    def _answer(self, future: Future[Any], function: Callable[[ConversationStore], Any]) -> None:
+    def _run_call(self, future: Future[Any], function: Callable[[ConversationStore], Any]) -> None:
         if not future.set_running_or_notify_cancel():
             return
         try:
             if self._store is None:
                 raise ConversationError(self.error or "conversations are closed")
             future.set_result(function(self._store))
-        except Exception as error:  # noqa: BLE001 - whoever asked is told
+        except Exception as error:  # noqa: BLE001 - the caller gets it
             future.set_exception(error)
 
     def _close(self) -> None:
@@ -211,7 +211,7 @@ class StoreThread:
                 self._store.close()
             self._store = None
 
-    def _tell(self, note: TextualMessage) -> None:
+    def _post_safely(self, message: TextualMessage) -> None:
         # The app may have gone, and its event loop with it.
         with contextlib.suppress(RuntimeError):
-            self._post(note)
+            self._post(message)

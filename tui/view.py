@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -24,15 +25,27 @@ _EDITING = ("Enter send on a new branch", "Esc leave it as it was")
 _CHOOSING = ("e edit", "r again", "g go on", "c copy", "b code", "←→ branches", "Esc back")
 
 
+@dataclass(frozen=True, slots=True)
+class ChatState:
+    """What is shown around the prompt. model: answers from here on."""
+
+    model: str
+    persona: str
+    busy: bool
+    editing: bool
+
+
 class ChatView:
     """What the controllers draw on: four widgets, and how the program speaks to the user.
 
-    notify: `App.notify`. offer_better: an empty chat looks for a better model that fits here.
+    notify: `App.notify`. state: called after the controllers are made. offer_better: an empty chat
+    looks for a better model that fits here.
     """
 
     def __init__(
         self,
         notify: Callable[..., None],
+        state: Callable[[], ChatState],
         conversation: Conversation,
         model: str,
         directory: Path,
@@ -40,6 +53,7 @@ class ChatView:
         offer_better: bool,
     ) -> None:
         self._notify = notify
+        self._state = state
         self._conversation = conversation
         self._offer_better = offer_better
         self._popup = SuggestionPopup(directory, id="completion")
@@ -72,15 +86,14 @@ class ChatView:
         """Adds a notice or an "error" to the transcript, where it stays."""
         await self.transcript.add(Notice(text, kind))
 
-    async def show_conversation(self, model: str, message: str | None = None) -> None:
-        """Shows the conversation from scratch, at a message or its end; one without a turn shows
-        what `model` is and the first keys."""
+    async def show_conversation(self, message: str | None = None) -> None:
+        """Shows the conversation from scratch, at a message or its end."""
         await self.transcript.reload(message)
         if not self._conversation.turns:
-            await self.show_welcome(model)
+            await self.show_welcome()
 
-    async def show_welcome(self, model: str) -> None:
-        await self.transcript.add(self._welcome(model))
+    async def show_welcome(self) -> None:
+        await self.transcript.add(self._welcome(self._state().model))
 
     async def hide_welcome(self) -> None:
         await self.transcript.query(Welcome).remove()
@@ -90,16 +103,19 @@ class ChatView:
         for welcome in self.transcript.query(Welcome):
             welcome.show_download(progress)
 
-    def show_hints(self, model: str, persona: str, *, busy: bool, editing: bool) -> None:
+    def show_state(self) -> None:
         """Shows around the prompt which keys matter now, and which model is talked to."""
+        state = self._state()
         if self.is_choosing:
             self.prompt.hints = _CHOOSING
-        elif editing:
+        elif state.editing:
             self.prompt.hints = _EDITING
         else:
-            self.prompt.hints = _BUSY if busy else _IDLE
-        title = (f"{model} · {persona}" if persona else model).replace("[", r"\[")
-        self.prompt.border_title = "editing an earlier prompt" if editing else title
+            self.prompt.hints = _BUSY if state.busy else _IDLE
+        title = f"{state.model} · {state.persona}" if state.persona else state.model
+        self.prompt.border_title = (
+            "editing an earlier prompt" if state.editing else title.replace("[", r"\[")
+        )
 
     def toggle_drafting(self) -> None:
         self.transcript.drafting = not self.transcript.drafting

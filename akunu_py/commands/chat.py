@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from akunu_py.decoding.engine import Engine
     from akunu_py.decoding.learned import LearnedState
     from akunu_py.decoding.session import Generation
+    from akunu_py.tui.session_thread import SessionThread
 
-_PATIENCE_S = 2.0  # for a pass that is running; a model that is being loaded takes longer
+_TIMEOUT_S = 2.0  # for a pass that is running; a model that is being loaded takes longer
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -37,33 +38,67 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     require_terminal()
     settings = load_settings()
-    name = args.model or settings.model
-    model = find_model(name)
+    wanted = args.model or settings.model
+    model = find_model(wanted)
     if args.temperature is None:
         args.temperature = settings.temperature
     options = options_from(args)
 
     from akunu_py.tui.app import ChatApp, ChatConfig
-    from akunu_py.tui.session_thread import SessionThread
     from akunu_py.tui.store_thread import StoreThread
     from akunu_py.tui.terminal import background as ask_background
 
-    learned_from: list[LearnedState] = []
+    name = model.name if model else wanted
+    learned_states: list[LearnedState] = []
+    session = session_thread(args, name, model, learned_states)
+    store_thread = StoreThread(paths.conversations_file())
+    app = ChatApp(
+        ChatConfig(
+            name,
+            options,
+            replace(settings, temperature=args.temperature),
+            session,
+            store_thread,
+            background=ask_background(),
+            missing=model is None,
+        )
+    )
+    app.run()
+    code = app.return_code or 0
+    all_saved = store_thread.close(_TIMEOUT_S)
+    if not all_saved:
+        code = code or 1
+        why = store_thread.error or "the disk does not answer"
+        print_warnings([f"not all that was said could be saved: {why}"])
+    if not (app.close_downloads(_TIMEOUT_S) and session.close(_TIMEOUT_S) and all_saved):
+        exit_without_teardown(code)  # the screen is restored, and nothing is left to be written
+    print_warnings(warning for state in learned_states for warning in state.warnings)
+    return code
+
+
+def session_thread(
+    args: argparse.Namespace,
+    name: str,
+    model: store.StoredModel | None,
+    learned_states: list[LearnedState],
+) -> SessionThread:
+    """The thread that loads `model` or others of the store; what they have learned is appended to
+    `learned_states`. The imports are in the thread, because they alone take seconds."""
+    from akunu_py.tui.session_thread import SessionThread
 
     def load(name: str) -> Engine:
-        # Here, in the session's thread, because the import alone takes seconds.
         from akunu_py.decoding.load import load_found
 
         found = model if model and name == model.name else store.resolve(name)
         return load_found(found, args.weights, args.kv_bits, context=args.context, force=args.force)
 
-    def learned(engine: Engine) -> LearnedState:
+    def load_learned_state(engine: Engine) -> LearnedState:
         from akunu_py.decoding.load import load_learned
 
-        learned_from.append(load_learned(engine, no_memory=args.no_memory))
-        return learned_from[-1]
+        learned_states.append(load_learned(engine, no_memory=args.no_memory))
+        return learned_states[-1]
 
-    def answered(engine: Engine, generation: Generation) -> None:
+    def on_answered(engine: Engine, generation: Generation) -> None:
         import mlx.core as mx
 
         from akunu_py.decoding.load import note_peak
@@ -71,31 +106,7 @@ def run(args: argparse.Namespace) -> int:
         note_peak(engine, generation)
         mx.reset_peak_memory()  # of one answer, not of the longest one before it
 
-    session = SessionThread(model.name if model else name, load, learned, answered)
-    store_thread = StoreThread(paths.conversations_file())
-    background = ask_background()
-    app = ChatApp(
-        ChatConfig(
-            model.name if model else name,
-            options,
-            replace(settings, temperature=args.temperature),
-            session,
-            store_thread,
-            background=background,
-            missing=model is None,
-        )
-    )
-    app.run()
-    code = app.return_code or 0
-    all_kept = store_thread.close(_PATIENCE_S)
-    if not all_kept:
-        code = code or 1
-        why = store_thread.error or "the disk does not answer"
-        print_warnings([f"not all that was said could be saved: {why}"])
-    if not (app.close_downloads(_PATIENCE_S) and session.close(_PATIENCE_S) and all_kept):
-        exit_without_teardown(code)  # the screen is restored, and nothing is left to be written
-    print_warnings(warning for state in learned_from for warning in state.warnings)
-    return code
+    return SessionThread(name, load, load_learned_state, on_answered)
 
 
 def require_terminal() -> None:

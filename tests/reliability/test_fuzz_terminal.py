@@ -155,11 +155,11 @@ async def test_the_chat_shows_and_does_not_obey() -> None:
     async with chat(loaded=False, size=(100, 40)) as here:
         await here.post(Loaded(evil, evil, 8192, evil, evil, GAUGES))
         assert is_safe(on_screen(here))
-        await here.say(f"Hello {evil}")
+        await here.send(f"Hello {evil}")
         await here.piece(evil)
         await here.post(Finished(1, "stop", STATS))
         assert is_safe(on_screen(here))
-        await here.say("More")
+        await here.send("More")
         await here.post(Failed(2, evil))
         screen = on_screen(here)
         assert is_safe(screen)

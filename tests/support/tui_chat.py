@@ -1,4 +1,4 @@
-"""The chat without a model, for tests: keys go in, and what a session would tell is posted."""
+"""The chat without a model, for tests: keys go in, and what a session would post is posted."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class Chat:
         ]
 
     @property
-    def said(self) -> list[str]:
-        """The words that go away by themselves."""
+    def notifications(self) -> list[str]:
+        """What was shown and goes away by itself."""
         return [each.message for each in self.app._notifications]
 
     @property
@@ -88,7 +88,7 @@ class Chat:
         while not all(view.is_drawn for view in self.app.query(AnswerView)):
             await self.pilot.pause(0.01)
 
-    async def say(self, text: str) -> None:
+    async def send(self, text: str) -> None:
         self.box.insert(text)
         await self.press("enter")
 

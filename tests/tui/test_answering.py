@@ -66,7 +66,7 @@ async def test_the_box_grows_and_stays_small() -> None:
 async def test_up_and_down_browse_earlier_prompts() -> None:
     async with chat() as it:
         for prompt in ("first", "second"):
-            await it.say(prompt)
+            await it.send(prompt)
         await it.press("up")
         assert it.text() == "second"
         await it.press("up")
@@ -83,7 +83,7 @@ async def test_up_and_down_browse_earlier_prompts() -> None:
 
 async def test_escape_stops_at_once_and_keeps_what_was_said() -> None:
     async with chat() as it:
-        await it.say("go")
+        await it.send("go")
         await it.piece("Once upon")
         await it.press("escape")
         assert it.phase() == "stopped"
@@ -91,7 +91,7 @@ async def test_escape_stops_at_once_and_keeps_what_was_said() -> None:
         await it.post(Finished(1, "cancelled", STATS))
         assert it.markdown == ["Once upon"]
         assert it.feet == ["■ stopped"]
-        await it.say("more")
+        await it.send("more")
         assert it.phase() == "reading"
         assert it.history == [
             Message("user", "go"),
@@ -102,8 +102,8 @@ async def test_escape_stops_at_once_and_keeps_what_was_said() -> None:
 
 async def test_escape_before_an_answer_gives_the_prompt_back() -> None:
     async with chat() as it:
-        await it.say("first")
-        await it.say("second")
+        await it.send("first")
+        await it.send("second")
         await it.press(*"third", "escape")
         assert it.text() == "first\n\nsecond\n\nthird"
         assert (it.prompts, it.phase()) == ([], "ready")
@@ -111,8 +111,8 @@ async def test_escape_before_an_answer_gives_the_prompt_back() -> None:
 
 async def test_prompts_wait_while_the_model_loads_and_answers() -> None:
     async with chat(loaded=False) as it:
-        await it.say("one")
-        await it.say("two")
+        await it.send("one")
+        await it.send("two")
         assert (it.prompts, it.phase()) == (["one", "two"], "loading")
         await it.post(Loaded("starter", "float32", 8192))
         assert it.phase() == "reading"
@@ -127,32 +127,32 @@ async def test_prompts_wait_while_the_model_loads_and_answers() -> None:
 @pytest.mark.parametrize("new", ["ctrl+n", "/new"])
 async def test_a_new_conversation(new: str) -> None:
     async with chat() as it:
-        await it.say("old")
+        await it.send("old")
         await it.piece("answer")
         if new == "/new":
-            await it.say(new)
+            await it.send(new)
         else:
             await it.press(new)
         await it.piece(" that comes late")
         assert (it.prompts, it.markdown, it.phase()) == ([], [], "ready")
-        await it.say("fresh")
+        await it.send("fresh")
         assert it.history == [Message("user", "fresh")]
 
 
 async def test_a_failed_prompt_goes_back_to_the_box() -> None:
     async with chat() as it:
-        await it.say("too long")
+        await it.send("too long")
         await it.post(Failed(1, "the prompt is too long"))
         assert (it.text(), it.notices) == ("too long", ["the prompt is too long"])
         assert it.phase() == "failed"
         it.box.clear()
-        await it.say("short")
+        await it.send("short")
         assert it.phase() == "reading"
 
 
 async def test_an_answer_that_fails_halfway_is_kept() -> None:
     async with chat() as it:
-        await it.say("go")
+        await it.send("go")
         await it.piece("half of")
         await it.post(Failed(1, "RuntimeError: out of memory"))
         assert (it.markdown, it.text()) == (["half of"], "")
@@ -161,7 +161,7 @@ async def test_an_answer_that_fails_halfway_is_kept() -> None:
 
 async def test_a_model_that_cannot_be_loaded_loses_no_prompt() -> None:
     async with chat(loaded=False) as it:
-        await it.say("hello")
+        await it.send("hello")
         await it.post(Failed(None, "the model is damaged"))
         assert (it.text(), it.notices) == ("hello", ["the model is damaged"])
         await it.press("enter")
@@ -180,21 +180,21 @@ async def test_what_is_to_know_of_a_model_stays_on_the_screen() -> None:
 
 async def test_ctrl_c_neither_stops_nor_quits() -> None:
     async with chat() as it:
-        await it.say("go")
+        await it.send("go")
         await it.piece("still")
         await it.press("ctrl+c")
         await it.piece(" here")
         assert it.markdown == ["still here"]
-        assert "Ctrl+Q" in it.said[0]
+        assert "Ctrl+Q" in it.notifications[0]
 
 
 @pytest.mark.parametrize("quit_by", ["ctrl+q", "/quit"])
 async def test_quitting_while_answering(quit_by: str) -> None:
     async with chat() as it:
-        await it.say("go")
+        await it.send("go")
         await it.piece("on and on")
         if quit_by == "/quit":
-            await it.say(quit_by)
+            await it.send(quit_by)
         else:
             await it.press(quit_by)
         assert it.app.return_code == 0
@@ -203,7 +203,7 @@ async def test_quitting_while_answering(quit_by: str) -> None:
 async def test_the_transcript_follows_its_end_unless_scrolled_up() -> None:
     async with chat() as it:
         transcript = it.app.query_one(Transcript)
-        await it.say("go")
+        await it.send("go")
         assert transcript.scroll_y == 0
         await it.piece("line\n\n" * 40)
         assert transcript.max_scroll_y > 20
@@ -232,7 +232,7 @@ async def test_the_box_keeps_the_focus() -> None:
 @pytest.mark.parametrize("size", [(20, 5), (40, 10), (200, 60)])
 async def test_any_size(size: tuple[int, int]) -> None:
     async with chat(size=size) as it:
-        await it.say("go " * 50)
+        await it.send("go " * 50)
         await it.piece("# Title\n\n| a | b |\n|--|--|\n| 1 | 2 |\n\n```\n" + "x" * 300)
         await it.press("f2")
         await it.pilot.resize_terminal(30, 8)

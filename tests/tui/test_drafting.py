@@ -38,10 +38,10 @@ async def test_the_status_line_fits_any_width(width: int) -> None:
 @pytest.mark.parametrize("key", ["f2", "ctrl+t"])
 async def test_the_drafting_view_of_all_answers_and_back(key: str) -> None:
     async with chat() as it:
-        await it.say("one")
+        await it.send("one")
         await it.piece("Hello world", (0, 5))
         await it.post(Finished(1, "stop", STATS))
-        await it.say("two")
+        await it.send("two")
         await it.piece("And ", turn=2)
         await it.press(key)
         await it.piece("on and", (0, 2), (2, 4), turn=2)
@@ -58,7 +58,7 @@ async def test_the_drafting_view_of_all_answers_and_back(key: str) -> None:
 
 async def test_a_long_drafting_view_is_cut_into_stretches_with_all_spans() -> None:
     async with chat() as it:
-        await it.say("go")
+        await it.send("go")
         await it.press("f2")
         for number in range(200):
             it.app.post_message(PieceArrived(1, f"line {number}\nand on", ((3, 9),), STATS))
@@ -85,7 +85,7 @@ def test_spans_that_touch_become_one() -> None:
 
 async def test_rejected_drafts_stand_where_they_were_proposed() -> None:
     async with chat() as it:
-        await it.say("go")
+        await it.send("go")
         await it.press("f2")
         rejected = ((3, " dog\n"), (4, "!"))
         await it.post(PieceArrived(1, "a cat", ((0, 1),), STATS, rejected=rejected))
@@ -100,7 +100,7 @@ async def test_rejected_drafts_stand_where_they_were_proposed() -> None:
 
 async def test_rejected_drafts_of_a_long_answer_are_shown_once() -> None:
     async with chat() as it:
-        await it.say("go")
+        await it.send("go")
         await it.press("f2")
         for number in range(200):
             note = PieceArrived(
@@ -115,7 +115,7 @@ async def test_rejected_drafts_of_a_long_answer_are_shown_once() -> None:
 
 async def test_the_panel_tells_tokens_per_pass_and_what_they_are_worth() -> None:
     async with chat() as it:
-        await it.say("go")
+        await it.send("go")
         await it.press("f2")
         await it.post(PieceArrived(1, "abc", (), STATS, passes=(1, 3, 8, 20), gauges=GAUGES))
         panel = it.app.query_one(DraftingPanel)
@@ -135,7 +135,7 @@ def test_a_sparkline_shows_the_last_passes() -> None:
 
 async def test_thinking_is_folded_and_opens() -> None:
     async with chat() as it:
-        await it.say("go")
+        await it.send("go")
         await it.post(PieceArrived(1, "", (), STATS, thinking="Let me see.\n[b]Hm"))
         view = it.app.query_one(ThinkingView)
         head, body = view.query_one(".head"), view.query_one(".body")
@@ -147,7 +147,7 @@ async def test_thinking_is_folded_and_opens() -> None:
         assert "thought" in str(head.render())
         await it.pilot.click(".head")
         assert not body.display
-        await it.say("and?")
+        await it.send("and?")
         assert it.history == [
             Message("user", "go"),
             Message("assistant", "Yes."),
@@ -157,9 +157,9 @@ async def test_thinking_is_folded_and_opens() -> None:
 
 async def test_stopping_while_it_thinks_keeps_the_thoughts() -> None:
     async with chat() as it:
-        await it.say("go")
+        await it.send("go")
         await it.post(PieceArrived(1, "", (), STATS, thinking="Hm."))
         await it.press("escape")
         assert (it.prompts, it.feet) == (["go"], ["■ stopped"])
         await it.press("f9")
-        assert "answer again" in it.said[-1]
+        assert "answer again" in it.notifications[-1]

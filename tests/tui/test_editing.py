@@ -18,9 +18,9 @@ from tests.support.tui_chat import STATS, Chat, chat
 
 
 async def two_turns(it: Chat) -> None:
-    await it.say("one")
+    await it.send("one")
     await it.answer("first")
-    await it.say("two")
+    await it.send("two")
     await it.answer("second", turn=2)
 
 
@@ -39,7 +39,7 @@ async def test_an_edited_prompt_is_a_branch_and_the_old_one_stays() -> None:
         await it.press("tab", "up", "left")
         assert (it.prompts, it.markdown) == (["one\n‹ 1/2 ›", "two"], ["first", "second"])
         await it.press("left")
-        assert "Branch 1 of 2" in it.said[-1]
+        assert "Branch 1 of 2" in it.notifications[-1]
         await it.press("right")
         assert it.markdown == ["other"]
 
@@ -66,8 +66,8 @@ async def test_an_edited_prompt_that_is_stopped_at_once_brings_the_old_branch_ba
 
 async def test_editing_while_it_answers_stops_the_answer() -> None:
     async with chat() as it:
-        await it.say("one")
-        await it.say("waits")
+        await it.send("one")
+        await it.send("waits")
         await it.piece("half")
         await it.press("tab", "home", "up", "up", "up", "e")
         await it.press("!", "enter")
@@ -93,7 +93,7 @@ async def test_another_answer_is_a_branch() -> None:
 
 async def test_a_stopped_answer_goes_on() -> None:
     async with chat() as it:
-        await it.say("one")
+        await it.send("one")
         await it.piece("half of")
         await it.press("escape")
         assert it.feet == ["■ stopped"]
@@ -105,18 +105,18 @@ async def test_a_stopped_answer_goes_on() -> None:
         await it.post(Finished(2, "stop", STATS))
         assert (it.markdown, it.feet) == (["half of it"], [""])
         await it.press("f9")
-        assert "complete" in it.said[-1]
+        assert "complete" in it.notifications[-1]
 
 
 async def test_only_the_last_answer_goes_on() -> None:
     async with chat() as it:
-        await it.say("one")
+        await it.send("one")
         await it.piece("half")
         await it.press("escape")
-        await it.say("two")
+        await it.send("two")
         await it.answer("second", turn=2)
         await it.press("tab", "up", "up", "g")
-        assert "Only the last" in it.said[-1]
+        assert "Only the last" in it.notifications[-1]
 
 
 async def test_keys_of_the_chosen_message_do_not_type() -> None:
@@ -159,7 +159,7 @@ async def test_a_long_conversation_opens_at_its_end_and_pages_back() -> None:
         await it.press("tab", "home", "home")
         assert (it.prompts[0], it.transcript.scroll_y) == ("prompt 0", 0)
         await it.press("tab")
-        await it.say("more")
+        await it.send("more")
         assert len(it.history) == 101
         assert it.prompts[-1] == "more"
         assert len(it.prompts) <= 21
@@ -168,14 +168,14 @@ async def test_a_long_conversation_opens_at_its_end_and_pages_back() -> None:
 async def test_answers_and_prompts_and_code_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "find_program", lambda: None)
     async with chat() as it:
-        await it.say("one")
+        await it.send("one")
         await it.answer("Look:\n\n```python\na = 1\n```\n\n```\nb\n```\n")
         await it.press("f7")
         assert it.app.clipboard.startswith("Look:")
         await it.press("f8")
         assert it.app.clipboard == "a = 1\n"
         await it.press("f8")
-        assert (it.app.clipboard, "block 2 of 2" in it.said[-1]) == ("b\n", True)
+        assert (it.app.clipboard, "block 2 of 2" in it.notifications[-1]) == ("b\n", True)
         await it.press("tab", "up", "c")
         assert it.app.clipboard == "one"
 
@@ -186,7 +186,7 @@ async def test_a_program_of_the_system_is_given_the_text(
     copied = tmp_path / "copied"
     monkeypatch.setattr(app, "find_program", lambda: ["sh", "-c", f"cat > {copied}"])
     async with chat() as it:
-        await it.say("one")
+        await it.send("one")
         await it.answer("grüße 中")
         await it.press("f7")
         await it.app.workers.wait_for_complete()

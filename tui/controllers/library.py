@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from akunu_py.chats.export import SUFFIXES, ExportFormat, file_name, render, write_new
@@ -22,8 +22,7 @@ _RECALLED = 500  # prompts of earlier conversations
 class LibraryController:
     """Opens conversations in the place of the one on the screen, and changes saved ones.
 
-    store: None for a chat that saves nothing. directory: where exported files go. on_change:
-    called when another conversation is on the screen.
+    store: None for a chat that saves nothing. directory: where exported files go.
     """
 
     def __init__(
@@ -34,7 +33,6 @@ class LibraryController:
         view: ChatView,
         store: StoreThread | None,
         directory: Path,
-        on_change: Callable[[], None],
     ) -> None:
         self._conversation = conversation
         self._answering = answering
@@ -42,7 +40,6 @@ class LibraryController:
         self._view = view
         self._store = store
         self._directory = directory
-        self._on_change = on_change
 
     async def new(self) -> None:
         """Shows an empty conversation."""
@@ -66,13 +63,13 @@ class LibraryController:
         await self._answering.interrupt()
         self._turns.leave_editing()
         self._conversation.open(tree)
-        await self._view.show_conversation(self._answering.model, message)
+        await self._view.show_conversation(message)
         self._view.status.stats = None
         self._view.panel.show(None, None)
         if self._view.status.phase == "stopped":
             self._view.status.phase = "ready"
         self._view.prompt.focus()
-        self._on_change()
+        self._view.show_state()
 
     async def rename(self, title: str = "") -> None:
         """Gives the conversation another title; "" begins to write one."""

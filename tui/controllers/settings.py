@@ -15,8 +15,7 @@ class SettingsController:
     """`current` and `options` count from the next answer on. The commands change them for this run
     of the program; the file belongs to the settings screen.
 
-    show_theme: puts the colours that a setting means on the screen. on_change: called after every
-    change.
+    show_theme: puts the colours that a setting means on the screen.
     """
 
     def __init__(
@@ -25,13 +24,11 @@ class SettingsController:
         options: GenerateOptions,
         view: ChatView,
         show_theme: Callable[[str], None],
-        on_change: Callable[[], None],
     ) -> None:
         self.current = current
         self.options = options
         self._view = view
         self._show_theme = show_theme
-        self._on_change = on_change
 
     def apply(self, settings: Settings) -> None:
         """Makes `settings` the current ones."""
@@ -39,7 +36,7 @@ class SettingsController:
             sampling = replace(self.options.sampling, temperature=settings.temperature)
             self.options = replace(self.options, sampling=sampling)
         self.current = settings
-        self._on_change()
+        self._view.show_state()
 
     def use_persona(self, name: str = "") -> None:
         """Takes another system prompt; "none" takes the plain one, and "" lists what there is."""

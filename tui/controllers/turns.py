@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 from akunu_py.errors import UsageError
@@ -17,8 +16,7 @@ class TurnController:
     """Makes turns in the conversation and has them answered. Nothing is overwritten: what is
     changed becomes a branch. Actions are on the turn of the chosen message, else the last one.
 
-    directory: where the files are that a prompt names. on_change: called when `is_editing` may
-    have changed.
+    directory: where the files are that a prompt names.
     """
 
     def __init__(
@@ -27,13 +25,11 @@ class TurnController:
         answering: AnswerController,
         view: ChatView,
         directory: Path,
-        on_change: Callable[[], None],
     ) -> None:
         self._conversation = conversation
         self._answering = answering
         self._view = view
         self._directory = directory
-        self._on_change = on_change
         self._edited: Turn | None = None  # its prompt is in the box, in the place of `_draft`
         self._draft = ""
 
@@ -73,7 +69,7 @@ class TurnController:
         self._edited = turn
         self._view.prompt.write(split(turn.prompt.text)[0])
         self._view.prompt.focus()
-        self._on_change()
+        self._view.show_state()
 
     def leave_editing(self) -> None:
         """Puts what was in the box before an earlier prompt was edited back there."""
@@ -88,7 +84,7 @@ class TurnController:
         else:
             self.leave_editing()
         self._view.prompt.focus()
-        self._on_change()
+        self._view.show_state()
 
     async def regenerate(self) -> None:
         """Requests another answer to the same prompt; the old one stays as a branch."""
