@@ -19,8 +19,8 @@ chat: setup ## talk to the starter model (sets up all it needs first)
 
 test: $(VENV)/.installed-dev ## run the tests (sets up all they need first)
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not alone"
-	@$(BIN)/python -m pytest -m "not slow and alone"
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not alone"
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and alone"
 
 test-slow: $(VENV)/.installed-dev ## run the tests that take minutes
 	@$(BIN)/akunu models pull $(STARTER) --if-missing

@@ -22,10 +22,19 @@ from akunu_py.models.pull import pull
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What happens in a real terminal happens in real time: nothing else should hold the cores."""
+    """What happens in a real terminal happens in real time: nothing else should hold the cores.
+
+    Modules that need the starter come first: they take longest, and none should be left when the
+    other worker is done.
+    """
+    long = set()
     for item in items:
-        if "terminal" in getattr(item, "fixturenames", ()):
+        fixtures = getattr(item, "fixturenames", ())
+        if "terminal" in fixtures:
             item.add_marker("alone")
+        if "starter" in fixtures:
+            long.add(item.path)
+    items.sort(key=lambda item: item.path not in long)
 
 
 @pytest.fixture

@@ -193,13 +193,14 @@ from akunu_py.decoding.engine import Engine
 from akunu_py.tui.session_thread import PieceArrived, SessionThread
 from akunu_py.types import GenerateOptions, Message
 
-notes = queue.Queue()
-thread = SessionThread("tiny", lambda name: Engine.load(Path(sys.argv[1])))
-thread.start(notes.put)
-thread.request(1, [Message("user", "Tell me a story.")], GenerateOptions(max_tokens=4000))
-while not isinstance(notes.get(timeout=60), PieceArrived):
-    pass
-assert thread.close(timeout=30)
+threads = [SessionThread("tiny", lambda name: Engine.load(Path(sys.argv[1]))) for _ in range(3)]
+for thread in threads:
+    notes = queue.Queue()
+    thread.start(notes.put)
+    thread.request(1, [Message("user", "Tell me a story.")], GenerateOptions(max_tokens=4000))
+    while not isinstance(notes.get(timeout=60), PieceArrived):
+        pass
+    assert thread.close(timeout=30)
 """
 
 
