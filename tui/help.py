@@ -1,7 +1,7 @@
 """The key help: every key that works in the chat, and every command.
 
-Made from the bindings and from the table of commands, so it cannot say what is not so. Only the
-keys that the prompt box takes while one types, which are no bindings, are written here.
+It is made from the bindings and the table of commands. Only the keys that the prompt box handles
+while one types, which are no bindings, are written here.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class KeySection:
 
 
 def sections(app: App[Any]) -> list[KeySection]:
-    """What the help of the screen on top says. Call it before the help is on top."""
+    """The help for the screen on top. Call it before the help is on top."""
     ours, editing = bindings_of(app.screen)
     keys = keys_of_actions(app)
     commands = tuple(
@@ -70,16 +70,16 @@ class HelpScreen(ModalScreen[None]):
         Binding("escape,q,f1,question_mark", "close", "Close"),
     ]
 
-    def __init__(self, told: list[KeySection]) -> None:
+    def __init__(self, shown: list[KeySection]) -> None:
         super().__init__()
-        self._told = told
+        self._sections = shown
 
     def compose(self) -> ComposeResult:
         with Vertical(id="dialog") as dialog:
             dialog.border_title = "Keys and commands"
             dialog.border_subtitle = "Up Down scroll · Esc close"
             with VerticalScroll():
-                for section in self._told:
+                for section in self._sections:
                     if section.rows:
                         yield Static(section.heading, classes="heading")
                         with Grid(classes="rows"):
@@ -95,7 +95,7 @@ class HelpScreen(ModalScreen[None]):
 
 
 def bindings_of(screen: Screen[Any]) -> tuple[list[Binding], list[Binding]]:
-    """What can be pressed on `screen` now: what we bound, and what any text area knows."""
+    """The bindings that are active on `screen` now: ours, and those of any text area."""
     plain = {binding.action for binding in Binding.make_bindings(TextArea.BINDINGS)}
     ours: list[Binding] = []
     editing: list[Binding] = []
@@ -110,7 +110,7 @@ def bindings_of(screen: Screen[Any]) -> tuple[list[Binding], list[Binding]]:
 
 
 def rows_of(bindings: Iterable[Binding], most: int = 3) -> tuple[tuple[str, str], ...]:
-    """The keys of an action in one row, at most so many of them."""
+    """One row for each action, with at most `most` of its keys."""
     keys: dict[str, list[str]] = {}
     words: dict[str, str] = {}
     for binding in bindings:
@@ -124,7 +124,7 @@ def rows_of(bindings: Iterable[Binding], most: int = 3) -> tuple[tuple[str, str]
 
 @cache
 def _our_actions(node: type) -> frozenset[str]:
-    """The actions that the classes of akunu among a node's bind, and two of Textual's own."""
+    """The actions that akunu's classes among a node's base classes bind, and two of Textual's."""
     actions = {"quit", "command_palette"}
     for each in node.__mro__:
         if each.__module__.startswith("akunu_py."):

@@ -1,8 +1,7 @@
-"""The settings that people change: model, persona, temperature, theme, memory, motion.
+"""The settings: a form for model, persona, temperature, theme, memory and motion.
 
-Owns the form. Nothing is kept until Ctrl+S; then settings.toml is written and the result is what
-it says now, None where the form was left. What was chosen and not saved is undone: the theme is
-shown at once, so that one sees it.
+Nothing is saved until Ctrl+S writes settings.toml. A theme is shown at once; leaving the form
+undoes that.
 """
 
 from __future__ import annotations
@@ -25,11 +24,14 @@ from akunu_py.text import displayable, typeable
 from akunu_py.tui import themes
 from akunu_py.tui.slash_commands import choices_of
 
-_NOBODY = ""  # the persona that is the plain system prompt
+_NO_PERSONA = ""  # its text is the plain system prompt
 
 
 class SettingsScreen(ModalScreen[Settings | None]):
-    """The form. settings: as they are. show_theme: puts a theme on the screen at once."""
+    """The form. The result is the settings as saved, None where nothing was.
+
+    show_theme: applies a theme at once, as a preview.
+    """
 
     CSS_PATH = "settings.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -43,7 +45,7 @@ class SettingsScreen(ModalScreen[Settings | None]):
         super().__init__()
         self._settings = settings
         self._show_theme = show_theme
-        self._personas = {_NOBODY: settings.system_prompt} | settings.personas
+        self._personas = {_NO_PERSONA: settings.system_prompt} | settings.personas
         self._persona = settings.persona
 
     def compose(self) -> ComposeResult:
@@ -95,12 +97,12 @@ class SettingsScreen(ModalScreen[Settings | None]):
         self.dismiss(None)
 
     async def action_save(self) -> None:
-        self._keep_prompt()
-        personas = {name: text for name, text in self._personas.items() if name != _NOBODY}
+        self._store_prompt()
+        personas = {name: text for name, text in self._personas.items() if name != _NO_PERSONA}
         changes = {
             "model": self._value("#model"),
             "temperature": self._temperature(),
-            "system_prompt": self._personas[_NOBODY],
+            "system_prompt": self._personas[_NO_PERSONA],
             "personas": personas,
             "persona": self._persona,
             "theme": self._value("#theme"),
@@ -108,7 +110,7 @@ class SettingsScreen(ModalScreen[Settings | None]):
             "reduced_motion": self.query_one("#motion", Checkbox).value,
         }
         try:
-            # A disk may take its time, and the answer that comes in must not wait for it.
+            # In a thread: an answer that comes in must not wait for a slow disk.
             saved = await asyncio.to_thread(save_settings, _changed(self._settings, changes))
         except AkunuError as error:
             self._say(str(error), wrong=True)
@@ -122,11 +124,11 @@ class SettingsScreen(ModalScreen[Settings | None]):
         name.focus()
 
     def action_delete_persona(self) -> None:
-        if self._persona == _NOBODY:
+        if self._persona == _NO_PERSONA:
             self._say("The plain system prompt stays; empty it instead.", wrong=True)
             return
         del self._personas[self._persona]
-        self._persona = _NOBODY
+        self._persona = _NO_PERSONA
         self._offer_personas()
 
     # Changes
@@ -137,7 +139,7 @@ class SettingsScreen(ModalScreen[Settings | None]):
         if not name or name in self._personas:
             self._say(f"There is a persona {name!r}." if name else "A name, please.", wrong=True)
             return
-        self._keep_prompt()
+        self._store_prompt()
         self._personas[name] = ""
         self._persona = name
         event.input.display = False
@@ -147,7 +149,7 @@ class SettingsScreen(ModalScreen[Settings | None]):
     @on(Select.Changed, "#persona")
     def _use_persona(self, event: Select.Changed) -> None:
         if event.value != self._persona and event.value in self._personas:
-            self._keep_prompt()
+            self._store_prompt()
             self._persona = str(event.value)
             self.query_one("#system", TextArea).text = self._personas[self._persona]
 
@@ -166,8 +168,8 @@ class SettingsScreen(ModalScreen[Settings | None]):
             select.value = self._persona
         self.query_one("#system", TextArea).text = self._personas[self._persona]
 
-    def _keep_prompt(self) -> None:
-        """The text belongs to the persona that was chosen while it was written."""
+    def _store_prompt(self) -> None:
+        """Takes the text over into the persona that is chosen."""
         self._personas[self._persona] = typeable(self.query_one("#system", TextArea).text)
 
     def _names(self) -> list[tuple[str, str]]:
@@ -177,7 +179,7 @@ class SettingsScreen(ModalScreen[Settings | None]):
         return str(self.query_one(selector, Select).value)
 
     def _temperature(self) -> Any:
-        """A number, or what stands there, which is then refused in words."""
+        """The number, or the text that is none, which `save_settings` then refuses."""
         text = self.query_one("#temperature", Input).value
         try:
             return float(text.replace(",", "."))
@@ -191,7 +193,7 @@ class SettingsScreen(ModalScreen[Settings | None]):
 
 
 class Tick(Checkbox):
-    """A box that is empty when it is off: Textual's own differs by its colour alone."""
+    """A checkbox that is empty when off: Textual's own differs in colour alone."""
 
     def render(self) -> Content:
         style = self.get_visual_style("toggle--button", partial=True)
@@ -216,7 +218,7 @@ def _temperature(value: float) -> Input:
 
 
 def _models(current: str) -> list[tuple[str, str]]:
-    """The models that are here, and the one that is set, wherever it is."""
+    """The models in the store, and the one that is set, wherever it is."""
     return [(name, name) for name in dict.fromkeys([current, *choices_of("model")])]
 
 
@@ -226,5 +228,5 @@ def _themes(current: str) -> list[tuple[str, str]]:
 
 
 def _changed(settings: Settings, changes: dict[str, Any]) -> dict[str, Any]:
-    """What differs, so that the file says only what a person set."""
+    """What differs, so that the file has only what the user set."""
     return {name: value for name, value in changes.items() if value != getattr(settings, name)}

@@ -1,8 +1,6 @@
-"""The commands of the chat: their names, what they do, and how one is called from the prompt.
+"""The commands of the chat: one table for `/name` in the prompt, the palette and the key help.
 
-Owns the one table that the `/` completion, the command palette and the key help are made of.
-Carries nothing out itself: a command is the name of an action of the app, with or without the
-words that followed it.
+A command is the name of an action of the app, with or without an argument.
 """
 
 from __future__ import annotations
@@ -33,8 +31,8 @@ from akunu_py.tui.prompt.files import best
 class Command:
     """`/name words` runs `action`, a method `action_...` of the app.
 
-    title: what it does, as a heading of the palette. argument: what may follow the name, in
-    capitals; in brackets where it may be left out; empty where nothing may.
+    title: what it does, as the palette shows it. argument: what may follow the name, in
+    capitals; in brackets where it is optional; "" for none.
     """
 
     name: str
@@ -79,8 +77,8 @@ _BY_NAME = {command.name: command for command in COMMANDS}
 
 
 def choices_of(command: str) -> list[str]:
-    """The names that may follow a command; none where they cannot be read: whoever carries the
-    command out says what is wrong."""
+    """The names that may follow a command; none where they cannot be read: the command itself
+    reports what is wrong."""
     names = _CHOICES.get(command)
     try:
         return list(names()) if names else []
@@ -98,7 +96,7 @@ _CHOICES: Mapping[str, Callable[[], Iterable[str]]] = {
     "theme": themes.choices,
 }
 
-# One word after the slash: "/usr/bin", "//" and "/ 2" are things people say to a model.
+# One word after the slash: "/usr/bin", "//" and "/ 2" are for the model.
 _CALL = re.compile(r"/([A-Za-z]+)(?:[ \t]+(\S.*?))?\s*", re.DOTALL)
 
 
@@ -112,20 +110,20 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """Something that looks like a command and is none; `text` says so to the person."""
+    """Something that looks like a command and is none; `text` tells the user so."""
 
     text: str
 
 
 def parse(prompt: str) -> Call | Mistake | None:
-    """What `prompt` asks of the program; None where it is for the model."""
+    """The command in `prompt`; None where it is a prompt for the model."""
     found = _CALL.fullmatch(prompt)
     if found is None:
         return None
     name, argument = found[1].lower(), found[2] or ""
     command = _BY_NAME.get(name)
     if command is None:
-        # Many words may well be a sentence that begins with a slash; one word is a slip.
+        # Several words may be a sentence that begins with a slash; one word is a typo.
         return None if len(argument.split()) > 1 else Mistake(_unknown(name))
     if "\n" in argument and command.argument != "[TEXT]":
         return None
@@ -137,9 +135,9 @@ def parse(prompt: str) -> Call | Mistake | None:
 
 
 async def dispatch(app: App[Any], call: Call) -> None:
-    """Runs the action of a command; one that takes words is given them, empty ones too."""
-    words = (call.argument,) if call.command.argument else ()
-    await app.run_action(("app", call.command.action, words))
+    """Runs the action of a command, with the argument, "" for none, where it takes one."""
+    arguments = (call.argument,) if call.command.argument else ()
+    await app.run_action(("app", call.command.action, arguments))
 
 
 def _unknown(name: str) -> str:
@@ -148,15 +146,15 @@ def _unknown(name: str) -> str:
     return f"no command /{name}; {hint}"
 
 
-_HEADS = {"model": "Use the model", "persona": "Use the persona", "theme": "Theme"}
-_MOST = 30
+_CHOICE_TITLES = {"model": "Use the model", "persona": "Use the persona", "theme": "Theme"}
+_MAX_HITS = 30
 
 Run = Callable[[], Any]
 
 
 @runtime_checkable
 class Chats(Protocol):
-    """An app that keeps chats."""
+    """An app that has saved chats."""
 
     async def chats(self) -> Sequence[ConversationInfo]: ...
 
@@ -164,7 +162,7 @@ class Chats(Protocol):
 
 
 class ChatCommands(Provider):
-    """What the palette of the chat offers."""
+    """The command palette: all commands, and every model, persona, theme and chat by its name."""
 
     async def discover(self) -> Hits:
         for command, hint in self._commands():
@@ -176,9 +174,9 @@ class ChatCommands(Provider):
             score = max(matcher.match(command.title), matcher.match(command.name))
             if score > 0:
                 yield Hit(score, matcher.highlight(command.title), self._run(command), help=hint)
-        named = {**self._words(), **await self._chats()}
+        named = {**self._choices(), **await self._chats()}
         style = matcher.match_style
-        for rank, match in enumerate(best(query, named, _MOST)):
+        for rank, match in enumerate(best(query, named, _MAX_HITS)):
             text = Content(match.path)
             for place in match.places:
                 text = text.stylize(style, place, place + 1)
@@ -186,21 +184,21 @@ class ChatCommands(Provider):
             yield Hit(1 / (rank + 2), text, named[match.path], text=match.path)
 
     def _commands(self) -> Iterator[tuple[Command, str]]:
-        """Each command, and how else it is called."""
+        """Each command, with its usage and key."""
         keys = keys_of_actions(self.app)
         for command in COMMANDS:
             key = keys.get(command.action, "")
             # Textual reads markup in it, and an argument that may be left out looks like a tag.
             yield command, f"{command.usage}   {key}".rstrip().replace("[", r"\[")
 
-    def _words(self) -> dict[str, Run]:
-        """What can be chosen by name, and how."""
+    def _choices(self) -> dict[str, Run]:
+        """What can be chosen by name, and the function that does."""
         found: dict[str, Run] = {}
         for command in COMMANDS:
-            if command.name not in _HEADS:
+            if command.name not in _CHOICE_TITLES:
                 continue
             for word in choices_of(command.name):
-                text = displayable(f"{_HEADS[command.name]} {word}")
+                text = displayable(f"{_CHOICE_TITLES[command.name]} {word}")
                 found[text] = partial(dispatch, self.app, Call(command, word))
         return found
 
@@ -222,7 +220,7 @@ class ChatCommands(Provider):
 
 
 def _begin(app: App[Any], text: str) -> None:
-    """Writes the beginning of a command into the prompt, before what is there."""
+    """Inserts the beginning of a command before the text of the prompt box."""
     box = app.query_one("#prompt", TextArea)
     box.text = text + box.text
     box.move_cursor((0, len(text)))
@@ -249,7 +247,7 @@ _KEY_NAMES = {
 
 
 def key_name(key: str) -> str:
-    """`ctrl+t` as people write it: Ctrl+T."""
+    """The name of a key for users: `ctrl+t` is Ctrl+T."""
     *modifiers, last = key.split("+")
     named = _KEY_NAMES.get(last) or (format_key(last) if len(format_key(last)) == 1 else last)
     if last not in _KEY_NAMES:

@@ -1,9 +1,4 @@
-"""Asks the terminal for the colour of its background, before the program draws on it.
-
-Owns one question and its answer: OSC 11, followed by a question that every terminal answers
-(primary device attributes), so that one that does not know the first costs no waiting. Leaves the
-terminal as it was. Does not ask where something was typed already: the answer would come after it.
-"""
+"""The terminal around the chat: the colour of its background, the clipboard, and its driver."""
 
 from __future__ import annotations
 
@@ -22,16 +17,21 @@ from textual.drivers.linux_driver import LinuxDriver
 
 from akunu_py.tui.themes import Background
 
-_QUESTION = b"\x1b]11;?\x1b\\\x1b[c"
+_QUERY = b"\x1b]11;?\x1b\\\x1b[c"
 _COLOUR = re.compile(rb"\x1b\]11;rgba?:([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})")
 _ATTRIBUTES = re.compile(rb"\x1b\[\?[0-9;]*c")
-# Only a terminal that answers nothing at all makes us wait so long; a slow line may need it.
+# Only a terminal that answers nothing at all takes so long; a slow connection may need it.
 _ANSWER_TIMEOUT_S = 1.0
 _MUTE = ("", "dumb", "linux", "unknown")
 
 
 def background(environ: Mapping[str, str] = os.environ) -> Background | None:
-    """Whether the terminal is dark or light; None where nothing tells."""
+    """Whether the terminal is dark or light; None where that cannot be found out.
+
+    Asks with OSC 11, followed by a query that every terminal answers (primary device attributes),
+    so that one that does not know the first costs no waiting. It must be called before the program
+    draws; where something was typed already it does not ask, as the answer would come after it.
+    """
     if environ.get("TERM", "") in _MUTE:
         return None
     try:
@@ -47,7 +47,7 @@ def background(environ: Mapping[str, str] = os.environ) -> Background | None:
 
 
 def parse_answer(answer: bytes) -> Background | None:
-    """What the terminal's answer means: light above the middle of perceived brightness."""
+    """The background in a terminal's answer: light above half of the luma."""
     found = _COLOUR.search(answer)
     if found is None:
         return None
@@ -61,7 +61,7 @@ def _ask(terminal: int) -> bytes:
     before = termios.tcgetattr(terminal)
     try:
         tty.setcbreak(terminal, termios.TCSADRAIN)
-        os.write(terminal, _QUESTION)
+        os.write(terminal, _QUERY)
         return _read(terminal, time.monotonic() + _ANSWER_TIMEOUT_S)
     finally:
         termios.tcsetattr(terminal, termios.TCSADRAIN, before)
@@ -98,7 +98,8 @@ def find_program(
     platform: str = sys.platform,
     which: Which = shutil.which,
 ) -> list[str] | None:
-    """The command that takes the text on its input; None: only the terminal can be asked.
+    """The command that copies its standard input to the user's clipboard; None: only the terminal
+    can (OSC 52, which the app writes).
 
     On a Mac it is pbcopy, since Terminal.app ignores OSC 52. Over ssh the programs of this machine
     would fill a clipboard that nobody sees, so there it is tmux or the terminal.
@@ -117,7 +118,8 @@ def find_program(
 
 
 def run_program(command: Sequence[str], text: str) -> bool:
-    """Hands `text` to a command of `find_program`; False where that failed. Blocks."""
+    """Passes `text` to a command of `find_program`; False where that failed. Blocks, at most two
+    seconds."""
     try:
         done = subprocess.run(
             command,
@@ -133,7 +135,12 @@ def run_program(command: Sequence[str], text: str) -> bool:
 
 
 class ChatDriver(LinuxDriver):
-    """For Linux and Macs alike."""
+    """Textual's driver, which also survives SIGSTOP and SIGCONT from outside; for Linux and Macs.
+
+    Textual takes every SIGCONT for the end of a suspension that it began itself (Ctrl+Z). After a
+    SIGSTOP, which no program can catch, it would read the terminal twice, keep raw mode for what
+    was there before, and never end.
+    """
 
     _is_suspended = False
 

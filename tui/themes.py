@@ -1,7 +1,7 @@
-"""Colours and motion: our dark and light themes, the terminal's own colours, and which to take.
+"""Themes and motion: our dark and light themes, the terminal's own colours, and which to take.
 
-Owns the choice. `auto` follows the terminal: light on a light background, the terminal's own
-sixteen colours where it has no more. Refuses nothing: a theme that does not exist is `auto`.
+`auto` follows the terminal: light on a light background, its own sixteen colours where it has no
+more.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ LIGHT = Theme(
 
 
 def _own_colours(name: Background, cursor: str, ink: str) -> Theme:
-    """The terminal's own colours; under the cursor one on which the others can be read."""
+    """The terminal's own colours; under the cursor one on which the others are legible."""
     theme = BUILTIN_THEMES[f"ansi-{name}"]
     marked = {
         "block-cursor-background": cursor,
@@ -91,22 +91,22 @@ _ENOUGH = ("256", "truecolor")
 
 
 def choices() -> list[str]:
-    """What the setting `theme` may be: `auto` and ours first."""
+    """The values of the setting `theme`: `auto` and ours first."""
     others = sorted(name for name in BUILTIN_THEMES if name not in _LEFT_OUT)
     return [AUTO, DARK.name, LIGHT.name, TERMINAL, *others]
 
 
 def install(app: App[Any]) -> None:
-    """Makes our themes known to `app`."""
+    """Registers our themes with `app`."""
     for theme in (DARK, LIGHT, OWN_DARK, OWN_LIGHT):
         app.register_theme(theme)
 
 
 def theme_name(setting: str, background: Background | None, colours: str | None) -> str:
-    """The theme of Textual's that `setting` means on this terminal.
+    """The registered theme that `setting` means on this terminal; an unknown one is `auto`.
 
-    background: of the terminal, None where it did not say. colours: what Rich found out about it:
-    None, "standard" (sixteen), "256" or "truecolor".
+    background: of the terminal, None for unknown. colours: Rich's color system of it: None,
+    "standard" (sixteen), "256" or "truecolor".
     """
     if setting not in choices():
         setting = AUTO
@@ -118,12 +118,12 @@ def theme_name(setting: str, background: Background | None, colours: str | None)
 
 
 def apply(app: App[Any], setting: str, background: Background | None) -> None:
-    """Gives `app`, where `install` was called, the colours that `setting` means."""
+    """Applies the theme that `setting` means to `app`, after `install`."""
     app.theme = theme_name(setting, background, app.console.color_system)
 
 
 def set_motion(app: App[Any], *, reduced: bool) -> None:
-    """Lets things glide and cursors blink, or not."""
+    """Turns animations and blinking cursors on or off."""
     app.animation_level = "none" if reduced else "full"
     for widget in app.screen.query("Input, TextArea").results():
         widget.cursor_blink = not reduced  # type: ignore[attr-defined]

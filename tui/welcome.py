@@ -1,8 +1,4 @@
-"""What an empty conversation shows: what this is, a better model if there is one, and the keys.
-
-Owns the words of the first run. Whether a model fits takes a moment to find out, so the offer comes
-when it is known; nothing waits for it.
-"""
+"""What an empty conversation shows: the model, a better one if there is one, and the keys."""
 
 from __future__ import annotations
 
@@ -32,9 +28,10 @@ _ACTIONS = (
 
 
 class Welcome(Vertical):
-    """The name of the model, what is known of it, and the keys.
+    """The model, what the catalogue knows of it, and the keys.
 
-    better: finds a better model, None where there is none; called in another thread.
+    better: finds a better model, None where there is none; called in another thread, so that
+    nothing waits for it.
     """
 
     def __init__(self, model: str, better: Callable[[], ModelRow | None] | None = None) -> None:
@@ -59,7 +56,7 @@ class Welcome(Vertical):
             self.run_worker(self._offer(self._better), exit_on_error=False)
 
     def show_download(self, words: str) -> None:
-        """How far the model is that has to be fetched first; nothing where it is here."""
+        """Shows the progress of the model that is fetched first; "" where it is here."""
         line = self.query_one(".download", Static)
         line.update(Content(displayable(f"It is being fetched; prompts wait for it.\n{words}")))
         line.display = bool(words)
@@ -68,11 +65,11 @@ class Welcome(Vertical):
         row = await asyncio.to_thread(better)
         if row is not None:
             offer = self.query_one(".offer", Static)
-            offer.update(Content(offer_words(row)))
+            offer.update(Content(describe_offer(row)))
             offer.display = True
 
     def _keys(self) -> Content:
-        """Those that matter first, as the app binds them."""
+        """The first keys to know, as the app binds them."""
         bound = keys_of_actions(self.app)
         rows = [
             *_WRITING,
@@ -83,9 +80,9 @@ class Welcome(Vertical):
         return Content("\n").join(lines)
 
 
-def offer_words(row: ModelRow) -> str:
-    """What is said of a better model."""
-    if row.here:
+def describe_offer(row: ModelRow) -> str:
+    """The offer of a better model."""
+    if row.is_stored:
         return f"{row.name} is here too, and knows more: /model {row.name}"
     size = f"{human_size(row.size)} to fetch, needs {human_size(row.memory)} of memory"
     return f"{row.name} fits this machine and knows more: {size}. See /models"

@@ -107,6 +107,12 @@ def _line(text: str) -> str:
     return re.sub(r"([\\`*_\[\]<>#|&~])", r"\\\1", collapse(text))
 
 
+def format_of(path: Path, default: ExportFormat = "markdown") -> ExportFormat:
+    """The format that the suffix of a file means."""
+    suffix = path.suffix.lower()
+    return next((form for form in FORMATS if SUFFIXES[form] == suffix), default)
+
+
 def file_name(title: str, form: ExportFormat) -> str:
     """A name for a file: the words of the title in lower case, joined by hyphens."""
     plain = unicodedata.normalize("NFKC", title).lower()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from akunu_py import paths
 from akunu_py.arguments import Parser
-from akunu_py.chats.export import FORMATS, SUFFIXES, ExportFormat, render, write_new
+from akunu_py.chats.export import ExportFormat, format_of, render, write_new
 from akunu_py.chats.json import as_json, read_json
 from akunu_py.chats.search import Hit
 from akunu_py.chats.store import ConversationStore, SearchResult
@@ -121,8 +121,7 @@ def _format(
     """The one asked for, the one that the file's suffix stands for, or the default."""
     if wanted is not None or output is None:
         return wanted or default
-    suffix = output.suffix.lower()
-    return next((form for form in FORMATS if SUFFIXES[form] == suffix), default)
+    return format_of(output, default)
 
 
 def _read(file: str) -> str:

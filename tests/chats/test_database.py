@@ -241,30 +241,30 @@ def ordinary_user() -> Iterator[None]:
 
 
 @pytest.fixture
-def open_folder() -> Iterator[Path]:
+def open_directory() -> Iterator[Path]:
     """A folder that every user can look into."""
-    folder = Path(tempfile.mkdtemp())
-    folder.chmod(0o755)
-    yield folder
-    folder.chmod(0o755)
-    shutil.rmtree(folder)
+    directory = Path(tempfile.mkdtemp())
+    directory.chmod(0o755)
+    yield directory
+    directory.chmod(0o755)
+    shutil.rmtree(directory)
 
 
-def test_a_folder_without_write_access(open_folder: Path) -> None:
-    open_folder.chmod(0o555)
+def test_a_directory_without_write_access(open_directory: Path) -> None:
+    open_directory.chmod(0o555)
     with ordinary_user(), pytest.raises(ConversationError, match="XDG_DATA_HOME"):
-        ConversationStore.open(open_folder / "conversations.db")
+        ConversationStore.open(open_directory / "conversations.db")
 
 
-def test_a_file_without_write_access(open_folder: Path) -> None:
-    path = filled(open_folder / "conversations.db")
-    for file in open_folder.iterdir():
+def test_a_file_without_write_access(open_directory: Path) -> None:
+    path = filled(open_directory / "conversations.db")
+    for file in open_directory.iterdir():
         file.chmod(0o444)
     with ordinary_user(), pytest.raises(ConversationError, match="XDG_DATA_HOME"):
         ConversationStore.open(path)
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConversationError, match="cannot be kept in"):
         ConversationStore.open(tmp_path / "file" / "conversations.db")

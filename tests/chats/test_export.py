@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,17 +20,9 @@ from akunu_py.chats.export import as_markdown, file_name, render, self_contained
 from akunu_py.chats.json import as_json, read_json
 from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.errors import ConversationError
-from tests.support.chats import T0, answered, branched, exchange_of, said
+from tests.support.chats import T0, add_answer, add_prompt, branched, exchange_of
 
-
-@pytest.fixture(autouse=True)
-def one_time_zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
-
+pytestmark = pytest.mark.usefixtures("utc")
 
 MARKDOWN = """\
 # What is a queue?
@@ -94,13 +85,13 @@ def headings(text: str) -> list[str]:
 )
 def test_an_unfinished_block_does_not_swallow_what_follows(unfinished: str) -> None:
     tree = exchange_of("c", "Go on", unfinished, T0)
-    said(tree, "And now?", "c-1")
+    add_prompt(tree, "And now?", "c-1")
     assert headings(as_markdown(tree)) == ["Go on", "You", "starter", "You"]
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.text(alphabet="a `~<>!-#*\n\t?[]/pre", max_size=40))
-def test_whatever_is_said_ends_where_it_ends(text: str) -> None:
+def test_any_markdown_is_self_contained(text: str) -> None:
     around = f"# before\n\n{self_contained(text)}\n\n# after\n"
     assert headings(around)[-1:] == ["after"]
 
@@ -184,7 +175,7 @@ def words_of(svg: str) -> str:
     return " ".join(" ".join(each.itertext()) for each in root.iter() if each.tag.endswith("text"))
 
 
-def test_a_picture() -> None:
+def test_an_svg() -> None:
     words = " ".join(words_of(render(branched(), "svg")).split())
     for expected in (
         "What is a queue?",
@@ -199,7 +190,7 @@ def test_a_picture() -> None:
     assert "A line of people" not in words
 
 
-def test_a_picture_loads_nothing() -> None:
+def test_an_svg_loads_nothing() -> None:
     svg = render(exchange_of("c", "Look", "![x](https://example.com/x.png) <img src=x>", T0), "svg")
     assert "url(http" not in svg
     assert "href" not in svg
@@ -209,12 +200,12 @@ def test_a_picture_loads_nothing() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.text(max_size=60))
-def test_anything_said_makes_a_picture(text: str) -> None:
+def test_any_text_makes_an_svg(text: str) -> None:
     tree = exchange_of("c", text, text, T0)
     ElementTree.fromstring(render(tree, "svg"))
 
 
-def test_a_conversation_that_is_too_long_for_a_picture() -> None:
+def test_a_conversation_that_is_too_long_for_svg() -> None:
     tree = exchange_of("c", "Count", "\n\n".join(map(str, range(svg.MAX_LINES))), T0)
     with pytest.raises(ConversationError, match="export it as Markdown"):
         render(tree, "svg")
@@ -222,19 +213,19 @@ def test_a_conversation_that_is_too_long_for_a_picture() -> None:
 
 def test_an_answer_that_was_never_begun_is_left_out() -> None:
     tree = Tree("c", "Hello")
-    asked = said(tree, "Hello")
-    answered(tree, "", asked.id, finish=None)
+    asked = add_prompt(tree, "Hello")
+    add_answer(tree, "", asked.id, finish=None)
     assert as_markdown(tree).count("##") == 1
     tree.replace(replace(tree["c-1"], text="Hi the"))
     assert as_markdown(tree).endswith("Hi the\n\n*not finished*\n")
     assert as_markdown(Tree("c")) == "# Untitled\n"
 
 
-def test_who_speaks() -> None:
+def test_authors() -> None:
     tree = Tree("c", "Hello")
     tree.add(ChatMessage("system", "Be kind.", id="s"))
-    asked = said(tree, "Hello", "s")
-    tree.add(replace(answered(copy.copy(tree), "Hi", asked.id), model="", id="other"))
+    asked = add_prompt(tree, "Hello", "s")
+    tree.add(replace(add_answer(copy.copy(tree), "Hi", asked.id), model="", id="other"))
     assert headings(as_markdown(tree)) == ["Hello", "System", "You", "Assistant"]
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from akunu_py.chats.store import UNDO_S, ConversationStore
 from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.errors import ConversationError
-from tests.support.chats import T0, answered, branched, exchange_of, said
+from tests.support.chats import T0, add_answer, add_prompt, branched, exchange_of
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_where_it_was_found(store: ConversationStore) -> None:
 @example("\x03:0", "0")
 @example("\x02\x02 0 \x03", "0")
 @given(st.text(max_size=30), st.text(max_size=30))
-def test_anything_can_be_said_and_searched_for(
+def test_any_text_can_be_saved_and_searched_for(
     store: ConversationStore, text: str, words: str
 ) -> None:
     store.save("any", ChatMessage("user", text, id="m"))
@@ -185,8 +185,8 @@ def test_anything_can_be_said_and_searched_for(
 
 def test_a_growing_answer_is_found_by_its_present_words(store: ConversationStore) -> None:
     tree = Tree("c")
-    asked = said(tree, "Tell me")
-    answer = answered(tree, "apple", asked.id, finish=None)
+    asked = add_prompt(tree, "Tell me")
+    answer = add_answer(tree, "apple", asked.id, finish=None)
     for message in tree.messages:
         store.save("c", message)
     store.save("c", replace(answer, text="banana"))
@@ -219,7 +219,7 @@ def test_delete_and_undo(store: ConversationStore) -> None:
     assert titles(store, "yes") == ["Banana", "Apple"]
 
 
-def test_an_answer_that_still_comes_does_not_bring_a_conversation_back(
+def test_an_answer_does_not_restore_a_deleted_conversation(
     store: ConversationStore,
 ) -> None:
     tree = branched()
@@ -269,7 +269,7 @@ def test_an_import_changes_nothing_that_is_here(store: ConversationStore) -> Non
     store.delete("queue")
     other = branched()
     other.replace(replace(other["queue-5"], text="altered"))
-    said(other, "A new one", "queue-5")
+    add_prompt(other, "A new one", "queue-5")
     assert store.save_tree(other) == 1
     kept = store.load("queue")
     assert kept.title == "Mine"

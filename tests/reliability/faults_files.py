@@ -140,12 +140,12 @@ def disk_full(
 ) -> Generator[Outcome, None, None]:
     """Commands on a disk that is full from the start, or fills up on the way, or takes only files
     of a size; afterwards there is room again."""
-    said = ("--max-tokens", "16", "--temperature", "0", "Tell me about walruses.")
+    options = ("--max-tokens", "16", "--temperature", "0", "Tell me about walruses.")
     cached = ("--prompt-cache", str(folder / "home" / "said.safetensors"))
     source = str(starter)
     wanted = [
-        Command("run", ("run", *said), answers=lambda d: len(d.out.split()) > 3),
-        Command("run --prompt-cache", ("run", *cached, *said)),
+        Command("run", ("run", *options), answers=lambda d: len(d.out.split()) > 3),
+        Command("run --prompt-cache", ("run", *cached, *options)),
         Command(
             "models import",
             ("models", "import", source, "--name", "copy"),

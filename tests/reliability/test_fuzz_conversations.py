@@ -63,10 +63,10 @@ def test_conversations_as_pictures(examples: int, tmp_path: Path) -> None:
     prompt, answer = tree.path()[:2]
 
     def check(texts: tuple[str, str]) -> None:
-        said = copy.deepcopy(tree)
+        changed = copy.deepcopy(tree)
         for message, text in zip((prompt, answer), texts, strict=True):
-            said.replace(type(message)(**{**_fields(message), "text": text}))
-        picture = render(said, "svg")
+            changed.replace(type(message)(**{**_fields(message), "text": text}))
+        picture = render(changed, "svg")
         ElementTree.fromstring(picture)
         assert "\x1b" not in picture
 

@@ -1,4 +1,4 @@
-"""Conversations that several tests keep, export and look at."""
+"""Conversations that several tests save, export and show."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ STATS = Stats(30, 4, 121, 52, 160, 67, prefill_s=0.25, decode_s=1.5)
 T0 = 1_795_240_000.0  # Saturday, 21 November 2026, 05:46:40 UTC
 
 
-def said(tree: Tree, text: str, parent: str | None = None, at: float = T0) -> ChatMessage:
+def add_prompt(tree: Tree, text: str, parent: str | None = None, at: float = T0) -> ChatMessage:
     """A prompt in `tree`, after `parent`."""
     message = ChatMessage("user", text, parent, created=at, id=f"{tree.conversation}-{len(tree)}")
     tree.add(message)
     return message
 
 
-def answered(
+def add_answer(
     tree: Tree,
     text: str,
     parent: str,
@@ -39,14 +39,14 @@ def branched(conversation: str = "queue") -> Tree:
     """Six messages: two answers to the first prompt, the older one active, and a prompt that was
     edited, the newer one active."""
     tree = Tree(conversation, "What is a queue?")
-    asked = said(tree, "What is a queue?\nShow me Python.")
-    first = answered(
+    asked = add_prompt(tree, "What is a queue?\nShow me Python.")
+    first = add_answer(
         tree, "First in, first *out*.", asked.id, thinking="Easy.", finish="length", stats=STATS
     )
-    answered(tree, "A line of people.", asked.id, at=T0 + 60)
-    said(tree, "Thanks.", first.id, at=T0 + 120)
-    edited = said(tree, "Thank you!", first.id, at=T0 + 180)
-    answered(tree, "You are welcome.", edited.id, at=T0 + 240)
+    add_answer(tree, "A line of people.", asked.id, at=T0 + 60)
+    add_prompt(tree, "Thanks.", first.id, at=T0 + 120)
+    edited = add_prompt(tree, "Thank you!", first.id, at=T0 + 180)
+    add_answer(tree, "You are welcome.", edited.id, at=T0 + 240)
     tree.choose(edited.id)
     return tree
 
@@ -54,5 +54,5 @@ def branched(conversation: str = "queue") -> Tree:
 def exchange_of(conversation: str, prompt: str, answer: str, at: float) -> Tree:
     """A prompt and its answer."""
     tree = Tree(conversation, prompt.partition("\n")[0])
-    answered(tree, answer, said(tree, prompt, at=at).id, at=at + 5)
+    add_answer(tree, answer, add_prompt(tree, prompt, at=at).id, at=at + 5)
     return tree

@@ -15,7 +15,7 @@ from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.session_thread import Finished, Gauges, Loaded, PieceArrived
 from akunu_py.tui.status import StatusLine
 from akunu_py.tui.store_thread import StoreThread
-from akunu_py.tui.transcript.drafting import DraftedText, Stretch
+from akunu_py.tui.transcript.drafting import DraftedSection, DraftedText
 from akunu_py.tui.transcript.turn import AnswerView, Notice, PromptView
 from akunu_py.tui.transcript.view import Transcript
 from akunu_py.types import GenerateOptions, Message, Stats
@@ -64,7 +64,7 @@ class Chat:
     def drafted(self) -> list[str]:
         """The texts of the drafting view, an answer each."""
         return [
-            "\n".join(str(stretch.render()) for stretch in view.query(Stretch))
+            "\n".join(str(stretch.render()) for stretch in view.query(DraftedSection))
             for view in self.app.query(DraftedText)
         ]
 

@@ -7,7 +7,7 @@ import pytest
 from akunu_py.chats.tree import ChatMessage
 from akunu_py.tui.conversation import Turn
 from akunu_py.tui.session_thread import Finished, Gauges, PieceArrived
-from akunu_py.tui.transcript.drafting import DraftingPanel, Stretch, sparkline
+from akunu_py.tui.transcript.drafting import DraftedSection, DraftingPanel, sparkline
 from akunu_py.tui.transcript.markdown import AnswerMarkdown
 from akunu_py.tui.transcript.turn import ThinkingView
 from akunu_py.types import Message, Stats
@@ -46,7 +46,7 @@ async def test_the_drafting_view_of_all_answers_and_back(key: str) -> None:
         await it.press(key)
         await it.piece("on and", (0, 2), (2, 4), turn=2)
         assert it.drafted == ["Hello world", "And on and"]
-        spans = [stretch.render().spans for stretch in it.app.query(Stretch)]
+        spans = [stretch.render().spans for stretch in it.app.query(DraftedSection)]
         assert [[(span.start, span.end) for span in each] for each in spans] == [[(0, 5)], [(4, 8)]]
         assert not any(text.display for text in it.app.query(AnswerMarkdown))
         await it.press(key)
@@ -64,7 +64,7 @@ async def test_a_long_drafting_view_is_cut_into_stretches_with_all_spans() -> No
             it.app.post_message(PieceArrived(1, f"line {number}\nand on", ((3, 9),), STATS))
         await it.post()
         turn = it.app.conversation.turns[0]
-        stretches = list(it.app.query(Stretch))
+        stretches = list(it.app.query(DraftedSection))
         assert len(stretches) > 1
         assert it.drafted == [turn.answer]
         marked = "".join(
@@ -91,7 +91,7 @@ async def test_rejected_drafts_stand_where_they_were_proposed() -> None:
         await it.post(PieceArrived(1, "a cat", ((0, 1),), STATS, rejected=rejected))
         await it.post(PieceArrived(1, " sat", (), STATS, rejected=((0, "s"),)))
         assert it.drafted == ["a c dog⏎a!ts sat"]
-        content = it.app.query_one(Stretch).render()
+        content = it.app.query_one(DraftedSection).render()
         marked = [content.plain[span.start : span.end] for span in content.spans]
         assert marked == ["a", " dog⏎", "!", "s"]
         await it.press("f2")
@@ -109,7 +109,7 @@ async def test_rejected_drafts_of_a_long_answer_are_shown_once() -> None:
             it.app.post_message(note)
         await it.post()
         shown = "\n".join(it.drafted)
-        assert len(it.app.query(Stretch)) > 1
+        assert len(it.app.query(DraftedSection)) > 1
         assert [shown.count(f"<{number}>") for number in range(200)] == [1] * 200
 
 

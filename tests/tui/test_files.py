@@ -38,7 +38,7 @@ from tests.support.tui_host import Compare, Host
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def directory(tmp_path: Path) -> Path:
     for name, text in {
         "notes.md": "# Notes\n",
         "src/prompt.py": "def prompt(): ...\n",
@@ -68,9 +68,9 @@ def test_what_a_prompt_names(prompt: str, expected: list[str]) -> None:
     assert mentions(prompt) == expected
 
 
-def test_files_that_exist_are_attached_once_and_other_words_stay(folder: Path) -> None:
+def test_files_that_exist_are_attached_once_and_other_words_stay(directory: Path) -> None:
     prompt = 'See @notes.md, @./notes.md and (@src/prompt.py). @property no, @"with space.txt"'
-    files = attach(prompt, folder, 8192)
+    files = attach(prompt, directory, 8192)
     assert [(file.name, file.size, file.text) for file in files] == [
         ("notes.md", 8, "# Notes\n"),
         ("src/prompt.py", 18, "def prompt(): ...\n"),
@@ -88,36 +88,36 @@ def test_files_that_exist_are_attached_once_and_other_words_stay(folder: Path) -
         (lambda path: path.write_text("x" * 70_000), "does not fit.*70.0 kB, about 17,500 tokens"),
     ],
 )
-def test_what_is_refused(folder: Path, make: Callable[[Path], object], says: str) -> None:
-    make(folder / "it")
+def test_what_is_refused(directory: Path, make: Callable[[Path], object], says: str) -> None:
+    make(directory / "it")
     with pytest.raises(UsageError, match=says):
-        attach("look at @it", folder, 8192)
+        attach("look at @it", directory, 8192)
 
 
-def test_files_that_do_not_fit_together_are_refused(folder: Path) -> None:
+def test_files_that_do_not_fit_together_are_refused(directory: Path) -> None:
     for name in "ab":
-        (folder / name).write_text("x" * 40_000)
-    assert len(attach("@a", folder, 8192)) == 1
+        (directory / name).write_text("x" * 40_000)
+    assert len(attach("@a", directory, 8192)) == 1
     with pytest.raises(UsageError, match="b does not fit"):
-        attach("@a @b", folder, 8192)
-    assert len(attach("@a @b", folder, 0)) == 2, "a context that is not known yet refuses nothing"
+        attach("@a @b", directory, 8192)
+    assert len(attach("@a @b", directory, 0)) == 2, "an unknown context refuses nothing"
 
 
 def test_a_file_without_permission_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(path: object, flags: int) -> int:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(UsageError, match=r"cannot read notes\.md: Permission denied"):
-        attach("@notes.md", folder, 8192)
+        attach("@notes.md", directory, 8192)
 
 
-def test_what_the_model_reads(folder: Path) -> None:
-    (folder / "doc.md").write_text("```python\nx\n```\n")
-    files = attach("What is @doc.md?", folder, 8192)
-    assert join("What is it?", [read("doc.md", folder / "doc.md")]) == (
+def test_what_the_model_reads(directory: Path) -> None:
+    (directory / "doc.md").write_text("```python\nx\n```\n")
+    files = attach("What is @doc.md?", directory, 8192)
+    assert join("What is it?", [read("doc.md", directory / "doc.md")]) == (
         "What is it?\n\nAttached file: doc.md (16 bytes)\n````md\n```python\nx\n```\n````"
     )
     assert files[0].text == "```python\nx\n```\n"
@@ -131,7 +131,7 @@ _name = st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=1,
 
 
 @given(prompt=_text, files=st.lists(st.tuples(_name, _text), max_size=3))
-def test_what_was_sent_can_be_told_apart_again(prompt: str, files: list[tuple[str, str]]) -> None:
+def test_split_is_the_inverse_of_join(prompt: str, files: list[tuple[str, str]]) -> None:
     prompt = typeable(prompt)
     if split(prompt)[1]:
         return  # somebody typed what an attachment looks like
@@ -143,8 +143,8 @@ def test_what_was_sent_can_be_told_apart_again(prompt: str, files: list[tuple[st
         assert other.text.removesuffix("\n") == one.text.removesuffix("\n")
 
 
-def test_the_index_leaves_out_what_is_hidden_or_made(folder: Path) -> None:
-    index = FileIndex(folder)
+def test_the_index_leaves_out_what_is_hidden_or_made(directory: Path) -> None:
+    index = FileIndex(directory)
     index.refresh()
     assert index.is_fresh
     assert sorted(index.paths) == [
@@ -155,16 +155,16 @@ def test_the_index_leaves_out_what_is_hidden_or_made(folder: Path) -> None:
     ]
 
 
-def test_in_a_repository_git_says_what_is_there(folder: Path) -> None:
-    subprocess.run(["git", "init", "-q", str(folder)], check=True)
-    (folder / ".gitignore").write_text("*.txt\nnode_modules\n")
-    index = FileIndex(folder)
+def test_in_a_repository_git_lists_the_files(directory: Path) -> None:
+    subprocess.run(["git", "init", "-q", str(directory)], check=True)
+    (directory / ".gitignore").write_text("*.txt\nnode_modules\n")
+    index = FileIndex(directory)
     index.refresh()
     assert "src/prompt.py" in index.paths
     assert not [path for path in index.paths if path.endswith((".txt", ".js"))]
 
 
-def test_names_come_before_folders_and_letters_in_order_last() -> None:
+def test_names_come_before_directories_and_letters_in_order_last() -> None:
     paths = ["p/r/o.txt", "prompt.md", "my_prompt.py", "prompts/a.py", "b.py"]
     assert [match.path for match in best("pro", paths, 9)] == [
         "prompt.md", "my_prompt.py", "prompts/a.py", "p/r/o.txt",
@@ -178,17 +178,17 @@ def test_a_hostile_name_does_not_hang_the_ranking() -> None:
     assert len(best("a" * 40 + "b", ["a" * 3000, "a" * 3000 + "b"], 5)) == 1
 
 
-def test_paths_out_of_the_folder_are_completed_by_folder(folder: Path) -> None:
-    completion = Suggester(folder / "src").complete(f"see @{folder}/no")
+def test_paths_out_of_the_directory_are_completed_by_directory(directory: Path) -> None:
+    completion = Suggester(directory / "src").suggest(f"see @{directory}/no")
     assert completion is not None
     inserts = [offer.insert for offer in completion.suggestions]
-    assert inserts == [f"@{folder}/notes.md ", f"@{folder}/node_modules/"]
-    assert Suggester(folder).complete("@../") is not None
+    assert inserts == [f"@{directory}/notes.md ", f"@{directory}/node_modules/"]
+    assert Suggester(directory).suggest("@../") is not None
 
 
 @pytest.mark.parametrize("before", ["hello", "a /new", "me@example.com ", "/usr/bin", "/new\nx"])
-def test_where_nothing_is_offered(folder: Path, before: str) -> None:
-    assert Suggester(folder).complete(before) is None
+def test_where_nothing_is_suggested(directory: Path, before: str) -> None:
+    assert Suggester(directory).suggest(before) is None
 
 
 class Page(Screen[None]):
@@ -196,9 +196,9 @@ class Page(Screen[None]):
 
     CSS_PATH = ChatApp.CSS_PATH
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, directory: Path) -> None:
         super().__init__()
-        self.popup = SuggestionPopup(folder, id="completion")
+        self.popup = SuggestionPopup(directory, id="completion")
         self.box = PromptBox("Ask something", self.popup, id="prompt")
         self.sent: list[str] = []
 
@@ -219,7 +219,7 @@ def keys(text: str) -> list[str]:
     return [names.get(char, char) for char in text]
 
 
-def offers(page: Page) -> list[str]:
+def offered(page: Page) -> list[str]:
     if not page.popup.is_open:
         return []
     return [str(option.prompt).split()[0] for option in page.query_one(OptionList).options]
@@ -228,16 +228,16 @@ def offers(page: Page) -> list[str]:
 async def typed(pilot: Pilot[None], page: Page, text: str) -> None:
     await pilot.press(*keys(text))
     await pilot.pause()
-    while "@" in text and not page.popup._completer.index.is_fresh:
+    while "@" in text and not page.popup._suggester.index.is_fresh:
         await pilot.pause(0.01)
     await pilot.pause(0.01)
 
 
-async def test_a_file_is_completed_by_tab_and_by_enter(folder: Path) -> None:
-    page = Page(folder)
+async def test_a_file_is_completed_by_tab_and_by_enter(directory: Path) -> None:
+    page = Page(directory)
     async with Host(page).run_test() as pilot:
         await typed(pilot, page, "see @prom")
-        assert offers(page) == ["src/prompt.py"]
+        assert offered(page) == ["src/prompt.py"]
         await pilot.press("tab")
         assert (page.box.text, page.popup.is_open) == ("see @src/prompt.py ", False)
         await typed(pilot, page, "@space")
@@ -246,8 +246,8 @@ async def test_a_file_is_completed_by_tab_and_by_enter(folder: Path) -> None:
         assert page.sent == []
 
 
-async def test_a_command_is_sent_by_one_enter_and_filled_in_by_tab(folder: Path) -> None:
-    page = Page(folder)
+async def test_a_command_is_sent_by_one_enter_and_filled_in_by_tab(directory: Path) -> None:
+    page = Page(directory)
     async with Host(page).run_test() as pilot:
         await pilot.press(*keys("/he"), "enter")
         await pilot.pause()
@@ -259,23 +259,23 @@ async def test_a_command_is_sent_by_one_enter_and_filled_in_by_tab(folder: Path)
         assert page.sent[-1] == "/temperature"
 
 
-async def test_up_and_down_choose_and_escape_closes_until_more_is_typed(folder: Path) -> None:
-    page = Page(folder)
+async def test_up_and_down_choose_and_escape_closes_until_more_is_typed(directory: Path) -> None:
+    page = Page(directory)
     async with Host(page).run_test() as pilot:
         await pilot.press("slash")
-        first = offers(page)[0]
+        first = offered(page)[0]
         await pilot.press("down", "up", "up")
-        assert page.popup.highlighted == len(offers(page)) - 1, "the list is a ring"
+        assert page.popup.highlighted == len(offered(page)) - 1, "the list is a ring"
         await pilot.press("escape")
-        assert (offers(page), page.box.text) == ([], "/")
+        assert (offered(page), page.box.text) == ([], "/")
         await pilot.press("n")
-        assert offers(page)[0] == first == "/new"
+        assert offered(page)[0] == first == "/new"
         await pilot.press("left")
-        assert offers(page) == []
+        assert offered(page) == []
 
 
-async def test_what_was_pasted_or_recalled_opens_nothing(folder: Path) -> None:
-    page = Page(folder)
+async def test_what_was_pasted_or_recalled_opens_nothing(directory: Path) -> None:
+    page = Page(directory)
     async with Host(page).run_test() as pilot:
         page.box.insert("/new")
         await pilot.press("enter")
@@ -284,15 +284,15 @@ async def test_what_was_pasted_or_recalled_opens_nothing(folder: Path) -> None:
         assert not page.popup.is_open
 
 
-async def test_a_folder_stays_open(folder: Path) -> None:
-    page = Page(folder)
+async def test_a_directory_stays_open(directory: Path) -> None:
+    page = Page(directory)
     async with Host(page).run_test() as pilot:
-        await typed(pilot, page, f"@{folder}/sr")
+        await typed(pilot, page, f"@{directory}/sr")
         await pilot.press("tab")
-        assert page.box.text == f"@{folder}/src/"
-        assert len(offers(page)) == 2
+        assert page.box.text == f"@{directory}/src/"
+        assert len(offered(page)) == 2
         await pilot.press(*"pro", "tab")
-        assert page.box.text == f"@{folder}/src/prompt.py "
+        assert page.box.text == f"@{directory}/src/prompt.py "
 
 
 @pytest.mark.parametrize("size", [(80, 24), (40, 12), (20, 6)], ids="{0[0]}x{0[1]}".format)
@@ -300,9 +300,9 @@ async def test_a_folder_stays_open(folder: Path) -> None:
     ("text", "theme"), [("see @", "light"), ("/", "dark")], ids=["files", "commands"]
 )
 def test_picture(
-    snap_compare: Compare, folder: Path, size: tuple[int, int], text: str, theme: str
+    snap_compare: Compare, directory: Path, size: tuple[int, int], text: str, theme: str
 ) -> None:
-    page = Page(folder)
+    page = Page(directory)
 
     async def typing(pilot: Pilot[None]) -> None:
         page.box.cursor_blink = False

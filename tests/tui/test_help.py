@@ -31,7 +31,7 @@ from tests.support.tui_host import Compare, sizes_and_themes
 
 
 @pytest.fixture(autouse=True)
-def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
@@ -72,7 +72,7 @@ def test_what_is_a_command(prompt: str, name: str, argument: str) -> None:
         "",
     ],
 )
-def test_what_is_said_to_the_model(prompt: str) -> None:
+def test_prompts_for_the_model(prompt: str) -> None:
     assert parse(prompt) is None
 
 
@@ -122,7 +122,7 @@ def helped(app: ChatApp) -> bool:
 async def test_the_help_tells_every_key_and_every_command(tmp_path: Path) -> None:
     app = chat(tmp_path)
     async with app.run_test(size=(100, 40)) as pilot:
-        told = "\n".join(f"{key} {what}" for each in sections(app) for key, what in each.rows)
+        listed = "\n".join(f"{key} {what}" for each in sections(app) for key, what in each.rows)
         for action, key in keys_of_actions(app).items():
             described = [
                 binding
@@ -130,10 +130,10 @@ async def test_the_help_tells_every_key_and_every_command(tmp_path: Path) -> Non
                 for binding in bindings
                 if binding.action == action and binding.description and not binding.system
             ]
-            assert not described or key in told, action
+            assert not described or key in listed, action
         for command in COMMANDS:
-            assert command.usage in told
-        assert "Focus" not in told, "what no person needs is not told"
+            assert command.usage in listed
+        assert "Focus" not in listed, "what no user needs is not listed"
         await pilot.press("f1")
         assert helped(app)
         shown = [str(widget.render()) for widget in app.screen.query(Static)]

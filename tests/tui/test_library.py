@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -23,19 +22,12 @@ from tests.support.chats import T0, branched, exchange_of
 from tests.support.tui_chat import until
 from tests.support.tui_host import Compare, Host
 
+pytestmark = pytest.mark.usefixtures("utc")
+
 DAY = 86400.0
 NOW = T0 + 1000
 HAIKU = "Waves fold into foam,\nthe moon pulls at every thread,\nsalt remembers all."
 REVERSE = "How do I reverse a list in Python without changing it, and what does that cost?"
-
-
-@pytest.fixture(autouse=True)
-def one_time_zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
 
 
 @pytest.fixture

@@ -37,9 +37,9 @@ def on_screen(it: Chat) -> str:
 
 
 def is_quiet(it: Chat) -> bool:
-    """Nothing is about to be mounted or to rest."""
-    moving = it.transcript
-    return not (moving._looks or moving._keeping or moving._moving.locked())
+    """Nothing is about to be mounted or unmounted."""
+    view = it.transcript
+    return not (view._update_pending or view._adjusting or view._mounting.locked())
 
 
 @pytest.mark.parametrize(
@@ -82,15 +82,15 @@ async def test_a_long_answer_is_drawn_where_it_is_seen() -> None:
         await until(it.pilot, lambda: is_quiet(it))
         sections = list(it.app.query(MarkdownSection))
         assert "".join(section.text for section in sections) == text
-        assert sum(section.rests for section in sections) > len(sections) // 2
-        assert not sections[-1].rests
+        assert sum(section.is_unmounted for section in sections) > len(sections) // 2
+        assert not sections[-1].is_unmounted
         assert len(it.app.query("*")) < 300
         assert "Word 299." in on_screen(it)
         heights = [section.size.height for section in sections]
         assert sum(heights) == 2 * 300
         await it.press("tab", "home")
         await until(it.pilot, lambda: "Word 0." in on_screen(it))
-        await until(it.pilot, lambda: is_quiet(it) and sections[-1].rests)
+        await until(it.pilot, lambda: is_quiet(it) and sections[-1].is_unmounted)
         assert [section.size.height for section in sections] == heights
         await it.press("f7")
         assert it.app.clipboard == text.strip()

@@ -23,7 +23,7 @@ from akunu_py.models.progress import Progress
 from akunu_py.models.store import StoredModel
 from akunu_py.tui.models.downloads import DownloadEnded, DownloadMoved, Downloads
 from akunu_py.tui.models.screen import ModelsScreen, better_model
-from akunu_py.tui.welcome import offer_words
+from akunu_py.tui.welcome import describe_offer
 from tests.support.tui_host import Compare, Host, sizes_and_themes
 
 GB = 10**9
@@ -57,13 +57,13 @@ def few_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 class Pulled:
-    """Stands for `pull`: goes on when told, ends as told."""
+    """Stands for `pull`: proceeds and ends as the test wants."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.steps: list[Progress] = []
         self.error: Exception | None = None
-        self.go_on = threading.Event()
+        self.proceed = threading.Event()
 
     def __call__(
         self, name: str, tell: Callable[[Progress], None], cancelled: Callable[[], bool]
@@ -71,7 +71,7 @@ class Pulled:
         self.asked.append(name)
         for step in self.steps:
             tell(step)
-        while not self.go_on.wait(0.01):
+        while not self.proceed.wait(0.01):
             if cancelled():
                 raise Cancelled("called off")
         if self.error:
@@ -83,7 +83,7 @@ class Pulled:
 def pulled() -> Iterator[Pulled]:
     pulled = Pulled()
     yield pulled
-    pulled.go_on.set()
+    pulled.proceed.set()
 
 
 def screen(pulled: Pulled) -> tuple[Host, ModelsScreen]:
@@ -151,7 +151,7 @@ async def test_fetching_shows_progress_and_goes_on_behind_the_chat(pulled: Pulle
         assert pulled.asked == ["good-4b"], "not twice at once"
         await pilot.press("escape")
         assert list(shown._downloads.all) == ["good-4b"]
-        pulled.go_on.set()
+        pulled.proceed.set()
         await settled(pilot, lambda: not shown._downloads.all)
 
 
@@ -184,7 +184,7 @@ async def test_a_download_can_be_stopped(pulled: Pulled) -> None:
 
 async def test_a_download_that_fails_says_why(pulled: Pulled) -> None:
     pulled.error = FetchError("the hub does not answer; check the network")
-    pulled.go_on.set()
+    pulled.proceed.set()
     host, shown = screen(pulled)
     async with host.run_test() as pilot:
         await pilot.press(*"good", "enter")
@@ -192,34 +192,34 @@ async def test_a_download_that_fails_says_why(pulled: Pulled) -> None:
 
 
 def test_downloads_tell_what_happened_and_close(pulled: Pulled) -> None:
-    told: list[Message] = []
-    downloads = Downloads(told.append, pulled)
+    posted: list[Message] = []
+    downloads = Downloads(posted.append, pulled)
     pulled.steps = [Progress("look up"), Progress("download", 1, 2)]
     assert downloads.start("a/b")
     assert not downloads.start("a/b")
-    pulled.go_on.set()
+    pulled.proceed.set()
     thread = next((each.thread for each in downloads.all.values()), None)
     if thread is not None:
         thread.join(10)
-    assert [note.name for note in told if isinstance(note, DownloadMoved)] == ["a/b", "a/b"]
-    (ended,) = [note for note in told if isinstance(note, DownloadEnded)]
+    assert [note.name for note in posted if isinstance(note, DownloadMoved)] == ["a/b", "a/b"]
+    (ended,) = [note for note in posted if isinstance(note, DownloadEnded)]
     assert (ended.model, ended.error) == ("b", "")
-    pulled.go_on.clear()
+    pulled.proceed.clear()
     assert downloads.start("c")
     assert downloads.close(10)
     assert not downloads.all
 
 
 def test_a_bug_in_pulling_ends_the_download() -> None:
-    told: list[Message] = []
+    posted: list[Message] = []
 
     def broken(*anything: object) -> StoredModel:
         raise ZeroDivisionError("oops")
 
-    downloads = Downloads(told.append, broken)
+    downloads = Downloads(posted.append, broken)
     downloads.start("x")
     downloads.close(10)
-    (ended,) = told
+    (ended,) = posted
     assert isinstance(ended, DownloadEnded)
     assert ended.error == "cannot fetch x: ZeroDivisionError: oops"
 
@@ -228,8 +228,8 @@ def test_a_better_model_for_the_first_run() -> None:
     better = better_model("starter")
     assert better is not None
     assert better.name == "good-4b", "neither a coder nor what does not fit"
-    assert "2.0 GB to fetch" in offer_words(better)
-    assert "/model good-4b" in offer_words(replace(better, here=True))
+    assert "2.0 GB to fetch" in describe_offer(better)
+    assert "/model good-4b" in describe_offer(replace(better, is_stored=True))
     assert better_model("good-4b") is None
     assert better_model("a folder of mine") is None
 

@@ -19,7 +19,7 @@ from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.errors import ConversationError
 from akunu_py.tui import store_thread
 from akunu_py.tui.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning
-from tests.support.chats import answered, branched, said
+from tests.support.chats import add_answer, add_prompt, branched
 from tests.support.command import until
 
 
@@ -51,8 +51,8 @@ def in_file(path: Path) -> list[str]:
 def begun() -> tuple[ChatMessage, ChatMessage]:
     """A prompt and an answer that grows."""
     tree = Tree("c")
-    asked = said(tree, "Why?")
-    return asked, answered(tree, "Be", asked.id, finish=None)
+    asked = add_prompt(tree, "Why?")
+    return asked, add_answer(tree, "Be", asked.id, finish=None)
 
 
 async def test_new_messages_and_ends_are_written_now_and_the_rest_later(

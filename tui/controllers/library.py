@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from akunu_py.chats.export import SUFFIXES, ExportFormat, file_name, render, write_new
+from akunu_py.chats.export import file_name, format_of, render, write_new
 from akunu_py.chats.tree import ConversationInfo, Tree
 from akunu_py.errors import AkunuError, ConversationError
 from akunu_py.tui.controllers.answering import AnswerController
@@ -95,7 +95,7 @@ class LibraryController:
             self._view.inform("The chat is empty.")
             return
         tree = self._conversation.tree
-        form = _format_of(file)
+        form = format_of(Path(file))
         try:
             path = self._directory / Path(file or file_name(tree.title, form)).expanduser()
             text = await asyncio.to_thread(render, tree, form)
@@ -132,8 +132,3 @@ class LibraryController:
     def on_renamed(self, conversation: str, title: str) -> None:
         if conversation == self._conversation.tree.conversation:
             self._conversation.tree.title = title
-
-
-def _format_of(file: str) -> ExportFormat:
-    suffix = Path(file).suffix.lower()
-    return next((form for form, known in SUFFIXES.items() if known == suffix), "markdown")

@@ -1,4 +1,4 @@
-"""In which form a conversation is exported: a small dialog, and the writing of the file."""
+"""The export dialog: choosing a format, and writing the file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WORDS: dict[ExportFormat, tuple[str, str]] = {
 
 
 class ExportScreen(ModalScreen[ExportFormat | None]):
-    """The formats. The result is the one to write, None for none."""
+    """The list of formats. The result is the one to write, None for none."""
 
     CSS_PATH = "export.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "close", "Close")]
@@ -70,7 +70,7 @@ class ExportScreen(ModalScreen[ExportFormat | None]):
 
 
 async def export_here(tree: Tree, form: ExportFormat) -> Path:
-    """Writes a conversation into the working folder; gives the path of the new file.
+    """Writes a conversation into the working directory; returns the path of the new file.
 
     Raises ConversationError.
     """

@@ -1,8 +1,4 @@
-"""Models that are being fetched while the chat goes on.
-
-Owns a thread for each and what is known of its progress. Everybody else reads `Downloads.all` and
-hears of changes by messages. Refuses to fetch the same model twice at once.
-"""
+"""Models that are being fetched while the chat goes on; messages report progress and end."""
 
 from __future__ import annotations
 
@@ -24,15 +20,15 @@ Pull = Callable[[str, Callable[[Progress], None], Callable[[], bool]], StoredMod
 
 @dataclass
 class DownloadMoved(Message):
-    """There is news of the download of `name`."""
+    """The progress of the download of `name` changed."""
 
     name: str
 
 
 @dataclass
 class DownloadEnded(Message):
-    """`name` is here, as the model `model`; or it is not, and `error` says why, empty where the
-    person wanted it to stop."""
+    """`name` is stored as `model`; or it is not, and `error` says why, empty where the user stopped
+    it."""
 
     name: str
     model: str = ""
@@ -41,7 +37,7 @@ class DownloadEnded(Message):
 
 @dataclass(slots=True)
 class Download:
-    """One that runs."""
+    """A running download."""
 
     name: str
     progress: Progress = field(default_factory=lambda: Progress("starting"))
@@ -50,7 +46,10 @@ class Download:
 
 
 class Downloads:
-    """All that run. `post` is called from their threads; `pull` brings a model into the store."""
+    """All running downloads, each in a thread of its own, no model twice.
+
+    post: called from their threads. pull: fetches a model into the store.
+    """
 
     def __init__(self, post: Callable[[Message], object], pull: Pull | None = None) -> None:
         self._post = post
@@ -58,11 +57,11 @@ class Downloads:
         self.all: dict[str, Download] = {}
 
     def start(self, name: str) -> bool:
-        """Begins to fetch `name`; False where that is being done."""
+        """Begins to fetch `name`; False where it is being fetched already."""
         if name in self.all:
             return False
         download = self.all[name] = Download(name)
-        # A daemon: a read from the network cannot be interrupted, and what came is resumed.
+        # A daemon: a read from the network cannot be interrupted, and the download can be resumed.
         download.thread = threading.Thread(
             target=self._run, args=(download,), name=f"pull {name}", daemon=True
         )
@@ -70,12 +69,12 @@ class Downloads:
         return True
 
     def stop(self, name: str) -> None:
-        """Ends a download soon; what came is kept for the next time where that can be."""
+        """Stops a download soon; it can be resumed where the source allows it."""
         if name in self.all:
             self.all[name].stopped.set()
 
     def close(self, timeout: float) -> bool:
-        """Ends all; False where some thread still runs after `timeout` seconds."""
+        """Stops all; False where a thread still runs after `timeout` seconds."""
         running = list(self.all.values())
         for download in running:
             download.stopped.set()
@@ -86,19 +85,19 @@ class Downloads:
         return not any(each.thread and each.thread.is_alive() for each in running)
 
     def _run(self, download: Download) -> None:
-        told = 0.0
+        posted = 0.0
 
-        def tell(progress: Progress) -> None:
-            nonlocal told
+        def report(progress: Progress) -> None:
+            nonlocal posted
             new_phase = progress.phase != download.progress.phase
             download.progress = progress
-            if new_phase or time.monotonic() - told >= _INTERVAL_S:
-                told = time.monotonic()
-                self._tell(DownloadMoved(download.name))
+            if new_phase or time.monotonic() - posted >= _INTERVAL_S:
+                posted = time.monotonic()
+                self._post_safely(DownloadMoved(download.name))
 
         ended = DownloadEnded(download.name)
         try:
-            ended.model = self._pull(download.name, tell, download.stopped.is_set).name
+            ended.model = self._pull(download.name, report, download.stopped.is_set).name
         except Cancelled:
             pass
         except AkunuError as error:
@@ -107,9 +106,9 @@ class Downloads:
             ended.error = f"cannot fetch {download.name}: {type(error).__name__}: {error}"
         finally:
             self.all.pop(download.name, None)
-            self._tell(ended)
+            self._post_safely(ended)
 
-    def _tell(self, message: Message) -> None:
+    def _post_safely(self, message: Message) -> None:
         # The app may have gone, and its event loop with it.
         with suppress(RuntimeError):
             self._post(message)

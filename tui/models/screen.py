@@ -1,8 +1,4 @@
-"""The models that a person can choose from, as plain rows: those here first, then the catalogue.
-
-Owns the order and the words; knows nothing of widgets. Measuring the machine's memory imports MLX,
-so `available_memory` belongs into another thread than the one that draws.
-"""
+"""The models of the store and of the catalogue, to use or to fetch while the chat goes on."""
 
 from __future__ import annotations
 
@@ -30,13 +26,19 @@ from akunu_py.models.progress import Progress
 from akunu_py.text import displayable, human_size
 from akunu_py.tui.models.downloads import DownloadEnded, DownloadMoved, Downloads
 
+# What the hub calls a repository; a revision may follow.
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
+_HEADINGS = {True: "On this machine", False: "To fetch"}
+_NAME, _SIZE, _MEMORY, _STATE = 22, 8, 13, 13  # columns, with two between them
+_BAR = 8
+
 Fits = Literal["fits", "too large", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRow:
     """A model. size: bytes on disk or to fetch. memory: bytes that it takes with 8,192 tokens of
-    context, 0 where not known. damaged: what is wrong, empty where nothing is known to be."""
+    context, 0 where unknown. damaged: what is wrong with its files, "" for nothing known."""
 
     name: str
     title: str
@@ -45,7 +47,7 @@ class ModelRow:
     memory: int
     context: int
     licence: str
-    here: bool
+    is_stored: bool
     fits: Fits = "unknown"
     damaged: str = ""
 
@@ -55,121 +57,18 @@ class ModelRow:
         parts = [
             self.licence,
             f"{self.context:,} tokens of context" if self.context else "",
-            f"{human_size(self.size)} {'on disk' if self.here else 'to fetch'}"
+            f"{human_size(self.size)} {'on disk' if self.is_stored else 'to fetch'}"
             if self.size
             else "",
         ]
         return " · ".join(part for part in parts if part)
 
 
-def available_memory() -> int:
-    """Bytes that a model may take on this machine. Imports MLX."""
-    from akunu_py.decoding import device
-
-    try:
-        return device.available_memory()
-    finally:
-        release_streams()
-
-
-def model_rows(memory: int | None) -> list[ModelRow]:
-    """All models: those here by name, then those that can be fetched, the fitting ones first.
-
-    memory: bytes that a model may take; None where that is not known yet. A store that cannot be
-    read counts as empty: loading a model says what is wrong with it.
-    """
-    entries = catalogue.load_catalogue()
-    try:
-        stored = store.list_models()
-    except AkunuError:
-        stored = []
-    here = [_here(model, entries.get(model.name), memory) for model in stored]
-    names = {row.name for row in here}
-    more = [_to_fetch(entry, memory) for entry in entries.values() if entry.name not in names]
-    return [*here, *sorted(more, key=lambda row: row.fits == "too large")]
-
-
-def better_model(current: str) -> ModelRow | None:
-    """The model for chat that this machine should have instead of the catalogue's `current`.
-
-    One that is here and fits comes before any that would have to be fetched. None where `current`
-    is the best, or is not of the catalogue: whoever brought it knows why. Imports MLX.
-    """
-    entries = catalogue.load_catalogue()
-    if current not in entries:
-        return None
-    grade = entries[current].grade
-    memory = available_memory()
-    rows = {row.name: row for row in model_rows(memory)}
-    here = [
-        name
-        for name, row in rows.items()
-        if row.here
-        and row.fits == "fits"
-        and not row.damaged
-        and "chat" in entries[name].purpose
-        and entries[name].grade > grade
-    ]
-    if here:
-        return rows[max(here, key=lambda name: entries[name].grade)]
-    best = recommend(memory)[0].entry
-    return rows[best.name] if best is not None and best.grade > grade else None
-
-
-def matching(rows: Iterable[ModelRow], words: str) -> list[ModelRow]:
-    """The rows in which all of `words` occur, in any case."""
-    wanted = words.lower().split()
-    return [
-        row
-        for row in rows
-        if all(word in f"{row.name} {row.title} {row.description}".lower() for word in wanted)
-    ]
-
-
-def _here(model: store.StoredModel, entry: CatalogueEntry | None, memory: int | None) -> ModelRow:
-    return ModelRow(
-        name=model.name,
-        title=entry.title if entry else model.name,
-        description=entry.description if entry else model.source,
-        size=model.size,
-        memory=entry.memory_8k if entry else 0,
-        context=model.context_length,
-        licence=model.licence,
-        here=True,
-        fits=_fits(entry, memory),
-        damaged=model.damaged,
-    )
-
-
-def _to_fetch(entry: CatalogueEntry, memory: int | None) -> ModelRow:
-    return ModelRow(
-        name=entry.name,
-        title=entry.title,
-        description=entry.description,
-        size=entry.download_bytes,
-        memory=entry.memory_8k,
-        context=entry.context,
-        licence=entry.licence,
-        here=False,
-        fits=_fits(entry, memory),
-    )
-
-
-def _fits(entry: CatalogueEntry | None, memory: int | None) -> Fits:
-    if entry is None or memory is None:
-        return "unknown"
-    return "fits" if entry.fits(memory) else "too large"
-
-
-# What the hub calls a repository; a revision may follow.
-_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
-_HEADINGS = {True: "On this machine", False: "To fetch"}
-_NAME, _SIZE, _MEMORY, _STATE = 22, 8, 13, 13  # columns, with two between them
-_BAR = 8
-
-
 class ModelsScreen(ModalScreen[str | None]):
-    """The list of models. current: the one in use."""
+    """The list of models. The result is the name of the one to use, None for no change.
+
+    current: the one in use. Downloads go on when the screen is left.
+    """
 
     CSS_PATH = "screen.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -195,7 +94,7 @@ class ModelsScreen(ModalScreen[str | None]):
         self._memory = memory
         self._rows: list[ModelRow] = []
         self._shown: dict[str, ModelRow] = {}
-        self._said: dict[str, str] = {}  # what there is to say of a model, in place of its words
+        self._notes: dict[str, str] = {}  # errors and warnings, in place of a description
 
     def compose(self) -> ComposeResult:
         with Vertical(id="dialog") as dialog:
@@ -219,7 +118,7 @@ class ModelsScreen(ModalScreen[str | None]):
         self.call_after_refresh(self._show)
 
     async def _measure(self) -> None:
-        """Whether models fit is known a moment later than which there are."""
+        """Finds out in the background which models fit."""
         self._memory = await asyncio.to_thread(available_memory)
         self._reload()
 
@@ -251,20 +150,20 @@ class ModelsScreen(ModalScreen[str | None]):
         row = self._chosen()
         if row is None or row.name in self._downloads.all:
             return
-        if row.here and not row.damaged:
+        if row.is_stored and not row.damaged:
             self.dismiss(row.name)
-        elif row.fits == "too large" and row.name not in self._said:
-            self._said[row.name] = "Too large for this machine. Enter again fetches it anyway."
+        elif row.fits == "too large" and row.name not in self._notes:
+            self._notes[row.name] = "Too large for this machine. Enter again fetches it anyway."
             self._describe()
         else:
-            self._said.pop(row.name, None)
+            self._notes.pop(row.name, None)
             self._downloads.start(row.name)
             self._show()
 
-    # What the downloads tell; the app passes it on
+    # Messages of the downloads, passed on by the app
 
     def download_moved(self, message: DownloadMoved) -> None:
-        """Draws how far it is."""
+        """Draws the progress."""
         models = self.query_one(OptionList)
         if message.name in self._shown:
             row = self._shown[message.name]
@@ -272,9 +171,9 @@ class ModelsScreen(ModalScreen[str | None]):
             self._describe()
 
     def download_ended(self, message: DownloadEnded) -> None:
-        """Shows the model that came, or why it did not."""
+        """Shows the new model, or the error."""
         if message.error:
-            self._said[message.name] = message.error
+            self._notes[message.name] = message.error
         chosen = self._chosen()
         self._reload()
         if message.model and chosen and chosen.name == message.name:
@@ -287,7 +186,7 @@ class ModelsScreen(ModalScreen[str | None]):
         self._show()
 
     def _show(self) -> None:
-        """The rows that fit the words, under their headings; the chosen one stays chosen."""
+        """Draws the rows that match the words, under headings; the chosen one stays chosen."""
         chosen = self._chosen()
         words = self.query_one(Input).value.strip()
         rows = matching(self._rows, words)
@@ -297,10 +196,12 @@ class ModelsScreen(ModalScreen[str | None]):
         models = self.query_one(OptionList)
         models.clear_options()
         heading = self.get_visual_style("models--heading", partial=True)
-        for here in (True, False):
-            part = [row for row in rows if row.here is here]
+        for is_stored in (True, False):
+            part = [row for row in rows if row.is_stored is is_stored]
             if part:
-                models.add_option(Option(Content.styled(_HEADINGS[here], heading), disabled=True))
+                models.add_option(
+                    Option(Content.styled(_HEADINGS[is_stored], heading), disabled=True)
+                )
                 models.add_options(Option(self._line(row), id=row.name) for row in part)
         if not rows:
             models.add_option(Option("No model of that name.", disabled=True))
@@ -335,7 +236,7 @@ class ModelsScreen(ModalScreen[str | None]):
             return text.truncate(_STATE, ellipsis=True)
         if row.damaged:
             return Content.styled("damaged", bad)
-        if row.name == self._current and row.here:
+        if row.name == self._current and row.is_stored:
             return Content.styled("in use", good)
         if row.fits == "too large":
             return Content.styled("✗ too large", bad)
@@ -348,7 +249,7 @@ class ModelsScreen(ModalScreen[str | None]):
             for name in ("#title", "#facts", "#description"):
                 self.query_one(name, Static).update("")
             return
-        about = self._said.get(row.name, row.description)
+        about = self._notes.get(row.name, row.description)
         if download := self._downloads.all.get(row.name):
             about = download.progress.describe()
         elif row.damaged:
@@ -377,3 +278,104 @@ def _progress(progress: Progress) -> str:
         return f"{progress.phase} …"
     done = round(progress.share * _BAR)
     return f"{'━' * done}{'╌' * (_BAR - done)} {progress.share:4.0%}"
+
+
+def available_memory() -> int:
+    """Bytes that a model may take on this machine. Imports MLX, so call it in another thread."""
+    from akunu_py.decoding import device
+
+    try:
+        return device.available_memory()
+    finally:
+        release_streams()
+
+
+def model_rows(memory: int | None) -> list[ModelRow]:
+    """All models: the stored ones by name, then those of the catalogue, the fitting ones first.
+
+    memory: bytes that a model may take; None where that is not known yet. A store that cannot be
+    read counts as empty: loading a model reports what is wrong with it.
+    """
+    entries = catalogue.load_catalogue()
+    try:
+        stored = store.list_models()
+    except AkunuError:
+        stored = []
+    here = [_stored_row(model, entries.get(model.name), memory) for model in stored]
+    names = {row.name for row in here}
+    more = [_catalogue_row(entry, memory) for entry in entries.values() if entry.name not in names]
+    return [*here, *sorted(more, key=lambda row: row.fits == "too large")]
+
+
+def better_model(current: str) -> ModelRow | None:
+    """The model for chat that this machine should have instead of the catalogue's `current`.
+
+    A stored one that fits comes before any that would have to be fetched. None where `current` is
+    the best, or is not in the catalogue: the user chose it. Imports MLX.
+    """
+    entries = catalogue.load_catalogue()
+    if current not in entries:
+        return None
+    grade = entries[current].grade
+    memory = available_memory()
+    rows = {row.name: row for row in model_rows(memory)}
+    here = [
+        name
+        for name, row in rows.items()
+        if row.is_stored
+        and row.fits == "fits"
+        and not row.damaged
+        and "chat" in entries[name].purpose
+        and entries[name].grade > grade
+    ]
+    if here:
+        return rows[max(here, key=lambda name: entries[name].grade)]
+    best = recommend(memory)[0].entry
+    return rows[best.name] if best is not None and best.grade > grade else None
+
+
+def matching(rows: Iterable[ModelRow], words: str) -> list[ModelRow]:
+    """The rows in which all of `words` occur, whatever their case."""
+    wanted = words.lower().split()
+    return [
+        row
+        for row in rows
+        if all(word in f"{row.name} {row.title} {row.description}".lower() for word in wanted)
+    ]
+
+
+def _stored_row(
+    model: store.StoredModel, entry: CatalogueEntry | None, memory: int | None
+) -> ModelRow:
+    return ModelRow(
+        name=model.name,
+        title=entry.title if entry else model.name,
+        description=entry.description if entry else model.source,
+        size=model.size,
+        memory=entry.memory_8k if entry else 0,
+        context=model.context_length,
+        licence=model.licence,
+        is_stored=True,
+        fits=_fits(entry, memory),
+        damaged=model.damaged,
+    )
+
+
+def _catalogue_row(entry: CatalogueEntry, memory: int | None) -> ModelRow:
+    return ModelRow(
+        name=entry.name,
+        title=entry.title,
+        description=entry.description,
+        size=entry.download_bytes,
+        memory=entry.memory_8k,
+        context=entry.context,
+        licence=entry.licence,
+        is_stored=False,
+        fits=_fits(entry, memory),
+    )
+
+
+def _fits(entry: CatalogueEntry | None, memory: int | None) -> Fits:
+    if entry is None or memory is None:
+        return "unknown"
+    return "fits" if entry.fits(memory) else "too large"

@@ -1,6 +1,6 @@
-"""The prompt box: a text area that sends, recalls and grows.
+"""The prompt box: a text area that grows, sends prompts and recalls earlier ones.
 
-Owns keys while a prompt is written. Refuses control characters, pasted or typed.
+Control characters are left out, pasted or typed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PromptBox(TextArea):
 
     @dataclass
     class SearchWanted(Message):
-        """An earlier prompt is looked for; `earlier` are all that are known, oldest first."""
+        """An earlier prompt is searched for; `earlier` are all that are known, oldest first."""
 
         earlier: Sequence[str]
 
@@ -71,28 +71,28 @@ class PromptBox(TextArea):
         self._recalled: int | None = None  # index into _sent of what the box shows
 
     def on_mount(self) -> None:
-        self._popup.serve(self)
+        self._popup.attach_to(self)
 
     def remember(self, prompts: Sequence[str]) -> None:
-        """Takes prompts of earlier conversations, oldest first, to be recalled."""
+        """Adds prompts of earlier conversations, oldest first, to be recalled."""
         self._sent[:0] = prompts
         self._recalled = None
 
     def put_back(self, prompt: str) -> None:
-        """Returns a prompt that was not answered, before what was typed since."""
-        waiting = self.text
+        """Puts back a prompt that was not answered, before what was typed since."""
+        typed = self.text
         self.write(prompt)
-        if waiting.strip():
-            self.insert(f"\n\n{waiting}", self.document.end)
+        if typed.strip():
+            self.insert(f"\n\n{typed}", self.document.end)
             self.move_cursor(self.document.end)
 
     def write(self, prompt: str) -> None:
-        """Puts a prompt in the place of everything."""
+        """Replaces the whole text by a prompt."""
         self.text = prompt
         self.move_cursor(self.document.end)
 
     def name_file(self, name: str) -> None:
-        """Writes an @ at the end with the name of a file; without one its list opens."""
+        """Appends an @ and the name of a file; without one the list of files opens."""
         text = self.text.rstrip()
         self.write(f"{text} " if text else "")
         self.focus()
@@ -100,7 +100,7 @@ class PromptBox(TextArea):
         self.insert(f"@{name} " if name else "@")
 
     def watch_hints(self) -> None:
-        """The keys that matter now, in the edge of the box: as many as fit."""
+        """Shows the keys that matter now in the border: as many as fit."""
         shown = list(self.hints)
         while len(shown) > 1 and len(" · ".join(shown)) > self.size.width - 4:
             del shown[-2]
@@ -115,21 +115,18 @@ class PromptBox(TextArea):
     async def _on_key(self, event: events.Key) -> None:
         typed = event.is_printable or event.key in _ERASING_KEYS
         if self._popup.take_key(event.key, is_typed=typed):
-            event.stop()
-            event.prevent_default()
+            pass
         elif event.key == "enter":
-            event.stop()
-            event.prevent_default()
             self._send()
         elif event.key in _NEWLINE_KEYS:
-            event.stop()
-            event.prevent_default()
             self.insert("\n")
             self.scroll_cursor_visible()
         elif event.character == "?" and not self.text:
-            event.stop()
-            event.prevent_default()
             self.post_message(self.HelpWanted())
+        else:
+            return
+        event.stop()
+        event.prevent_default()
 
     async def _on_paste(self, event: events.Paste) -> None:
         event.text = typeable(event.text)

@@ -1,7 +1,9 @@
-"""The files of the working folder, and which of them a few letters mean.
+"""Files in a prompt: those of the working directory, which of them a few letters match, and those
+that `@path` attaches to the prompt with their text.
 
-Owns the list (what git would show where the folder is in a repository, else what is not hidden)
-and the ranking. Bounded: a folder with more files than `MOST` is listed in part.
+The form in which they are sent can be read back (`split`), so that a saved conversation shows their
+names and not their text. A file that is no text, not regular, or surely longer than the model's
+context is a UsageError.
 """
 
 from __future__ import annotations
@@ -19,25 +21,28 @@ from pathlib import Path
 from akunu_py.errors import UsageError
 from akunu_py.text import human_size, typeable
 
-MOST = 20_000
+MAX_LISTED = 20_000  # a directory with more files is listed in part
 _FRESH_S = 10.0
-_PATIENCE_S = 5.0
+_GIT_TIMEOUT_S = 5.0
 _SKIPPED = {"node_modules", "__pycache__", "venv", "target", "build", "dist"}
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A path that fits what was typed. places: indices into it of the letters that did."""
+    """A path that matches what was typed. places: indices into it of the matched letters."""
 
     path: str
     places: tuple[int, ...] = ()
 
 
 class FileIndex:
-    """The paths of the files below `folder`, relative to it; empty until `refresh` was called."""
+    """The paths of the files below `directory`, relative to it; empty until `refresh` was called.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    They are what git would list where the directory is in a repository, else what is not hidden.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
         self.paths: list[str] = []
         self._read_at: float | None = None
 
@@ -46,20 +51,21 @@ class FileIndex:
         return self._read_at is not None and time.monotonic() - self._read_at < _FRESH_S
 
     def refresh(self) -> None:
-        """Reads the folder; takes a moment for a large one, so call it in another thread."""
-        self.paths = _listed_by_git(self.folder) or _listed(self.folder)
+        """Lists the directory; takes a moment for a large one, so call it in another thread."""
+        self.paths = _listed_by_git(self.directory) or _listed(self.directory)
         self._read_at = time.monotonic()
 
     def search(self, letters: str, most: int = 50) -> list[Match]:
-        """The paths that `letters` mean, best first. A path that leaves the folder is followed."""
+        """The paths that match `letters`, best first. A path that leaves the directory is
+        followed."""
         if letters.startswith(("/", "~", "..")):
-            return _complete_path(self.folder, letters, most)
+            return _complete_path(self.directory, letters, most)
         return best(letters, self.paths, most)
 
 
 def best(letters: str, paths: Iterable[str], most: int) -> list[Match]:
-    """The `most` of `paths` that fit best: a name that begins with the letters, one that holds
-    them, a path that holds them, then one in which they come in order."""
+    """The `most` of `paths` that match best: a name that begins with the letters, one that
+    contains them, a path that contains them, then one in which they come in order."""
     letters = letters.lower()
     # Each class leaves out the letter that follows, so there is one way to match: no backtracking.
     in_order = re.compile("".join(f"[^{re.escape(each)}]*{re.escape(each)}" for each in letters))
@@ -94,47 +100,47 @@ def _places(letters: str, path: str) -> tuple[int, ...]:
     return tuple(places)
 
 
-def _listed_by_git(folder: Path) -> list[str]:
+def _listed_by_git(directory: Path) -> list[str]:
     """Tracked files and new ones that are not ignored; nothing outside a repository."""
-    command = ["git", "-C", str(folder), "ls-files", "-co", "--exclude-standard", "-z"]
+    command = ["git", "-C", str(directory), "ls-files", "-co", "--exclude-standard", "-z"]
     try:
         done = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=_PATIENCE_S,
+            timeout=_GIT_TIMEOUT_S,
             check=True,
             env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
         )
     except (OSError, subprocess.SubprocessError):
         return []
     paths = [os.fsdecode(path) for path in done.stdout.split(b"\0") if path]
-    return [path for path in paths if _can_be_named(path)][:MOST]
+    return [path for path in paths if _can_be_named(path)][:MAX_LISTED]
 
 
-def _listed(folder: Path) -> list[str]:
+def _listed(directory: Path) -> list[str]:
     paths: list[str] = []
-    for root, folders, names in os.walk(folder):
-        folders[:] = sorted(
-            name for name in folders if name not in _SKIPPED and not name.startswith(".")
+    for root, directories, names in os.walk(directory):
+        directories[:] = sorted(
+            name for name in directories if name not in _SKIPPED and not name.startswith(".")
         )
-        below = os.path.relpath(root, folder)
+        below = os.path.relpath(root, directory)
         paths += [
             name if below == "." else f"{below}/{name}"
             for name in sorted(names)
             if not name.startswith(".") and _can_be_named(name)
         ]
-        if len(paths) > MOST:
+        if len(paths) > MAX_LISTED:
             break
-    return paths[:MOST]
+    return paths[:MAX_LISTED]
 
 
-def _complete_path(folder: Path, letters: str, most: int) -> list[Match]:
-    """What is in the folder that a path names so far; folders end in a slash."""
+def _complete_path(directory: Path, letters: str, most: int) -> list[Match]:
+    """What is in the directory that a path names so far; directories end in a slash."""
     head, _, tail = letters.rpartition("/")
     prefix = f"{head}/" if "/" in letters else ""
     try:
-        base = folder / Path(prefix or ".").expanduser()
+        base = directory / Path(prefix or ".").expanduser()
         names = sorted(_entries(base, hidden=tail.startswith(".")))
     except (OSError, RuntimeError, ValueError):
         return []
@@ -150,7 +156,7 @@ def _complete_path(folder: Path, letters: str, most: int) -> list[Match]:
 def _entries(base: Path, *, hidden: bool) -> Iterator[str]:
     with os.scandir(base) as entries:
         for number, entry in enumerate(entries):
-            if number == MOST:
+            if number == MAX_LISTED:
                 return
             if _can_be_named(entry.name) and (hidden or not entry.name.startswith(".")):
                 yield f"{entry.name}/" if entry.is_dir() else entry.name
@@ -163,12 +169,12 @@ def _can_be_named(path: str) -> bool:
 
 # At the start or after a space or bracket: me@example.com names no file. Quotes hold spaces.
 _MENTION = re.compile(r'(?<![^\s(\[])@(?:"([^"\n]+)"|([^\s"@][^\s"]*))')
-_MOST = 32  # files in one prompt
+_MAX_FILES = 32  # files in one prompt
 _TRAILING = ".,;:!?)]}'"
 
 # English prose has about 4.5 characters a token, code fewer; nothing that people write has more
 # than 8. The session counts exactly; here only what cannot fit is refused, before it is read.
-_MOST_PER_TOKEN = 8
+_MAX_PER_TOKEN = 8
 _USUAL_PER_TOKEN = 4
 
 _HEAD = re.compile(r"^Attached file: (.+) \((\d+) bytes\)\n(`{3,})[^\n`]*\n", re.MULTILINE)
@@ -177,7 +183,7 @@ _BOM = "\ufeff"
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A file as it was when it was attached. name: as the prompt says it. size: bytes."""
+    """A file as it was when it was attached. name: as the prompt has it. size: bytes."""
 
     name: str
     size: int
@@ -190,7 +196,7 @@ def mentions(prompt: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def attach(prompt: str, folder: Path, context_length: int) -> list[Attachment]:
+def attach(prompt: str, directory: Path, context_length: int) -> list[Attachment]:
     """The files that `prompt` names and that exist, read; a name that is no file stays a word.
 
     context_length: tokens that the model can hold, 0 where that is not known yet. Raises
@@ -198,26 +204,28 @@ def attach(prompt: str, folder: Path, context_length: int) -> list[Attachment]:
     """
     files: dict[Path, Attachment] = {}
     for name in mentions(prompt):
-        found = find(name, folder)
+        found = find(name, directory)
         if found is None or (path := found[1].resolve()) in files:
             continue
-        if len(files) == _MOST:
-            raise UsageError(f"expected at most {_MOST} files in a prompt, found more; name fewer")
-        room = context_length * _MOST_PER_TOKEN if context_length else None
+        if len(files) == _MAX_FILES:
+            raise UsageError(
+                f"expected at most {_MAX_FILES} files in a prompt, found more; name fewer"
+            )
+        room = context_length * _MAX_PER_TOKEN if context_length else None
         if room is not None:
             room = max(0, room - sum(file.size for file in files.values()))
         files[path] = read(found[0], path, room)
     return list(files.values())
 
 
-def find(name: str, folder: Path) -> tuple[str, Path] | None:
-    """The file or folder that `name`, said in `folder`, means, and its name without what ends a
-    sentence; None where there is none."""
+def find(name: str, directory: Path) -> tuple[str, Path] | None:
+    """The file or directory that `name` means in `directory`, and its name without the
+    punctuation of the sentence; None where there is none."""
     for candidate in (name, name.rstrip(_TRAILING)):
         if not candidate:
             continue
         try:
-            path = folder / Path(candidate).expanduser()
+            path = directory / Path(candidate).expanduser()
             if path.exists():
                 return candidate, path
         except (OSError, RuntimeError, ValueError):
@@ -228,7 +236,7 @@ def find(name: str, folder: Path) -> tuple[str, Path] | None:
 def read(name: str, path: Path, room: int | None = None) -> Attachment:
     """The text of a file. room: bytes that may fit, None for any. Raises UsageError."""
     try:
-        # Not to wait for a pipe that nobody writes to; regular files know no waiting.
+        # O_NONBLOCK: does not wait for a pipe that nobody writes to.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         try:
             size = _checked_size(name, os.fstat(descriptor), room)
@@ -262,13 +270,13 @@ def _checked_size(name: str, status: os.stat_result, room: int | None) -> int:
 
 
 def _read_all(descriptor: int, size: int) -> bytes:
-    """What the file held when its size was taken: one that grows must not fill the memory."""
+    """`size` bytes, what the file had when it was checked: one that grows must not fill memory."""
     with open(descriptor, "rb", closefd=False) as file:
         return file.read(size)
 
 
 def join(prompt: str, files: Sequence[Attachment]) -> str:
-    """What the model reads: the prompt, then each file in a fence longer than any in it."""
+    """The content for the model: the prompt, then each file in a fence longer than any in it."""
     parts = [prompt]
     for file in files:
         longest = max(map(len, re.findall("`{3,}", file.text)), default=2)
@@ -282,7 +290,7 @@ def join(prompt: str, files: Sequence[Attachment]) -> str:
 
 
 def split(content: str) -> tuple[str, list[Attachment]]:
-    """`join` undone, but for a last line's end: the prompt, and the files with their text."""
+    """The inverse of `join`, but for a last newline: the prompt, and the files with their text."""
     files: list[Attachment] = []
     heads = iter(_HEAD.finditer(content))
     prompt_end: int | None = None
@@ -303,5 +311,5 @@ def split(content: str) -> tuple[str, list[Attachment]]:
 
 
 def about_tokens(size: int) -> str:
-    """An estimate in words; only the model's tokenizer knows."""
+    """An estimate in words; only the model's tokenizer could count."""
     return f"{max(1, round(size / _USUAL_PER_TOKEN)):,} tokens"

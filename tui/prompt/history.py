@@ -1,4 +1,4 @@
-"""Searching earlier prompts: type words, choose one, and it is in the box again."""
+"""Searching earlier prompts: the chosen one goes back into the prompt box."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from textual.widgets.option_list import Option
 
 from akunu_py.text import on_one_line
 
-_MOST = 200  # shown; more words find the others
-_SHOWN = 300  # characters of a prompt
+_MAX_SHOWN = 200  # more words find the others
+_MAX_CHARACTERS = 300  # of a prompt
 
 
 class HistoryScreen(ModalScreen[str | None]):
-    """The prompts that hold all words, the latest first. The result is the chosen one."""
+    """The prompts that contain all words, the latest first. The result is the chosen one."""
 
     CSS_PATH = "history.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -70,11 +70,11 @@ class HistoryScreen(ModalScreen[str | None]):
         wanted = words.casefold().split()
         self._found = [
             prompt for prompt in self._prompts if all(word in prompt.casefold() for word in wanted)
-        ][:_MOST]
+        ][:_MAX_SHOWN]
         options = self.query_one(OptionList)
         options.clear_options()
         if self._found:
-            shown = [Content(on_one_line(prompt[:_SHOWN])) for prompt in self._found]
+            shown = [Content(on_one_line(prompt[:_MAX_CHARACTERS])) for prompt in self._found]
             options.add_options(Option(content) for content in shown)
             options.highlighted = 0
         else:

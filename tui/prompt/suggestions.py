@@ -1,7 +1,5 @@
-"""What may follow in the prompt: files after an @, commands after a slash, and their words.
-
-Owns where in the text a completion applies and what it offers. Knows nothing of widgets;
-`completion_popup` shows it.
+"""What may follow in the prompt, and the list that shows it while one types: files after an @,
+commands after a slash, and their arguments.
 """
 
 from __future__ import annotations
@@ -30,8 +28,8 @@ _MOST = 50
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """One offer. insert: what replaces the typed part. label, with the matched `places` in it, and
-    `note` are shown. runs: whether it is complete, so that Enter may send it at once."""
+    """insert: what replaces the typed part. label, with the matched `places` in it, and `note` are
+    shown. runs: whether it is complete, so that Enter may send it at once."""
 
     insert: str
     label: str
@@ -42,24 +40,24 @@ class Suggestion:
 
 @dataclass(frozen=True, slots=True)
 class Suggestions:
-    """The offers for the last `typed` characters before the cursor; there is at least one."""
+    """What may replace the last `typed` characters before the cursor; at least one."""
 
     typed: int
     suggestions: Sequence[Suggestion]
 
 
 class Suggester:
-    """Completes prompts; files are those of `folder`."""
+    """Finds suggestions; files are those of `directory`."""
 
-    def __init__(self, folder: Path) -> None:
-        self.index = FileIndex(folder)
+    def __init__(self, directory: Path) -> None:
+        self.index = FileIndex(directory)
 
     def wants_files(self, before: str) -> bool:
-        """Whether the list of files will be asked for; `before`: the text before the cursor."""
+        """Whether the list of files is needed after `before`, the text before the cursor."""
         return _MENTION.search(before) is not None or before.startswith("/attach ")
 
-    def complete(self, before: str) -> Suggestions | None:
-        """What may follow `before`, the text before the cursor; None where nothing is known."""
+    def suggest(self, before: str) -> Suggestions | None:
+        """What may follow `before`, the text before the cursor; None for nothing."""
         if "\n" not in before:
             if found := _NAME.fullmatch(before):
                 return _of(len(before), _commands(found[1].lower()))
@@ -86,12 +84,12 @@ class Suggester:
         ]
 
     def _file(self, match: Match, insert: str) -> Suggestion:
-        """A folder stays open, so that what is in it can be named next."""
+        """A directory stays open, so that what is in it can be named next."""
         if match.path.endswith("/"):
             return Suggestion(insert.removesuffix('"'), match.path, match.places, "folder")
         note = ""
         try:
-            path = self.index.folder / Path(match.path).expanduser()
+            path = self.index.directory / Path(match.path).expanduser()
             note = human_size(os.stat(path).st_size)
         except (OSError, RuntimeError):
             note = "gone"
@@ -99,12 +97,12 @@ class Suggester:
 
 
 def _commands(typed: str) -> list[Suggestion]:
-    """Commands whose names begin with what was typed, then those that hold it."""
+    """Commands whose names begin with what was typed, then those that contain it."""
     names = {command.name: command for command in COMMANDS}
-    fitting = [name for name in names if name.startswith(typed)]
-    fitting += [name for name in names if typed in name and name not in fitting]
+    matching = [name for name in names if name.startswith(typed)]
+    matching += [name for name in names if typed in name and name not in matching]
     suggestions = []
-    for name in fitting:
+    for name in matching:
         command = names[name]
         start = name.index(typed) + 1
         suggestions.append(
@@ -135,25 +133,27 @@ _ROOM_FOR_NOTES = 26
 
 
 class SuggestionPopup(OptionList, can_focus=False):
-    """The offers for what is before the cursor of the text area that it serves.
+    """The list of suggestions above the text area that it is attached to, while one types.
 
-    Mounted right before that text area; drawn over what is above it.
+    Mounted right before that text area; drawn over what is above it. It opens by typing, never
+    because a prompt was recalled or pasted. It never has the focus: the prompt box passes it each
+    key first (`take_key`).
     """
 
     DEFAULT_CSS = Path(__file__).with_name("suggestions.tcss").read_text("utf-8")
-    COMPONENT_CLASSES = {"completion--place", "completion--note"}  # noqa: RUF012 - declared so
+    COMPONENT_CLASSES = {"suggestion--place", "suggestion--note"}  # noqa: RUF012 - declared so
 
-    def __init__(self, folder: Path, id: str | None = None) -> None:
+    def __init__(self, directory: Path, id: str | None = None) -> None:
         super().__init__(id=id, compact=True)
-        self._completer = Suggester(folder)
-        self._completion: Suggestions | None = None
+        self._suggester = Suggester(directory)
+        self._suggestions: Suggestions | None = None
         self._box: TextArea | None = None
         self._typing = False
         self.display = False
         self.border_subtitle = "Tab insert · Esc close"
 
-    def serve(self, box: TextArea) -> None:
-        """Follows the cursor of `box` from here on."""
+    def attach_to(self, box: TextArea) -> None:
+        """Follows the cursor of `box` from now on."""
         self._box = box
         self.watch(box, "selection", self._follow, init=False)
 
@@ -162,9 +162,9 @@ class SuggestionPopup(OptionList, can_focus=False):
         return bool(self.display)
 
     def take_key(self, key: str, *, is_typed: bool) -> bool:
-        """Whether the key was for the list, which then did what it says.
+        """Whether the key was for the list, which then has handled it.
 
-        Asked for every key of the box. is_typed: whether the key writes or deletes a character.
+        Called for every key of the box. is_typed: whether the key writes or deletes a character.
         A command that is complete is put into the box, and the key left to send it.
         """
         self._typing = is_typed
@@ -183,7 +183,7 @@ class SuggestionPopup(OptionList, can_focus=False):
     def close(self) -> None:
         """Hides the list until something more is typed."""
         self.display = False
-        self._completion = None
+        self._suggestions = None
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         """A click."""
@@ -191,21 +191,21 @@ class SuggestionPopup(OptionList, can_focus=False):
         self._choose("tab")
 
     def on_resize(self) -> None:
-        self._show_offers()
+        self._draw()
 
     def _follow(self) -> None:
         if not self._typing or self._box is None:
             self.close()
             return
         before = self._before()
-        if self._completer.wants_files(before) and not self._completer.index.is_fresh:
-            self.run_worker(self._read_folder(), group="folder", exclusive=True)
-        self._completion = self._completer.complete(before)
-        self.display = self._completion is not None and not self._is_said(before)
-        self._show_offers()
+        if self._suggester.wants_files(before) and not self._suggester.index.is_fresh:
+            self.run_worker(self._list_files(), group="files", exclusive=True)
+        self._suggestions = self._suggester.suggest(before)
+        self.display = self._suggestions is not None and not self._is_typed_out(before)
+        self._draw()
 
-    async def _read_folder(self) -> None:
-        await asyncio.to_thread(self._completer.index.refresh)
+    async def _list_files(self) -> None:
+        await asyncio.to_thread(self._suggester.index.refresh)
         self._follow()
 
     def _before(self) -> str:
@@ -214,38 +214,40 @@ class SuggestionPopup(OptionList, can_focus=False):
         start, end = self._box.selection
         return self._box.get_text_range((0, 0), end) if start == end else ""
 
-    def _is_said(self, before: str) -> bool:
-        """Whether what was typed is the one thing that could be offered."""
-        assert self._completion is not None
-        offers = self._completion.suggestions
-        return len(offers) == 1 and before.endswith(offers[0].insert) and bool(offers[0].insert)
+    def _is_typed_out(self, before: str) -> bool:
+        """Whether what was typed is the only suggestion."""
+        assert self._suggestions is not None
+        suggestions = self._suggestions.suggestions
+        insert = suggestions[0].insert
+        return len(suggestions) == 1 and before.endswith(insert) and bool(insert)
 
-    def _show_offers(self) -> None:
-        if self._completion is None or not self.is_open:
+    def _draw(self) -> None:
+        if self._suggestions is None or not self.is_open:
             return
         self.clear_options()
-        offers = self._completion.suggestions
+        suggestions = self._suggestions.suggestions
         room = self.app.size.width - _FRAME
-        note = max(len(offer.note) for offer in offers)
-        label = min(max(len(offer.label) for offer in offers), room)
+        note = max(len(each.note) for each in suggestions)
+        label = min(max(len(each.label) for each in suggestions), room)
         if note <= _SHORT_NOTE and room >= _ROOM_FOR_NOTES:
-            label = min(label, room - note - _GAP)  # a size is worth more than the head of a path
-        self.add_options(Option(self._line(offer, label, room - label - _GAP)) for offer in offers)
+            label = min(label, room - note - _GAP)  # a size tells more than the head of a path
+        room -= label + _GAP
+        self.add_options(Option(self._line(each, label, room)) for each in suggestions)
         self.highlighted = 0
 
-    def _line(self, offer: Suggestion, width: int, room: int) -> Content:
+    def _line(self, suggestion: Suggestion, width: int, room: int) -> Content:
         """The label, `width` wide, with its matched letters; the note where it has `room`."""
-        place = self.get_visual_style("completion--place", partial=True)
-        muted = self.get_visual_style("completion--note", partial=True)
-        label = Content(displayable(offer.label))
-        for index in offer.places:
+        place = self.get_visual_style("suggestion--place", partial=True)
+        muted = self.get_visual_style("suggestion--note", partial=True)
+        label = Content(displayable(suggestion.label))
+        for index in suggestion.places:
             label = label.stylize(place, index, index + 1)
-        if label.cell_length > width and "/" in offer.label[1:]:
-            label = Content.assemble("…", label[len(label) - width + 1 :])  # its end says more
+        if label.cell_length > width and "/" in suggestion.label[1:]:
+            label = Content.assemble("…", label[len(label) - width + 1 :])  # its end tells more
         label = label.truncate(width, ellipsis=True)
         if room < _SHORT_NOTE:
             return label
-        note = Content.styled(displayable(offer.note), muted).truncate(room, ellipsis=True)
+        note = Content.styled(displayable(suggestion.note), muted).truncate(room, ellipsis=True)
         return Content.assemble(label.pad_right(max(0, width - label.cell_length) + _GAP), note)
 
     def _move(self, steps: int) -> None:
@@ -257,21 +259,22 @@ class SuggestionPopup(OptionList, can_focus=False):
             self.highlighted = min(max(0, now + steps), count - 1)
 
     def _choose(self, key: str) -> bool:
-        """Puts the chosen offer into the box; says whether the key has done its work."""
-        if self._completion is None or self._box is None or self.highlighted is None:
+        """Inserts the chosen suggestion; returns whether the key has been handled."""
+        if self._suggestions is None or self._box is None or self.highlighted is None:
             return False
-        offer = self._completion.suggestions[self.highlighted]
-        typed = self._completion.typed
+        suggestion = self._suggestions.suggestions[self.highlighted]
+        typed = self._suggestions.typed
         row, column = self._box.cursor_location
         self._typing = False
-        self._box.replace(offer.insert, (row, column - typed), (row, column))
+        self._box.replace(suggestion.insert, (row, column - typed), (row, column))
         self.close()
-        if offer.insert.endswith(("/", "@")) or (offer.insert.endswith(" ") and key == "tab"):
-            self._go_on()
-        return not (key == "enter" and offer.runs)
+        ends = ("/", "@", " ") if key == "tab" else ("/", "@")
+        if suggestion.insert.endswith(ends):
+            self._suggest_next()
+        return not (key == "enter" and suggestion.runs)
 
-    def _go_on(self) -> None:
-        """Offers what may follow, in a folder or after a command that needs a word."""
+    def _suggest_next(self) -> None:
+        """Suggests what may follow, in a directory or after a command that needs an argument."""
         self._typing = True
         self._follow()
         self._typing = False

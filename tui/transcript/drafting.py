@@ -1,7 +1,7 @@
-"""Seeing the drafting: an answer as plain text with its drafts marked, and what they are worth.
+"""The drafting view: an answer as plain text with its drafts marked, and the panel below it.
 
-Owns the marks (accepted, the model's own, rejected) and the panel that explains them. Everything
-shown goes through `text.displayable`.
+Tokens are accepted drafts, rejected drafts, or the model's own. Everything shown goes through
+`text.displayable`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from akunu_py.text import displayable, on_one_line
 from akunu_py.tui.conversation import Turn
 
 _BARS = "▁▂▃▄▅▆▇█"
-_LONGEST_BAR = 8  # tokens in a pass; more look the same
-_PASSES = 16  # bars at most
+_MAX_BAR = 8  # tokens in a pass; more look the same
+_MAX_BARS = 16
 _ROOM_FOR_WORDS = 72  # columns
 _ROOM_FOR_LABELS = 60
 
 
-class Stretch(Widget):
-    """A stretch of an answer as plain text: `answer[start:end]`, up to its end for None.
+class DraftedSection(Widget):
+    """A part of an answer as plain text: `answer[start:end]`, up to its end for None.
 
-    Rejected drafts stand where they were proposed, before what the model said instead.
+    Rejected drafts stand where they were proposed, before the bonus token.
     """
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"drafted--accepted", "drafted--rejected"}
@@ -62,7 +62,7 @@ class Stretch(Widget):
         rejected = self._turn.rejected
         first = bisect_left(rejected, self.start, key=lambda each: each[0])
         last = len(rejected)
-        if self.end is not None:  # what was proposed at the very end belongs to the next stretch
+        if self.end is not None:  # what was proposed at the very end belongs to the next section
             last = bisect_right(rejected, end, key=lambda each: each[0])
         return rejected[first:last]
 
@@ -71,11 +71,11 @@ class Stretch(Widget):
         parts: list[str],
         styles: list[Styled],
         length: int,
-        piece: tuple[int, int],
+        part: tuple[int, int],
         accepted: Style,
     ) -> int:
-        """Appends a piece of the answer behind `length` characters; returns how many it has."""
-        start, end = piece
+        """Appends a part of the answer after `length` characters; returns its own length."""
+        start, end = part
         parts.append(displayable(self._turn.answer[start:end]))
         spans = self._turn.spans
         first = bisect_right(spans, start, key=lambda span: span[1])
@@ -89,34 +89,34 @@ class Stretch(Widget):
 class DraftedText(Vertical):
     """An answer as plain text in which drafts are marked.
 
-    Cut into stretches at line ends, so that a long answer is not wrapped again for every token.
+    Cut into sections at newlines, so that a long answer is not wrapped again for every token.
     """
 
-    STRETCH = 1500  # characters
+    SECTION = 1500  # characters
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
-        self._last = Stretch(turn, 0)
+        self._last = DraftedSection(turn, 0)
         super().__init__(self._last, *self._cut())
 
     def sync(self) -> None:
-        """Draws what the turn has got since."""
+        """Draws what was added to the turn."""
         self._last.refresh(layout=True)
         if more := self._cut():
             self.mount_all(more)
 
-    def _cut(self) -> list[Stretch]:
-        """Ends the last stretch where it is long enough; returns those that follow it."""
-        more: list[Stretch] = []
-        while (end := self._turn.answer.find("\n", self._last.start + self.STRETCH)) >= 0:
+    def _cut(self) -> list[DraftedSection]:
+        """Ends the last section where it is long enough; returns those that follow it."""
+        more: list[DraftedSection] = []
+        while (end := self._turn.answer.find("\n", self._last.start + self.SECTION)) >= 0:
             self._last.end = end
-            self._last = Stretch(self._turn, end + 1)
+            self._last = DraftedSection(self._turn, end + 1)
             more.append(self._last)
         return more
 
 
 class DraftingPanel(Widget, can_focus=False):
-    """What the marks mean, how many tokens the last passes yielded, and what that is worth."""
+    """What the marks mean, how many tokens the last passes yielded, and the estimated speedup."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         "drafted--accepted",
@@ -132,13 +132,13 @@ class DraftingPanel(Widget, can_focus=False):
         self._speedup: float | None = None
 
     def show(self, turn: Turn | None, speedup: float | None) -> None:
-        """Shows the passes of `turn`, and how much faster than plain they were."""
-        self._passes = turn.passes[-_PASSES:] if turn else ()
+        """Shows the passes of `turn`, and how much faster than plain decoding they were."""
+        self._passes = turn.passes[-_MAX_BARS:] if turn else ()
         self._speedup = speedup
         self.refresh()
 
     def render(self) -> Content:
-        return Content("\n").join([self._legend(), self._worth()])
+        return Content("\n").join([self._legend(), self._speed()])
 
     def _legend(self) -> Content:
         words = self._style("words")
@@ -150,10 +150,10 @@ class DraftingPanel(Widget, can_focus=False):
             ("   F2 back" if long else "", words),
         )
 
-    def _worth(self) -> Content:
+    def _speed(self) -> Content:
         words = self._style("words")
         wide = self.size.width >= _ROOM_FOR_WORDS
-        bars = sparkline(self._passes, _PASSES)
+        bars = sparkline(self._passes, _MAX_BARS)
         speed = f"≈{self._speedup:.2f}×" if self._speedup else "–"
         long = " plain speed (planner's estimate)"
         return Content.assemble(
@@ -169,5 +169,5 @@ class DraftingPanel(Widget, can_focus=False):
 
 def sparkline(passes: Sequence[int], width: int) -> str:
     """The last `width` passes, a bar each: the higher, the more tokens; filled up to `width`."""
-    heights = (min(tokens, _LONGEST_BAR) - 1 for tokens in passes[-width:])
+    heights = (min(tokens, _MAX_BAR) - 1 for tokens in passes[-width:])
     return "".join(_BARS[max(0, height)] for height in heights).rjust(width, "·")

@@ -1,9 +1,8 @@
-"""An answer as Markdown, in sections: what is out of sight costs next to nothing.
+"""An answer as Markdown, in sections of which only those near what is seen are mounted.
 
 A terminal's layout looks at every widget whenever one changes, and a long answer has hundreds. So
-it is cut between blocks of Markdown, and a section that is far from what is seen rests: its blocks
-go, and an empty space of the same height stays until the reader comes near. Owns the cutting and
-the resting; when is decided by whoever knows what is seen.
+it is cut between blocks of Markdown, and a section that is far from what is seen is unmounted: an
+empty space of the same height stays until the reader comes near. `view` decides which.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ def markdown_parser() -> MarkdownIt:
 
 
 class MarkdownSection(Vertical):
-    """Some blocks of an answer; drawn, unless it rests."""
+    """Some blocks of an answer; an empty space of their height while it `is_unmounted`."""
 
-    def __init__(self, text: str, *, rests: bool = False, listed: bool = False) -> None:
-        """listed: where it ends in a list, that goes on in the next section."""
-        super().__init__(classes="-listed" if listed else None)
+    def __init__(self, text: str, *, unmounted: bool = False, in_list: bool = False) -> None:
+        """in_list: it ends in a list that the next section continues."""
+        super().__init__(classes="-listed" if in_list else None)
         self.text = text
-        self._markdown = None if rests else _markdown(text)
-        if rests:
+        self._markdown = None if unmounted else _markdown(text)
+        if unmounted:
             self.styles.height = _lines(text)
 
     def compose(self) -> ComposeResult:
@@ -44,18 +43,18 @@ class MarkdownSection(Vertical):
             yield self._markdown
 
     @property
-    def rests(self) -> bool:
+    def is_unmounted(self) -> bool:
         return self._markdown is None
 
     async def append(self, text: str) -> None:
-        """More of the answer."""
+        """Appends more of the answer."""
         self.text += text
         if self._markdown is not None:
             await self._markdown.append(text)
 
-    async def end(self, text: str, *, listed: bool) -> None:
-        """Is `text` from now on, which is more of the answer, or less: the rest is another's."""
-        self.set_class(listed, "-listed")
+    async def end(self, text: str, *, in_list: bool) -> None:
+        """Becomes `text`, which is more of the answer, or less: the next section has the rest."""
+        self.set_class(in_list, "-listed")
         if len(text) > len(self.text):
             await self.append(text[len(self.text) :])
             return
@@ -66,19 +65,19 @@ class MarkdownSection(Vertical):
             if any(start < first < end for start, end in (each.source_range for each in blocks)):
                 await self._markdown.update(text)  # cut in the middle of a list
             else:
-                over = [each for each in blocks if each.source_range[0] >= first]
-                await self._markdown.remove_children(over)
+                beyond = [each for each in blocks if each.source_range[0] >= first]
+                await self._markdown.remove_children(beyond)
 
-    async def rest(self) -> None:
-        """Gives up its blocks and keeps its height."""
+    async def unmount(self) -> None:
+        """Removes its blocks and keeps its height."""
         if self._markdown is not None and self.size.height:
             drawn, self._markdown = self._markdown, None
             with self.app.batch_update():
                 self.styles.height = self.size.height
                 await drawn.remove()
 
-    async def wake(self) -> None:
-        """Draws its blocks again."""
+    async def restore(self) -> None:
+        """Mounts its blocks again."""
         if self._markdown is None:
             self._markdown = _markdown(self.text)
             with self.app.batch_update():
@@ -91,9 +90,11 @@ class AnswerMarkdown(Vertical):
 
     def __init__(self, text: str) -> None:
         parts = split(text)
-        # Of a long one the end is drawn, which is what is seen of a conversation that is opened.
+        # Of a long one only the end is drawn, which is seen first when a conversation is opened.
         last = len(parts) - 1
-        super().__init__(*(_section(parts, place, rests=place < last - 1) for place in range(last)))
+        super().__init__(
+            *(_section(parts, place, unmounted=place < last - 1) for place in range(last))
+        )
         self._last = MarkdownSection(parts[-1])
 
     def compose(self) -> ComposeResult:
@@ -104,8 +105,8 @@ class AnswerMarkdown(Vertical):
         return list(self.query_children(MarkdownSection))
 
     async def append(self, text: str) -> None:
-        """More of the answer."""
-        await self._last.wake()
+        """Appends more of the answer."""
+        await self._last.restore()
         parts = split(self._last.text + text)
         if len(parts) == 1:
             await self._last.append(text)
@@ -113,14 +114,14 @@ class AnswerMarkdown(Vertical):
         ended, sections = self._last, [_section(parts, place) for place in range(1, len(parts))]
         self._last = sections[-1]
         with self.app.batch_update():
-            await ended.end(parts[0], listed=_is_list_cut(parts, 0))
+            await ended.end(parts[0], in_list=_is_list_cut(parts, 0))
             await self.mount_all(sections)
 
 
 def split(text: str) -> list[str]:
     """`text` cut between blocks of Markdown, and between the items of lists, into sections of
-    `_BLOCKS` blocks or items; together they are the text. Of what is one block, a table for one,
-    nothing is cut."""
+    `_BLOCKS` blocks or items; together they are the text. A single block, such as a table, is never
+    cut."""
     if text.count("\n") < 2 * _BLOCKS:
         return [text]
     lines = re.split(r"(?<=\n)", text)  # as the parser counts them; splitlines knows more ends
@@ -134,7 +135,7 @@ def split(text: str) -> list[str]:
 
 
 def _starts(tokens: list[Token]) -> Iterator[int]:
-    """The lines on which blocks begin, and the items of lists that are no part of a block."""
+    """The lines on which top-level blocks begin, and the items of top-level lists."""
     expected = 0
     for token in tokens:
         if token.map is None:
@@ -150,12 +151,12 @@ def _starts(tokens: list[Token]) -> Iterator[int]:
             yield token.map[0]
 
 
-def _section(parts: list[str], place: int, *, rests: bool = False) -> MarkdownSection:
-    return MarkdownSection(parts[place], rests=rests, listed=_is_list_cut(parts, place))
+def _section(parts: list[str], place: int, *, unmounted: bool = False) -> MarkdownSection:
+    return MarkdownSection(parts[place], unmounted=unmounted, in_list=_is_list_cut(parts, place))
 
 
 def _is_list_cut(parts: list[str], place: int) -> bool:
-    """Whether no empty line belongs between a section and the next one."""
+    """Whether a section ends within a list, with no empty line before the next one."""
     return place + 1 < len(parts) and not parts[place].endswith("\n\n")
 
 
@@ -164,5 +165,5 @@ def _markdown(text: str) -> Markdown:
 
 
 def _lines(text: str) -> int:
-    """About how many lines a text takes that was never drawn."""
+    """An estimate of how many lines a text takes that was never drawn."""
     return max(1, sum(1 + len(line) // _COLUMNS for line in text.splitlines()))

@@ -1,4 +1,8 @@
-"""What a reasoning model thought before its answer: one line, which opens on demand."""
+"""How a turn is drawn: its prompt, its thinking, its answer; and notices between turns.
+
+An answer is either Markdown, or plain text with its drafts marked (`drafting`). Everything shown
+goes through `text.displayable`; no markup in it is obeyed.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +25,17 @@ from akunu_py.tui.transcript.drafting import DraftedText
 from akunu_py.tui.transcript.markdown import AnswerMarkdown, MarkdownSection
 from akunu_py.types import ENDINGS
 
-_TAIL = 1500  # characters shown of thinking that goes on: all of it would be wrapped for each token
+# Drawing takes turns with decoding: after an update, so many times its duration passes.
+_PAUSE_FACTOR = 20
+_MAX_PAUSE_S = 1.5
+_SHOWN_LINES = 12
+_SHOWN_CHARACTERS = 1500
+_THINKING_TAIL = 1500  # characters shown while it grows: all of it would be wrapped for each token
 
 
 class ThinkingView(Vertical):
-    """The thinking of a turn, folded unless `open`; not shown at all where there is none."""
+    """What a reasoning model wrote before its answer: one line, and the whole while `open`; not
+    shown at all where there is none."""
 
     def __init__(self, turn: Turn, *, open: bool) -> None:
         super().__init__()
@@ -53,7 +63,7 @@ class ThinkingView(Vertical):
         self.sync()
 
     def sync(self) -> None:
-        """Draws what the turn has got since."""
+        """Draws what was added to the turn."""
         if self._is_whole:
             return
         thinking = self._turn.thinking.strip()
@@ -61,55 +71,51 @@ class ThinkingView(Vertical):
         self._body.display = self._open
         if not thinking:
             return
-        under_way = self._turn.state == "answering" and not self._turn.answer
+        is_growing = self._turn.state == "answering" and not self._turn.answer
         self._is_whole = bool(self._turn.answer)
         words = len(thinking.split())
         mark, key = ("▾", "F3 folds") if self._open else ("▸", "F3 opens")
-        head = "thinking…" if under_way else "thought"
+        head = "thinking…" if is_growing else "thought"
         self._head.update(Content(f"{mark} {head}  {words:,} words  {key}"))
         if self._open:
-            self._body.update(Content(displayable(thinking[-_TAIL:] if under_way else thinking)))
+            self._body.update(
+                Content(displayable(thinking[-_THINKING_TAIL:] if is_growing else thinking))
+            )
 
 
-# Drawing takes turns with decoding: after a long block was drawn, so many times its time passes.
-_REST = 20
-_LONGEST_REST_S = 1.5
-_FOLDED_LINES = 12
-_FOLDED_CHARACTERS = 1500
-
-Place = tuple[int, int]
+BranchNumber = tuple[int, int]  # which, of how many
 
 
-def branch_mark(place: Place) -> str:
-    """Which of several branches this is; nothing where there is one."""
-    which, count = place
+def branch_mark(number: BranchNumber) -> str:
+    """Which of several branches this is; "" where there is one."""
+    which, count = number
     return f"‹ {which}/{count} ›" if count > 1 else ""
 
 
 class Notice(Static, can_focus=False):
-    """What the program has to say; `kind` is a class of the style sheet."""
+    """A message of the program; `kind` is a class of the style sheet."""
 
     def __init__(self, text: str, kind: str) -> None:
         super().__init__(Content(displayable(text)), classes=kind)
 
 
 class PromptView(Widget, can_focus=False):
-    """What the person said: the text, folded where it is long, and the names of the files."""
+    """A prompt: its text, cut where it is long, and the names of its files."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"prompt--about"}
 
-    def __init__(self, turn: Turn, place: Place) -> None:
+    def __init__(self, turn: Turn, number: BranchNumber) -> None:
         super().__init__(id=f"prompt-{turn.number}")
         self.turn = turn
-        self._place = place
+        self._number = number
         text, self._files = split(turn.prompt.text)
-        self._text, self._more = _folded(text)
+        self._text, self._more = _shortened(text)
 
     def render(self) -> Content:
         about = [f"@{on_one_line(file.name)}  {human_size(file.size)}" for file in self._files]
         if self._more:
             about.insert(0, f"… {self._more:,} more characters")
-        if mark := branch_mark(self._place):
+        if mark := branch_mark(self._number):
             about.append(mark)
         style = self.get_visual_style("prompt--about", partial=True)
         lines = [Content(displayable(self._text)), *(Content.styled(line, style) for line in about)]
@@ -119,10 +125,10 @@ class PromptView(Widget, can_focus=False):
 class AnswerView(Vertical):
     """The answer of a turn, in one of two views. It draws what the turn has; `sync` to see more."""
 
-    def __init__(self, turn: Turn, place: Place, *, drafting: bool, thinking: bool) -> None:
+    def __init__(self, turn: Turn, number: BranchNumber, *, drafting: bool, thinking: bool) -> None:
         super().__init__(id=f"answer-{turn.number}")
         self.turn = turn
-        self._place = place
+        self._number = number
         self._thinking = ThinkingView(turn, open=thinking)
         text = displayable(turn.answer)
         self._text = AnswerMarkdown(text)
@@ -154,12 +160,12 @@ class AnswerView(Vertical):
 
     @property
     def sections(self) -> list[MarkdownSection]:
-        """Those that may rest: the last one may grow while it is being answered."""
+        """Those that may be unmounted: the last one may grow while it is being answered."""
         ended = self.turn.state in ("done", "failed") and self.is_drawn
         return self._text.sections if ended else self._text.sections[:-1]
 
     def sync(self) -> None:
-        """Draws what the turn has got since; returns at once."""
+        """Draws what was added to the turn; returns at once."""
         self._thinking.sync()
         if self._drafted is not None:
             self._drafted.sync()
@@ -167,23 +173,23 @@ class AnswerView(Vertical):
             self._drawing = asyncio.create_task(self._draw())
 
     def show_state(self) -> None:
-        """Says how the answer ended, where that is worth a word, and which of several it is."""
+        """Shows how the answer ended, unless it is whole, and which of several it is."""
         if self.turn.state in ("done", "failed"):
             self._ended.set()
         else:
             self._ended.clear()
         self.sync()
-        words = [self._ending(), branch_mark(self._place)]
+        words = [self._ending(), branch_mark(self._number)]
         text = "   ".join(word for word in words if word)
         self._foot.update(Content(text))
         self._foot.display = bool(text)
 
     def show_thinking(self, open: bool) -> None:
-        """Opens or folds what the model thought before."""
+        """Opens or folds the thinking."""
         self._thinking.show(open)
 
     async def show_drafting(self, drafting: bool) -> None:
-        """Changes the view."""
+        """Switches between Markdown and plain text with marked drafts."""
         if drafting and self._drafted is None:
             self._drafted = DraftedText(self.turn)
             await self.mount(self._drafted, after=self._text)
@@ -210,14 +216,14 @@ class AnswerView(Vertical):
             start, self._drawn = self._drawn, len(self.turn.answer)
             await self._text.append(displayable(self.turn.answer[start : self._drawn]))
             if self.turn.state == "answering":
-                rest = min(_REST * (time.monotonic() - started), _LONGEST_REST_S)
+                pause = min(_PAUSE_FACTOR * (time.monotonic() - started), _MAX_PAUSE_S)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._ended.wait(), rest)
+                    await asyncio.wait_for(self._ended.wait(), pause)
 
 
-def _folded(text: str) -> tuple[str, int]:
+def _shortened(text: str) -> tuple[str, int]:
     """The beginning of a long text, and how many characters were left out."""
     lines = text.split("\n")
-    short = "\n".join(lines[:_FOLDED_LINES])[:_FOLDED_CHARACTERS]
+    short = "\n".join(lines[:_SHOWN_LINES])[:_SHOWN_CHARACTERS]
     left_out = len(text) - len(short)
     return (short, left_out) if left_out > len(short) // 4 else (text, 0)

@@ -1,8 +1,8 @@
-"""Which turns of a conversation are on the screen's canvas: some around what is read.
+"""The transcript: the turns of the conversation in a scroll view, and the message that is chosen.
 
-Owns the views of a stretch of the conversation, and the words that stand for the turns before and
-after it. Moving the stretch mounts views at one end and takes them away at the other, so that a
-conversation of any length costs the layout the same. Knows nothing of scrolling.
+Only turns around what is read are mounted, and of their answers only the sections near it drawn, so
+that a conversation of any length costs the layout the same. The keys of the chosen message are
+bound here, because they only count while the transcript has the focus; the app carries them out.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from akunu_py.tui.conversation import Conversation, Turn
 from akunu_py.tui.transcript.markdown import MarkdownSection
 from akunu_py.tui.transcript.turn import AnswerView, PromptView
 
-PAGE = 10  # turns mounted at once, at first and where one goes on at the end
-_STEP = 5  # turns that come at once where the reader comes near
-_MOST = 20
+PAGE = 10  # turns mounted at first, and at the end
+_STEP = 5  # more of them where the reader comes near an end
+_MAX_MOUNTED = 20
 
 MessageView = PromptView | AnswerView
 
@@ -63,66 +63,66 @@ class TurnColumn(Vertical):
         return [view.turn for view in self.children if isinstance(view, PromptView)]
 
     async def show(self, turns: Sequence[Turn], middle: int | None = None) -> None:
-        """Shows the turns around the one at `middle`, the last ones for None; all else goes."""
+        """Mounts the turns around the one at `middle`, the last ones for None, and no others."""
         await self.remove_children()
         first = max(0, len(turns) - PAGE)
         if middle is not None:
             first = min(first, max(0, middle - PAGE // 2))
         self.before, self.after = list(turns[:first]), list(turns[first + PAGE :])
         await self.mount_all(self._views(turns[first : first + PAGE]))
-        await self._count()
+        await self._show_counts()
 
     async def append(self, turns: Sequence[Turn]) -> None:
-        """Shows more at the end, where the last turns are mounted."""
+        """Mounts more at the end, where the last turns are mounted."""
         await self.mount_all(self._views(turns))
 
     async def cut(self, turn: Turn) -> None:
-        """Takes away the views of a turn and everything below."""
+        """Unmounts the views of a turn and everything below."""
         children = list(self.children)
-        await self.remove_children(children[self._place(children, turn) :])
+        await self.remove_children(children[self._index(children, turn) :])
 
     async def trim(self) -> None:
-        """Leaves the last turns mounted, where they have become many."""
-        if len(turns := self.turns) > _MOST:
-            await self._take_first(turns, len(turns) - PAGE)
-            await self._count()
+        """Unmounts all but the last turns, where they have become many."""
+        if len(turns := self.turns) > _MAX_MOUNTED:
+            await self._unmount_first(turns, len(turns) - PAGE)
+            await self._show_counts()
 
     async def move_up(self) -> None:
-        """Shows earlier turns."""
+        """Mounts earlier turns."""
         more = self.before[-_STEP:]
         del self.before[-_STEP:]
         first = self.messages[0] if self.messages else None
         await self.mount_all(self._views(more), before=first)
         turns = self.turns
-        if len(turns) > _MOST:
-            self.after[:0] = turns[_MOST:]
-            await self.cut(turns[_MOST])
-        await self._count()
+        if len(turns) > _MAX_MOUNTED:
+            self.after[:0] = turns[_MAX_MOUNTED:]
+            await self.cut(turns[_MAX_MOUNTED])
+        await self._show_counts()
 
     async def move_down(self) -> None:
-        """Shows later turns."""
+        """Mounts later turns."""
         more = self.after[:_STEP]
         del self.after[:_STEP]
         await self.query_children(Later).remove()
         await self.mount_all(self._views(more))
         turns = self.turns
-        await self._take_first(turns, max(0, len(turns) - _MOST))
-        await self._count()
+        await self._unmount_first(turns, max(0, len(turns) - _MAX_MOUNTED))
+        await self._show_counts()
 
     def _views(self, turns: Sequence[Turn]) -> list[Widget]:
         return [view for turn in turns for view in self._make(turn)]
 
-    async def _take_first(self, turns: list[Turn], count: int) -> None:
+    async def _unmount_first(self, turns: list[Turn], count: int) -> None:
         if count:
             children = list(self.children)
             self.before += turns[:count]
-            await self.remove_children(children[: self._place(children, turns[count])])
+            await self.remove_children(children[: self._index(children, turns[count])])
 
-    def _place(self, children: list[Widget], turn: Turn) -> int:
+    def _index(self, children: list[Widget], turn: Turn) -> int:
         views = (each for each in children if isinstance(each, PromptView) and each.turn is turn)
         return children.index(next(views))
 
-    async def _count(self) -> None:
+    async def _show_counts(self) -> None:
         await self.query_children("Earlier, Later").remove()
         if self.before:
             words = f"↑ {len(self.before):,} earlier prompts"
@@ -132,7 +132,8 @@ class TurnColumn(Vertical):
 
 
 class SteadyScroll(VerticalScroll):
-    """Holds one column of messages.
+    """A scroll view of one column of messages, in which what is seen stays where it is, whatever
+    changes above it.
 
     An anchored container aligns at its end; the column inside, at least as high as the container,
     keeps a short conversation at the top.
@@ -143,27 +144,27 @@ class SteadyScroll(VerticalScroll):
         self._column = column
         # What is seen must not move: the first message whose top is seen, and where it is; where
         # none is, the height of everything, while only what is above changes.
-        self._mark: tuple[Widget | None, int] = (None, 0)
-        self._keeping = 0
+        self._reference: tuple[Widget | None, int] = (None, 0)
+        self._adjusting = 0
         self._height = 0
 
     @property
-    def is_keeping(self) -> bool:
-        """Whether what is above is just changing its height."""
-        return self._keeping > 0
+    def is_adjusting(self) -> bool:
+        """Whether something above is just changing its height."""
+        return self._adjusting > 0
 
-    async def keep_below(self, change: Awaitable[None]) -> None:
-        """Lets something above what is seen change, which may not be as high as it was."""
-        self._keeping += 1
+    async def adjust_above(self, change: Awaitable[None]) -> None:
+        """Awaits a change above what is seen, which may change its height."""
+        self._adjusting += 1
         await change
-        self.call_after_refresh(self._let_go)
+        self.call_after_refresh(self._end_adjusting)
 
-    def _let_go(self) -> None:
-        self._keeping -= 1
+    def _end_adjusting(self) -> None:
+        self._adjusting -= 1
 
     def arrange(self, size: Size, optimal: bool = False) -> DockArrangeResult:
-        """Where everything is. The place moves in the same layout, as Textual does it for an
-        anchor, so that nothing jumps."""
+        """The layout; the scroll position is moved within it, as Textual does it for an anchor, so
+        that nothing jumps."""
         result = super().arrange(size, optimal)
         column = next(each for each in result.placements if each.widget is self._column)
         tops = {
@@ -173,14 +174,16 @@ class SteadyScroll(VerticalScroll):
         }
         height = result.total_region.height
         if self._anchor_released:
-            mark, top = self._mark
-            if mark in tops:
-                self._shift(tops[mark] - top)
-            elif self._keeping:
+            view, top = self._reference
+            if view in tops:
+                self._shift(tops[view] - top)
+            elif self._adjusting:
                 self._shift(height - self._height)
         self._height = height
         seen = range(int(self.scroll_y), int(self.scroll_y) + size.height)
-        self._mark = next(((each, top) for each, top in tops.items() if top in seen), (None, 0))
+        self._reference = next(
+            ((each, top) for each, top in tops.items() if top in seen), (None, 0)
+        )
         return result
 
     def _shift(self, lines: int) -> None:
@@ -191,9 +194,9 @@ class SteadyScroll(VerticalScroll):
             self.vertical_scrollbar.set_reactive(ScrollBar.position, place)
 
 
-_NEAR = 2  # screens: closer than that all is drawn
-_FAR = 3  # screens: farther than that all rests
-_PAUSE_S = 0.05  # between looks at what is near, while things move
+_NEAR = 2  # screens: sections closer than that are drawn
+_FAR = 3  # screens: sections farther than that are unmounted
+_UPDATE_DELAY_S = 0.05  # at most one update of what is drawn in that time
 
 Part = Literal["prompt", "answer"]
 
@@ -201,7 +204,7 @@ Part = Literal["prompt", "answer"]
 class Transcript(SteadyScroll):
     """The conversation; follows its end unless the reader scrolled up."""
 
-    FOCUS_ON_CLICK = False  # who clicks goes on typing
+    FOCUS_ON_CLICK = False  # the prompt box keeps the focus
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "choose(-1)", "Message before", show=False),
         Binding("down,j", "choose(1)", "Next message", show=False),
@@ -230,14 +233,14 @@ class Transcript(SteadyScroll):
         super().__init__(self._column, id=id)
         self._conversation = conversation
         self._chosen: MessageView | None = None
-        self._moving = asyncio.Lock()  # what is mounted changes by one at a time
-        self._looks = False  # around, in a moment
+        self._mounting = asyncio.Lock()  # one change of what is mounted at a time
+        self._update_pending = False
 
     def on_mount(self) -> None:
         self.anchor()
         self.can_focus = False
-        self.watch(self, "scroll_y", self._moved, init=False)
-        self.watch(self, "virtual_size", self._moved, init=False)
+        self.watch(self, "scroll_y", self._scrolled, init=False)
+        self.watch(self, "virtual_size", self._scrolled, init=False)
 
     # What is on the screen
 
@@ -246,12 +249,12 @@ class Transcript(SteadyScroll):
         return self._column.is_empty
 
     async def reload(self, message: str | None = None) -> None:
-        """Shows the conversation, the message of that id or its end; everything else goes."""
+        """Shows the conversation, at the message of that id or at its end; notices go."""
         turns = self._conversation.turns
         places = [
             place for place, turn in enumerate(turns) if message in (turn.prompt.id, turn.reply_id)
         ]
-        async with self._moving:
+        async with self._mounting:
             await self._column.show(turns, places[0] if places else None)
         self.can_focus = bool(turns)
         self.anchor()
@@ -281,14 +284,14 @@ class Transcript(SteadyScroll):
         same = 0
         while same < min(len(shown), len(rest)) and shown[same] is rest[same]:
             same += 1
-        async with self._moving:
+        async with self._mounting:
             if same < len(shown):
                 await column.cut(shown[same])
             await column.append(rest[same:])
         self.can_focus = bool(column.messages)
 
     def answer(self, turn: Turn) -> AnswerView | None:
-        """Where the answer of `turn` is drawn, if it is."""
+        """The view of the answer of `turn`, if it is mounted."""
         views = self.query(f"#answer-{turn.number}").results(AnswerView)
         return next(iter(views), None)
 
@@ -304,8 +307,8 @@ class Transcript(SteadyScroll):
 
     @property
     def chosen(self) -> tuple[Turn, Part] | None:
-        """The message that the keys are about; None while the reader is elsewhere."""
-        # Not `has_focus`: a key may come before the word that the focus did.
+        """The message that the keys apply to; None while the focus is elsewhere."""
+        # Not `has_focus`: a key may come before the event of the focus.
         if self.screen.focused is not self:
             return None
         self.on_focus()
@@ -314,7 +317,7 @@ class Transcript(SteadyScroll):
         return self._chosen.turn, "prompt" if isinstance(self._chosen, PromptView) else "answer"
 
     def choose(self, turn: Turn, part: Part) -> None:
-        """Chooses a message, and brings it into view."""
+        """Chooses a message, and scrolls to it."""
         views = self.query(f"#{part}-{turn.number}")
         if views:
             self._choose(views.first())  # type: ignore[arg-type]
@@ -343,7 +346,7 @@ class Transcript(SteadyScroll):
             self._choose(views[max(0, now + steps)])
 
     async def action_page(self, direction: int) -> None:
-        """Scrolls a page up (-1) or down (1); who comes to the end follows it again."""
+        """Scrolls a page up (-1) or down (1); at the end, follows it again."""
         lines = direction * (self.scrollable_content_region.height - 1)
         target = self.scroll_y + lines
         self.release_anchor()
@@ -359,15 +362,15 @@ class Transcript(SteadyScroll):
             self.anchor()
 
     async def action_begin(self) -> None:
-        """Goes to the first prompt."""
+        """Scrolls to the first prompt."""
         if self._column.before:
-            async with self._moving:
+            async with self._mounting:
                 await self._column.show(self._conversation.turns, 0)
         self.scroll_home(animate=False)
 
     async def action_follow(self) -> None:
-        """Goes to the end, and follows it."""
-        async with self._moving:
+        """Scrolls to the end, and follows it."""
+        async with self._mounting:
             if self._column.after:
                 await self._column.show(self._conversation.turns)
             else:
@@ -393,7 +396,7 @@ class Transcript(SteadyScroll):
             view, animate=False, top=view.size.height > self.size.height, immediate=True
         )
 
-    # What is near
+    # What is mounted
 
     def _views(self, turn: Turn) -> list[Widget]:
         number = self._conversation.branch_number
@@ -403,29 +406,31 @@ class Transcript(SteadyScroll):
         ]
 
     async def _move(self, move: Awaitable[object]) -> None:
-        """Lets other turns be mounted."""
-        async with self._moving:
+        """Awaits a change of which turns are mounted."""
+        async with self._mounting:
             await move
 
-    def _moved(self) -> None:
-        if not self._looks:
-            self._looks = True
-            self.set_timer(_PAUSE_S, lambda: self.run_worker(self._look_around(), group="look"))
+    def _scrolled(self) -> None:
+        if not self._update_pending:
+            self._update_pending = True
+            self.set_timer(
+                _UPDATE_DELAY_S, lambda: self.run_worker(self._update_nearby(), group="update")
+            )
 
-    async def _look_around(self) -> None:
-        """Brings what the reader comes near, and lets rest what is far."""
-        self._looks = False
+    async def _update_nearby(self) -> None:
+        """Mounts and draws what the reader comes near, and unmounts what is far."""
+        self._update_pending = False
         column, near = self._column, self.size.height
-        if self._anchor_released and not self.is_keeping:
+        if self._anchor_released and not self.is_adjusting:
             if self.scroll_y < near and column.before:
                 await self._move(column.move_up())
             elif self.max_scroll_y - self.scroll_y < near and column.after:
                 self.release_anchor()
                 await self._move(column.move_down())
-        async with self._moving:
-            await self._let_rest()
+        async with self._mounting:
+            await self._update_sections()
 
-    async def _let_rest(self) -> None:
+    async def _update_sections(self) -> None:
         if self.drafting or self.screen.selections:
             return
         here, below = self.region, list[MarkdownSection]()
@@ -434,15 +439,15 @@ class Transcript(SteadyScroll):
             distance = max(here.y - region.bottom, region.y - here.bottom)
             if not region.height:
                 continue  # it was not laid out yet
-            if section.rests and distance < _NEAR * here.height:
+            if section.is_unmounted and distance < _NEAR * here.height:
                 if region.bottom <= here.y:
-                    await self.keep_below(section.wake())
+                    await self.adjust_above(section.restore())
                 else:
                     below.append(section)
-            elif not section.rests and distance > _FAR * here.height:
-                await section.rest()
-        if self.is_keeping and below:
-            self._moved()  # those below come when those above have found their place
+            elif not section.is_unmounted and distance > _FAR * here.height:
+                await section.unmount()
+        if self.is_adjusting and below:
+            self._scrolled()  # those below come when those above have their height
         else:
             for section in below:
-                await section.wake()
+                await section.restore()
