@@ -115,7 +115,7 @@ class ChatApp(App[None]):
             self.settings,
             session,
             self._downloads,
-            missing=config.missing,
+            config.missing,
         )
         self.models = ModelController(self.answering, self._downloads, self.view)
         self.turns = TurnController(self.conversation, self.answering, self.view, directory)

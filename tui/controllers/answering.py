@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from textual.message import Message
 
@@ -23,36 +24,22 @@ from akunu_py.tui.status import Phase
 from akunu_py.tui.view import ChatView
 
 
+@dataclass(eq=False)
 class AnswerController:
     """Sends the turns of the conversation to the session thread, one after the other, and shows
-    and saves what comes back. Messages about requests that were given up are ignored.
+    and saves what comes back. Messages about requests that were given up are ignored."""
 
-    model: answers from here on; where it is `missing`, it is fetched first. session: None for a
-    chat in which nobody answers.
-    """
-
-    def __init__(
-        self,
-        model: str,
-        conversation: Conversation,
-        view: ChatView,
-        settings: SettingsController,
-        session: SessionThread | None,
-        downloads: Downloads,
-        *,
-        missing: bool = False,
-    ) -> None:
-        self.model = model
-        self._is_missing = missing
-        self.context_length = 0  # tokens; 0 until the model is loaded
-        self._conversation = conversation
-        self._view = view
-        self._settings = settings
-        self._session = session
-        self._downloads = downloads
-        self._active: Turn | None = None
-        self._queue: deque[Turn] = deque()  # their answers come after that of `_active`
-        self._requests = 0
+    model: str  # answers from here on
+    _conversation: Conversation
+    _view: ChatView
+    _settings: SettingsController
+    _session: SessionThread | None  # None: nobody answers
+    _downloads: Downloads
+    _is_missing: bool = False  # the model is fetched first
+    context_length: int = 0  # tokens; 0 until the model is loaded
+    _active: Turn | None = None
+    _queue: deque[Turn] = field(default_factory=deque)  # answered after `_active`
+    _requests: int = 0
 
     def start(self, post: Callable[[Message], object]) -> None:
         """Begins to load the model, or to fetch it. `post` is called from another thread."""

@@ -19,16 +19,14 @@ class CodeBlock:
     language: str
 
 
+@dataclass(eq=False)
 class CopyController:
-    """Copies the chosen message, else the last answer. copy: puts a text on the clipboard."""
+    """Copies the chosen message, else the last answer."""
 
-    def __init__(
-        self, conversation: Conversation, view: ChatView, copy: Callable[[str], None]
-    ) -> None:
-        self._conversation = conversation
-        self._view = view
-        self._copy = copy
-        self._copied_block = "", -1  # id of the answer, index of the block
+    _conversation: Conversation
+    _view: ChatView
+    _copy: Callable[[str], None]  # puts a text on the clipboard
+    _copied_block: tuple[str, int] = "", -1  # id of the answer, index of the block
 
     def copy_answer(self) -> None:
         """Copies the last answer, as the model wrote it: Markdown."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from akunu_py.chats.export import file_name, format_of, render, write_new
@@ -19,27 +20,16 @@ from akunu_py.tui.view import ChatView
 _RECALLED = 500  # prompts of earlier conversations
 
 
+@dataclass(eq=False)
 class LibraryController:
-    """Opens conversations in the place of the one on the screen, and changes saved ones.
+    """Opens conversations in the place of the one on the screen, and changes saved ones."""
 
-    store: None for a chat that saves nothing. directory: where exported files go.
-    """
-
-    def __init__(
-        self,
-        conversation: Conversation,
-        answering: AnswerController,
-        turns: TurnController,
-        view: ChatView,
-        store: StoreThread | None,
-        directory: Path,
-    ) -> None:
-        self._conversation = conversation
-        self._answering = answering
-        self._turns = turns
-        self._view = view
-        self._store = store
-        self._directory = directory
+    _conversation: Conversation
+    _answering: AnswerController
+    _turns: TurnController
+    _view: ChatView
+    _store: StoreThread | None  # None: nothing is saved
+    _directory: Path  # where exported files go
 
     async def new(self) -> None:
         """Shows an empty conversation."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 from akunu_py.errors import AkunuError
 from akunu_py.models import store
@@ -11,13 +12,13 @@ from akunu_py.tui.models.downloads import DownloadEnded, DownloadMoved, Download
 from akunu_py.tui.view import ChatView
 
 
+@dataclass(eq=False)
 class ModelController:
     """Switches models, and shows what becomes of downloads while the list of models is closed."""
 
-    def __init__(self, answering: AnswerController, downloads: Downloads, view: ChatView) -> None:
-        self._answering = answering
-        self._downloads = downloads
-        self._view = view
+    _answering: AnswerController
+    _downloads: Downloads
+    _view: ChatView
 
     async def use(self, name: str | None) -> None:
         """Has that model answer from here on; an answer under way is finished first. None changes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from akunu_py.settings import MAX_TEMPERATURE, Settings
 from akunu_py.tui import themes
@@ -11,24 +11,15 @@ from akunu_py.tui.view import ChatView
 from akunu_py.types import GenerateOptions
 
 
+@dataclass(eq=False)
 class SettingsController:
-    """`current` and `options` count from the next answer on. The commands change them for this run
-    of the program; the file belongs to the settings screen.
+    """The commands change the settings for this run of the program; the file belongs to the
+    settings screen."""
 
-    show_theme: puts the colours that a setting means on the screen.
-    """
-
-    def __init__(
-        self,
-        current: Settings,
-        options: GenerateOptions,
-        view: ChatView,
-        show_theme: Callable[[str], None],
-    ) -> None:
-        self.current = current
-        self.options = options
-        self._view = view
-        self._show_theme = show_theme
+    current: Settings  # from the next answer on, like `options`
+    options: GenerateOptions
+    _view: ChatView
+    _show_theme: Callable[[str], None]  # puts the colours that a setting means on the screen
 
     def apply(self, settings: Settings) -> None:
         """Makes `settings` the current ones."""

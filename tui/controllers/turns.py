@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 
 from akunu_py.errors import UsageError
@@ -12,26 +13,17 @@ from akunu_py.tui.prompt.files import attach, join, mentions, split
 from akunu_py.tui.view import ChatView
 
 
+@dataclass(eq=False)
 class TurnController:
     """Makes turns in the conversation and has them answered. Nothing is overwritten: what is
-    changed becomes a branch. Actions are on the turn of the chosen message, else the last one.
+    changed becomes a branch. Actions are on the turn of the chosen message, else the last one."""
 
-    directory: where the files are that a prompt names.
-    """
-
-    def __init__(
-        self,
-        conversation: Conversation,
-        answering: AnswerController,
-        view: ChatView,
-        directory: Path,
-    ) -> None:
-        self._conversation = conversation
-        self._answering = answering
-        self._view = view
-        self._directory = directory
-        self._edited: Turn | None = None  # its prompt is in the box, in the place of `_draft`
-        self._draft = ""
+    _conversation: Conversation
+    _answering: AnswerController
+    _view: ChatView
+    _directory: Path  # where the files are that a prompt names
+    _edited: Turn | None = None  # its prompt is in the box, in the place of `_draft`
+    _draft: str = ""
 
     @property
     def is_editing(self) -> bool:
