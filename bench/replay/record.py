@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from akunu_py.bench.workloads import Turn, Workload
+from akunu_py.bench.workloads import Workload, WorkloadTurn
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Session
 from akunu_py.errors import StoreError, UsageError
@@ -33,10 +33,12 @@ def read_prompts(path: Path) -> list[Workload]:
 
 def _parse_line(line: str, where: str) -> Workload:
     if not line.lstrip().startswith("{"):
-        return Workload("prompts", (Turn(line),))
+        return Workload("prompts", (WorkloadTurn(line),))
     try:
         entry = json.loads(line)
-        return Workload(str(entry.get("workload", "prompts")), (Turn(str(entry["prompt"])),))
+        return Workload(
+            str(entry.get("workload", "prompts")), (WorkloadTurn(str(entry["prompt"])),)
+        )
     except (ValueError, KeyError, RecursionError) as error:
         raise UsageError(f'{where}: expected {{"workload": ..., "prompt": ...}}') from error
 

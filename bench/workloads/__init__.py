@@ -18,7 +18,7 @@ NAMES = ("chat", "story", "code", "edit", "json", "summary", "question", "multi-
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class WorkloadTurn:
     """A user's message. assistant: the answer where it is given, None where it is measured."""
 
     user: str
@@ -33,7 +33,7 @@ class Workload:
     """
 
     name: str
-    turns: tuple[Turn, ...]
+    turns: tuple[WorkloadTurn, ...]
     about: str = ""
     maker: str = ""
     licence: str = ""
@@ -67,7 +67,9 @@ def load_workloads(names: Sequence[str] | None = None) -> list[Workload]:
 def _load(name: str) -> Workload:
     entry = tomllib.loads(files(__package__).joinpath(f"{name}.toml").read_text(encoding="utf-8"))
     turns = [
-        Turn(turn["user"].strip(), turn["assistant"].strip() if "assistant" in turn else None)
+        WorkloadTurn(
+            turn["user"].strip(), turn["assistant"].strip() if "assistant" in turn else None
+        )
         for turn in entry.pop("turn")
     ]
     return Workload(name, tuple(turns), **entry)

@@ -21,7 +21,7 @@ from akunu_py.bench.result import Throughput, load_result, merged
 from akunu_py.bench.runners import Conditions, Passes
 from akunu_py.bench.runners.akunu import Akunu, RecordingDrafter
 from akunu_py.bench.statistics import loop_start
-from akunu_py.bench.workloads import NAMES, Turn, Workload, load_workloads
+from akunu_py.bench.workloads import NAMES, Workload, WorkloadTurn, load_workloads
 from akunu_py.decoding.engine import Engine
 from akunu_py.models.store import StoredModel
 from akunu_py.ngram.auto import AutoDrafter
@@ -170,7 +170,7 @@ def test_workloads_name_their_maker_and_licence() -> None:
 
 
 def test_a_conversation_gives_examples_and_asks_for_the_rest() -> None:
-    turns = (Turn("a", "given"), Turn("b"), Turn("c"))
+    turns = (WorkloadTurn("a", "given"), WorkloadTurn("b"), WorkloadTurn("c"))
     heard: list[list[str]] = []
 
     def answer(messages: Any) -> str:

@@ -17,7 +17,7 @@ from mlx_lm.models import llama
 from akunu_py.bench.result import Repeat, Result, Series
 from akunu_py.bench.runners import Conditions, Run, Runner
 from akunu_py.bench.speed import Plan, measure
-from akunu_py.bench.workloads import Turn, Workload
+from akunu_py.bench.workloads import Workload, WorkloadTurn
 
 PLAIN = "plain"
 
@@ -83,7 +83,7 @@ class Simulated:
 
 
 def workload(name: str = "chat", max_tokens: int = 64) -> Workload:
-    return Workload(name, (Turn("hello"),), max_tokens=max_tokens)
+    return Workload(name, (WorkloadTurn("hello"),), max_tokens=max_tokens)
 
 
 def simulate(

@@ -1,4 +1,4 @@
-"""Chats that are kept: saved as they are made, found again, with their branches; and when not."""
+"""Chats are saved as they are made, and opened again with their branches; and when not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from akunu_py.tui.store_thread import StoreThread
 from tests.support.tui_chat import STATS, chat
 
 
-def kept(path: Path) -> list[ChatMessage]:
+def saved(path: Path) -> list[ChatMessage]:
     """The active branch of the only conversation."""
     store = ConversationStore.open(path)
     (info,) = store.list()
@@ -31,7 +31,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "conversations.db"
 
 
-async def test_a_chat_is_kept_as_it_is_made_and_opens_again(path: Path) -> None:
+async def test_a_chat_is_saved_as_it_is_made_and_opens_again(path: Path) -> None:
     store_thread = StoreThread(path)
     async with chat(store=store_thread) as it:
         await it.send("one")
@@ -42,11 +42,11 @@ async def test_a_chat_is_kept_as_it_is_made_and_opens_again(path: Path) -> None:
         await it.press("tab", "left", "escape")
         await it.send("waits for ever")
         await store_thread.call(lambda store: None)
-        assert [message.text for message in kept(path)] == ["one", "half", "waits for ever", ""]
-        assert kept(path)[1].stats == STATS
+        assert [message.text for message in saved(path)] == ["one", "half", "waits for ever", ""]
+        assert saved(path)[1].stats == STATS
         await it.press("escape")
     assert store_thread.close(10)
-    assert [message.text for message in kept(path)] == ["one", "half"]
+    assert [message.text for message in saved(path)] == ["one", "half"]
 
     store_thread = StoreThread(path)
     async with chat(store=store_thread) as it:
@@ -72,7 +72,7 @@ async def test_a_chat_is_kept_as_it_is_made_and_opens_again(path: Path) -> None:
         await it.press("ctrl+n")
         assert it.prompts == []
     assert store_thread.close(10)
-    assert [message.text for message in kept(path)] == ["one", "whole"]
+    assert [message.text for message in saved(path)] == ["one", "whole"]
 
 
 async def test_a_database_that_refuses_stops_nothing(path: Path) -> None:
@@ -104,7 +104,7 @@ async def test_a_locked_database_is_written_to_later(path: Path) -> None:
         other.close()
         await store_thread.call(lambda store: None)
     assert store_thread.close(10)
-    assert [message.text for message in kept(path)] == ["one", "first"]
+    assert [message.text for message in saved(path)] == ["one", "first"]
 
 
 async def test_a_full_disk_stops_nothing_and_loses_nothing(
@@ -138,14 +138,14 @@ async def test_a_full_disk_stops_nothing_and_loses_nothing(
         await it.post(Finished(1, "stop", STATS))
         await it.send("two")
         await it.answer("second" * 2000, turn=2)
-        assert [message.text for message in kept(path)] == ["one", "It begins"]
+        assert [message.text for message in saved(path)] == ["one", "It begins"]
         is_full = False
         for _ in range(500):
             if "Everything is saved again." in it.notifications:
                 break
             await it.pilot.pause(0.01)
         expected = ["one", "It begins" + words, "two", "second" * 2000]
-        assert [message.text for message in kept(path)] == expected
+        assert [message.text for message in saved(path)] == expected
     assert store_thread.close(10)
 
 

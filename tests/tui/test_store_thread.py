@@ -29,7 +29,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @contextlib.asynccontextmanager
-async def keeping(path: Path) -> AsyncIterator[tuple[StoreThread, list[TextualMessage]]]:
+async def started(path: Path) -> AsyncIterator[tuple[StoreThread, list[TextualMessage]]]:
     messages: list[TextualMessage] = []
     it = StoreThread(path)
     it.start(messages.append)
@@ -59,7 +59,7 @@ async def test_new_messages_and_ends_are_written_now_and_the_rest_later(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_thread, "_INTERVAL_S", 1000.0)
-    async with keeping(path) as (it, _):
+    async with started(path) as (it, _):
         asked, answer = begun()
         it.save("c", asked)
         it.save("c", answer)
@@ -85,7 +85,7 @@ async def test_an_answer_that_grows_is_written_all_the_while(
         save(store, conversation, message, title)
 
     monkeypatch.setattr(ConversationStore, "save", counted)
-    async with keeping(path) as (it, _):
+    async with started(path) as (it, _):
         asked, answer = begun()
         it.save("c", asked)
         begin, size = time.monotonic(), 0
@@ -98,16 +98,16 @@ async def test_an_answer_that_grows_is_written_all_the_while(
 
 
 async def test_questions_find_what_was_handed_over_before(path: Path) -> None:
-    async with keeping(path) as (it, _):
+    async with started(path) as (it, _):
         tree = branched()
         for message in tree.messages:
             it.save("queue", message)
         it.choose("queue", "queue-5")
-        kept = await it.call(lambda store: store.load("queue"))
-        assert kept.path() == tree.path()
+        saved = await it.call(lambda store: store.load("queue"))
+        assert saved.path() == tree.path()
         it.remove("queue", "queue-4")
-        kept = await it.call(lambda store: store.load("queue"))
-        assert len(kept) == 4
+        saved = await it.call(lambda store: store.load("queue"))
+        assert len(saved) == 4
         assert len(await it.call(lambda store: store.search("thanks"))) == 1
         with pytest.raises(ConversationError, match="akunu chats list"):
             await it.call(lambda store: store.load("nowhere"))
@@ -116,7 +116,7 @@ async def test_questions_find_what_was_handed_over_before(path: Path) -> None:
 
 
 async def test_closing_writes_what_is_left(path: Path) -> None:
-    async with keeping(path) as (it, messages):
+    async with started(path) as (it, messages):
         asked, answer = begun()
         it.save("c", asked)
         for size in range(100):
@@ -131,7 +131,7 @@ async def test_a_locked_database_is_written_when_it_is_free(
 ) -> None:
     monkeypatch.setattr(database, "_BUSY_TIMEOUT_S", 0.05)
     monkeypatch.setattr(store_thread, "_RETRY_S", 0.1)
-    async with keeping(path) as (it, messages):
+    async with started(path) as (it, messages):
         asked, answer = begun()
         it.save("c", asked)
         assert len(await it.call(lambda store: store.list())) == 1
@@ -155,7 +155,7 @@ async def test_the_chat_goes_on_without_a_database(path: Path) -> None:
     database = sqlite3.connect(path)
     database.execute("PRAGMA user_version = 99")
     database.close()
-    async with keeping(path) as (it, messages):
+    async with started(path) as (it, messages):
         until(lambda: messages)
         (told,) = messages
         assert isinstance(told, SavingFailed)
@@ -170,7 +170,7 @@ async def test_the_chat_goes_on_without_a_database(path: Path) -> None:
 
 async def test_a_damaged_database_is_told_of(path: Path) -> None:
     path.write_bytes(b"garbage" * 1000)
-    async with keeping(path) as (it, messages):
+    async with started(path) as (it, messages):
         asked, _ = begun()
         it.save("c", asked)
         until(lambda: messages)
@@ -185,7 +185,7 @@ async def test_a_disk_that_does_not_answer_holds_nobody_up(
 ) -> None:
     answers = threading.Event()
     monkeypatch.setattr(ConversationStore, "save", lambda *arguments: answers.wait(30))
-    async with keeping(path) as (it, _):
+    async with started(path) as (it, _):
         for message in branched().messages:
             it.save("queue", message)
         assert not it.close(0.1)
