@@ -26,7 +26,7 @@ from akunu_py.tui.controllers.settings import SettingsController
 from akunu_py.tui.controllers.turns import TurnController
 from akunu_py.tui.conversation import Conversation
 from akunu_py.tui.help import HelpScreen, sections
-from akunu_py.tui.library.screen import Chosen, ConversationsScreen
+from akunu_py.tui.library import Chosen, ConversationsScreen
 from akunu_py.tui.models.downloads import DownloadEnded, DownloadMoved, Downloads
 from akunu_py.tui.models.screen import ModelsScreen
 from akunu_py.tui.prompt.box import PromptBox

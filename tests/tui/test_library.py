@@ -16,7 +16,7 @@ from textual.pilot import Pilot
 from textual.widgets import Input, OptionList, Static
 
 from akunu_py.chats.store import ConversationStore
-from akunu_py.tui.library.screen import Chosen, ConversationsScreen, moment
+from akunu_py.tui.library import Chosen, ConversationsScreen, moment
 from akunu_py.tui.store_thread import StoreThread
 from tests.support.chats import T0, branched, exchange_of
 from tests.support.tui_chat import until
@@ -275,7 +275,7 @@ def test_picture(
     size: tuple[int, int],
     theme: str,
 ) -> None:
-    monkeypatch.setattr("akunu_py.tui.library.export.Path.cwd", lambda: Path("/home/me"))
+    monkeypatch.setattr("akunu_py.tui.library.Path.cwd", lambda: Path("/home/me"))
     app = LibraryHost(path, theme)
 
     async def press(pilot: Pilot[None]) -> None:

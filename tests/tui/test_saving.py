@@ -11,7 +11,7 @@ from akunu_py.chats.database import DatabaseFile
 from akunu_py.chats.store import ConversationStore
 from akunu_py.chats.tree import ChatMessage
 from akunu_py.tui import store_thread as store_module
-from akunu_py.tui.library.screen import ConversationsScreen
+from akunu_py.tui.library import ConversationsScreen
 from akunu_py.tui.session_thread import Finished
 from akunu_py.tui.store_thread import StoreThread
 from tests.support.tui_chat import STATS, chat

@@ -13,7 +13,7 @@ from akunu_py.errors import AkunuError, ConversationError
 from akunu_py.tui.controllers.answering import AnswerController
 from akunu_py.tui.controllers.turns import TurnController
 from akunu_py.tui.conversation import Conversation
-from akunu_py.tui.library.screen import Chosen
+from akunu_py.tui.library import Chosen
 from akunu_py.tui.store_thread import StoreThread
 from akunu_py.tui.view import ChatView
 

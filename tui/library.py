@@ -1,5 +1,5 @@
-"""The conversations: find one by its words and open it, rename it, delete it, export it; on a wide
-terminal with a preview.
+"""The saved conversations: find one by its words and open it, rename it, delete it or export it; on
+a wide terminal with a preview.
 
 Deleting asks nothing: Ctrl+Z undoes it. Keys that act on the chosen row wait for a search that is
 under way.
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import ClassVar
 
 from textual import on, work
@@ -25,12 +26,11 @@ from textual.style import Style
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from akunu_py.chats.export import UNTITLED
+from akunu_py.chats.export import FORMATS, UNTITLED, ExportFormat, file_name, render, write_new
 from akunu_py.chats.store import SearchResult
 from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.errors import ConversationError
 from akunu_py.text import collapse, displayable
-from akunu_py.tui.library.export import ExportScreen, export_here
 from akunu_py.tui.store_thread import StoreThread
 
 _WIDE, _NORMAL = 100, 60  # columns
@@ -40,6 +40,11 @@ _HINTS = (
     "Enter open · ^R rename · ^D delete · ^Z undo · ^S export",
     "Enter open · F1 keys",
 )
+_EXPORT_FORMATS: dict[ExportFormat, tuple[str, str]] = {
+    "markdown": ("Markdown", "what is on the screen, as text"),
+    "json": ("JSON", "everything, with all branches; akunu can import it"),
+    "svg": ("Picture", "what is on the screen, as SVG"),
+}
 _PREVIEWED = 6  # messages
 _PREVIEW_DELAY_S = 0.1  # a row is previewed when the highlight stays on it
 
@@ -72,7 +77,7 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
         conversation: str
         title: str
 
-    CSS_PATH = "screen.tcss"
+    CSS_PATH = "library.tcss"
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (_NORMAL, "-normal"), (_WIDE, "-wide")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "close", "Close"),
@@ -404,3 +409,59 @@ def moment(then: float, now: float) -> str:
         return f"{day:%a}"
     year = "" if day.year == today.year else f" {day.year}"
     return f"{day.day} {day:%b}{year}"
+
+
+class ExportScreen(ModalScreen[ExportFormat | None]):
+    """The list of formats. The result is the one to write, None for none."""
+
+    CSS_PATH = "library.tcss"
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "close", "Close")]
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"export--muted"}
+
+    def __init__(self, title: str) -> None:
+        super().__init__()
+        self._title = title
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="dialog") as dialog:
+            dialog.border_title = "Export"
+            dialog.border_subtitle = "Enter write · Esc close"
+            yield OptionList(compact=True)
+            yield Static(id="file")
+
+    def on_mount(self) -> None:
+        self.query_one(OptionList).focus()
+        self.call_after_refresh(self._show_formats)  # once styles are known
+
+    def _show_formats(self) -> None:
+        muted = self.get_visual_style("export--muted", partial=True)
+        formats = self.query_one(OptionList)
+        for form in FORMATS:
+            name, words = _EXPORT_FORMATS[form]
+            formats.add_option(Option(Content.assemble(f"{name:<10}", (words, muted)), id=form))
+        formats.highlighted = 0
+
+    @on(OptionList.OptionHighlighted)
+    def _show_file(self, event: OptionList.OptionHighlighted) -> None:
+        path = Path.cwd() / file_name(self._title, FORMATS[event.option_index])
+        self.query_one("#file", Static).update(Content(displayable(str(path))))
+
+    @on(OptionList.OptionSelected)
+    def _take(self, event: OptionList.OptionSelected) -> None:
+        self.dismiss(FORMATS[event.option_index])
+
+    def action_close(self) -> None:
+        self.dismiss(None)
+
+
+async def export_here(tree: Tree, form: ExportFormat) -> Path:
+    """Writes a conversation into the working directory; returns the path of the new file.
+
+    Raises ConversationError.
+    """
+
+    def write() -> Path:
+        path = Path.cwd() / file_name(tree.title, form)
+        return write_new(path, render(tree, form), numbered=True)
+
+    return await asyncio.to_thread(write)
