@@ -156,7 +156,8 @@ def choose_context(
     estimate = needs.at(wanted)
     if estimate.total <= limit:
         tight = requested and estimate.total > comfortable(limit)
-        return Fit(needs, estimate, limit, _tight(name, estimate, limit) if tight else "")
+        note = f"{_figures(name, estimate, limit)}: close other programs if it gets slow"
+        return Fit(needs, estimate, limit, note if tight else "")
     if force:
         return Fit(
             needs, estimate, limit, f"{_figures(name, estimate, limit)}; going on with --force"
@@ -202,10 +203,6 @@ def _figures(name: str, estimate: Estimate, limit: int) -> str:
         f"({_gb(estimate.weights)} weights, {_gb(estimate.cache)} KV cache, "
         f"{_gb(estimate.working)} working space), this machine can give {_gb(limit)}"
     )
-
-
-def _tight(name: str, estimate: Estimate, limit: int) -> str:
-    return f"{_figures(name, estimate, limit)}: close other programs if it gets slow"
 
 
 def _way_out(limit: int, most: int, with_8_bits: Callable[[], Needs | None]) -> str:

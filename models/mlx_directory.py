@@ -105,10 +105,8 @@ def known_architectures() -> list[str]:
     import mlx_lm.models
     from mlx_lm.utils import MODEL_REMAPPING
 
-    directory = Path(mlx_lm.models.__path__[0])
-    own = {
-        path.stem for path in directory.glob("*.py") if "\nclass Model(" in path.read_text("utf-8")
-    }
+    files = Path(mlx_lm.models.__path__[0]).glob("*.py")
+    own = {path.stem for path in files if "\nclass Model(" in path.read_text("utf-8")}
     return sorted(own | {alias for alias, name in MODEL_REMAPPING.items() if name in own})
 
 

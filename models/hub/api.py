@@ -157,10 +157,7 @@ def hub_errors(repository: str, revision: str | None = None) -> Iterator[None]:
             "for a private or gated one run `hf auth login` or set HF_TOKEN"
         ) from error
     except errors.OfflineModeIsEnabled as error:
-        raise FetchError(
-            f"{repository} is not whole in the hub's cache and HF_HUB_OFFLINE forbids to fetch it; "
-            "unset it and pull again"
-        ) from error
+        raise offline_error(repository) from error
     except errors.HfHubHTTPError as error:
         raise FetchError(_http_message(repository, host, error.response.status_code)) from error
     except httpx2.HTTPError as error:
@@ -170,6 +167,14 @@ def hub_errors(repository: str, revision: str | None = None) -> Iterator[None]:
         ) from error
     except errors.HFValidationError as error:
         raise UsageError(f"{repository[:80]!r} is not the name of a repository") from error
+
+
+def offline_error(repository: str) -> FetchError:
+    """For a repository that would have to be fetched."""
+    return FetchError(
+        f"{repository} is not whole in the hub's cache, and HF_HUB_OFFLINE forbids to fetch it; "
+        "unset it and pull again"
+    )
 
 
 class Retries:

@@ -309,8 +309,11 @@ def test_ctrl_c_ends_pip_and_leaves_nothing(offer: Any, monkeypatch: pytest.Monk
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(subprocess, "Popen", remember)
+    # Importing akunu takes Python's handler away where the program is `python -m pytest`.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.raises(KeyboardInterrupt):
         pull("tiny", press_ctrl_c)
+    signal.signal(signal.SIGINT, handler)
     server.shutdown()
     assert 0 < max(seen) < 1_000_000  # progress was seen while the download ran
     assert [child.poll() is not None for child in children] == [True]
