@@ -36,12 +36,12 @@ def test_the_ratio_is_of_the_medians() -> None:
     assert not result.identical
 
 
-def test_letters_are_told_apart_and_fit_into_the_box() -> None:
+def test_letters_are_distinct_and_fit_into_the_box() -> None:
     assert len(set(LETTERS)) == len(LETTERS) <= 70
     assert all(letter.isprintable() for letter in LETTERS)
 
 
-def test_a_program_that_ends_is_told_with_its_last_words() -> None:
+def test_a_program_that_ends_is_an_error_with_its_last_output() -> None:
     command = [sys.executable, "-c", "print('\\x1b[1mno model here')"]
     with pytest.raises(AkunuError, match="no model here"), chat_terminal(command, {}):
         pass
@@ -54,8 +54,8 @@ def test_the_command(
     user = tmp_path / "user"
     for name in ("DATA", "CACHE", "CONFIG"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(user))
-    folder = write_chat_model(tmp_path / "model")
-    options = ["--model", str(folder), "--repeats", "1", "--max-tokens", "24", "--keys", "2"]
+    directory = write_chat_model(tmp_path / "model")
+    options = ["--model", str(directory), "--repeats", "1", "--max-tokens", "24", "--keys", "2"]
     assert main(["bench", "chat", *options, "--long", "--force", "--format", "json"]) == 0
     captured = capsys.readouterr()
     result = json.loads(captured.out)
@@ -83,8 +83,8 @@ def test_an_interrupt_keeps_what_was_measured(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(ChatBench, "measure", interrupted)
-    folder = write_chat_model(tmp_path)
-    assert main(["bench", "chat", "--model", str(folder)]) == INTERRUPTED
+    directory = write_chat_model(tmp_path)
+    assert main(["bench", "chat", "--model", str(directory)]) == INTERRUPTED
     captured = capsys.readouterr()
     (row,) = [line for line in captured.out.splitlines() if line.startswith("without the chat")]
     assert row.split()[3:] == ["1", "11", "10.0", "0.0", "0.00"]

@@ -1,4 +1,4 @@
-"""`akunu bench` as a person runs it. Counts and shapes are checked, never times."""
+"""`akunu bench` as a user runs it. Counts and shapes are checked, never times."""
 
 from __future__ import annotations
 
@@ -140,10 +140,10 @@ def test_speed_compares_with_mlx_lm(quick: str) -> None:
     assert all(row["repeats"][0]["peak_bytes"] > 0 for row in summary.values())
     assert all(row["identical"] for name, row in summary.items() if name != "mlx-lm")
     assert summary["off"]["tokens_per_pass"] == 1
-    talk = {r["contestant"]: r for r in result["runs"] if r["workload"] == "multi-turn"}
-    assert list(talk) == ["mlx-lm", "mlx-lm + draft model", *ours]  # who failed is not asked again
-    assert all(row["repeats"][0]["tokens"] == 21 for row in talk.values())
-    assert talk["auto"]["identical"] is True
+    turns = {r["contestant"]: r for r in result["runs"] if r["workload"] == "multi-turn"}
+    assert list(turns) == ["mlx-lm", "mlx-lm + draft model", *ours]  # a failed one is not run again
+    assert all(row["repeats"][0]["tokens"] == 21 for row in turns.values())
+    assert turns["auto"]["identical"] is True
     assert result["machine"]["versions"]["mlx"]
     assert result["command"].startswith("akunu bench -p 16")
     assert "1" in result["curve_s"]
@@ -185,7 +185,7 @@ def test_the_module_prints_tables_and_keeps_the_figures(quick: str, tmp_path: Pa
     assert json.loads(out.read_text())["runs"][0]["workload"] == "story"
 
 
-def test_profile_says_where_the_time_goes(quick: str) -> None:
+def test_profile_measures_every_stage(quick: str) -> None:
     result = bench("profile", "--workload", "summary", "--max-tokens", "12", "--repeats", "1",
                    "--model", quick)  # fmt: skip
     (one,) = result["profiles"]

@@ -52,8 +52,8 @@ def test_keystrokes(starter_engine: Engine) -> None:
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = write_model(tmp_path, sentence_piece([END]), end=END)
-    options = ["bench", "complete", "--model", str(folder), "--live", "1"]
+    directory = write_model(tmp_path, sentence_piece([END]), end=END)
+    options = ["bench", "complete", "--model", str(directory), "--live", "1"]
     assert main([*options, "--format", "json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["replay"]["places"] == len(completion.load_places())

@@ -67,10 +67,10 @@ def test_an_answer_that_differs_is_found(
     def altered(
         session: Session, prompt: list[int], options: GenerateOptions, *rest: object
     ) -> list[int]:
-        said = answer(session, prompt, options, *rest)  # type: ignore[arg-type]
+        output = answer(session, prompt, options, *rest)  # type: ignore[arg-type]
         if options.draft != "off":
-            said[3] += 1
-        return said
+            output[3] += 1
+        return output
 
     monkeypatch.setattr(fidelity, "_answer", altered)
     for row in summarize(list(compare_answers(starter_engine, load_prompts(1), 6))):
@@ -99,7 +99,7 @@ def logits(engine: Engine) -> mx.array:
         ("keep-blas", "4-bit + 8-bit + float16, through the BLAS"),
     ],
 )
-def test_each_precision_says_nearly_the_same(tiny: Path, name: str, words: str) -> None:
+def test_each_precision_has_nearly_the_same_logits(tiny: Path, name: str, words: str) -> None:
     exact = logits(Engine.load(tiny, weights="float32"))
     weights, altered = PRECISIONS[name]
     engine = Engine.load(tiny, weights=weights)

@@ -18,7 +18,7 @@ END = 2
 
 
 class Llama:
-    """The part of llama-cpp-python's class that is used, saying 11, 12, 13 and the end."""
+    """The part of llama-cpp-python's class that is used; its output is 11, 12, 13 and the end."""
 
     made: ClassVar[list[Llama]] = []
 
@@ -27,7 +27,7 @@ class Llama:
             raise ValueError("Failed to load model from file")
         self.options = options
         self.prompt = b""
-        self.asked: dict[str, Any] = {}
+        self.sampling: dict[str, Any] = {}
         Llama.made.append(self)
 
     def tokenize(self, text: bytes, add_bos: bool, special: bool) -> list[int]:
@@ -43,7 +43,7 @@ class Llama:
         self.seed = seed
 
     def generate(self, tokens: list[int], **options: Any) -> Iterator[int]:
-        self.asked = options
+        self.sampling = options
         yield from (11, 12, 13, END, 99)
 
     def token_eos(self) -> int:
@@ -64,7 +64,7 @@ def llama_cpp(monkeypatch: pytest.MonkeyPatch) -> list[Llama]:
     return Llama.made
 
 
-def test_llama_cpp_is_asked_for_the_same_words_unfiltered(
+def test_llama_cpp_gets_the_same_text_unfiltered(
     llama_cpp: list[Llama], starter_engine: Engine
 ) -> None:
     plain, lookup = peers.llama_cpp(starter_engine, Path("model.gguf"))
@@ -76,7 +76,7 @@ def test_llama_cpp_is_asked_for_the_same_words_unfiltered(
     assert model.prompt.decode().endswith(
         "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert (model.asked["temp"], model.asked["top_k"], model.asked["top_p"]) == (0.7, 0, 1.0)
+    assert [model.sampling[name] for name in ("temp", "top_k", "top_p")] == [0.7, 0, 1.0]
     assert model.seed == 5
     assert run.turns[0][1] == [11, 12, 13, END]  # nothing after the end
     assert (run.decoded, run.text) == (3, "said")
@@ -87,23 +87,23 @@ def test_llama_cpp_is_asked_for_the_same_words_unfiltered(
     assert lookup.reference(0.7) is None
 
 
-def test_a_peer_that_is_not_there_says_why(
+def test_a_missing_peer_fails_with_the_reason(
     llama_cpp: list[Llama], starter_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (damaged,) = peers.llama_cpp(starter_engine, Path("model.bin"))
     with pytest.raises(Exception, match=r"cannot load model\.bin"):
         damaged.run(workload(), Conditions(4))
     monkeypatch.setitem(sys.modules, "llama_cpp", None)  # as if it were not installed
-    (absent,) = peers.llama_cpp(starter_engine, Path("model.gguf"))
+    (missing,) = peers.llama_cpp(starter_engine, Path("model.gguf"))
     with pytest.raises(Exception, match="pip install llama-cpp-python"):
-        absent.run(workload(), Conditions(4))
+        missing.run(workload(), Conditions(4))
     monkeypatch.setitem(sys.modules, "torch", None)
-    (absent,) = peers.transformers(starter_engine, Path("folder"))
+    (missing,) = peers.transformers(starter_engine, Path("directory"))
     with pytest.raises(Exception, match="pip install torch"):
-        absent.run(workload(), Conditions(4))
+        missing.run(workload(), Conditions(4))
 
 
-def test_a_first_pass_that_says_several_tokens_counts_the_rest(starter_engine: Engine) -> None:
+def test_a_first_pass_that_yields_several_tokens_counts_the_rest(starter_engine: Engine) -> None:
     """transformers drafts in the pass that reads the prompt, too."""
 
     def generate(text: str, conditions: Conditions, emit: peers.Emit) -> list[int]:

@@ -38,7 +38,7 @@ def test_figures_count_what_was_tested() -> None:
     many = [drafted_series() for _ in range(5)]
     # Of 3 drafts the first token was tested, and accepted in 2; the second in 2, accepted in 1.
     assert charts.acceptance_by_position(many)[:2] == [(1, 2 / 3), (2, 1 / 2)]
-    assert charts.acceptance_by_position(many[:1]) == []  # too few to say
+    assert charts.acceptance_by_position(many[:1]) == []  # too few
     assert charts.passes_by_length(many) == [(1, 0.5), (2, 0.25), (3, 0), (4, 0), (5, 0.25)]
     assert charts.chosen_lengths(many) == [(0, 0.25), (1, 0), (2, 0.25), (3, 0), (4, 0.5)]
     assert [(bar.label, bar.value) for bar in charts.acceptance_by_source(many)] == [
@@ -120,7 +120,7 @@ def test_plots_for_a_terminal(result: Result) -> None:
     assert charts.text_bar(2.0, 4) == "████"
 
 
-def test_report_writes_what_the_ending_says(result: Result, tmp_path: Path) -> None:
+def test_report_writes_the_format_of_the_suffix(result: Result, tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     result.save(path)
     page, table = tmp_path / "report.html", tmp_path / "report.md"

@@ -40,15 +40,15 @@ from tests.support.bench_fakes import (
 
 def test_runners_take_turns_and_every_repetition_is_kept() -> None:
     order: list[str] = []
-    field = [
+    runners = [
         Simulated(name, before=lambda conditions, name=name: order.append(name))  # type: ignore[misc]
         for name in (PLAIN, "b", "c")
     ]
-    result = simulate(field, workloads=("chat",), repeats=3)
+    result = simulate(runners, workloads=("chat",), repeats=3)
     assert order == [PLAIN, "b", "c", PLAIN, "b", "c", "b", "c", PLAIN, "c", PLAIN, "b"]
     assert [len(series.repeats) for series in result.runs] == [3, 3, 3]
-    assert [c.max_tokens for c in field[1].asked] == [16, 64, 64, 64]  # the first warms up
-    assert len({c.seed for c in field[1].asked[1:]}) == 3
+    assert [c.max_tokens for c in runners[1].conditions] == [16, 64, 64, 64]  # the first warms up
+    assert len({c.seed for c in runners[1].conditions[1:]}) == 3
     assert all(series.identical for series in result.runs[1:])
     assert result.runs[0].identical is None
 
@@ -78,7 +78,7 @@ def test_our_own_failure_is_not_hidden() -> None:
         simulate([Simulated(PLAIN), ours])
 
 
-def test_who_says_something_else_is_named() -> None:
+def test_different_output_is_reported() -> None:
     other = Simulated("auto", tokens=[*range(10), 99, *range(30)])
     result = simulate([Simulated(PLAIN), other], workloads=("chat",))
     auto = result.runs[1]
@@ -91,16 +91,16 @@ def test_who_says_something_else_is_named() -> None:
 
 def test_the_margin_at_the_first_divergence_is_the_models(starter_engine: Engine) -> None:
     prompt = starter_engine.encode("The capital of France is")
-    said = starter_engine.encode(" the city")
-    found = first_divergence(starter_engine, [(prompt, [*said, 5])], [(prompt, [*said, 7, 8])])
-    logits = sorted(starter_engine.model(mx.array([[*prompt, *said]]))[0, -1].tolist())
+    output = starter_engine.encode(" the city")
+    found = first_divergence(starter_engine, [(prompt, [*output, 5])], [(prompt, [*output, 7, 8])])
+    logits = sorted(starter_engine.model(mx.array([[*prompt, *output]]))[0, -1].tolist())
     assert found is not None
-    assert found == Divergence(0, len(said), 5, 7, found.margin)
+    assert found == Divergence(0, len(output), 5, 7, found.margin)
     assert found.margin == pytest.approx(logits[-1] - logits[-2], abs=1e-3)
     assert top_two_margin(starter_engine, prompt) > 0
-    assert first_divergence(None, [(prompt, said)], [(prompt, said)]) is None
-    cut = first_divergence(None, [(prompt, said)], [(prompt, said[:-1])])
-    assert cut == Divergence(0, len(said) - 1, said[-1], -1, None)
+    assert first_divergence(None, [(prompt, output)], [(prompt, output)]) is None
+    cut = first_divergence(None, [(prompt, output)], [(prompt, output[:-1])])
+    assert cut == Divergence(0, len(output) - 1, output[-1], -1, None)
 
 
 def test_loops_are_seen() -> None:
@@ -171,14 +171,14 @@ def test_workloads_name_their_maker_and_licence() -> None:
 
 def test_a_conversation_gives_examples_and_asks_for_the_rest() -> None:
     turns = (WorkloadTurn("a", "given"), WorkloadTurn("b"), WorkloadTurn("c"))
-    heard: list[list[str]] = []
+    seen: list[list[str]] = []
 
     def answer(messages: Any) -> str:
-        heard.append([message.content for message in messages])
-        return f"answer {len(heard)}"
+        seen.append([message.content for message in messages])
+        return f"answer {len(seen)}"
 
     assert Workload("talk", turns).talk(answer) == ["answer 1", "answer 2"]
-    assert heard == [["a", "given", "b"], ["a", "given", "b", "answer 1", "c"]]
+    assert seen == [["a", "given", "b"], ["a", "given", "b", "answer 1", "c"]]
 
 
 @pytest.mark.parametrize("drafter", [AutoDrafter(), FixedDrafter(4)])
@@ -189,16 +189,16 @@ def test_recording_a_drafter_counts_and_changes_nothing(drafter: Any) -> None:
     recorded = RecordingDrafter(drafter, passes)
     for one in (recorded, twin):
         one.extend(text[:25])
-    said, accepted_in_all = 25, 0
-    while said < len(text):
-        limit = len(text) - said - 1
+    done, accepted_in_all = 25, 0
+    while done < len(text):
+        limit = len(text) - done - 1
         draft = recorded.propose(limit)
         assert draft == twin.propose(limit)
-        kept = len(draft) if draft == text[said : said + len(draft)] else 0
+        kept = len(draft) if draft == text[done : done + len(draft)] else 0
         for one in (recorded, twin):
             one.observe(kept, 1 + len(draft), 0.01)
-            one.extend(text[said : said + kept + 1])
-        said += kept + 1
+            one.extend(text[done : done + kept + 1])
+        done += kept + 1
         accepted_in_all += kept
     assert sum(passes.accepted) == accepted_in_all > 10
     assert passes.draft_s > 0
@@ -207,11 +207,11 @@ def test_recording_a_drafter_counts_and_changes_nothing(drafter: Any) -> None:
 
 
 def test_the_starter_does_the_edit_that_is_measured(starter_engine: Engine) -> None:
-    """Copying is only an achievement where it is what was asked for."""
+    """Copying is only an achievement where the prompt asks for it."""
     (edit,) = load_workloads(["edit"])
     run = Akunu(starter_engine, "auto", CostCurve()).run(edit, Conditions(edit.max_tokens))
-    asked = edit.turns[-1].user
-    file = asked[asked.index("```") :]
+    prompt = edit.turns[-1].user
+    file = prompt[prompt.index("```") :]
     assert run.text == file.replace("port = 8080", "port = 9090")
     assert loop_start(run.turns[0][1]) is None
 

@@ -22,12 +22,12 @@ from akunu_py.bench.workloads import Workload, WorkloadTurn
 PLAIN = "plain"
 
 
-def write_quick_model(folder: Path, starter: Path) -> str:
-    """A folder with a llama of random weights that talks in the starter's tokens: it has all that
-    the bench asks of a model, and a pass takes a millisecond. Returns its path."""
-    folder.mkdir()
+def write_quick_model(directory: Path, starter: Path) -> str:
+    """A llama of random weights with the starter's tokens: it has all that the bench needs of a
+    model, and a pass takes a millisecond. Returns the path of its directory."""
+    directory.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).write_bytes((starter / name).read_bytes())
+        (directory / name).write_bytes((starter / name).read_bytes())
     sizes = llama.ModelArgs(
         model_type="llama",
         hidden_size=32,
@@ -42,13 +42,13 @@ def write_quick_model(folder: Path, starter: Path) -> str:
     mx.random.seed(1)
     model = llama.Model(sizes)
     weights = tree_map(lambda weight: mx.random.normal(weight.shape) * 0.3, model.parameters())
-    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(weights)))
-    (folder / "config.json").write_text(json.dumps(asdict(sizes) | {"eos_token_id": 2}))
-    return str(folder)
+    mx.save_safetensors(str(directory / "model.safetensors"), dict(tree_flatten(weights)))
+    (directory / "config.json").write_text(json.dumps(asdict(sizes) | {"eos_token_id": 2}))
+    return str(directory)
 
 
 class Simulated:
-    """Says the same tokens each time, at `rate` tokens per second give or take its noise."""
+    """The same output each time, at `rate` tokens per second give or take its noise."""
 
     baseline = PLAIN
     foreign = True
@@ -65,7 +65,7 @@ class Simulated:
     ) -> None:
         self.name = name
         self.tokens = list(tokens)
-        self.asked: list[Conditions] = []
+        self.conditions: list[Conditions] = []
         self._rate, self._noise, self._before = rate, noise, before
         self._random = random.Random(f"{name} {seed}")
 
@@ -73,7 +73,7 @@ class Simulated:
         return None if self.name == PLAIN else PLAIN
 
     def run(self, workload: Workload, conditions: Conditions) -> Run:
-        self.asked.append(conditions)
+        self.conditions.append(conditions)
         self._before(conditions)
         run = Run()
         seconds = 40 / (self._rate * self._random.gauss(1, self._noise))
@@ -98,7 +98,7 @@ def simulate(
     """A result as the bench itself measures it, by the runners' own clocks."""
     result = fake_result([] if runs is None else runs)
     plan = Plan([workload(name) for name in workloads], temperatures, 64, repeats)
-    engine = cast(Any, None)  # asked only where a runner works on its weights
+    engine = cast(Any, None)  # used only where a runner works on its weights
     measure(engine, cast(Sequence[Runner], runners), plan, result.runs, progress)
     return result
 
