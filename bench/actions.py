@@ -44,8 +44,8 @@ def speed(options: argparse.Namespace) -> int:
         options.draft or ["off", "fixed", "auto"],
         [options.draft_tokens],
         small,
-        _path(options.llama_cpp),
-        _path(options.transformers),
+        options.llama_cpp,
+        options.transformers,
     )
     plan = Plan(
         workloads,
@@ -55,11 +55,11 @@ def speed(options: argparse.Namespace) -> int:
         prompts=options.n_prompt,
         generates=options.n_gen,
         depths=options.n_depth,
-        memory_from=_path(options.memory_from),
+        memory_from=options.memory_from,
     )
     result = run_speed(engine, setup, plan, options.command_line, _progress)
     if options.output:
-        result.save(Path(options.output))
+        result.save(options.output)
     print_speed(result, options.format)
     return _exit_code(not result.complete)
 
@@ -105,7 +105,7 @@ def _record(options: argparse.Namespace) -> int:
     from akunu_py.bench.replay.record import read_prompts, record
     from akunu_py.decoding.load import load_engine
 
-    prompts = read_prompts(Path(options.prompts)) if options.prompts else load_workloads()
+    prompts = read_prompts(options.prompts) if options.prompts else load_workloads()
     engine = load_engine(options.model, options.weights)
 
     def progress(line: str) -> None:
@@ -138,7 +138,7 @@ def theory(options: argparse.Namespace) -> int:
     from akunu_py.bench.result import load_result, merged
 
     results = (
-        merged([load_result(Path(file)) for file in options.files])
+        merged([load_result(file) for file in options.files])
         if options.files
         else [_measure_fixed(options)]
     )
@@ -170,7 +170,7 @@ def _measure_fixed(options: argparse.Namespace) -> Result:
     setup = Setup(["fixed"], options.draft_tokens)
     result = run_speed(engine, setup, plan, options.command_line, _progress)
     if options.output:
-        result.save(Path(options.output))
+        result.save(options.output)
     return result
 
 
@@ -181,13 +181,18 @@ def fidelity(options: argparse.Namespace) -> int:
     from akunu_py.decoding.device import on_metal
 
     prompts = fidelity.load_prompts(options.answers)
-    path = _path(options.keep)
-    comparisons = fidelity.load_comparisons(path) if path else []
+    comparisons = fidelity.load_comparisons(options.keep) if options.keep else []
     precisions = options.weights or (GPU_PRECISIONS if on_metal() else CPU_PRECISIONS)
 
     def measure() -> None:
         fidelity.compare_precisions(
-            options.model, precisions, prompts, options.max_tokens, comparisons, path, _progress
+            options.model,
+            precisions,
+            prompts,
+            options.max_tokens,
+            comparisons,
+            options.keep,
+            _progress,
         )
 
     interrupted = _interrupted(measure)
@@ -301,13 +306,13 @@ def chat(options: argparse.Namespace) -> int:
 
 def report(options: argparse.Namespace) -> int:
     if options.readme:
-        return _readme(Path(options.readme), check=options.check)
+        return _readme(options.readme, check=options.check)
     from akunu_py.bench.report import pages
     from akunu_py.bench.result import load_result, merged, write_text
 
     if not options.files:
         raise UsageError("expected result files: akunu bench report FILE ... (akunu bench -o FILE)")
-    results = merged([load_result(Path(file)) for file in options.files])
+    results = merged([load_result(file) for file in options.files])
     if not options.output:
         print(pages.to_text(results))
         print(pages.to_markdown(results), end="")
@@ -393,7 +398,3 @@ def _exit_code(interrupted: bool, done: str = "measured") -> int:
     if interrupted:
         print(f"interrupted: this is what was {done} so far", file=sys.stderr)
     return INTERRUPTED if interrupted else 0
-
-
-def _path(text: str | None) -> Path | None:
-    return Path(text) if text else None

@@ -39,7 +39,7 @@ IDLE, DECODING, LONG = "idle", "decoding", "decoding, long chat"
 # than fit into a line of the box, which is cleared in between.
 LETTERS = "".join(map(chr, range(0x13A0, 0x13A0 + 64)))  # Cherokee
 _GAPS_S = (0.08, 0.18)  # between an echo and the next key: a fast typist's
-_LOST_S = 3.0  # nobody waits so long for a letter
+_LOST_S = 3.0  # a user would not wait longer for a letter
 _TIMEOUT_S = 120.0
 _OVERLAP = 64  # bytes; more than the longest text that is looked for
 _CLEAR, _QUIT, _ENTER, _CHATS = b"\x15", b"\x11", b"\r", b"\x0f"  # Ctrl+U, Ctrl+Q, Enter, Ctrl+O

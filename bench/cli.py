@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 from akunu_py.arguments import Parser, positive
@@ -58,15 +59,17 @@ def _add_speed(parser: argparse.ArgumentParser) -> None:
         "workloads; may be repeated (default: off, fixed, auto)",
     )
     texts.add_argument("--draft-tokens", type=positive, default=DEFAULT_DRAFT_TOKENS, metavar="N")
-    texts.add_argument("--memory-from", metavar="TRACES", help="what else the memory has heard")
+    texts.add_argument(
+        "--memory-from", type=Path, metavar="TRACES", help="what else the memory has heard"
+    )
     texts.add_argument(
         "--temperature", type=_temperature, action="append", metavar="T", help="may be repeated"
     )
     texts.add_argument("--max-tokens", type=positive, default=256, metavar="N", help="of an answer")
     others = parser.add_argument_group("others, each beside its own plain loop")
     others.add_argument("--draft-model", metavar="NAME_OR_PATH", help="mlx-lm drafts with it")
-    others.add_argument("--llama-cpp", metavar="GGUF", help="needs llama-cpp-python")
-    others.add_argument("--transformers", metavar="FOLDER", help="needs torch")
+    others.add_argument("--llama-cpp", type=Path, metavar="GGUF", help="needs llama-cpp-python")
+    others.add_argument("--transformers", type=Path, metavar="FOLDER", help="needs torch")
     parser.add_argument("--repeats", type=positive, default=3, metavar="N")
     _add_model(parser)
     parser.add_argument(
@@ -76,7 +79,7 @@ def _add_speed(parser: argparse.ArgumentParser) -> None:
         help="of what is printed",
     )
     parser.add_argument(
-        "-o", "--output", metavar="FILE", help="also keep all figures there, as JSON"
+        "-o", "--output", type=Path, metavar="FILE", help="also keep all figures there, as JSON"
     )
 
 
@@ -95,7 +98,7 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workload", action="append", metavar="NAME", help="may be repeated")
     parser.add_argument("--record", metavar="OUT", help="answer prompts and write a trace file")
     parser.add_argument(
-        "--prompts", metavar="FILE", help="for --record: a prompt a line, or JSON lines"
+        "--prompts", type=Path, metavar="FILE", help="for --record: a prompt a line, or JSON lines"
     )
     parser.add_argument("--max-tokens", type=positive, default=256, metavar="N")
     _add_model(parser)
@@ -111,14 +114,20 @@ def _add_curve(parser: argparse.ArgumentParser) -> None:
 
 def _add_theory(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "files", nargs="*", metavar="FILE", help="results of akunu bench; none: measure now"
+        "files",
+        nargs="*",
+        type=Path,
+        metavar="FILE",
+        help="results of akunu bench; none: measure now",
     )
     parser.add_argument("--draft-tokens", type=_lengths, default=[2, 4, 8], metavar="N,...")
     parser.add_argument("--workload", action="append", metavar="NAME", help="may be repeated")
     parser.add_argument("--temperature", type=_temperature, action="append", metavar="T")
     parser.add_argument("--max-tokens", type=positive, default=256, metavar="N")
     parser.add_argument("--repeats", type=positive, default=3, metavar="N")
-    parser.add_argument("-o", "--output", metavar="FILE", help="keep what was measured there")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="keep what was measured there"
+    )
     _add_model(parser)
     _add_format(parser)
 
@@ -130,7 +139,7 @@ def _add_fidelity(parser: argparse.ArgumentParser) -> None:
         action="append",
         choices=list(dict.fromkeys((*actions.GPU_PRECISIONS, *actions.CPU_PRECISIONS))),
         help="the precision; may be repeated (default: all, on a processor all but keep). keep: as "
-        "the model has them; keep-float32: so, but all that is not quantised in float32; -blas: "
+        "the model has them; keep-float32: so, but all that is not quantized in float32; -blas: "
         "products added up in float32, in an order that depends on the rows, then rounded, as GPUs "
         "do",
     )
@@ -138,6 +147,7 @@ def _add_fidelity(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-tokens", type=positive, default=64, metavar="N")
     parser.add_argument(
         "--keep",
+        type=Path,
         metavar="FILE",
         help="keep each comparison there as it is made, and do not make again what it has",
     )
@@ -191,7 +201,9 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", nargs="*", metavar="FILE", help="results of akunu bench")
+    parser.add_argument(
+        "files", nargs="*", type=Path, metavar="FILE", help="results of akunu bench"
+    )
     parser.add_argument(
         "-o",
         "--output",
@@ -200,7 +212,7 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
         help="by its ending a page (.html), Markdown tables (.md) or plots in characters (.txt); "
         "may be repeated (default: plots and tables to stdout)",
     )
-    parser.add_argument("--readme", metavar="FILE", help="make the tables in FILE anew")
+    parser.add_argument("--readme", type=Path, metavar="FILE", help="make the tables in FILE anew")
     parser.add_argument("--check", action="store_true", help="only say whether --readme agrees")
 
 

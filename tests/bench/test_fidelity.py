@@ -28,7 +28,7 @@ from tests.support.tiny_model import tiny_directory
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small quantised model."""
+    """A small quantized model."""
     return tiny_directory(tmp_path_factory.mktemp("tiny"))
 
 
