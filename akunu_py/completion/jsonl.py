@@ -94,15 +94,15 @@ class JsonLines:
         Raises OSError where replies can no longer be written.
         """
         for line in read_lines(stream):
-            self.take(line)
+            self.handle(line)
             if self._lost:
                 raise self._lost
         self._thread.close(drain=True)
         if self._lost:
             raise self._lost
 
-    def take(self, line: bytes | None) -> None:
-        """One line; None for one that was too long."""
+    def handle(self, line: bytes | None) -> None:
+        """Handles one line; None for one that was too long."""
         try:
             message = parse(line, self._defaults)
             if isinstance(message, CancelLine):
