@@ -149,7 +149,7 @@ def test_a_file_of_another_model_or_layout_is_refused(
     refuse(quantized, talked, UsageError, "--kv-bits")
     other = prompt_cache.model_digest(starter.path, "another layout")
     assert other != prompt_cache.model_digest(starter.path, starter_engine.weights)
-    monkeypatch.setattr(prompt_cache, "identity", lambda *_: other)
+    monkeypatch.setattr(prompt_cache, "model_digest", lambda *_: other)
     refuse(starter_engine, talked, UsageError, "belongs to starter")
 
 
