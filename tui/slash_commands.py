@@ -24,7 +24,7 @@ from akunu_py.models import store
 from akunu_py.settings import load_settings
 from akunu_py.text import displayable
 from akunu_py.tui import themes
-from akunu_py.tui.prompt.files import best
+from akunu_py.tui.fuzzy import best
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,9 @@ from typing import Literal
 from markdown_it import MarkdownIt
 
 from akunu_py.chats.json import as_json
-from akunu_py.chats.tree import ChatMessage, Tree
+from akunu_py.chats.tree import Tree, author_of, ending_of, visible_messages
 from akunu_py.errors import ConversationError
 from akunu_py.text import collapse, displayable
-from akunu_py.types import ENDINGS, Ending
 
 ExportFormat = Literal["markdown", "json", "svg"]
 
@@ -38,24 +37,6 @@ def render(tree: Tree, form: ExportFormat) -> str:
 
         return as_svg(tree)
     return as_markdown(tree)
-
-
-def visible_messages(tree: Tree) -> list[ChatMessage]:
-    """The messages of the active branch that have a text or thinking."""
-    return [each for each in tree.path() if each.text.strip() or each.thinking.strip()]
-
-
-def author_of(message: ChatMessage) -> str:
-    """Who wrote it: "You", "System", or the name of the model."""
-    names = {"user": "You", "system": "System", "assistant": message.model or "Assistant"}
-    return names[message.role]
-
-
-def ending_of(message: ChatMessage) -> str:
-    """Why an answer is not whole; "" where it is, and for prompts."""
-    if message.role != "assistant":
-        return ""
-    return ENDINGS.get(message.finish_reason, Ending()).export
 
 
 def as_markdown(tree: Tree) -> str:

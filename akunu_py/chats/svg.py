@@ -21,8 +21,14 @@ from rich.text import Text
 from rich.theme import Theme
 
 from akunu_py.chats import colors
-from akunu_py.chats.export import author_of, ending_of, visible_messages
-from akunu_py.chats.tree import ChatMessage, Tree, title_of
+from akunu_py.chats.tree import (
+    ChatMessage,
+    Tree,
+    author_of,
+    ending_of,
+    title_of,
+    visible_messages,
+)
 from akunu_py.errors import ConversationError
 from akunu_py.text import displayable
 

@@ -22,12 +22,12 @@ from textual.widgets import OptionList, Static
 from akunu_py.errors import UsageError
 from akunu_py.text import typeable
 from akunu_py.tui.app import ChatApp
+from akunu_py.tui.fuzzy import best
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.prompt.files import (
     Attachment,
     FileIndex,
     attach,
-    best,
     join,
     mentions,
     read,
