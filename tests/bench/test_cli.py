@@ -99,18 +99,8 @@ def test_replay_refuses_what_it_cannot_read(trace: Path, tmp_path: Path) -> None
 def test_recording_ones_own_prompts(quick: str, tmp_path: Path) -> None:
     prompts, out = tmp_path / "prompts.txt", tmp_path / "own.json.gz"
     prompts.write_text('Name a colour.\n{"workload": "sums", "prompt": "What is 2 + 2?"}\n')
-    done = run_here(
-        "bench",
-        "replay",
-        "--record",
-        str(out),
-        "--prompts",
-        str(prompts),
-        "--max-tokens",
-        "12",
-        "--model",
-        quick,
-    )
+    record = ("--record", str(out), "--prompts", str(prompts))
+    done = run_here("bench", "replay", *record, "--max-tokens", "12", "--model", quick)
     assert done.returncode == 0, done.stderr
     result = bench("replay", str(out))["workloads"]
     assert set(result) == {"prompts", "sums"}

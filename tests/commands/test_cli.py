@@ -66,17 +66,8 @@ def test_run_prints_the_answer_and_statistics_apart(starter: StoredModel) -> Non
 def test_run_json_from_stdin_in_both_modes(loaded_starter: Engine) -> None:
     answers = {}
     for mode in ("fixed", "off"):
-        done = run_here(
-            "run",
-            "-",
-            "--format",
-            "json",
-            "--draft",
-            mode,
-            "--max-tokens",
-            "16",
-            stdin="Count to ten.",
-        )
+        options = ("--format", "json", "--draft", mode, "--max-tokens", "16")
+        done = run_here("run", "-", *options, stdin="Count to ten.")
         assert done.returncode == 0, done.stderr
         answers[mode] = json.loads(done.stdout)
     assert answers["fixed"]["tokens"] == answers["off"]["tokens"]

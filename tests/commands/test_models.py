@@ -6,13 +6,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from akunu_py.cli import main
+from tests.support.command import AKUNU, akunu, run_here
 from tests.support.hub_home import WEIGHTS
 from tests.support.hub_home import server as server  # a fixture
 from tests.support.hub_server import REPOSITORY, Fault, Hub
@@ -42,18 +42,6 @@ def environment(tmp_path: Path, server: Hub, monkeypatch: pytest.MonkeyPatch) ->
     return os.environ | places
 
 
-def akunu(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "akunu_py", *arguments],
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        timeout=120,
-    )
-
-
 def test_a_model_of_the_catalogue_from_pull_to_rm(
     environment: dict[str, str],
     server: Hub,
@@ -61,7 +49,7 @@ def test_a_model_of_the_catalogue_from_pull_to_rm(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     server.repository = "mlx-community/Qwen3-0.6B-4bit"
-    pulled = akunu(environment, "models", "pull", "qwen3-0.6b")
+    pulled = akunu("models", "pull", "qwen3-0.6b")
     assert pulled.returncode == 0, pulled.stderr
     assert "qwen3-0.6b is ready" in pulled.stderr
     assert (tmp_path / "hf" / "hub" / "models--mlx-community--Qwen3-0.6B-4bit").is_dir()
@@ -69,7 +57,7 @@ def test_a_model_of_the_catalogue_from_pull_to_rm(
     assert main(["models", "pull", "qwen3-0.6b"]) == 0
     assert "here already" in capsys.readouterr().out
 
-    done = akunu(environment, "run", "--raw", "--model", "qwen3-0.6b", "--max-tokens", "3", "a b")
+    done = akunu("run", "--raw", "--model", "qwen3-0.6b", "--max-tokens", "3", "a b")
     assert done.returncode == 0, done.stderr
     assert main(["models", "show", "qwen3-0.6b", "--verify"]) == 0
     shown = capsys.readouterr().out
@@ -86,18 +74,18 @@ def test_a_model_of_the_catalogue_from_pull_to_rm(
     assert main(["models", "list"]) == 0
     listed = capsys.readouterr().out
     assert f"{server.repository}" in listed.splitlines()[1]
-    removed = akunu(environment, "models", "rm", "qwen3-0.6b", "--yes")
+    removed = akunu("models", "rm", "qwen3-0.6b", "--yes")
     assert "stay in the hub's cache" in removed.stdout
     assert list((tmp_path / "hf").rglob(WEIGHTS))
-    assert akunu(environment, "models", "pull", "qwen3-0.6b").returncode == 0
-    removed = akunu(environment, "models", "rm", "qwen3-0.6b", "--yes", "--hub-files")
+    assert akunu("models", "pull", "qwen3-0.6b").returncode == 0
+    removed = akunu("models", "rm", "qwen3-0.6b", "--yes", "--hub-files")
     assert removed.returncode == 0
     assert not list((tmp_path / "hf").rglob(WEIGHTS))
 
 
 def test_two_at_once_fetch_once(environment: dict[str, str], server: Hub) -> None:
     server.faults[WEIGHTS].append(Fault(pause=0.002))
-    command = [sys.executable, "-m", "akunu_py", "models", "pull", REPOSITORY]
+    command = [*AKUNU, "models", "pull", REPOSITORY]
     processes = [
         subprocess.Popen(command, env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
@@ -105,13 +93,13 @@ def test_two_at_once_fetch_once(environment: dict[str, str], server: Hub) -> Non
     errors = [process.communicate(timeout=120)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], errors
     assert server.asked(WEIGHTS) == [""]
-    assert "verified" in akunu(environment, "models", "verify").stdout
+    assert "verified" in run_here("models", "verify").stdout
 
 
 def test_ctrl_c_and_a_kill_leave_something_to_go_on_from(
     environment: dict[str, str], server: Hub, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "akunu_py", "models", "pull", REPOSITORY]
+    command = [*AKUNU, "models", "pull", REPOSITORY]
     for number, code in ((signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)):
         server.faults[WEIGHTS].append(Fault(pause=0.2))
         with subprocess.Popen(
@@ -125,13 +113,13 @@ def test_ctrl_c_and_a_kill_leave_something_to_go_on_from(
             _, stderr = process.communicate(timeout=60)
         assert process.returncode == code
         assert ("to go on: akunu models pull" in stderr) == (number == signal.SIGINT)
-    listed = akunu(environment, "models", "list").stdout
+    listed = run_here("models", "list").stdout
     assert f"unfinished: {REPOSITORY}" in listed
     server.requests.clear()
-    assert akunu(environment, "models", "pull", REPOSITORY).returncode == 0
+    assert akunu("models", "pull", REPOSITORY).returncode == 0
     (wanted,) = server.asked(WEIGHTS)
     assert int(wanted.removeprefix("bytes=").rstrip("-")) > 5000
-    assert "unfinished" not in akunu(environment, "models", "list").stdout
+    assert "unfinished" not in run_here("models", "list").stdout
 
 
 def _partial_bytes(tmp_path: Path) -> int:
@@ -145,19 +133,19 @@ def test_a_failure_is_one_line_and_gc_cleans_up(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     server.faults[WEIGHTS].extend([Fault(cut=9000), *[Fault(status=403)] * 3])
-    failed = akunu(environment, "models", "pull", REPOSITORY)
+    failed = akunu("models", "pull", REPOSITORY)
     assert failed.returncode == 1
     (line,) = [text for text in failed.stderr.splitlines() if text.startswith("akunu:")]
     assert "HF_TOKEN" in line
     assert "hf_secret" not in failed.stdout + failed.stderr
-    would = akunu(environment, "models", "gc", "--dry-run").stdout
+    would = akunu("models", "gc", "--dry-run").stdout
     assert f"an unfinished pull of {REPOSITORY}" in would
     assert _partial_bytes(tmp_path) == 9000
-    assert "freed" in akunu(environment, "models", "gc").stdout
+    assert "freed" in akunu("models", "gc").stdout
     assert _partial_bytes(tmp_path) == 0
     assert main(["models", "gc"]) == 0
     assert "nothing to remove" in capsys.readouterr().out
-    offline = akunu(environment | {"HF_HUB_OFFLINE": "1"}, "models", "pull", "someone/other")
+    offline = akunu("models", "pull", "someone/other", env={"HF_HUB_OFFLINE": "1"})
     assert offline.returncode == 1
     assert "HF_HUB_OFFLINE" in offline.stderr
 

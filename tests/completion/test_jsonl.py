@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 from akunu_py.completion.jsonl import BadLine, CancelLine, parse, read_lines
 from akunu_py.completion.types import CompletionRequest
 from akunu_py.models.store import StoredModel
+from tests.support.command import AKUNU
 from tests.support.paths import DOCS
 from tests.support.tiny_fim import sentence_piece, write_model
 
@@ -29,7 +29,7 @@ class Helper:
     """A running `akunu complete`."""
 
     def __init__(self, model: Path, *options: str) -> None:
-        command = [sys.executable, "-m", "akunu_py", "complete", "--no-memory", *options]
+        command = [*AKUNU, "complete", "--no-memory", *options]
         self.process = subprocess.Popen(
             [*command, "--model", str(model)],
             stdin=subprocess.PIPE,

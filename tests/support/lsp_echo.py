@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, cast
 from akunu_py.completion.lsp import serve_lsp
 from akunu_py.completion.types import Completion, CompletionRequest
 from akunu_py.types import Stats
+from tests.support.command import AKUNU
 
 if TYPE_CHECKING:
     from akunu_py.completion.completer import Completer
 
 ECHO = [sys.executable, "-m", "tests.support.lsp_echo"]
 _TIME = ["--time-ms", "200000"]  # on a busy machine too
-STARTER = [sys.executable, "-m", "akunu_py", "complete", "--lsp", *_TIME, "--model", "starter"]
+STARTER = [*AKUNU, "complete", "--lsp", *_TIME, "--model", "starter"]
 
 
 class Echo:

@@ -14,7 +14,7 @@ from akunu_py.tui import store_thread as store_module
 from akunu_py.tui.library import ConversationsScreen
 from akunu_py.tui.session_thread import Finished
 from akunu_py.tui.store_thread import StoreThread
-from tests.support.tui_chat import STATS, chat
+from tests.support.tui_chat import STATS, chat, until
 
 
 def saved(path: Path) -> list[ChatMessage]:
@@ -81,9 +81,8 @@ async def test_a_database_that_refuses_stops_nothing(path: Path) -> None:
     async with chat(store=store_thread) as it:
         await it.send("one")
         await it.answer("first")
-        await it.pilot.pause(0.2)
+        await until(it.pilot, lambda: any("not saved" in notice for notice in it.notices))
         assert it.markdown == ["first"]
-        assert any("not saved" in notice for notice in it.notices)
         await it.press("ctrl+n")
         await it.send("two")
         await it.answer("second", turn=2)
@@ -130,7 +129,7 @@ async def test_a_full_disk_stops_nothing_and_loses_nothing(
         await store_thread.call(lambda store: store._database.execute("PRAGMA max_page_count = 1"))
         words = " and goes on" * 2000  # more than the pages that are there can take
         await it.piece(words)
-        await it.pilot.pause(0.5)
+        await until(it.pilot, lambda: it.notices)
         assert it.markdown == ["It begins" + words], "the answer goes on"
         (notice,) = it.notices
         assert notice.startswith("This chat is not saved for now: ")

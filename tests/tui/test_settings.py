@@ -20,6 +20,7 @@ from textual.widgets import Input, Select, Static, TextArea
 from akunu_py.settings import Settings, load_settings, save_settings, settings_file
 from akunu_py.tui import terminal, themes
 from akunu_py.tui.settings import SettingsScreen
+from tests.support.tui_chat import until
 from tests.support.tui_host import Compare, Host, sizes_and_themes
 
 PERSONAS = {"coder": "You write Python.\nShort answers.", "poet": "You rhyme."}
@@ -48,7 +49,7 @@ async def test_what_is_saved_is_in_the_file_and_in_the_result() -> None:
         shown.query_one("#system", TextArea).text = "Be brief.\x1b"
         shown.query_one("#theme", Select).value = "light"
         await pilot.press("tab", "tab", "tab", "tab", "tab", "space", "tab", "space", "ctrl+s")
-        await pilot.pause(0.1)
+        await until(pilot, lambda: host.results)
     expected = Settings(
         memory=False,
         temperature=0.25,
@@ -77,7 +78,7 @@ async def test_a_new_persona_has_a_prompt_of_its_own() -> None:
     host, _ = form(save_settings({"system_prompt": "plain"}))
     async with host.run_test(size=(80, 24)) as pilot:
         await pilot.press("ctrl+n", *"poet", "enter", *"Rhyme", "ctrl+s")
-        await pilot.pause(0.1)
+        await until(pilot, lambda: host.results)
     (saved,) = host.results
     assert isinstance(saved, Settings)
     assert (saved.personas, saved.persona, saved.system) == ({"poet": "Rhyme"}, "poet", "Rhyme")
@@ -92,7 +93,7 @@ async def test_each_persona_keeps_its_text_when_another_is_chosen() -> None:
         await pilot.pause()
         assert shown.query_one("#system", TextArea).text == "You rhyme."
         await pilot.press("ctrl+s")
-        await pilot.pause(0.1)
+        await until(pilot, lambda: host.results)
     assert load_settings().personas == {"coder": "You write Rust.", "poet": "You rhyme."}
     assert load_settings().persona == "poet"
 
@@ -105,7 +106,7 @@ async def test_a_persona_can_be_deleted_and_the_plain_prompt_cannot() -> None:
         await pilot.press("ctrl+d")
         assert "stays" in said(shown)
         await pilot.press("ctrl+s")
-        await pilot.pause(0.1)
+        await until(pilot, lambda: host.results)
     assert load_settings() == Settings(personas={"poet": "You rhyme."})
 
 
@@ -128,8 +129,7 @@ async def test_a_wrong_temperature_is_refused_in_words(typed: str, says: str) ->
     async with host.run_test(size=(100, 30)) as pilot:
         shown.query_one("#temperature", Input).value = typed
         await pilot.press("ctrl+s")
-        await pilot.pause(0.1)
-        assert says in said(shown)
+        await until(pilot, lambda: says in said(shown))
     assert not settings_file().exists()
 
 
@@ -140,8 +140,7 @@ async def test_a_file_that_cannot_be_written_keeps_the_form_open() -> None:
     async with host.run_test(size=(100, 30)) as pilot:
         shown.query_one("#temperature", Input).value = "1"
         await pilot.press("ctrl+s")
-        await pilot.pause(0.1)
-        assert "settings.toml" in said(shown)
+        await until(pilot, lambda: "settings.toml" in said(shown))
         assert host.results == []
 
 

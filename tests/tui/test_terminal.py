@@ -14,6 +14,7 @@ from signal import SIGKILL
 import pytest
 
 from akunu_py.models.store import StoredModel
+from tests.support.command import akunu
 from tests.support.terminal import Terminal, needs_tmux
 from tests.support.terminal import terminal as terminal  # a fixture
 
@@ -185,11 +186,6 @@ def test_an_unknown_model_fails_before_the_screen_opens(terminal: Terminal) -> N
 
 @pytest.mark.parametrize("options", [[], ["--max-tokens", "5"]])
 def test_without_a_terminal(options: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "akunu_py", "chat", *options],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
+    done = akunu("chat", *options)
     expected = "akunu: chat needs a terminal; for scripts use: akunu run\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", expected)
