@@ -115,12 +115,12 @@ def test_plausible_accidents_are_one_line(loaded_starter: Engine) -> None:
         (f"{shell} run <&-", 2, "empty"),
         (f"{shell} run hi --quiet --max-tokens 3 >/dev/full", 1, "space"),
     ):
-        done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=120)
         assert done.returncode == code, (script, done.stderr)
         assert len(done.stderr.strip().splitlines()) == 1, (script, done.stderr)
         assert word in done.stderr, (script, done.stderr)
     closed = subprocess.run(
-        ["sh", "-c", f"{shell} run hi --quiet --max-tokens 3 >&-"], capture_output=True, timeout=60
+        ["sh", "-c", f"{shell} run hi --quiet --max-tokens 3 >&-"], capture_output=True, timeout=120
     )
     assert (closed.returncode, closed.stderr) == (0, b"")
     for option, value, word in (
