@@ -23,7 +23,8 @@ from akunu_py.models.pull import pull
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What happens in a real terminal happens in real time: nothing else should hold the cores.
+    """What happens in a real terminal happens in real time, so `make test` runs that last, with a
+    core for each of two terminals.
 
     Modules that need the starter come first: they take longest, and none should be left when the
     other worker is done.
