@@ -32,7 +32,7 @@ def positive(text: str) -> int:
     except ValueError:
         value = 0
     if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of 1 or more, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected an integer of 1 or more, got {text!r}")
     return value
 
 

@@ -21,7 +21,7 @@ Only the CLI turns these into exit codes.
 
 from __future__ import annotations
 
-INTERRUPTED = 130  # the exit code where a person, not an error, ended it
+INTERRUPTED = 130  # the exit code where the user, not an error, ended it
 
 
 class AkunuError(Exception):

@@ -1,4 +1,4 @@
-"""Where akunu keeps its files. Nothing else in the project names a folder of the user's.
+"""Where akunu keeps its files. Nothing else in the project names a directory of the user's.
 
 XDG_DATA_HOME, XDG_CACHE_HOME and XDG_CONFIG_HOME are honoured on every system;
 without them the system's own places are used (on a Mac, ~/Library/...).

@@ -35,7 +35,7 @@ def displayable(text: str) -> str:
 
 
 def typeable(text: str) -> str:
-    """`text` as it goes into a prompt: line ends made `\\n`, control characters left out."""
+    """`text` as it goes into a prompt: newlines made `\\n`, control characters left out."""
     return text.replace("\r\n", "\n").replace("\r", "\n").translate(_TYPED)
 
 
@@ -45,7 +45,7 @@ def for_output(text: str) -> str:
 
 
 def on_one_line(text: str) -> str:
-    """`displayable` text without line ends and tabs, as long as before."""
+    """`displayable` text without newlines and tabs, as long as before."""
     return displayable(text).replace("\n", "⏎").replace("\t", " ")
 
 

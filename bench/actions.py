@@ -336,7 +336,7 @@ def _readme(path: Path, *, check: bool) -> int:
     if check:
         print(
             f"akunu bench: the tables in {path} are not those of their result files; "
-            f"make them anew with: akunu bench report --readme {path}",
+            f"make them again with: akunu bench report --readme {path}",
             file=sys.stderr,
         )
         return FAILED

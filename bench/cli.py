@@ -212,7 +212,7 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
         help="by its ending a page (.html), Markdown tables (.md) or plots in characters (.txt); "
         "may be repeated (default: plots and tables to stdout)",
     )
-    parser.add_argument("--readme", type=Path, metavar="FILE", help="make the tables in FILE anew")
+    parser.add_argument("--readme", type=Path, metavar="FILE", help="make the tables in FILE again")
     parser.add_argument("--check", action="store_true", help="only say whether --readme agrees")
 
 

@@ -94,7 +94,7 @@ def _sections(result: Result) -> list[tuple[str, str, str]]:
         ),
         ("Theory and measurement", _THEORY, theory),
         ("All figures", "", figures_table),
-        ("What was said", "In the last repetition, by auto if it took part.", _answers(result)),
+        ("Answers", "In the last repetition, by auto if it took part.", _answers(result)),
     ]
 
 
