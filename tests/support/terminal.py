@@ -23,6 +23,9 @@ class Terminal:
     def __init__(self, socket: Path) -> None:
         self._tmux = ["tmux", "-S", str(socket), "-f", "/dev/null"]
         environment = {**os.environ, "PS1": "$ ", "TERM": "screen-256color"}
+        # Workers of pytest-xdist have a size in their environment, which programs would believe.
+        for size in ("COLUMNS", "LINES"):
+            environment.pop(size, None)
         environment["PYTHONFAULTHANDLER"] = "1"  # see _stacks
         subprocess.run(
             [*self._tmux, "new-session", "-d", "-x", "90", "-y", "30", "/bin/sh"],
