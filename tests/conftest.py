@@ -50,6 +50,13 @@ def uncompiled() -> Iterator[None]:
 
 
 @pytest.fixture
+def own_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data, caches and settings are kept below `tmp_path`."""
+    for kind in ("data", "cache", "config"):
+        monkeypatch.setenv(f"XDG_{kind.upper()}_HOME", str(tmp_path / kind))
+
+
+@pytest.fixture
 def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The local time zone is UTC."""
     monkeypatch.setenv("TZ", "UTC")

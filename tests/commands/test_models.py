@@ -19,6 +19,8 @@ from tests.support.hub_server import REPOSITORY, Fault, Hub
 from tests.support.paths import ROOT
 from tests.support.tiny_model import tiny_files
 
+Out = pytest.CaptureFixture[str]
+
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
@@ -43,10 +45,7 @@ def environment(tmp_path: Path, server: Hub, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_model_of_the_catalogue_from_pull_to_rm(
-    environment: dict[str, str],
-    server: Hub,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    environment: dict[str, str], server: Hub, tmp_path: Path, capsys: Out
 ) -> None:
     server.repository = "mlx-community/Qwen3-0.6B-4bit"
     pulled = akunu("models", "pull", "qwen3-0.6b")
@@ -127,10 +126,7 @@ def _partial_bytes(tmp_path: Path) -> int:
 
 
 def test_a_failure_is_one_line_and_gc_cleans_up(
-    environment: dict[str, str],
-    server: Hub,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    environment: dict[str, str], server: Hub, tmp_path: Path, capsys: Out
 ) -> None:
     server.faults[WEIGHTS].extend([Fault(cut=9000), *[Fault(status=403)] * 3])
     failed = akunu("models", "pull", REPOSITORY)
@@ -151,10 +147,7 @@ def test_a_failure_is_one_line_and_gc_cleans_up(
 
 
 def test_a_model_that_does_not_fit_is_refused_with_the_figures(
-    files: dict[str, bytes],
-    environment: dict[str, str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    files: dict[str, bytes], environment: dict[str, str], tmp_path: Path, capsys: Out
 ) -> None:
     directory = tmp_path / "vast"
     directory.mkdir()
@@ -175,9 +168,7 @@ def test_a_model_that_does_not_fit_is_refused_with_the_figures(
     assert "the context of vast holds 2" in capsys.readouterr().err
 
 
-def test_list_and_recommend_in_this_process(
-    environment: dict[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_list_and_recommend_in_this_process(environment: dict[str, str], capsys: Out) -> None:
     assert main(["models", "list"]) == 0
     assert "akunu models recommend" in capsys.readouterr().out
     assert main(["models", "recommend", "--memory", "16G"]) == 0

@@ -90,37 +90,9 @@ def test_brackets() -> None:
     assert closed_from_before("() ) (]] ") == 2
 
 
+WORDS = ["    ", "  ", "b = ", "def f", "end", "//", ", ", "done"]
 PIECES = st.lists(
-    st.sampled_from(
-        [
-            "\n",
-            "\n",
-            "    ",
-            "  ",
-            "a",
-            "b = ",
-            "(",
-            ")",
-            "[",
-            "]",
-            "{",
-            "}",
-            ":",
-            '"',
-            "'",
-            "#",
-            " ",
-            "def f",
-            "end",
-            "x",
-            "@",
-            "//",
-            "\\",
-            ", ",
-            "\t",
-            "done",
-        ]
-    ),
+    st.sampled_from([*"\n\na()[]{}:\"'# x@\\\t", *WORDS]),
     max_size=16,
 ).map("".join)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import pkgutil
-import random
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -24,7 +23,7 @@ from akunu_py.decoding import kvcache
 from akunu_py.decoding.target import Target
 from tests.support.families import build, kinds, leaves
 from tests.support.family_table import FAMILIES, WINDOW
-from tests.support.targets import answer_with, tokens_of
+from tests.support.targets import some, tokens_of
 from tests.support.tiny import VOCABULARY, Adversary
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
@@ -87,7 +86,7 @@ def test_drafting_changes_nothing(name: str, long: bool) -> None:
     for plain_steps in [0] if long else [None, 0]:
         drafter = Adversary(prompt, truth, seed=len(prompt))
         target = Target(build(name))
-        assert answer_with(target, prompt, drafter, len(truth), plain_steps) == truth, explain(
+        assert [*tokens_of(target, prompt, drafter, len(truth), plain_steps)] == truth, explain(
             name, long
         )
         assert 0.3 < drafter.accepted / drafter.proposed < 0.9
@@ -100,17 +99,18 @@ def test_drafting_changes_nothing(name: str, long: bool) -> None:
 def test_going_back_to_an_earlier_prefix_changes_nothing(name: str) -> None:
     prompt, truth = prompt_of(name, False), truth_of(name, False)
     target = Target(build(name))
-    answer_with(target, prompt, Adversary(prompt, truth), COUNT, 0)
+    list(tokens_of(target, prompt, Adversary(prompt, truth), COUNT, 0))
     # Half a window back, several windows, and to before the window was full.
     for kept in (COUNT - 21, 2 * WINDOW, WINDOW // 3):
         known = prompt + truth[:kept]
         drafter = Adversary(known, truth[kept:], seed=kept)
-        assert answer_with(target, known, drafter, 20, 0 if kept % 2 else None) == truth[kept:][:20]
+        sampled = [*tokens_of(target, known, drafter, 20, 0 if kept % 2 else None)]
+        assert sampled == truth[kept:][:20]
     # Another continuation than the one that was forgotten.
     for kept in (WINDOW // 4, 0):
         known = [*prompt, *truth[:kept], (truth[kept] + 1) % VOCABULARY]
         expected = plain(name, known, 20)
-        assert answer_with(target, known, Adversary(known, expected), 20, None) == expected
+        assert [*tokens_of(target, known, Adversary(known, expected), 20, None)] == expected
 
 
 @by_name
@@ -153,8 +153,7 @@ def _skip(skipped: Any, function: Callable[..., None]) -> Callable[..., None]:
 def prompt_of(name: str, long: bool) -> list[int]:
     turn = list(FAMILIES).index(name)
     length = LONG[turn % len(LONG)] if long else SHORT[turn % len(SHORT)]
-    randomly = random.Random(length)
-    return [randomly.randrange(VOCABULARY) for _ in range(length)]
+    return some(length, length)
 
 
 @cache

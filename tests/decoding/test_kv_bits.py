@@ -13,7 +13,7 @@ from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
 from tests.support.families import build, kinds
 from tests.support.family_table import FAMILIES
-from tests.support.targets import answer_with, some
+from tests.support.targets import some, tokens_of
 from tests.support.tiny import Adversary
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
@@ -67,12 +67,12 @@ def test_drafting_on_a_quantized_cache_changes_nothing(name: str, bits: int) -> 
     drafter = Adversary(prompt, truth, seed=bits)
     target = Target(model, kv_bits=bits)
     assert "QuantizedKVCache" in kinds(target.cache)
-    assert answer_with(target, prompt, drafter, COUNT, 0 if bits == 4 else None) == truth
+    assert [*tokens_of(target, prompt, drafter, COUNT, 0 if bits == 4 else None)] == truth
     assert 0.3 < drafter.accepted / drafter.proposed < 0.9
     # Back into the middle of the answer, and on from there.
     known = prompt + truth[: COUNT // 2]
     drafter = Adversary(known, truth[COUNT // 2 :], seed=bits)
-    assert answer_with(target, known, drafter, 20, 0) == truth[COUNT // 2 :][:20]
+    assert [*tokens_of(target, known, drafter, 20, 0)] == truth[COUNT // 2 :][:20]
 
 
 def plain(model: Any, bits: int, prompt: list[int]) -> list[int]:

@@ -41,12 +41,7 @@ pytestmark = [
 
 def start(terminal: Terminal, directory: Path) -> Path:
     """Neovim on a file; returns its path as soon as the server has started."""
-    printed = subprocess.run(
-        PRINT_CONFIG,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    printed = subprocess.run(PRINT_CONFIG, capture_output=True, text=True, check=True).stdout
     ready = (
         "vim.o.ttimeoutlen = 50\n"
         "vim.api.nvim_create_autocmd('LspProgress', {pattern = 'end', callback = function(its)\n"
@@ -71,10 +66,7 @@ def start_with_a_ghost(terminal: Terminal, directory: Path) -> Path:
 
 def written(terminal: Terminal, path: Path) -> str:
     """The buffer, after leaving insert mode and Neovim."""
-    terminal.type("Escape")
-    terminal.wait_for(r"\n(?!.*-- INSERT --)[^\n]*$")
-    terminal.type(":wq", "Enter")
-    terminal.wait_for("code=0")
+    terminal.write_and_quit()
     return path.read_text()
 
 
@@ -87,24 +79,21 @@ def test_a_ghost_from_the_starter_is_accepted_with_tab(
     assert re.fullmatch(f"{re.escape(CODE)} *{GHOST}\n", written(terminal, path))
 
 
-def test_a_ghost_is_accepted_word_by_word_without_a_pause(
-    terminal: Terminal, tmp_path: Path, starter: StoredModel
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [("C-f", 11), ("C-f", 13), ("C-f", 15), ("C-f", 17)],  # after return, a, -, b
+        [("C-f", 11), ("C-l", 17)],  # a word, and the line of what it left
+    ],
+    ids=["words", "line"],
+)
+def test_a_ghost_is_accepted_in_parts_without_a_pause(
+    terminal: Terminal, tmp_path: Path, starter: StoredModel, steps: list[tuple[str, int]]
 ) -> None:
     path = start_with_a_ghost(terminal, tmp_path)
-    for column in (11, 13, 15, 17):  # after return, a, -, b
-        terminal.type("C-f")
+    for key, column in steps:
+        terminal.type(key)
         terminal.wait_for(f"at 5:{column}")
-    assert re.fullmatch(rf"{re.escape(CODE)} *{GHOST}\n", written(terminal, path))
-
-
-def test_a_line_of_what_a_word_left_is_accepted(
-    terminal: Terminal, tmp_path: Path, starter: StoredModel
-) -> None:
-    path = start_with_a_ghost(terminal, tmp_path)
-    terminal.type("C-f")
-    terminal.wait_for("at 5:11")
-    terminal.type("C-l")
-    terminal.wait_for("at 5:17")
     assert re.fullmatch(rf"{re.escape(CODE)} *{GHOST}\n", written(terminal, path))
 
 

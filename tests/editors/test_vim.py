@@ -57,10 +57,7 @@ class Vim:
 
     def written(self) -> str:
         """The buffer, after leaving insert mode and Vim."""
-        self.type("Escape")
-        self.wait_for(r"\n(?!.*-- INSERT --)[^\n]*$")
-        self.type(":wq", "Enter")
-        self.wait_for("code=0")
+        self.terminal.write_and_quit()
         return self.path.read_text()
 
 

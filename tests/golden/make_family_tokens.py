@@ -17,20 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from tests.golden.make_smollm2_greedy import load
 from tests.support.tiny_gguf_families import CASES, prompt, weights_of, write_gguf
 
 
 def evaluate(llama_cpp: Any, path: Path, ids: list[int]) -> dict[str, Any]:
-    model = llama_cpp.Llama(
-        str(path),
-        n_ctx=256,
-        n_threads=1,
-        n_threads_batch=1,
-        logits_all=True,
-        type_k=llama_cpp.GGML_TYPE_F32,
-        type_v=llama_cpp.GGML_TYPE_F32,
-        verbose=False,
-    )
+    model = load(llama_cpp, path, context=256)
     model.eval(ids)
     logits = np.array(model.scores[: len(ids)])
     first = logits.argmax(-1)

@@ -20,6 +20,7 @@ import gguf
 
 from tests.golden.make_smollm2_tokens import CODE, DIGITS, PROSE, SPACES, UNICODE, random_texts
 from tests.support.starter_vocabulary import distinct_pre_tokenizers, starter_vocabulary
+from tests.support.tiny_gguf import finish
 
 MAX_CHARACTERS, TEXTS = 60, 70
 
@@ -50,10 +51,7 @@ def tokenizer(llama_cpp: Any, folder: Path, pre: str) -> Any:
     writer.add_head_count(1)
     writer.add_feed_forward_length(1)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
 
 

@@ -44,6 +44,20 @@ def render(prompt: str) -> str:
     )
 
 
+def load(llama_cpp: Any, path: Path, context: int) -> Any:
+    """The model of a GGUF file in llama.cpp, with a float32 KV cache."""
+    return llama_cpp.Llama(
+        str(path),
+        n_ctx=context,
+        n_threads=1,
+        n_threads_batch=1,
+        logits_all=True,
+        type_k=llama_cpp.GGML_TYPE_F32,
+        type_v=llama_cpp.GGML_TYPE_F32,
+        verbose=False,
+    )
+
+
 def answer(model: Any, prompt: str) -> dict[str, Any]:
     """Decodes one answer until its end or TOKENS tokens."""
     text = render(prompt)
@@ -66,16 +80,7 @@ def answer(model: Any, prompt: str) -> dict[str, Any]:
 def main() -> None:
     llama_cpp = importlib.import_module("llama_cpp")  # not among our dependencies
     path = Path(sys.argv[1])
-    model = llama_cpp.Llama(
-        str(path),
-        n_ctx=1024,
-        n_threads=1,
-        n_threads_batch=1,
-        logits_all=True,
-        type_k=llama_cpp.GGML_TYPE_F32,
-        type_v=llama_cpp.GGML_TYPE_F32,
-        verbose=False,
-    )
+    model = load(llama_cpp, path, context=1024)
     made_by = (
         f"llama-cpp-python {llama_cpp.__version__}, float32 KV cache: "
         f"python tests/golden/make_smollm2_greedy.py {path.name}"

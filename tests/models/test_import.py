@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gguf
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ from akunu_py.models import mlx_directory, store
 from akunu_py.models.gguf.file import GgufFile
 from akunu_py.models.gguf.tokenizer import plan_tokenizer
 from akunu_py.models.local_import import import_model
-from tests.support.tiny_gguf import TOKENIZER, Tiny, write_tiny
+from tests.support.tiny_gguf import TOKENIZER, Tiny, write_mamba, write_tiny
 from tests.support.tiny_gguf_families import CASES, prompt, weights_of, write_directory
 
 
@@ -281,10 +280,6 @@ def test_the_command(
         main(["models", "import", str(source), "--quantize", "5"])
     capsys.readouterr()
     shutil.rmtree(data)
-    writer = gguf.GGUFWriter(str(tmp_path / "m.gguf"), "mamba")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    assert main(["models", "import", str(tmp_path / "m.gguf")]) == 1
+    assert main(["models", "import", str(write_mamba(tmp_path / "m.gguf"))]) == 1
     assert "'mamba'" in capsys.readouterr().err
     assert not data.exists()

@@ -34,11 +34,17 @@ def test_times_scale_the_prior_shape() -> None:
     assert curve.table(0) == pytest.approx([0.040 * cost for cost in shape])
 
 
-def test_measured_rows_bend_the_curve() -> None:
+def measured(times: int, seconds: dict[int, float]) -> CostCurve:
+    """A curve that saw passes over each number of rows take `seconds`, in turns."""
     curve = CostCurve()
-    for _ in range(9):
-        curve.observe(1, 0.010, 10)
-        curve.observe(5, 0.040, 10)
+    for _ in range(times):
+        for rows, each in seconds.items():
+            curve.observe(rows, each, 10)
+    return curve
+
+
+def test_measured_rows_bend_the_curve() -> None:
+    curve = measured(9, {1: 0.010, 5: 0.040})
     table = curve.table(10)
     assert table[0] == pytest.approx(0.010)
     assert table[4] == pytest.approx(0.040, rel=0.05)
@@ -46,18 +52,14 @@ def test_measured_rows_bend_the_curve() -> None:
 
 
 def test_an_outlier_changes_nothing() -> None:
-    curve = CostCurve()
-    for _ in range(5):
-        curve.observe(1, 0.010, 10)
+    curve = measured(5, {1: 0.010})
     before = curve.table(10)
     curve.observe(1, 3.0, 10)
     assert curve.table(10) == pytest.approx(before)
 
 
 def test_a_row_count_survives_being_slow_once() -> None:
-    curve = CostCurve()
-    for _ in range(5):
-        curve.observe(1, 0.010, 10)
+    curve = measured(5, {1: 0.010})
     before = curve.table(10)
     curve.observe(4, 0.150, 10)
     assert curve.table(10)[3] < 4 * before[3]
@@ -66,11 +68,7 @@ def test_a_row_count_survives_being_slow_once() -> None:
 
 
 def test_what_was_learned_on_a_busy_machine_is_unlearned_at_once() -> None:
-    busy = CostCurve()
-    for _ in range(9):
-        busy.observe(1, 0.040, 10)
-        busy.observe(2, 2.0, 10)
-        busy.observe(5, 2.0, 10)
+    busy = measured(9, {1: 0.040, 2: 2.0, 5: 2.0})
     curve = CostCurve.from_dict(busy.to_dict())
     assert curve.table(10)[4] > 10 * curve.table(10)[0]
     curve.observe(5, 0.060, 10)
@@ -79,11 +77,7 @@ def test_what_was_learned_on_a_busy_machine_is_unlearned_at_once() -> None:
 
 
 def test_fewer_rows_never_cost_more_than_more_rows_did() -> None:
-    curve = CostCurve()
-    for _ in range(9):
-        curve.observe(1, 0.040, 10)
-        curve.observe(3, 1.5, 10)
-        curve.observe(8, 0.070, 10)
+    curve = measured(9, {1: 0.040, 3: 1.5, 8: 0.070})
     assert curve.table(10)[2] <= 0.071
 
 

@@ -56,6 +56,12 @@ class Outcome:
         if not promise:
             self.problems.append(problem)
 
+    def judge(self, done: Done, *codes: int) -> None:
+        """Keeps the last word of a command that may end with one of `codes`."""
+        self.word = done.word
+        self.check_words(done)
+        self.check(done.code in codes, f"code {done.code}: {done.err[-800:]}")
+
     def check_words(self, done: Done, what: str = "") -> None:
         """No program of ours ends without a word that a person understands."""
         text = done.out + done.err

@@ -128,9 +128,7 @@ def reader_gone(home: Home, command: Command, seconds: float) -> Outcome:
     process.stdout.close()
     process.stdout = None
     done = finished(process)
-    outcome.word = done.word
-    outcome.check_words(done)
-    outcome.check(done.code == 0, f"code {done.code}: {done.err[-800:]}")
+    outcome.judge(done, 0)
     return outcome
 
 
@@ -168,9 +166,7 @@ def network_fault(home: Home, hub: Hub, random: Random) -> Outcome:
     command = pull_of(hub)
     done = home.run(command)
     hub.faults.clear()
-    outcome.word = done.word
-    outcome.check_words(done)
-    outcome.check(done.code in (0, 1), f"code {done.code}: {done.err[-800:]}")
+    outcome.judge(done, 0, 1)
     _check_again(home, command, outcome)
     return outcome
 
@@ -184,9 +180,7 @@ def network_gone(home: Home, command: Command) -> Outcome:
     done = home.run(command)
     home.changes.clear()
     home.changes.update(before)
-    outcome.word = done.word
-    outcome.check_words(done)
-    outcome.check(done.code == 1, f"code {done.code}: {done.err[-800:]}")
+    outcome.judge(done, 1)
     return outcome
 
 

@@ -92,9 +92,7 @@ def altered(home: Home, path: Path, harm: str, random: Random, command: Command)
     HARMS[harm](path, random)
     changed = not path.is_file() or path.read_bytes() != backup.read_bytes()
     done = home.run(command)
-    outcome.word = done.word
-    outcome.check_words(done)
-    outcome.check(done.code in (0, 1, 2), f"code {done.code}: {done.err[-800:]}")
+    outcome.judge(done, 0, 1, 2)
     if of_store:
         verified = home.akunu("models", "verify", "starter")
         outcome.check_words(verified, "verify: ")
@@ -132,6 +130,15 @@ def _check_set_aside(home: Home, done: Done, outcome: Outcome) -> None:
         path.unlink()
 
 
+def _judged(home: Home, command: Command, outcome: Outcome, done: Done, *codes: int) -> Outcome:
+    """What came of a command that was disturbed, and may have ended with one of `codes`."""
+    outcome.judge(done, *codes)
+    if command.undo and done.code == 0:
+        home.akunu(*command.undo)
+    check_restart(home, command, outcome)
+    return outcome
+
+
 # Disks that are full
 
 
@@ -163,14 +170,8 @@ def disk_full(
             filler = fill(folder)
             os.truncate(filler, max(0, filler.stat().st_size - left))
             done = home.run(command)
-            outcome.word = done.word
-            outcome.check_words(done)
-            outcome.check(done.code in (0, 1), f"code {done.code}: {done.err[-800:]}")
             filler.unlink()
-            if command.undo and done.code == 0:
-                home.akunu(*command.undo)
-            check_restart(home, command, outcome)
-            yield outcome
+            yield _judged(home, command, outcome, done, 0, 1)
 
 
 def limited(home: Home, command: Command, most: int) -> Outcome:
@@ -181,9 +182,7 @@ def limited(home: Home, command: Command, most: int) -> Outcome:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
 
     done = home.run(command, limit)
-    outcome.word = done.word
-    outcome.check_words(done)
-    outcome.check(done.code in (0, 1), f"code {done.code}: {done.err[-800:]}")
+    outcome.judge(done, 0, 1)
     if command.undo and done.code == 0:
         home.akunu(*command.undo)
     check_store(home, outcome)
@@ -195,24 +194,11 @@ def output_full(home: Home, command: Command) -> Outcome:
     """The disk that stdout goes to is full."""
     outcome = Outcome("disk of the output full", command.name, "from the start")
     done = home.run(command, out="/dev/full")
-    outcome.word = done.word
-    outcome.check_words(done)
-    outcome.check(done.code == 1, f"code {done.code}: {done.err[-800:]}")
+    outcome.judge(done, 1)
     return outcome
 
 
 # Permissions that are taken away
-
-
-def _judged(home: Home, command: Command, outcome: Outcome, done: Done) -> Outcome:
-    """What came of a command that was forbidden something."""
-    outcome.word = done.word
-    outcome.check_words(done)
-    outcome.check(done.code in (0, 1, 2), f"code {done.code}: {done.err[-800:]}")
-    if command.undo and done.code == 0:
-        home.akunu(*command.undo)
-    check_restart(home, command, outcome)
-    return outcome
 
 
 def forbidden(home: Home, path: Path, mode: int, command: Command) -> Outcome:
@@ -221,7 +207,7 @@ def forbidden(home: Home, path: Path, mode: int, command: Command) -> Outcome:
     outcome = Outcome("permissions revoked", command.name, f"{where} {mode:03o}")
     with _mode(path, mode):
         done = home.run(command)
-    return _judged(home, command, outcome, done)
+    return _judged(home, command, outcome, done, 0, 1, 2)
 
 
 def forbidden_meanwhile(home: Home, path: Path, command: Command, seconds: float) -> Outcome:
@@ -233,7 +219,7 @@ def forbidden_meanwhile(home: Home, path: Path, command: Command, seconds: float
         process.wait(seconds)
     with _mode(path, 0):
         done = finished(process)
-    return _judged(home, command, outcome, done)
+    return _judged(home, command, outcome, done, 0, 1, 2)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,8 @@ import pytest
 
 from tests.reliability.endurance import Sample, chat, chat_in_the_app, completions, tiny_model
 
+pytestmark = pytest.mark.usefixtures("own_directories")
+
 MEGABYTE = 1_000_000
 CACHE = 256  # bytes of a token in the tiny model's KV cache, which grows in steps of 256 tokens
 A_TURN = 64  # tokens at most, of a prompt and its answer
@@ -21,12 +23,6 @@ A_TURN = 64  # tokens at most, of a prompt and its answer
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("endurance") / "tiny")
-
-
-@pytest.fixture(autouse=True)
-def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
-        monkeypatch.setenv(variable, str(tmp_path))
 
 
 def quick_and_long(quick: int, long: int) -> pytest.MarkDecorator:

@@ -22,11 +22,11 @@ from akunu_py.errors import DamagedModel
 from akunu_py.models.store import StoredModel
 from tests.reliability import __main__ as all_faults
 from tests.reliability import faults_chat, faults_commands, faults_files, faults_writers
-from tests.reliability.faults import Command, Home, Outcome, stop_and_go, why_no_small_disk
+from tests.reliability.faults import Home, Outcome, stop_and_go, why_no_small_disk
 from tests.support.terminal import needs_tmux
 from tests.support.tiny_model import tiny_directory
 
-LIST = Command("models list", ("models", "list"), answers=lambda done: "starter" in done.out)
+LIST = all_faults.LIST
 
 
 @pytest.fixture

@@ -30,11 +30,7 @@ from akunu_py.models.usage import note_usage, read_usage
 from akunu_py.settings import Settings, load_settings, save_settings, settings_file
 from tests.reliability.fuzz import TEXTS, changed, clear, damaged, explore, json_like, lengths
 
-
-@pytest.fixture(autouse=True)
-def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
-        monkeypatch.setenv(variable, str(tmp_path / variable))
+pytestmark = pytest.mark.usefixtures("own_directories")
 
 
 # Traces
@@ -173,7 +169,7 @@ def test_descriptions_of_models(examples: int, tmp_path: Path) -> None:
 
 @lengths(50)
 def test_notes_of_use(examples: int, tmp_path: Path) -> None:
-    folder = tmp_path / "XDG_DATA_HOME" / "akunu" / "models"
+    folder = tmp_path / "data" / "akunu" / "models"
     folder.mkdir(parents=True)
     note_usage("tiny", tokens=3)
     path = folder / ".usage" / "tiny.json"

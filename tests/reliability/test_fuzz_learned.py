@@ -13,10 +13,7 @@ from akunu_py.decoding.learned import LearnedState
 from akunu_py.ngram.cost import CostCurve
 from tests.reliability.fuzz import changed, damaged, explore, lengths
 
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("own_directories")
 
 
 def learned_state(model: Path) -> LearnedState:

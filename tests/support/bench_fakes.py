@@ -3,21 +3,16 @@ a model that is quick to measure."""
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
-
-import mlx.core as mx
-from mlx.utils import tree_flatten, tree_map
-from mlx_lm.models import llama
 
 from akunu_py.bench.result import Repeat, Result, Series
 from akunu_py.bench.runners import Conditions, Run, Runner
 from akunu_py.bench.speed import Plan, measure
 from akunu_py.bench.workloads import Workload, WorkloadTurn
+from tests.support.tiny import write_tiny_llama
 
 PLAIN = "plain"
 
@@ -28,22 +23,8 @@ def write_quick_model(directory: Path, starter: Path) -> str:
     directory.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (directory / name).write_bytes((starter / name).read_bytes())
-    sizes = llama.ModelArgs(
-        model_type="llama",
-        hidden_size=32,
-        num_hidden_layers=2,
-        intermediate_size=64,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        rms_norm_eps=1e-5,
-        vocab_size=49152,
-        max_position_embeddings=2048,
-    )
-    mx.random.seed(1)
-    model = llama.Model(sizes)
-    weights = tree_map(lambda weight: mx.random.normal(weight.shape) * 0.3, model.parameters())
-    mx.save_safetensors(str(directory / "model.safetensors"), dict(tree_flatten(weights)))
-    (directory / "config.json").write_text(json.dumps(asdict(sizes) | {"eos_token_id": 2}))
+    sizes = {"vocab_size": 49152, "max_position_embeddings": 2048}
+    write_tiny_llama(directory, 1, **sizes, eos_token_id=2, tie_word_embeddings=True)
     return str(directory)
 
 

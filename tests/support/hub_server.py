@@ -132,14 +132,8 @@ class _Handler(BaseHTTPRequestHandler):
         hub = self.served
         described = _described(name := self.path.rpartition("/")[2], hub.files[name])
         digest = described.get("lfs", {}).get("sha256") or described["blobId"]
-        self.send_response(200)
-        for key, value in {
-            "X-Repo-Commit": hub.commit,
-            "ETag": f'"{digest}"',
-            "Content-Length": str(described["size"]),
-        }.items():
-            self.send_header(key, value)
-        self.end_headers()
+        about = {"X-Repo-Commit": hub.commit, "ETag": f'"{digest}"'}
+        self._begin(200, about, described["size"])
 
     def _api(self, parts: list[str]) -> None:
         hub = self.served
@@ -163,10 +157,7 @@ class _Handler(BaseHTTPRequestHandler):
             start = int(wanted.removeprefix("bytes=").rstrip("-"))
             headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
         body = content[start:]
-        self.send_response(206 if headers else 200)
-        for key, value in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(key, value)
-        self.end_headers()
+        self._begin(206 if headers else 200, headers, len(body))
         sent = body if fault.cut is None else body[: fault.cut]
         step = 1000 if fault.pause else max(1, len(sent))
         for at in range(0, len(sent), step):
@@ -177,11 +168,14 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def _answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self._begin(status, headers, len(body))
+        self.wfile.write(body)
+
+    def _begin(self, status: int, headers: dict[str, str], length: int) -> None:
         self.send_response(status)
-        for key, value in {**headers, "Content-Length": str(len(body))}.items():
+        for key, value in {**headers, "Content-Length": str(length)}.items():
             self.send_header(key, value)
         self.end_headers()
-        self.wfile.write(body)
 
     def handle(self) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):  # the client went away, as it may

@@ -49,12 +49,6 @@ def fresh(name: str, prompt: list[int]) -> list[int]:
     return answer(target, prompt, [])
 
 
-def answer_with(
-    target: Target, prompt: list[int], drafter: Adversary, count: int, plain_steps: int | None
-) -> list[int]:
-    return list(tokens_of(target, prompt, drafter, count, plain_steps))
-
-
 def tokens_of(
     target: Target,
     prompt: list[int],

@@ -70,6 +70,13 @@ class Terminal:
         command = [*self._tmux, "list-panes", "-F", "#{pane_pid}"]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
+    def write_and_quit(self) -> None:
+        """Leaves insert mode and the Vim or Neovim that was started with `; echo code=$?`."""
+        self.type("Escape")
+        self.wait_for(r"\n(?!.*-- INSERT --)[^\n]*$")
+        self.type(":wq", "Enter")
+        self.wait_for("code=0")
+
     def close(self) -> None:
         subprocess.run([*self._tmux, "kill-server"], check=False)
 

@@ -2,36 +2,47 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_map
+from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models import llama
 
 VOCABULARY = 96
 
 
-def tiny_llama(seed: int = 0) -> Any:
-    """Two layers, 96 tokens; weights large enough that it does not repeat one token for ever."""
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": VOCABULARY,
+    "tie_word_embeddings": False,
+}
+
+
+def tiny_llama(seed: int = 0, **changes: Any) -> Any:
+    """As LLAMA says, but for `changes`; its weights are large enough that it does not repeat one
+    token for ever."""
     mx.random.seed(seed)
-    model = llama.Model(
-        llama.ModelArgs(
-            model_type="llama",
-            hidden_size=32,
-            num_hidden_layers=2,
-            intermediate_size=64,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            rms_norm_eps=1e-5,
-            vocab_size=VOCABULARY,
-            tie_word_embeddings=False,
-        )
-    )
+    model = llama.Model(llama.ModelArgs.from_dict(LLAMA | changes))
     model.update(tree_map(lambda weight: mx.random.normal(weight.shape) * 0.3, model.parameters()))
     mx.eval(model.parameters())
     return model
+
+
+def write_tiny_llama(directory: Path, seed: int = 0, **changes: Any) -> None:
+    """Writes its config.json and model.safetensors."""
+    weights = dict(tree_flatten(tiny_llama(seed, **changes).parameters()))
+    mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
+    (directory / "config.json").write_text(json.dumps(LLAMA | changes))
 
 
 def plain_greedy(model: Any, prompt: Sequence[int], count: int) -> list[int]:

@@ -7,25 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
-from mlx.utils import tree_flatten, tree_map
-from mlx_lm.models import llama
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from akunu_py.decoding.engine import Engine
+from tests.support.tiny import write_tiny_llama
 
-_CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "intermediate_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": False,
-}
 _PRINTABLE = [chr(code) for code in range(32, 127)]
 
 
@@ -61,17 +48,10 @@ def _with_markers(tokenizer: Tokenizer, markers: Sequence[str], bos: str | None)
 def write_model(directory: Path, tokenizer: Tokenizer, *, end: str, seed: int = 0) -> Path:
     """A model directory. end: the token that ends texts."""
     directory.mkdir(parents=True, exist_ok=True)
-    size = tokenizer.get_vocab_size()
-    config: dict[str, Any] = _CONFIG | {
-        "vocab_size": size,
-        "eos_token_id": tokenizer.token_to_id(end),
-    }
-    mx.random.seed(seed)
-    model = llama.Model(llama.ModelArgs.from_dict(config))
-    model.update(tree_map(lambda weight: mx.random.normal(weight.shape) * 0.3, model.parameters()))
-    weights = dict(tree_flatten(model.parameters()))
-    mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
-    (directory / "config.json").write_text(json.dumps(config))
+    size, stop = tokenizer.get_vocab_size(), tokenizer.token_to_id(end)
+    write_tiny_llama(
+        directory, seed, vocab_size=size, eos_token_id=stop, max_position_embeddings=4096
+    )
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end).save_pretrained(directory)
     return directory
 

@@ -132,11 +132,22 @@ def write_tiny(path: Path, tiny: Tiny | None = None) -> Path:
             writer.add_tensor(name, tensor)
             continue
         writer.add_tensor(name, gguf.quantize(tensor, kind), raw_dtype=kind)
+    finish(writer)
+    return path
+
+
+def write_mamba(path: Path) -> Path:
+    """Writes a file of an architecture that is not imported, with nothing in it."""
+    finish(gguf.GGUFWriter(str(path), "mamba"))
+    return path
+
+
+def finish(writer: Any) -> None:
+    """Writes all that was added."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
 
 
 def add_tokenizer(writer: Any) -> None:

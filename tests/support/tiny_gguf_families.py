@@ -20,7 +20,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from tests.support.tiny_gguf import Array, add_tokenizer, vocabulary
+from tests.support.tiny_gguf import Array, add_tokenizer, finish, vocabulary
 
 CONTEXT, LAYERS, HEADS, KV_HEADS, INNER = 512, 2, 4, 2, 96
 
@@ -256,10 +256,7 @@ def write_gguf(
         converted = as_llama_cpp(case, parameter, values)
         type_ = gguf.GGMLQuantizationType[stored]
         writer.add_tensor(target, gguf.quantize(converted, type_), raw_dtype=type_)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path if path.exists() else min(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))
 
 

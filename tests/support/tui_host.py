@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
@@ -11,6 +12,10 @@ from textual.pilot import Pilot
 from textual.screen import Screen
 from textual.widgets import Input, TextArea
 
+from akunu_py import paths
+from akunu_py.errors import Cancelled
+from akunu_py.models.progress import Progress
+from akunu_py.models.store import StoredModel
 from akunu_py.tui import themes
 from akunu_py.tui.models.downloads import DownloadEnded, DownloadMoved
 from akunu_py.tui.models.screen import ModelsScreen
@@ -37,6 +42,29 @@ def sizes_and_themes(*themes: str) -> pytest.MarkDecorator:
         ("size", "theme"),
         [pytest.param(size, theme, id=f"{theme}-{size[0]}x{size[1]}") for size, theme in shown],
     )
+
+
+class Pulled:
+    """Stands for `pull`: proceeds and ends as the test wants."""
+
+    def __init__(self, *steps: Progress) -> None:
+        self.asked: list[str] = []
+        self.steps = [*steps]
+        self.error: Exception | None = None
+        self.proceed = threading.Event()
+
+    def __call__(
+        self, name: str, tell: Callable[[Progress], None], cancelled: Callable[[], bool]
+    ) -> StoredModel:
+        self.asked.append(name)
+        for step in self.steps:
+            tell(step)
+        while not self.proceed.wait(0.01):
+            if cancelled():
+                raise Cancelled("called off")
+        if self.error:
+            raise self.error
+        return StoredModel(name.rpartition("/")[2], paths.models_dir())
 
 
 class Host(App[None]):

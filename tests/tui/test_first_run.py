@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
-import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 from textual.widgets import OptionList
 
-from akunu_py.errors import Cancelled, FetchError, UnknownModel
+from akunu_py.errors import FetchError, UnknownModel
 from akunu_py.models import store
 from akunu_py.models.progress import Progress
 from akunu_py.models.store import StoredModel
@@ -25,29 +24,20 @@ from akunu_py.types import GenerateOptions
 from tests.support.terminal import Terminal, needs_tmux
 from tests.support.terminal import terminal as terminal  # a fixture
 from tests.support.tui_chat import Chat, until
+from tests.support.tui_host import Pulled
 
 
-class Source:
+class Source(Pulled):
     """Stands for the network: gives the starter, or an error, when told."""
 
-    def __init__(self, folder: Path) -> None:
-        self.asked: list[str] = []
+    def __init__(self) -> None:
+        super().__init__(Progress("download", 40_000_000, 100_000_000))
         self.models: dict[str, StoredModel] = {}
-        self.error: Exception | None = None
-        self.go_on = threading.Event()
-        self._folder = folder
 
     def pull(
         self, name: str, tell: Callable[[Progress], None], cancelled: Callable[[], bool]
     ) -> StoredModel:
-        self.asked.append(name)
-        tell(Progress("download", 40_000_000, 100_000_000))
-        while not self.go_on.wait(0.01):
-            if cancelled():
-                raise Cancelled("called off")
-        if self.error:
-            raise self.error
-        self.models[name] = StoredModel(name, self._folder)
+        self.models[name] = self(name, tell, cancelled)
         return self.models[name]
 
     def resolve(self, name: str) -> StoredModel:
@@ -58,7 +48,7 @@ class Source:
 
 @pytest.fixture
 def source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Source:
-    source = Source(tmp_path)
+    source = Source()
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setattr(downloads, "_pull", source.pull)
     monkeypatch.setattr(store, "resolve", source.resolve)
@@ -85,7 +75,7 @@ async def test_the_chat_is_open_while_the_model_is_fetched(source: Source) -> No
         await it.send("one")
         await it.send("two")
         assert (it.prompts, it.phase(), source.asked) == (["one", "two"], "fetching", ["starter"])
-        source.go_on.set()
+        source.proceed.set()
         await until(it.pilot, lambda: it.phase() == "loading")
         await it.post(Loaded("starter", "float32", 8192))
         assert it.history[-1].content == "one"
@@ -97,17 +87,17 @@ async def test_a_failure_is_told_and_a_prompt_tries_again(source: Source) -> Non
     source.error = FetchError("the package index does not answer; try again")
     async with first_run() as it:
         await it.send("one")
-        source.go_on.set()
+        source.proceed.set()
         await until(it.pilot, lambda: it.phase() == "failed")
         await until(it.pilot, lambda: it.notices)
         assert (len(it.notices), it.text()) == (1, "one")
         assert it.notices[0].startswith("the package index does not answer; try again. ")
-        source.go_on.clear()
+        source.proceed.clear()
         source.error = None
         await it.press("enter")
         await until(it.pilot, lambda: "40%" in str(it.status.render()))
         assert (it.prompts, source.asked) == (["one"], ["starter", "starter"])
-        source.go_on.set()
+        source.proceed.set()
         await until(it.pilot, lambda: it.phase() == "loading")
 
 
@@ -121,7 +111,7 @@ async def test_the_picker_stops_it_and_begins_it_again(source: Source) -> None:
         assert not [row for row in rows if "in use" in row]
         await it.press("enter")
         await until(it.pilot, lambda: it.phase() == "fetching")
-        source.go_on.set()
+        source.proceed.set()
         await until(it.pilot, lambda: it.phase() == "loading")
 
 
@@ -133,7 +123,7 @@ async def test_another_model_meanwhile(source: Source, tmp_path: Path) -> None:
         await it.send("/model mine")
         assert it.phase() == "loading"
         await it.post(Loaded("mine", "float32", 8192))
-        source.go_on.set()
+        source.proceed.set()
         await until(it.pilot, lambda: it.notifications[-1] == "starter is here: /model starter")
         assert (it.phase(), it.app.answering.model) == ("ready", "mine")
 

@@ -29,11 +29,7 @@ from akunu_py.tui.slash_commands import (
 from akunu_py.types import GenerateOptions
 from tests.support.tui_host import Compare, sizes_and_themes
 
-
-@pytest.fixture(autouse=True)
-def directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+pytestmark = pytest.mark.usefixtures("own_directories")
 
 
 def chat(tmp_path: Path) -> ChatApp:

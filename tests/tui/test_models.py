@@ -6,8 +6,7 @@ To accept new pictures: pytest tests/tui/test_models.py --snapshot-update, then 
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,15 +15,15 @@ from textual.message import Message
 from textual.pilot import Pilot
 from textual.widgets import OptionList, Static
 
-from akunu_py import paths
-from akunu_py.errors import Cancelled, FetchError
+from akunu_py.errors import FetchError
 from akunu_py.models import catalogue, store
 from akunu_py.models.progress import Progress
 from akunu_py.models.store import StoredModel
 from akunu_py.tui.models.downloads import DownloadEnded, DownloadMoved, Downloads
 from akunu_py.tui.models.screen import ModelsScreen, better_model
 from akunu_py.tui.welcome import describe_offer
-from tests.support.tui_host import Compare, Host, sizes_and_themes
+from tests.support.tui_chat import until
+from tests.support.tui_host import Compare, Host, Pulled, sizes_and_themes
 
 GB = 10**9
 _BASE = catalogue.load_catalogue()["starter"]
@@ -56,29 +55,6 @@ def few_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(store, "list_models", lambda: stored)
 
 
-class Pulled:
-    """Stands for `pull`: proceeds and ends as the test wants."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-        self.steps: list[Progress] = []
-        self.error: Exception | None = None
-        self.proceed = threading.Event()
-
-    def __call__(
-        self, name: str, tell: Callable[[Progress], None], cancelled: Callable[[], bool]
-    ) -> StoredModel:
-        self.asked.append(name)
-        for step in self.steps:
-            tell(step)
-        while not self.proceed.wait(0.01):
-            if cancelled():
-                raise Cancelled("called off")
-        if self.error:
-            raise self.error
-        return StoredModel(name.rpartition("/")[2], paths.models_dir())
-
-
 @pytest.fixture
 def pulled() -> Iterator[Pulled]:
     pulled = Pulled()
@@ -99,14 +75,6 @@ def lines(shown: ModelsScreen) -> list[str]:
 
 def about(shown: ModelsScreen) -> str:
     return str(shown.query_one("#description", Static).render())
-
-
-async def settled(pilot: Pilot[None], until: Callable[[], bool]) -> None:
-    for _ in range(300):
-        await pilot.pause(0.01)
-        if until():
-            return
-    raise AssertionError("it did not come")
 
 
 async def test_models_here_come_first_then_those_that_fit(pulled: Pulled) -> None:
@@ -145,21 +113,21 @@ async def test_fetching_shows_progress_and_goes_on_behind_the_chat(pulled: Pulle
     host, shown = screen(pulled)
     async with host.run_test(size=(90, 24)) as pilot:
         await pilot.press(*"good", "enter")
-        await settled(pilot, lambda: "50%" in "\n".join(lines(shown)))
+        await until(pilot, lambda: "50%" in "\n".join(lines(shown)))
         assert about(shown) == "download: 1.0 GB of 2.0 GB · 10.0 MB/s · 3:05 left"
         await pilot.press("enter")
         assert pulled.asked == ["good-4b"], "not twice at once"
         await pilot.press("escape")
         assert list(shown._downloads.all) == ["good-4b"]
         pulled.proceed.set()
-        await settled(pilot, lambda: not shown._downloads.all)
+        await until(pilot, lambda: not shown._downloads.all)
 
 
 async def test_a_repository_of_the_hub_can_be_named(pulled: Pulled) -> None:
     host, _ = screen(pulled)
     async with host.run_test(size=(90, 24)) as pilot:
         await pilot.press(*"ab", "slash", *"cd", "enter")
-        await settled(pilot, lambda: pulled.asked == ["ab/cd"])
+        await until(pilot, lambda: pulled.asked == ["ab/cd"])
 
 
 async def test_a_model_that_is_too_large_is_fetched_at_the_second_enter(pulled: Pulled) -> None:
@@ -169,17 +137,17 @@ async def test_a_model_that_is_too_large_is_fetched_at_the_second_enter(pulled: 
         assert "Too large" in about(shown)
         assert pulled.asked == []
         await pilot.press("enter")
-        await settled(pilot, lambda: pulled.asked == ["big-30b"])
+        await until(pilot, lambda: pulled.asked == ["big-30b"])
 
 
 async def test_a_download_can_be_stopped(pulled: Pulled) -> None:
     host, shown = screen(pulled)
     async with host.run_test() as pilot:
         await pilot.press(*"good", "enter")
-        await settled(pilot, lambda: pulled.asked == ["good-4b"])
+        await until(pilot, lambda: pulled.asked == ["good-4b"])
         await pilot.press("ctrl+x")
-        await settled(pilot, lambda: not shown._downloads.all)
-        await settled(pilot, lambda: about(shown) == "Good at most things.")
+        await until(pilot, lambda: not shown._downloads.all)
+        await until(pilot, lambda: about(shown) == "Good at most things.")
 
 
 async def test_a_download_that_fails_says_why(pulled: Pulled) -> None:
@@ -188,7 +156,7 @@ async def test_a_download_that_fails_says_why(pulled: Pulled) -> None:
     host, shown = screen(pulled)
     async with host.run_test() as pilot:
         await pilot.press(*"good", "enter")
-        await settled(pilot, lambda: about(shown) == "the hub does not answer; check the network")
+        await until(pilot, lambda: about(shown) == "the hub does not answer; check the network")
 
 
 def test_downloads_tell_what_happened_and_close(pulled: Pulled) -> None:
@@ -243,7 +211,7 @@ def test_picture(snap_compare: Compare, pulled: Pulled, size: tuple[int, int], t
     async def fetching(pilot: Pilot[None]) -> None:
         shown._downloads.start("good-4b")
         await pilot.press("down", "down")
-        await settled(pilot, lambda: "60%" in "\n".join(lines(shown)))
+        await until(pilot, lambda: "60%" in "\n".join(lines(shown)))
         await asyncio.sleep(0.05)
 
     assert snap_compare(host, terminal_size=size, run_before=fetching)

@@ -139,10 +139,7 @@ async def test_a_full_disk_stops_nothing_and_loses_nothing(
         await it.answer("second" * 2000, turn=2)
         assert [message.text for message in saved(path)] == ["one", "It begins"]
         is_full = False
-        for _ in range(500):
-            if "Everything is saved again." in it.notifications:
-                break
-            await it.pilot.pause(0.01)
+        await until(it.pilot, lambda: "Everything is saved again." in it.notifications)
         expected = ["one", "It begins" + words, "two", "second" * 2000]
         assert [message.text for message in saved(path)] == expected
     assert store_thread.close(10)

@@ -55,6 +55,11 @@ class Recorder:
     def next(self) -> Any:
         return self.messages.get(timeout=60)
 
+    def ask(self, turn: int, messages: list[Message], options: GenerateOptions) -> tuple[str, Any]:
+        """Sends a request, and waits for its end."""
+        self.thread.request(turn, messages, options)
+        return self.until_end(turn)
+
     def until_end(self, turn: int) -> tuple[str, Any]:
         """The text of an answer, and the message that ended it."""
         text = ""
@@ -88,8 +93,7 @@ def recorder(starter_engine: Engine) -> Iterator[Recorder]:
 
 
 def test_the_answer_is_that_of_the_engine(recorder: Recorder, starter_engine: Engine) -> None:
-    recorder.thread.request(1, QUESTION, OPTIONS)
-    text, end = recorder.until_end(1)
+    text, end = recorder.ask(1, QUESTION, OPTIONS)
     expected = Session(starter_engine).chat(QUESTION, OPTIONS).answer()
     assert (text, end.reason) == (expected.text, expected.finish_reason)
     assert end.stats.generated_tokens == len(expected.tokens)
@@ -116,34 +120,27 @@ def test_stopping_before_it_begins(recorder: Recorder) -> None:
 
 
 def test_errors_are_told_and_the_next_question_is_answered(recorder: Recorder) -> None:
-    recorder.thread.request(5, [Message("user", "too long " * 9000)], OPTIONS)
-    _, end = recorder.until_end(5)
+    _, end = recorder.ask(5, [Message("user", "too long " * 9000)], OPTIONS)
     assert isinstance(end, Failed)
     assert "8192" in end.error
-    recorder.thread.request(6, [None], OPTIONS)  # type: ignore[list-item]
-    _, end = recorder.until_end(6)
+    _, end = recorder.ask(6, [None], OPTIONS)  # type: ignore[list-item]
     assert isinstance(end, Failed)
     assert end.error.startswith("AttributeError: ")
     recorder.thread.request(7, QUESTION, OPTIONS)
     before = len(recorder.answered)
     text, end = recorder.until_end(7)
     assert isinstance(end, Finished)
-    recorder.thread.request(70, QUESTION, GenerateOptions(max_tokens=1))
-    recorder.until_end(70)
+    recorder.ask(70, QUESTION, GenerateOptions(max_tokens=1))
     assert recorder.answered[before:][:1] == [text], "of failed ones nothing is told"
 
 
 def test_an_answer_goes_on_where_it_was_cut_off(recorder: Recorder) -> None:
-    recorder.thread.request(8, QUESTION, GenerateOptions(max_tokens=10))
-    begun, end = recorder.until_end(8)
+    begun, end = recorder.ask(8, QUESTION, GenerateOptions(max_tokens=10))
     assert end.reason == "length"
-    recorder.thread.request(
-        9, [*QUESTION, Message("assistant", begun)], GenerateOptions(max_tokens=20)
-    )
-    rest, end = recorder.until_end(9)
+    begun_again = [*QUESTION, Message("assistant", begun)]
+    rest, end = recorder.ask(9, begun_again, GenerateOptions(max_tokens=20))
     assert end.stats.cached_tokens > 0
-    recorder.thread.request(10, QUESTION, GenerateOptions(max_tokens=30))
-    whole, _ = recorder.until_end(10)
+    whole, _ = recorder.ask(10, QUESTION, GenerateOptions(max_tokens=30))
     assert begun + rest == whole, "greedy: as if it had not been cut off"
 
 

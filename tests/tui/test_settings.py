@@ -23,13 +23,9 @@ from akunu_py.tui.settings import SettingsScreen
 from tests.support.tui_chat import until
 from tests.support.tui_host import Compare, Host, sizes_and_themes
 
+pytestmark = pytest.mark.usefixtures("own_directories")
+
 PERSONAS = {"coder": "You write Python.\nShort answers.", "poet": "You rhyme."}
-
-
-@pytest.fixture(autouse=True)
-def directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
 
 def form(settings: Settings | None = None) -> tuple[Host, SettingsScreen]:

@@ -6,7 +6,6 @@ To accept new pictures: pytest tests/tui/test_snapshots.py --snapshot-update, th
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol
 
 import pytest
 from textual.pilot import Pilot
@@ -16,9 +15,11 @@ from akunu_py.settings import Settings
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.prompt.files import Attachment, join
-from akunu_py.tui.session_thread import Failed, Finished, Gauges, Loaded, PieceArrived, Prefilling
+from akunu_py.tui.session_thread import Failed, Finished, Loaded, PieceArrived, Prefilling
 from akunu_py.tui.transcript.turn import AnswerView
 from akunu_py.types import GenerateOptions, Stats
+from tests.support.tui_chat import GAUGES
+from tests.support.tui_host import Compare
 
 ANSWER = """A **queue** keeps things in order:
 
@@ -37,15 +38,8 @@ LONG_CODE = "```python\n" + "".join(
     f"row_{n} = [{', '.join(map(str, range(n % 7 * 5)))}]  # the {n}th\n" for n in range(40)
 )
 STATS = Stats(130, 100, 121, 52, 160, 67, prefill_s=0.2, decode_s=1.9)
-GAUGES = Gauges(540_000_000, 1.32)
 
 Script = Callable[["Pilot[None]"], Awaitable[None]]
-
-
-class Compare(Protocol):
-    def __call__(
-        self, app: ChatApp, *, terminal_size: tuple[int, int], run_before: Script
-    ) -> bool: ...
 
 
 async def loaded(pilot: Pilot[None]) -> None:

@@ -19,7 +19,7 @@ from akunu_py.models.gguf.families import FAMILIES
 from akunu_py.models.gguf.file import read_gguf
 from tests.support.paths import GOLDEN
 from tests.support.tiny import plain_greedy
-from tests.support.tiny_gguf import Array, load_float32
+from tests.support.tiny_gguf import Array, load_float32, write_mamba
 from tests.support.tiny_gguf_families import (
     CASES,
     FamilyCase,
@@ -164,12 +164,8 @@ def test_frequency_tables_of_other_families_are_not_ignored(tmp_path: Path) -> N
 
 
 def test_an_unknown_architecture_names_those_known(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(str(tmp_path / "x.gguf"), "mamba")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
     with pytest.raises(UnsupportedModel, match=r"'mamba'.*llama, qwen2, qwen3.*gemma3, phi3"):
-        plan_import(tmp_path / "x.gguf")
+        plan_import(write_mamba(tmp_path / "x.gguf"))
 
 
 def test_split_files_are_read_as_one(tmp_path: Path) -> None:
