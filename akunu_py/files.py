@@ -1,12 +1,72 @@
-"""Writing files so that a crash leaves the old content or the new, never a part of it."""
+"""Foreign files, read within bounds; our own, written whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import json
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, BinaryIO
+
+
+@contextlib.contextmanager
+def open_regular(path: Path, limit: int | None = None) -> Iterator[BinaryIO]:
+    """`path` opened for reading: a regular file, or a link to one, of at most `limit` bytes.
+
+    Never waits, as opening a FIFO does.
+
+    Raises: OSError: EINVAL for other kinds of files, EISDIR for directories, EFBIG for larger ones.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if limit is not None and status.st_size > limit:
+            raise OSError(errno.EFBIG, f"larger than {limit:,} bytes", str(path))
+        yield file
+
+
+def read_bounded(path: Path, limit: int) -> bytes:
+    """All of a regular file of at most `limit` bytes.
+
+    Raises: OSError as `open_regular`, also where the file grows beyond the limit meanwhile.
+    """
+    with open_regular(path, limit) as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, f"larger than {limit:,} bytes", str(path))
+    return data
+
+
+def parse_json(data: bytes | str) -> Any:
+    """The value of a JSON text that somebody else wrote.
+
+    Raises: ValueError for everything that is not JSON: nesting that Python cannot follow, integers
+    of thousands of digits, NaN and Infinity, text that is not UTF-8.
+    """
+    try:
+        return json.loads(data, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def read_json(path: Path, limit: int) -> Any:
+    """The value of a JSON file of at most `limit` bytes.
+
+    Raises: OSError as `read_bounded`, ValueError as `parse_json`.
+    """
+    return parse_json(read_bounded(path, limit))
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 @contextlib.contextmanager
