@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,17 +19,16 @@ from pathlib import Path
 from akunu_py.errors import UsageError
 from akunu_py.text import human_size, typeable
 from akunu_py.tui.fuzzy import Match, best
+from akunu_py.tui.prompt.gitignore import can_be_named, list_files
 
 MAX_LISTED = 20_000  # a directory with more files is listed in part
 _FRESH_S = 10.0
-_GIT_TIMEOUT_S = 5.0
-_SKIPPED = {"node_modules", "__pycache__", "venv", "target", "build", "dist"}
 
 
 class FileIndex:
     """The paths of the files below `directory`, relative to it; empty until `refresh` was called.
 
-    They are what git would list where the directory is in a repository, else what is not hidden.
+    In a git repository they are what git does not ignore, elsewhere what is not hidden.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -44,7 +42,7 @@ class FileIndex:
 
     def refresh(self) -> None:
         """Lists the directory; takes a moment for a large one, so call it in another thread."""
-        self.paths = _listed_by_git(self.directory) or _listed(self.directory)
+        self.paths = list_files(self.directory, MAX_LISTED)
         self._read_at = time.monotonic()
 
     def search(self, letters: str, most: int = 50) -> list[Match]:
@@ -53,41 +51,6 @@ class FileIndex:
         if letters.startswith(("/", "~", "..")):
             return _complete_path(self.directory, letters, most)
         return best(letters, self.paths, most)
-
-
-def _listed_by_git(directory: Path) -> list[str]:
-    """Tracked files and new ones that are not ignored; nothing outside a repository."""
-    command = ["git", "-C", str(directory), "ls-files", "-co", "--exclude-standard", "-z"]
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_GIT_TIMEOUT_S,
-            check=True,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    paths = [os.fsdecode(path) for path in done.stdout.split(b"\0") if path]
-    return [path for path in paths if _can_be_named(path)][:MAX_LISTED]
-
-
-def _listed(directory: Path) -> list[str]:
-    paths: list[str] = []
-    for root, directories, names in os.walk(directory):
-        directories[:] = sorted(
-            name for name in directories if name not in _SKIPPED and not name.startswith(".")
-        )
-        below = os.path.relpath(root, directory)
-        paths += [
-            name if below == "." else f"{below}/{name}"
-            for name in sorted(names)
-            if not name.startswith(".") and _can_be_named(name)
-        ]
-        if len(paths) > MAX_LISTED:
-            break
-    return paths[:MAX_LISTED]
 
 
 def _complete_path(directory: Path, letters: str, most: int) -> list[Match]:
@@ -113,13 +76,8 @@ def _entries(base: Path, *, hidden: bool) -> Iterator[str]:
         for number, entry in enumerate(entries):
             if number == MAX_LISTED:
                 return
-            if _can_be_named(entry.name) and (hidden or not entry.name.startswith(".")):
+            if can_be_named(entry.name) and (hidden or not entry.name.startswith(".")):
                 yield f"{entry.name}/" if entry.is_dir() else entry.name
-
-
-def _can_be_named(path: str) -> bool:
-    """Whether it can be written in a prompt: printable, and no quote, which would end it."""
-    return path.isprintable() and '"' not in path
 
 
 # At the start or after a space or bracket: me@example.com names no file. Quotes hold spaces.

@@ -1,0 +1,177 @@
+"""What an @ offers in a repository: the files that git would list, and nothing is run for it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import strategies as st
+
+from akunu_py.tui.prompt import gitignore
+from akunu_py.tui.prompt.files import FileIndex
+from akunu_py.tui.prompt.gitignore import list_files
+from tests.reliability.fuzz import explore, lengths
+
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+_NAMES = ["a", "b", "ab", "A", "a.b", ".a", "a b", "[a]", "!a", "#a", "a-", "a1", "a\\b", "*", "a]"]
+_PIECES = [
+    *("a", "b", "A", "1", ".", "*", "**", "/", "/", "?", "[", "]", "!", "^", "-", "\\", "#", " "),
+    *("[a-b]", "[!a]", "[^b]", "[b-a]", "[]a]", "[[:alpha:]]", "[[:digit:]]", "[[:punct:]]"),
+    *("[[:x:]]", "[[:", "[a-", "**/", "/**", "/**/", "a/", "\\ ", "\r", "\t"),
+]
+# Behind letters git takes two stars for any directories, against its own manual, which we follow.
+_line = st.lists(st.sampled_from(_PIECES), min_size=1, max_size=6).map("".join)
+_lines = st.lists(_line.filter(lambda line: not re.search(r"[^/]\*\*", line)), max_size=8)
+_patterns = _lines.map("\n".join)
+_files = st.fixed_dictionaries(
+    {".gitignore": _patterns},
+    optional={
+        ".git/info/exclude": _patterns,
+        "config/git/ignore": _patterns,
+        "a/.gitignore": _patterns,
+        "ab/b/.gitignore": _patterns,
+    },
+)
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Directories of files of all names, three deep; no configuration but its own."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "work" / "config"))
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    top = tmp_path / "work"
+    directories = ("", "a/", "b/", "ab/", "ab/b/", "ab/b/a/", ".a/", "a b/")
+    for directory in directories:
+        (top / directory).mkdir(parents=True)
+    for directory in directories:
+        for name in _NAMES:
+            if not (top / directory / name).exists():
+                (top / directory / name).write_text(name)
+    return top
+
+
+def git(directory: Path, *arguments: str) -> list[str]:
+    command = ["git", "-C", str(directory), "-c", "init.defaultBranch=x", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split("\0")
+
+
+@needs_git
+@lengths(quick=40)
+def test_it_lists_what_git_lists(repository: Path, examples: int) -> None:
+    git(repository, "init", "-q")
+    places = [".gitignore", ".git/info/exclude", "a/.gitignore", "ab/b/.gitignore"]
+
+    def check(files: dict[str, str]) -> None:
+        for place in (*places, "config/git/ignore"):
+            (repository / place).parent.mkdir(parents=True, exist_ok=True)
+            (repository / place).write_text(files.get(place, ""), newline="")
+        for below in ("", "ab"):
+            listed = git(repository / below, *["ls-files", "-z", "-c", "-o", "--exclude-standard"])
+            # Where git lists nothing, all that is not hidden is offered.
+            if expected := sorted(filter(gitignore.can_be_named, filter(None, listed))):
+                assert sorted(list_files(repository / below, 10_000)) == expected, files
+
+    explore(check, examples, _files)
+
+
+def planted(top: Path) -> Path:
+    """A program that leaves a file behind when it is run."""
+    hook = top / "hook.sh"
+    hook.write_text(f"#!/bin/sh\ntouch '{top}/was-run'\n")
+    hook.chmod(0o755)
+    return hook
+
+
+@needs_git
+@pytest.mark.parametrize("bare", [False, True], ids=["fsmonitor", "a bare repository in docs/"])
+def test_listing_runs_nothing_that_the_directory_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bare: bool
+) -> None:
+    hook = planted(tmp_path)
+    where = tmp_path / "work" / ("docs" if bare else "")
+    git(tmp_path, "init", "-q", *(["--bare"] if bare else []), str(where))
+    for key in ("core.fsmonitor", "core.sshCommand", "core.hooksPath", "core.pager"):
+        git(where, "config", key, str(hook if key != "core.hooksPath" else tmp_path))
+    if bare:
+        git(where, "config", "core.worktree", str(where))
+        git(where, "config", "core.bare", "false")
+    (where / "notes.md").write_text("# Notes\n")
+    subprocess.run(["git", "-C", str(where), "ls-files", "-co"], capture_output=True)
+    assert (tmp_path / "was-run").exists(), "git itself runs it"
+    (tmp_path / "was-run").unlink()
+    for module, name in ((subprocess, "Popen"), (os, "posix_spawn"), (os, "fork"), (os, "system")):
+        monkeypatch.setattr(module, name, None)
+    index = FileIndex(where)
+    index.refresh()
+    assert "notes.md" in index.paths
+    assert not (tmp_path / "was-run").exists()
+
+
+_HOSTILE = [
+    "*a" * 40 + "*b",
+    "/".join(["**", "a*"] * 30) + "/b",
+    "[a-z]*" * 40 + "!",
+    "?*" * 60 + "b",
+    "**" * 100 + "b",
+    "!" + "*a" * 60 + "b",
+]
+
+
+@pytest.mark.parametrize("pattern", _HOSTILE, ids=lambda pattern: pattern[:8])
+def test_no_pattern_takes_time_that_grows_with_its_stars(tmp_path: Path, pattern: str) -> None:
+    """Not for ever: the tests' own limit of time is what fails."""
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".gitignore").write_text(pattern)
+    deep = tmp_path.joinpath(*["aa"] * 40)
+    deep.mkdir(parents=True)
+    (deep / ("a" * 250)).write_text("")
+    assert len(list_files(tmp_path, 10)) == 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: os.mkfifo(path),
+        lambda path: path.symlink_to("/dev/zero"),
+        lambda path: path.mkdir(),
+        lambda path: path.write_bytes(b"\xff\xfe\0[" * 9),
+        lambda path: path.write_text("*\n" * 1_000_000),
+        lambda path: path.symlink_to(path),
+    ],
+)
+@pytest.mark.parametrize("name", [".gitignore", ".git/info/exclude", ".git"])
+def test_what_is_no_file_of_patterns_counts_for_nothing(
+    tmp_path: Path, make: Callable[[Path], object], name: str
+) -> None:
+    (tmp_path / "a.py").write_text("")
+    (tmp_path / name).parent.parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    make(tmp_path / name)
+    assert "a.py" in list_files(tmp_path, 10)
+
+
+def test_where_there_are_too_many_files_the_top_ones_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(30):
+        path = tmp_path / "deep" / str(number) / "file"
+        path.parent.mkdir(parents=True)
+        path.write_text("")
+    (tmp_path / "z.py").write_text("")
+    assert list_files(tmp_path, 3) == ["z.py", "deep/0/file", "deep/1/file"]
+    monkeypatch.setattr(gitignore, "MAX_ENTRIES", 2)
+    assert list_files(tmp_path, 3) == ["z.py"]
+    monkeypatch.setattr(gitignore, "MAX_SECONDS", -1.0)
+    assert list_files(tmp_path, 3) == []
+
+
+def test_links_are_named_and_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to("/")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    assert list_files(tmp_path, 10) == ["loop", "out"]
