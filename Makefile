@@ -52,7 +52,7 @@ bench: setup ## measure this machine
 
 pictures: setup ## draw the pictures of the README anew, from a real conversation
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
-	$(BIN)/python -m akunu_py.tui.screenshots docs/images
+	$(BIN)/python docs/pictures.py docs/images
 
 wheel: $(VENV)/.installed-dev ## build the wheel into dist/
 	@rm -rf build dist

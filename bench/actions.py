@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from akunu_py.bench.replay.curves import parse_curve
+from akunu_py.bench.curve import parse_curve
 from akunu_py.bench.workloads import load_workloads
 from akunu_py.errors import INTERRUPTED, UsageError
 
@@ -65,9 +65,9 @@ def speed(options: argparse.Namespace) -> int:
 
 
 def replay(options: argparse.Namespace) -> int:
-    from akunu_py.bench.replay.replay import COMPARED, replay_trace
-    from akunu_py.bench.replay.trace import load_trace
+    from akunu_py.bench.replay import COMPARED, replay_trace
     from akunu_py.bench.report.printing import print_replay, print_replays
+    from akunu_py.bench.trace import load_trace
 
     if options.record:
         return _record(options)
@@ -90,28 +90,21 @@ def replay(options: argparse.Namespace) -> int:
         for drafter in (COMPARED if options.compare else (options.draft,))
     }
     name, draft = options.curve, options.draft
-    if options.compare and options.format == "json":
-        _print_json({"curve": name, "drafters": found})
-    elif options.compare:
-        print_replays(name, found)
-    elif options.format == "json":
-        _print_json({"curve": name, "draft": draft, "workloads": found[draft]})
+    if options.compare:
+        _show(options, {"curve": name, "drafters": found}, lambda: print_replays(name, found))
     else:
-        print_replay(name, draft, found[draft])
+        as_json = {"curve": name, "draft": draft, "workloads": found[draft]}
+        _show(options, as_json, lambda: print_replay(name, draft, found[draft]))
     return 0
 
 
 def _record(options: argparse.Namespace) -> int:
-    from akunu_py.bench.replay.record import read_prompts, record
+    from akunu_py.bench.trace import read_prompts, record
     from akunu_py.decoding.load import load_engine
 
     prompts = read_prompts(options.prompts) if options.prompts else load_workloads()
     engine = load_engine(options.model, options.weights)
-
-    def progress(line: str) -> None:
-        print(line, file=sys.stderr)
-
-    count = record(engine, prompts, Path(options.record), options.max_tokens, progress)
+    count = record(engine, prompts, Path(options.record), options.max_tokens, _print_line)
     print(f"{options.record}: {count} tokens in answers to {len(prompts)} prompts")
     return 0
 
@@ -125,10 +118,7 @@ def curve(options: argparse.Namespace) -> int:
     context = options.context or curve.CONTEXT
     costs = curve.measure_curve(engine, range(1, 33), options.repeats, context)
     found = curve.as_dict(engine, costs, context)
-    if options.format == "json":
-        _print_json(found)
-    else:
-        print_curve(curve.describe_setup(engine), costs, found)
+    _show(options, found, lambda: print_curve(curve.describe_setup(engine), costs, found))
     return 0
 
 
@@ -149,11 +139,12 @@ def theory(options: argparse.Namespace) -> int:
             "no run with fixed drafts to compare the theory with; make one with: akunu bench theory"
         )
     found = [theory.as_dict(result) for result in results]
-    if options.format == "json":
-        _print_json(found if len(found) > 1 else found[0])
-    else:
+
+    def print_all() -> None:
         for result, each in zip(results, found, strict=True):
             print_theory(result, each)
+
+    _show(options, found[0] if len(found) == 1 else found, print_all)
     return _exit_code(interrupted)
 
 
@@ -197,17 +188,13 @@ def fidelity(options: argparse.Namespace) -> int:
 
     interrupted = _interrupted(measure)
     summaries = fidelity.summarize(comparisons)
-    if options.format == "json":
-        _print_json(
-            {
-                "command": options.command_line,
-                "date": today(),
-                "machine": describe_machine(),
-                "fidelity": [each.as_dict() for each in summaries],
-            }
-        )
-    else:
-        print_fidelity(summaries)
+    as_json = {
+        "command": options.command_line,
+        "date": today(),
+        "machine": describe_machine(),
+        "fidelity": [each.as_dict() for each in summaries],
+    }
+    _show(options, as_json, lambda: print_fidelity(summaries))
     return _exit_code(interrupted, "compared")
 
 
@@ -229,19 +216,15 @@ def profile(options: argparse.Namespace) -> int:
             profiles.append(one)
 
     interrupted = _interrupted(measure)
-    if options.format == "json":
-        _print_json(
-            {
-                "command": options.command_line,
-                "date": today(),
-                "model": describe_model(engine),
-                "machine": describe_machine(),
-                "draft": options.draft,
-                "profiles": [asdict(each) for each in profiles],
-            }
-        )
-    else:
-        print_profiles(profiles, STAGES)
+    as_json = {
+        "command": options.command_line,
+        "date": today(),
+        "model": describe_model(engine),
+        "machine": describe_machine(),
+        "draft": options.draft,
+        "profiles": [asdict(each) for each in profiles],
+    }
+    _show(options, as_json, lambda: print_profiles(profiles, STAGES))
     return _exit_code(interrupted)
 
 
@@ -257,10 +240,7 @@ def complete(options: argparse.Namespace) -> int:
     measured = measure_completion(engine, complete_options, curve, options.live, _progress)
     _progress("")
     found = {"model": engine.name, "curve": options.curve} | measured
-    if options.format == "json":
-        _print_json(found)
-    else:
-        print_completion(found)
+    _show(options, found, lambda: print_completion(found))
     return 0
 
 
@@ -288,19 +268,15 @@ def chat(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="akunu-bench-") as directory:
         bench = ChatBench(chat_options, Path(directory), _progress)
         interrupted = _interrupted(lambda: bench.measure(result))
-    if options.format == "json":
-        _print_json(
-            {
-                "command": options.command_line,
-                "date": today(),
-                "model": model.name,
-                "draft": options.draft,
-                "machine": describe_machine(),
-            }
-            | result.as_dict()
-        )
-    else:
-        print_chat(model.name, options.draft, result)
+    as_json = {
+        "command": options.command_line,
+        "date": today(),
+        "model": model.name,
+        "draft": options.draft,
+        "machine": describe_machine(),
+    }
+    as_json |= result.as_dict()
+    _show(options, as_json, lambda: print_chat(model.name, options.draft, result))
     return _exit_code(interrupted)
 
 
@@ -362,12 +338,13 @@ def compare(options: argparse.Namespace) -> int:
             "measure both with the same options of akunu bench"
         )
     slower = any_slower(comparisons)
-    if options.format == "json":
-        rows = [to_file_keys(asdict(comparison)) for comparison in comparisons]
-        _print_json({"slower": slower, "comparisons": rows})
-    else:
-        unit = "x plain" if options.against_baseline else "t/s"
-        print_comparisons(comparisons, unit, slower)
+    rows = [to_file_keys(asdict(comparison)) for comparison in comparisons]
+    unit = "x plain" if options.against_baseline else "t/s"
+    _show(
+        options,
+        {"slower": slower, "comparisons": rows},
+        lambda: print_comparisons(comparisons, unit, slower),
+    )
     return FAILED if slower else 0
 
 
@@ -376,11 +353,19 @@ def _progress(line: str) -> None:
     if sys.stderr.isatty():
         print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
     elif line:
-        print(line, file=sys.stderr, flush=True)
+        _print_line(line)
 
 
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=1))
+def _print_line(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _show(options: argparse.Namespace, as_json: Any, print_text: Callable[[], None]) -> None:
+    """Prints a result in the format that was asked for."""
+    if options.format == "json":
+        print(json.dumps(as_json, indent=1))
+    else:
+        print_text()
 
 
 def _interrupted(measure: Callable[[], None]) -> bool:

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from akunu_py.bench.statistics import half_range, median
+from akunu_py.bench.result import half_range, median
 from akunu_py.bench.workloads import load_workloads
 from akunu_py.chats.store import ConversationStore
 from akunu_py.chats.tree import ChatMessage, Tree

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from akunu_py.arguments import Parser, positive
 from akunu_py.bench import actions
-from akunu_py.bench.replay.curves import CURVES
+from akunu_py.bench.curve import CURVES
 from akunu_py.bench.workloads import NAMES
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, DEFAULT_MODEL, DRAFT_MODES, WEIGHT_MODES
 

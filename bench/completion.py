@@ -14,16 +14,14 @@ from dataclasses import asdict, dataclass, fields, replace
 from importlib import resources
 from typing import Any
 
-from akunu_py.bench.replay.curves import Curve, FixedCosts
-from akunu_py.bench.replay.replay import ReplayCounts, replay_item
-from akunu_py.bench.replay.trace import TraceItem
+from akunu_py.bench.curve import Curve, FixedCosts
+from akunu_py.bench.replay import ReplayCounts, replay_item
+from akunu_py.bench.trace import TraceItem
 from akunu_py.completion.completer import CompleteOptions, Completer
 from akunu_py.completion.prompt import Prompt
-from akunu_py.completion.tokens import CodeTokens
 from akunu_py.completion.types import Completion, CompletionRequest, SourceFile
 from akunu_py.decoding.engine import Engine
 from akunu_py.ngram.auto import AutoDrafter
-from akunu_py.ngram.cost import MAX_ROWS
 
 PREFIX, BUFFER, FILES = "prefix", "buffer", "files"
 CONTEXTS = (PREFIX, BUFFER, FILES)  # what drafts are made from, each with those before it
@@ -156,9 +154,12 @@ def replay_places(
     counts: dict[str, dict[str, ReplayCounts]] = {}
     for place in places:
         made = completer.prompt(place.request)
-        output = _tokens_after(completer.code, place, made)
+        # What follows the prompt: the held-out text, from where the prompt ends in a token.
+        output = completer.code.encode(made.healed + place.body)[:_LONGEST]
         for context, pieces in _contexts(made).items():
-            drafter = AutoDrafter(_fixed_costs(curve), stop_tokens=completer.engine.stop_tokens)
+            drafter = AutoDrafter(
+                FixedCosts(curve.points), stop_tokens=completer.engine.stop_tokens
+            )
             end = sorted(completer.engine.stop_tokens)[:1]
             unread = [token for tokens in pieces for token in (*tokens, *end)]
             drafter.extend(unread)
@@ -175,18 +176,9 @@ def _sum(counts: Sequence[ReplayCounts]) -> ReplayCounts:
     return ReplayCounts(**{name: sum(getattr(each, name) for each in counts) for name in names})
 
 
-def _tokens_after(code: CodeTokens, place: Place, made: Prompt) -> tuple[int, ...]:
-    """The tokens that follow the prompt: those of the held-out text where it begins."""
-    return code.encode(made.healed + place.body)[:_LONGEST]
-
-
 def _contexts(made: Prompt) -> dict[str, list[tuple[int, ...]]]:
     """The draft context by what it is from. Of a prompt it begins with the files."""
     return {PREFIX: [], BUFFER: made.draft_context[made.files :], FILES: made.draft_context}
-
-
-def _fixed_costs(curve: Curve) -> FixedCosts:
-    return FixedCosts(curve.table(MAX_ROWS))
 
 
 def run_live(
@@ -202,7 +194,7 @@ def run_live(
         for context in CONTEXTS:
             progress(f"{place.request.path}: {context}, {number}/{len(places)}")
             completer = _LimitedCompleter(engine, options, context)
-            completer.session.drafting.curve = _fixed_costs(curve)
+            completer.session.drafting.curve = FixedCosts(curve.points)
             done[context].append(completer.complete(place.request))
     return done
 

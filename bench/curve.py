@@ -1,29 +1,89 @@
-"""What a pass over M positions costs on this machine, and what the planner makes of it."""
+"""What a pass over M rows costs: published for some machines, given as points, or measured here;
+and what the planner makes of it.
+
+Nothing but measuring needs MLX, which is why it is imported there.
+"""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import mlx.core as mx
-
-from akunu_py.bench.theory import expected_tokens
-from akunu_py.decoding import device, kvcache
-from akunu_py.decoding.decode import verify
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.target import Target, prefill
+from akunu_py.errors import UsageError
+from akunu_py.ngram.cost import CostCurve, interpolate
 from akunu_py.ngram.planner import choose_length
+
+if TYPE_CHECKING:
+    from akunu_py.decoding.engine import Engine
 
 CONTEXT = 256  # tokens in the cache while measuring
 CHANCES = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99)  # of a drafted token to be accepted
+CURVES: dict[str, str] = {
+    "m5max": "1:1 3:1.11 5:1.42 8:2.2 16:2.6 32:3.2",
+    "m4pro": "1:1 2:1.2 3:1.4 4:1.6 5:1.8 6:2.2 10:3.2 16:3.9 32:3.9",
+    "m1": "1:1 2:1.5 5:3.0 6:3.4 16:4.0 32:4.5",
+    "cpu": "1:1 2:1.15 3:1.36 4:1.5 5:1.55 6:1.58 8:1.67 9:1.71",
+}
+
+
+class Curve:
+    """Cost of a pass by its rows: linear between the points, the last slope beyond them."""
+
+    def __init__(self, points: dict[int, float]) -> None:
+        if sorted(points)[:1] != [1]:
+            raise UsageError("a curve starts with the cost of 1 row, such as 1:1,3:1.11,5:1.42")
+        self.points = dict(sorted(points.items()))
+
+    def __call__(self, rows: int) -> float:
+        return interpolate(self.points, rows)
+
+
+class FixedCosts(CostCurve):
+    """A planner's costs that no measured time changes: what is drafted does not depend on how busy
+    the machine is, nor on its kernels."""
+
+    def observe(self, rows: int, seconds: float, context: int) -> None:
+        """Ignored."""
+
+
+def parse_curve(text: str) -> Curve:
+    """A curve from its name or from points such as `1:1,3:1.11,5:1.42` (commas or spaces).
+
+    Raises UsageError when `text` is neither, when a cost is not a positive number, when rows
+    repeat, or when the cost of one row is missing.
+    """
+    points: dict[int, float] = {}
+    for part in CURVES.get(text, text).replace(",", " ").split():
+        rows_text, colon, cost_text = part.partition(":")
+        try:
+            rows, cost = int(rows_text), float(cost_text)
+        except ValueError:
+            colon = ""
+        if not colon:
+            raise UsageError(
+                f"expected a curve ({', '.join(CURVES)}) or points such as 1:1,3:1.11,5:1.42, "
+                f"found {text!r}"
+            )
+        if rows < 1 or not 0 < cost < float("inf") or rows in points:
+            raise UsageError(
+                f"expected different rows from 1 up with positive costs, found {part!r} in {text!r}"
+            )
+        points[rows] = cost
+    return Curve(points)
 
 
 def measure_curve(
     engine: Engine, rows: Sequence[int], repeats: int, context: int = CONTEXT
 ) -> dict[int, float]:
     """Median seconds of a pass for each number of rows, interleaved over `repeats` rounds."""
+    import mlx.core as mx
+
+    from akunu_py.decoding import kvcache
+    from akunu_py.decoding.decode import verify
+    from akunu_py.decoding.target import Target, prefill
+
     target = Target(engine.model)
     target.reuse_prefix([index % 1000 for index in range(context + 1)])
     prefill(target, lambda done: True)
@@ -39,6 +99,13 @@ def measure_curve(
                 seconds[count].append(elapsed)
     mx.clear_cache()
     return {count: statistics.median(times) for count, times in seconds.items()}
+
+
+def expected_tokens(chance: float, drafted: int) -> float:
+    """Tokens that a pass yields on average: equation 1, (1 - a^(g+1)) / (1 - a)."""
+    if chance >= 1:
+        return drafted + 1.0
+    return float((1 - chance ** (drafted + 1)) / (1 - chance))
 
 
 def planned_length(costs: Mapping[int, float], chance: float) -> int:
@@ -57,6 +124,8 @@ def planned_length(costs: Mapping[int, float], chance: float) -> int:
 
 def describe_setup(engine: Engine) -> dict[str, str]:
     """What the costs depend on."""
+    from akunu_py.decoding import device
+
     return {
         "model": engine.name,
         "weights": engine.weights,

@@ -20,7 +20,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
-from akunu_py.bench.replay.curves import FixedCosts
+from akunu_py.bench.curve import FixedCosts
 from akunu_py.bench.runners import Passes
 from akunu_py.bench.runners.akunu import UnsavedState, record_passes
 from akunu_py.decoding import kvcache

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from akunu_py.bench.result import median
 from akunu_py.bench.runners import Passes
 from akunu_py.bench.runners.akunu import UnsavedState, record_passes
-from akunu_py.bench.statistics import median
 from akunu_py.bench.workloads import Workload
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Session

@@ -8,14 +8,14 @@ import json
 import os
 import platform
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from akunu_py.bench.replay.curves import Curve
-from akunu_py.bench.statistics import half_range, median
+from akunu_py.bench.curve import Curve
 from akunu_py.errors import StoreError, UsageError
 from akunu_py.version import __version__
 
@@ -25,7 +25,31 @@ if TYPE_CHECKING:
 FORMAT = "akunu bench 1"
 _FILE_KEYS = {"runner": "contestant", "sources": "evidence"}  # of the format, for these fields
 _FIELDS = {key: name for name, key in _FILE_KEYS.items()}
+_PERIOD = 64  # tokens; the longest passage that counts as a loop when it comes again and again
+_ROUNDS = 3
 _VERSIONS = ("mlx", "mlx-lm", "numpy")
+
+
+def median(values: Sequence[float]) -> float:
+    """The median, 0 for none. Never a mean: times have a floor and a long tail."""
+    return statistics.median(values) if values else 0.0
+
+
+def half_range(values: Sequence[float]) -> float:
+    """Half the way from the least to the greatest: what stands behind a ± in every table."""
+    return (max(values) - min(values)) / 2 if values else 0.0
+
+
+def loop_start(tokens: Sequence[int]) -> int | None:
+    """From where `tokens` only repeat a passage, to their end and at least three times; None where
+    they do not. Small models answer in circles, which any drafter follows."""
+    for period in range(1, min(_PERIOD, len(tokens) // _ROUNDS) + 1):
+        start = len(tokens) - period
+        while start > 0 and tokens[start - 1] == tokens[start - 1 + period]:
+            start -= 1
+        if len(tokens) - start >= _ROUNDS * period:
+            return start
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,6 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from akunu_py.bench.curve import CONTEXT, measure_curve
 from akunu_py.bench.fidelity import first_divergence
-from akunu_py.bench.replay.trace import Trace, load_trace
 from akunu_py.bench.result import (
     Repeat,
     Result,
@@ -32,12 +31,13 @@ from akunu_py.bench.result import (
     Throughput,
     describe_machine,
     describe_model,
+    loop_start,
     today,
 )
 from akunu_py.bench.runners import PLAIN, Conditions, Run, Runner, peers
 from akunu_py.bench.runners.akunu import Akunu
 from akunu_py.bench.runners.mlx_lm import MlxLm, MlxLmDraftModel
-from akunu_py.bench.statistics import loop_start
+from akunu_py.bench.trace import Trace, load_trace
 from akunu_py.bench.workloads import Workload
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Session

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from akunu_py.bench.replay.curves import Curve
+from akunu_py.bench.curve import Curve, expected_tokens
 from akunu_py.bench.result import Result, Series
 
 LONGEST = 32
@@ -23,13 +23,6 @@ TABLE_1 = ((0.6, 2), (0.7, 3), (0.8, 2), (0.8, 5), (0.9, 2), (0.9, 10))
 
 Cost = Callable[[int], float]
 """Of a pass over so many rows, where one row costs 1."""
-
-
-def expected_tokens(chance: float, drafted: int) -> float:
-    """Tokens that a pass yields on average: equation 1, (1 - a^(g+1)) / (1 - a)."""
-    if chance >= 1:
-        return drafted + 1.0
-    return float((1 - chance ** (drafted + 1)) / (1 - chance))
 
 
 def improvement(chance: float, drafted: int, c: float, cost: Cost = lambda rows: 1.0) -> float:

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from akunu_py.bench.report import tables
-from akunu_py.bench.result import Result
-from akunu_py.bench.statistics import half_range, median
+from akunu_py.bench.result import Result, half_range, median
 from akunu_py.types import Stats
 
 if TYPE_CHECKING:

@@ -11,12 +11,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from akunu_py.bench.replay.curves import parse_curve
-from akunu_py.bench.replay.replay import COMPARED, replay_trace
-from akunu_py.bench.replay.trace import load_trace
+from akunu_py.bench.curve import parse_curve
+from akunu_py.bench.replay import COMPARED, replay_trace
 from akunu_py.bench.report.tables import versions
-from akunu_py.bench.result import Result, Series, load_result, merged
-from akunu_py.bench.statistics import loop_start
+from akunu_py.bench.result import Result, Series, load_result, loop_start, merged
+from akunu_py.bench.trace import load_trace
 from akunu_py.errors import UsageError
 
 _BLOCK = re.compile(

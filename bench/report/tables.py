@@ -13,8 +13,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
-from akunu_py.bench.result import Result, Series, Throughput
-from akunu_py.bench.statistics import half_range, median
+from akunu_py.bench.result import Result, Series, Throughput, half_range, median
 from akunu_py.bench.theory import predict
 
 Row = dict[str, Any]

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from scipy.stats import mannwhitneyu
 
-from akunu_py.bench.statistics import half_range, least_p, median, rank_test
+from akunu_py.bench.compare import least_p, rank_test
+from akunu_py.bench.result import half_range, median
 from tests.support.bench_fakes import PLAIN, Simulated, simulate
 from tests.support.command import assert_one_line_error, run_here
 

@@ -9,7 +9,7 @@ import pytest
 
 from akunu_py.bench import completion
 from akunu_py.bench.completion import BUFFER, FILES, PREFIX, TOGETHER
-from akunu_py.bench.replay.curves import CURVES, parse_curve
+from akunu_py.bench.curve import CURVES, parse_curve
 from akunu_py.cli import main
 from akunu_py.completion.completer import CompleteOptions, Completer
 from akunu_py.decoding.engine import Engine

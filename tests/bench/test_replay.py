@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from akunu_py.bench.replay.curves import CURVES, Curve, parse_curve
-from akunu_py.bench.replay.replay import PromptLookupDrafter, replay
-from akunu_py.bench.replay.trace import TraceItem, load_trace, parse_trace
+from akunu_py.bench.curve import CURVES, Curve, parse_curve
+from akunu_py.bench.replay import PromptLookupDrafter, replay
+from akunu_py.bench.trace import TraceItem, load_trace, parse_trace
 from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
-from akunu_py.ngram.cost import MAX_ROWS, CostCurve
+from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import FixedDrafter
 from akunu_py.ngram.memory import Memory
 
@@ -82,12 +82,11 @@ def test_memory_learns_from_item_to_item() -> None:
     answer = tuple(range(500, 600))
     items = [TraceItem((1, 2), answer), TraceItem((3, 4), answer)]
     curve = parse_curve("cpu")
-    points = curve.table(MAX_ROWS)
 
     def passes(memory: Memory | None) -> int:
         counts = replay(
             items,
-            lambda: AutoDrafter(CostCurve(points), memory=memory),
+            lambda: AutoDrafter(CostCurve(curve.points), memory=memory),
             curve,
             (lambda item: memory.learn(item.output)) if memory is not None else None,
         )

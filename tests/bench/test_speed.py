@@ -17,10 +17,9 @@ import pytest
 
 from akunu_py.bench.fidelity import Divergence, first_divergence, top_two_margin
 from akunu_py.bench.report import tables
-from akunu_py.bench.result import Throughput, load_result, merged
+from akunu_py.bench.result import Throughput, load_result, loop_start, merged
 from akunu_py.bench.runners import Conditions, Passes
 from akunu_py.bench.runners.akunu import Akunu, RecordingDrafter
-from akunu_py.bench.statistics import loop_start
 from akunu_py.bench.workloads import NAMES, Workload, WorkloadTurn, load_workloads
 from akunu_py.decoding.engine import Engine
 from akunu_py.models.store import StoredModel

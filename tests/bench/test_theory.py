@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from akunu_py.bench.curve import expected_tokens
 from akunu_py.bench.result import Repeat, Series
-from akunu_py.bench.theory import best_length, expected_tokens, improvement, operations, predict
+from akunu_py.bench.theory import best_length, improvement, operations, predict
 from tests.support.bench_fakes import fake_result, plain_series
 from tests.support.command import assert_one_line_error, run_here
 

@@ -19,9 +19,9 @@ import pytest
 import tomlkit
 from hypothesis import strategies as st
 
-from akunu_py.bench.replay import trace
-from akunu_py.bench.replay.trace import load_trace
+from akunu_py.bench import trace
 from akunu_py.bench.result import Result, load_result
+from akunu_py.bench.trace import load_trace
 from akunu_py.chats.json import read_json
 from akunu_py.errors import AkunuError, UsageError
 from akunu_py.models import catalogue

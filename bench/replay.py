@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from akunu_py.bench.replay.curves import Curve
-from akunu_py.bench.replay.trace import Trace, TraceItem
+from akunu_py.bench.curve import Curve
+from akunu_py.bench.trace import Trace, TraceItem
 from akunu_py.ngram.auto import AutoDrafter
-from akunu_py.ngram.cost import MAX_ROWS, CostCurve
+from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
 from akunu_py.ngram.memory import Memory
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, Drafter
@@ -46,9 +46,8 @@ def _replay_items(
     items: Sequence[TraceItem], curve: Curve, drafter: str, draft_tokens: int, memory: bool
 ) -> dict[str, Any]:
     learned = Memory() if memory else None
-    points = curve.table(MAX_ROWS)
     makers: dict[str, Callable[[], Drafter]] = {
-        "auto": lambda: AutoDrafter(CostCurve(points), memory=learned),
+        "auto": lambda: AutoDrafter(CostCurve(curve.points), memory=learned),
         "fixed": lambda: FixedDrafter(draft_tokens),
         "off": NoDrafter,
         "fixed 4": lambda: FixedDrafter(4),

@@ -1,4 +1,4 @@
-"""Makes the pictures of the chat for the README: `python -m akunu_py.tui.screenshots [DIRECTORY]`.
+"""Makes the pictures of the chat for the README: `python docs/pictures.py [DIRECTORY]`.
 
 Real ones: the app runs without a terminal on the starter, keys are pressed, a model answers. The
 numbers in them are those of the machine that made them.
