@@ -74,7 +74,7 @@ class Completer:
         added to it, because they repeat each other at every keystroke. Raises UsageError where
         the model cannot do what `options` ask for."""
         self.options = options
-        self.code = CodeTokens(engine.tokenizer)
+        self.code = CodeTokens(engine.tokenizer, engine.vocabulary)
         self.family = find_family(options.fim, self.code, engine.name)
         families = [self.family] if self.family else load_families().values()
         markers = tuple(token for family in families for token in family.stop)

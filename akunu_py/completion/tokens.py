@@ -16,11 +16,16 @@ _MAX_HEALED = 64  # characters; a run of spaces may be one long token
 
 
 class CodeTokens:
-    """The tokenizer of a model, as completion uses it."""
+    """The tokenizer of a model, as completion uses it.
 
-    def __init__(self, tokenizer: Any) -> None:
+    vocabulary: how many tokens its weights have; a tokenizer may name more.
+    """
+
+    def __init__(self, tokenizer: Any, vocabulary: int) -> None:
         self._backend = tokenizer.backend_tokenizer
-        self._vocabulary: dict[str, int] = tokenizer.get_vocab()
+        self._vocabulary: dict[str, int] = {
+            text: token for text, token in tokenizer.get_vocab().items() if token < vocabulary
+        }
         added = {token.content for token in self._backend.get_added_tokens_decoder().values()}
         # Some tokenizers have added tokens for runs of spaces: those may stay what they are.
         self._markers = {text for text in added if len(text) > 1 and not text.isspace()}

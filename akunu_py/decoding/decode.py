@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from akunu_py.decoding import kvcache
 from akunu_py.decoding.target import Target, common_prefix
+from akunu_py.decoding.vocabulary import first_outside
 from akunu_py.types import Drafter, Piece
 
 _MAX_PENDING = 8  # tokens; above it a pass runs only these, instead of adding a draft
@@ -68,7 +69,10 @@ def decode(
 def draft(target: Target, drafter: Drafter, limit: int) -> list[int]:
     """Tokens to verify in the next pass, which yields one more, `limit` at most."""
     room = limit - 1 if len(target.pending) <= _MAX_PENDING else 0
-    return clip_to_vocabulary(drafter.propose(room), target.vocabulary)
+    drafted = drafter.propose(room)
+    # What is drafted from may come from a file.
+    vocabulary = target.vocabulary
+    return drafted if vocabulary is None else drafted[: first_outside(drafted, vocabulary)]
 
 
 def speculate(
@@ -121,11 +125,3 @@ def collect(target: Target, sampled: mx.array, ahead: mx.array | None) -> list[i
     token = int(sampled.item())
     target.commit([token], len(target.pending))
     return [token]
-
-
-def clip_to_vocabulary(drafted: list[int], vocabulary: int | None) -> list[int]:
-    """`drafted` up to the first token that the model does not have. What is drafted from may come
-    from a file, and MLX does not check where in a table of embeddings it reads."""
-    if vocabulary is None or not drafted or 0 <= min(drafted) <= max(drafted) < vocabulary:
-        return drafted
-    return drafted[: next(at for at, token in enumerate(drafted) if not 0 <= token < vocabulary)]

@@ -7,29 +7,33 @@ p and accepting where y = x is the same thing: y = x has probability p(x), and a
 distributed as p without x. So every row is sampled as plain decoding would sample it, and drafts
 are compared with the result, whatever the temperature.
 
-The random numbers of a row depend on the seed and the row's position in the history only. With the
-same seed, sampling with drafts therefore gives the very tokens of plain sampling.
+A row is drawn by Gumbel-max (Gumbel 1954; as exponential races: the largest of p / E, where E is
+exponential noise), and the noise of each token depends on the seed, the row's position in the
+history and the token only. So with the same seed sampling with drafts gives the tokens of plain
+sampling, and logits that a pass over more rows rounds differently give another token only where
+the race was that close. One draw over the inverse of the cumulated distribution, as MLX's
+`categorical`, would shift all tokens behind the difference.
 """
 
 from __future__ import annotations
 
+import math
 import secrets
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import mlx.core as mx
-from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_logits_processors
+from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 
+from akunu_py.decoding.vocabulary import inside
 from akunu_py.errors import UsageError
 from akunu_py.types import SamplingOptions
 
 _MAX_SEED = 2**32 - 1
-
-Processor = Callable[[mx.array, mx.array], mx.array]
+_LARGEST = 1e30  # 1 / temperature; more would be infinite, and infinity times 0 is no number
 
 
 class Sampler:
-    """Samples a token for each row of logits. Repeatable: it has no state.
+    """Samples a token for each row of logits. Repeatable: it keeps no state.
 
     Raises UsageError for options that cannot be honoured. seed: the one in use, also where the
     options left it to chance.
@@ -39,12 +43,17 @@ class Sampler:
         _check(options)
         self.options = options
         self.seed = secrets.randbits(32) if options.seed is None else options.seed
-        self._processors = _processors(options)
+        self._penalizes = (
+            options.repetition_penalty != 1
+            or options.presence_penalty != 0
+            or options.frequency_penalty != 0
+        )
+        self._offsets: mx.array | None = None  # [vocab]; see `_offset`
 
     @property
     def window(self) -> int:
         """How many of the tokens before a row it looks at."""
-        return self.options.penalty_window if self._processors else 0
+        return self.options.penalty_window if self._penalizes else 0
 
     def sample(self, logits: mx.array, before: mx.array, position: int) -> mx.array:
         """The token sampled after each row, [rows], not yet evaluated.
@@ -54,55 +63,105 @@ class Sampler:
         of the first row's token in the history.
         """
         rows, options = logits.shape[0], self.options
-        logits = self._processed(logits, before)
+        if options.logit_bias or options.allowed_tokens:
+            logits = logits + self._offset(logits.shape[-1])
+        if self._penalizes:
+            logits = penalized(logits, before, options)
         if options.temperature == 0:
             sampled = mx.argmax(logits, axis=-1)
         else:
             logits = filtered(logits, options)
-            drawn = [
-                mx.random.categorical(logits[row : row + 1], key=self._key(position + row))
-                for row in range(rows)
-            ]
-            sampled = mx.concatenate(drawn)
+            sampled = draw(logits, self.seed, position)
         if rows > 1 and (options.lenience < 1 or options.typical > 0):
             draft = before[-(rows - 1) :]
-            key = mx.random.split(self._key(position))[1]
+            key = mx.random.split(_keys(self.seed, position, 1)[0])[1]
             accepted = accepted_leniently(logits[:-1], draft, options, key)
             sampled = mx.concatenate([mx.where(accepted, draft, sampled[:-1]), sampled[-1:]])
         return sampled
 
-    def _processed(self, logits: mx.array, before: mx.array) -> mx.array:
-        """After bias and penalties, each row by the tokens before it, and only allowed tokens."""
-        if self._processors:
-            rows = []
-            for row in range(logits.shape[0]):
-                end = before.shape[0] - logits.shape[0] + row + 1
-                each = logits[row : row + 1]
-                for processor in self._processors:
-                    each = processor(before[:end], each)
-                rows.append(each)
-            logits = mx.concatenate(rows)
-        if self.options.allowed_tokens:
-            mask = mx.full(logits.shape[-1:], -mx.inf, logits.dtype)
-            mask[mx.array(self.options.allowed_tokens)] = 0
-            logits = logits + mask
-        return logits
+    def _offset(self, vocabulary: int) -> mx.array:
+        """What is added to each logit, [vocab]: the bias, and minus infinity where tokens are not
+        allowed. Tokens that the vocabulary lacks are left out."""
+        if self._offsets is None or self._offsets.shape[0] != vocabulary:
+            bias, allowed = dict(self.options.logit_bias), self.options.allowed_tokens
+            offsets = [-math.inf if allowed else 0.0] * vocabulary
+            for token in inside(allowed, vocabulary):
+                offsets[token] = 0.0
+            for token in inside(list(bias), vocabulary):
+                offsets[token] += bias[token]
+            self._offsets = mx.array(offsets)
+        return self._offsets
 
-    def _key(self, position: int) -> mx.array:
-        return mx.random.key((self.seed << 32) + position)
+
+def penalized(logits: mx.array, before: mx.array, options: SamplingOptions) -> mx.array:
+    """Logits [rows, vocab] after the penalties for the tokens before each row, with the formulas of
+    mlx-lm's processors. before: as for `Sampler.sample`."""
+    rows = logits.shape[0]
+    window = min(options.penalty_window, before.shape[0])
+    ends = mx.arange(before.shape[0] - rows + 1, before.shape[0] + 1)
+    columns = ends[:, None] + mx.arange(-window, 0)  # [rows, window]
+    # Before the first token there is none: the first again, which is in that row's window anyway.
+    tokens = before[mx.maximum(columns, 0)]
+    chosen = mx.take_along_axis(logits, tokens, axis=-1)
+    factor = options.repetition_penalty
+    chosen = mx.where(chosen < 0, chosen * factor, chosen / factor) - options.presence_penalty
+    logits = mx.put_along_axis(logits, tokens, chosen.astype(logits.dtype), axis=-1)
+    if options.frequency_penalty:
+        each = mx.where(columns < 0, 0.0, options.frequency_penalty).astype(logits.dtype)
+        logits = logits.at[mx.arange(rows)[:, None], tokens].subtract(each)
+    return logits
 
 
 def filtered(logits: mx.array, options: SamplingOptions) -> mx.array:
     """Log-probabilities, up to a constant, after top-p, min-p, top-k and temperature, in the order
-    of mlx-lm's sampler: [rows, vocab] -> [rows, vocab], minus infinity for what they remove."""
-    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    of mlx-lm's sampler: [rows, vocab] -> [rows, vocab] of float32, minus infinity for what they
+    remove. The highest is 0."""
+    logits = logits.astype(mx.float32)
+    # The maximum is the same in whichever order it is computed; a sum is not.
+    logprobs = logits - logits.max(axis=-1, keepdims=True)
     if 0 < options.top_p < 1:
         logprobs = apply_top_p(logprobs, options.top_p)
     if options.min_p > 0:
         logprobs = apply_min_p(logprobs, options.min_p)
     if 0 < options.top_k < logits.shape[-1]:
         logprobs = apply_top_k(logprobs, options.top_k)
-    return logprobs * (1 / options.temperature)
+    return logprobs * min(1 / options.temperature, _LARGEST)
+
+
+def draw(logprobs: mx.array, seed: int, position: int) -> mx.array:
+    """A token for each row, [rows]: x with probability exp(logprobs[x]) over the sum of those.
+
+    logprobs: [rows, vocab] of float32, at most 0. position: of the first row's token.
+    """
+    rows, vocabulary = logprobs.shape
+    noise = exponential(random_bits(_keys(seed, position, rows), vocabulary))
+    return mx.argmax(mx.exp(logprobs) / noise, axis=-1)
+
+
+def random_bits(keys: mx.array, count: int) -> mx.array:
+    """Random words, [keys, count] of uint32; each row depends on its own key and `count` only.
+
+    keys: [keys, 2].
+    """
+    pairs = (count + 1) // 2  # `split` is the way from Python to MLX's random bits
+    if keys.shape[0] == 1:
+        bits = mx.random.split(keys[0], pairs)
+    else:
+        bits = mx.vmap(lambda key: mx.random.split(key, pairs))(keys)
+    return bits.reshape(keys.shape[0], -1)[:, :count]
+
+
+def exponential(bits: mx.array) -> mx.array:
+    """Random words as float32 of the exponential distribution, positive and finite."""
+    u = (bits | 1).astype(mx.float32) * 2.0**-32  # above 0, and 1 at most
+    rest = mx.maximum(1 - u, 2.0**-33)
+    # -log(1 - u). What 1 - u rounds off is added again: the smallest draw the unlikeliest tokens.
+    return (u - (1 - rest)) - mx.log(rest)
+
+
+def _keys(seed: int, position: int, rows: int) -> mx.array:
+    """The random key of each row, [rows, 2]."""
+    return mx.array([[seed, position + row] for row in range(rows)], mx.uint32)
 
 
 def accepted_leniently(
@@ -128,20 +187,6 @@ def accepted_leniently(
         bound = mx.minimum(options.typical, options.typical**0.5 * mx.exp(-entropy))
         accepted = accepted | (chance > bound)
     return accepted
-
-
-def _processors(options: SamplingOptions) -> list[Processor]:
-    made: list[Any] = make_logits_processors(
-        logit_bias=dict(options.logit_bias) or None,
-        # mlx-lm takes 0 for "none", and 1 is the factor that changes nothing.
-        repetition_penalty=None if options.repetition_penalty == 1 else options.repetition_penalty,
-        repetition_context_size=options.penalty_window,
-        presence_penalty=options.presence_penalty or None,
-        presence_context_size=options.penalty_window,
-        frequency_penalty=options.frequency_penalty or None,
-        frequency_context_size=options.penalty_window,
-    )
-    return made
 
 
 def _check(options: SamplingOptions) -> None:

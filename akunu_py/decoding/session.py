@@ -22,6 +22,7 @@ from akunu_py.decoding.learned import LearnedState
 from akunu_py.decoding.sampling import Sampler
 from akunu_py.decoding.stream_decoder import StreamDecoder
 from akunu_py.decoding.target import Target, prefill
+from akunu_py.decoding.vocabulary import first_outside
 from akunu_py.errors import DamagedModel, EmptyPrompt, PromptTooLong, UsageError
 from akunu_py.types import (
     Answer,
@@ -219,9 +220,9 @@ def _check(engine: Engine, prompt: Sequence[int], options: GenerateOptions) -> N
         )
     if not prompt:
         raise EmptyPrompt("the prompt is empty: give a text to answer")
-    if max(prompt) >= engine.vocabulary:
+    if (at := first_outside(prompt, engine.vocabulary)) is not None:
         raise DamagedModel(
-            f"the tokenizer of {engine.name} knows token {max(prompt)}, but its weights only "
+            f"the tokenizer of {engine.name} knows token {prompt[at]}, but its weights only "
             f"{engine.vocabulary} tokens; fetch the model again"
         )
     if len(prompt) >= engine.context_length:
@@ -229,6 +230,8 @@ def _check(engine: Engine, prompt: Sequence[int], options: GenerateOptions) -> N
             f"the prompt has {len(prompt)} tokens, but the context of {engine.name} holds "
             f"{engine.context_length} with the answer; shorten the prompt"
         )
-    for token, _ in options.sampling.logit_bias:
-        if token >= (count := len(engine.tokenizer)):
-            raise UsageError(f"logit_bias: {engine.name} has {count} tokens, none is {token}")
+    biased = [token for token, _ in options.sampling.logit_bias]
+    if (at := first_outside(biased, engine.vocabulary)) is not None:
+        raise UsageError(
+            f"logit_bias: {engine.name} has {engine.vocabulary} tokens, none is {biased[at]}"
+        )

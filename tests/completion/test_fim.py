@@ -174,7 +174,7 @@ def test_runs_of_spaces_among_the_added_tokens_stay_tokens() -> None:
         def encode(self, text: str) -> list[int]:
             return list(tokenizer.encode(text).ids)
 
-    code = CodeTokens(Wrapped())
+    code = CodeTokens(Wrapped(), 2**31)
     spaces, mark = tokenizer.token_to_id("    "), tokenizer.token_to_id("<mark>")
     assert spaces in code.encode("x\n    y")
     assert mark not in code.encode("x<mark>y")

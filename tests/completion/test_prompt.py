@@ -20,7 +20,7 @@ TEXT = "".join(LINES)
 
 @pytest.fixture(scope="module")
 def code(starter_engine: Engine) -> CodeTokens:
-    return CodeTokens(starter_engine.tokenizer)
+    return CodeTokens(starter_engine.tokenizer, starter_engine.vocabulary)
 
 
 @pytest.mark.parametrize("budget", [1, 5, 64, 1000, 100_000])

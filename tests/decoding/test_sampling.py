@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from akunu_py.decoding.decode import accept, decode
-from akunu_py.decoding.sampling import Sampler, accepted_leniently, filtered
+from akunu_py.decoding.sampling import (
+    Sampler,
+    accepted_leniently,
+    draw,
+    exponential,
+    filtered,
+)
 from akunu_py.decoding.target import Target, prefill
 from akunu_py.errors import UsageError
 from akunu_py.ngram.fixed import NoDrafter
@@ -171,6 +177,73 @@ def test_seeds_differ_and_no_seed_is_a_new_one() -> None:
     assert sample(None) != sample(None)
     # Rows of one pass differ too, though their logits are the same.
     assert len(set(sample(1))) > 5
+
+
+@pytest.mark.parametrize("name", ["greedy", *FILTERS])
+@pytest.mark.parametrize(("rows", "vocabulary"), [(32, 301), (5, 64)])
+def test_a_row_is_sampled_as_it_would_be_alone(name: str, rows: int, vocabulary: int) -> None:
+    generator = np.random.default_rng(rows)
+    logits = mx.array(generator.normal(size=(rows, vocabulary)).astype(np.float32) * 3)
+    options = replace(FILTERS.get(name, SamplingOptions()), seed=5)
+    # The first rows have fewer tokens before them than the penalties look at.
+    before = mx.array(generator.integers(0, 9, rows + 2).astype(np.int32))
+    together = Sampler(options).sample(logits, before, 1000).tolist()
+    alone = [
+        Sampler(options).sample(logits[row : row + 1], before[: row + 3], 1000 + row).item()
+        for row in range(rows)
+    ]
+    assert together == alone
+
+
+def worst_error(noise: Callable[[mx.array], mx.array]) -> float:
+    """Of the noise made of random words: how far it is from -log(1 - word / 2^32), relatively."""
+    words = np.concatenate(
+        [np.arange(1, 5001, 2), 2 ** np.arange(13, 32) + 1, np.arange(2**31, 2**32 - 4096, 99_991)]
+    ).astype(np.uint32)
+    exact = -np.log1p(-words.astype(np.float64) / 2**32)
+    return float(np.abs(np.array(noise(mx.array(words))) / exact - 1).max())
+
+
+def test_noise_is_right_down_to_its_smallest_values() -> None:
+    assert worst_error(exponential) < 1e-3
+    # A planted bug: tokens of probability 1e-8 would never be drawn.
+    assert worst_error(lambda words: -mx.log(1 - (words | 1).astype(mx.float32) * 2.0**-32)) > 0.5
+    ends = np.array(exponential(mx.array([0, 1, 2**32 - 1], mx.uint32)))
+    assert np.isfinite(ends).all()
+    assert (ends > 0).all()
+
+
+def neighbours_p_value(positions: int) -> float:
+    """Of the pairs of tokens that one seed draws at 6,000 positions in a row, which repeat after
+    so many, from two distributions that take turns."""
+    p = np.array([[0.5, 0.2, 0.15, 0.1, 0.05], [0.05, 0.5, 0.2, 0.15, 0.1]])
+    rows = mx.log(mx.array(np.tile(p, (positions // 2, 1)), mx.float32))
+    tokens = np.resize(np.array(draw(rows, 4, 0)), (3000, 2))
+    counts = np.zeros((5, 5))
+    np.add.at(counts, (tokens[:, 0], tokens[:, 1]), 1)
+    return float(chisquare(counts.ravel(), np.outer(p[0], p[1]).ravel() * 3000).pvalue)
+
+
+def test_positions_draw_independently() -> None:
+    assert neighbours_p_value(6000) > 1e-4
+    assert neighbours_p_value(100) < 1e-6  # a planted bug
+
+
+def test_logits_that_round_differently_draw_the_same_tokens() -> None:
+    """Passes over one row and over many differ in the last bits. With a long tail, as real
+    vocabularies have it, one uniform number for the cumulated distribution would not forgive."""
+    logits = -mx.log(mx.arange(10, 20_010).astype(mx.float32))[None]
+    rounded = logits + mx.where(mx.arange(20_000) < 20, 3e-5, 0.0)
+    ours = theirs = 0
+    for position in range(300):
+        pair = [draw(filtered(each, WARM), 1, position).item() for each in (logits, rounded)]
+        ours += pair[0] != pair[1]
+        key = mx.random.key(position)
+        pair = [mx.random.categorical(each / 0.9, key=key).item() for each in (logits, rounded)]
+        theirs += pair[0] != pair[1]
+    print(f"of 300 draws {ours} differ, {theirs} with MLX's categorical")
+    assert ours <= 1
+    assert theirs >= 5
 
 
 @given(
