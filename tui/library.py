@@ -398,7 +398,9 @@ def _snippet(found: SearchResult, match: Style) -> Content:
 
 
 def moment(then: float, now: float) -> str:
-    """A time in the fewest words: "14:05", "yesterday", "Mon", "3 Nov"."""
+    """A time in the fewest words: "14:05", "yesterday", "Mon", "3 Nov"; "" for 0, not known."""
+    if not then:
+        return ""
     day, today = datetime.fromtimestamp(then), datetime.fromtimestamp(now)
     days = (today.date() - day.date()) // timedelta(days=1)
     if days <= 0:

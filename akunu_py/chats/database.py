@@ -14,10 +14,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from akunu_py.chats.rows import decode, text_of
 from akunu_py.chats.search import searchable
 from akunu_py.errors import ConversationError
 
@@ -38,6 +40,8 @@ _HINTS = {
     sqlite3.SQLITE_NOTADB: "it is damaged; start akunu again, which sets it aside",
 }
 _OTHER_HINT = "see `akunu info` for where it is; XDG_DATA_HOME moves it"
+_MAX_PROBLEMS = 10_000
+_IN_A_ROW = re.compile(r"^(NULL|TEXT|NUMERIC|REAL|INT|BLOB) value in |^CHECK constraint failed in ")
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
@@ -140,6 +144,7 @@ class DatabaseFile:
 
     def _connect(self) -> sqlite3.Connection:
         database = sqlite3.connect(self.path, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
+        database.text_factory = decode
         try:
             self._prepare(database)
         except BaseException:
@@ -160,6 +165,11 @@ class DatabaseFile:
                 f"{self.path} was written by a newer akunu (its version is {version}, this one "
                 f"knows {VERSION}) and stays as it is; update akunu, or set XDG_DATA_HOME to your "
                 "own folder"
+            )
+        if stranger := _stranger(database):
+            raise ConversationError(
+                f"expected akunu's own tables in {self.path}, found {stranger}, which another "
+                "program made; move the file away, then try again"
             )
         if version:
             _check(database)
@@ -200,7 +210,7 @@ class DatabaseFile:
 def _lock_beside(path: Path) -> int:
     """Makes the directory and the file where they are missing; returns the shared lock."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_SH)
         _create(path)
@@ -218,12 +228,28 @@ def _create(path: Path) -> None:
 
 
 def _check(database: sqlite3.Connection) -> None:
-    """Raises sqlite3.DatabaseError where a page of the file is damaged."""
-    (found,) = database.execute("PRAGMA quick_check (1)").fetchone()
-    if found != "ok":
-        error = sqlite3.DatabaseError(" ".join(str(found).split()))
-        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-        raise error
+    """Raises sqlite3.DatabaseError where a page of the file is damaged. A value that does not fit
+    its column damages one row, and `rows` sees to that."""
+    for (found,) in database.execute(f"PRAGMA quick_check ({_MAX_PROBLEMS})"):
+        if found != "ok" and not _IN_A_ROW.search(str(found)):
+            error = sqlite3.DatabaseError(" ".join(str(found).split())[:200])
+            error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+            raise error
+
+
+def _stranger(database: sqlite3.Connection) -> str | None:
+    """What is there that akunu never makes, and that can run for ever when a table is used."""
+    for kind, name, page, statement in database.execute(
+        "SELECT type, name, rootpage, sql FROM sqlite_master"
+    ):
+        is_index = name in ("message_index", "title_index") and " USING fts5 " in str(statement)
+        if kind in ("view", "trigger") or (kind == "table" and not page and not is_index):
+            return f"a {kind} {name!r}"
+    for table in ("conversations", "messages"):
+        for row in database.execute(f"PRAGMA table_xinfo ({table})"):
+            if row[-1]:
+                return f"a computed column {row[1]!r}"
+    return None
 
 
 @contextlib.contextmanager
@@ -268,7 +294,7 @@ def _make_indexes(database: sqlite3.Connection) -> None:
         rows = database.execute(f"SELECT number, {column} FROM {table}")
         database.executemany(
             f"INSERT INTO {index} (rowid, words) VALUES (?, ?)",
-            ((number, searchable(text)) for number, text in rows),
+            ((number, searchable(text_of(text))) for number, text in rows),
         )
 
 

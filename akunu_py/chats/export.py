@@ -6,6 +6,7 @@ Markdown and SVG hold the active branch, JSON holds everything.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import unicodedata
 from datetime import datetime
@@ -26,6 +27,8 @@ SUFFIXES: dict[ExportFormat, str] = {"markdown": ".md", "json": ".json", "svg": 
 UNTITLED = "Untitled"
 
 _END_MARK = "akunu-end-of-message"
+_MAY_STAY_OPEN = re.compile("```|~~~|<")  # a block of code or of HTML
+_MAX_FENCES = 8  # kinds that are tried, the last of a text first
 
 
 def render(tree: Tree, form: ExportFormat) -> str:
@@ -44,7 +47,7 @@ def as_markdown(tree: Tree) -> str:
     messages = visible_messages(tree)
     parts = [f"# {_line(tree.title) or UNTITLED}"]
     if messages:
-        parts.append(f"*{_date(messages[0].created)}, exported from akunu*")
+        parts.append(f"*{_date(messages[0].created)}exported from akunu*")
     for message in messages:
         parts.append(f"## {_line(author_of(message))}")
         if message.thinking.strip():
@@ -63,7 +66,7 @@ def self_contained(text: str) -> str:
     if _is_closed(text):
         return text
     fences = re.findall(r"^[ >]*(`{3,}|~{3,})", text, re.MULTILINE)
-    for fence in reversed(fences):
+    for fence in list(dict.fromkeys(reversed(fences)))[:_MAX_FENCES]:
         if _is_closed(closed := f"{text}\n{fence}"):
             return closed
     longest = max((len(run) for run in re.findall("`{3,}", text)), default=2)
@@ -73,14 +76,22 @@ def self_contained(text: str) -> str:
 
 def _is_closed(text: str) -> bool:
     """Whether a paragraph after `text` is one of its own."""
-    tokens = MarkdownIt("commonmark").parse(f"{text}\n\n{_END_MARK}\n")
+    if not _MAY_STAY_OPEN.search(text):
+        return True
+    tokens = _blocks().parse(f"{text}\n\n{_END_MARK}\n")
     return len(tokens) >= 3 and tokens[-3].level == 0 and tokens[-2].content == _END_MARK
 
 
+@functools.cache
+def _blocks() -> MarkdownIt:
+    """Made once: it takes longer than most messages. Reads no emphasis and no links."""
+    return MarkdownIt("commonmark").disable("inline")
+
+
 def _date(created: float) -> str:
-    """In the user's time zone: "21 November 2026, 14:05"."""
+    """In the user's time zone: "21 November 2026, 14:05, "; nothing where it is not known."""
     moment = datetime.fromtimestamp(created)
-    return f"{moment.day} {moment:%B %Y, %H:%M}"
+    return f"{moment.day} {moment:%B %Y, %H:%M}, " if created else ""
 
 
 def _line(text: str) -> str:
@@ -115,6 +126,7 @@ def write_new(path: Path, text: str, *, numbered: bool = False) -> Path:
     number, target = 1, path
     while True:
         try:
+            # "x" follows no link that somebody put there.
             with target.open("x", encoding="utf-8", newline="\n") as file:
                 file.write(text)
             return target

@@ -17,22 +17,17 @@ from collections.abc import Iterable
 from dataclasses import asdict, fields
 from typing import Any, get_args
 
-from akunu_py.chats.tree import ChatMessage, Role, Tree, tree_of
+from akunu_py.chats.tree import ChatMessage, Role, Tree, fitting_role, tree_of
 from akunu_py.errors import ConversationError
+from akunu_py.files import parse_json
 from akunu_py.types import FinishReason, Stats
 
 FORMAT = "akunu-conversations"
 VERSION = 1
 
-_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_MAX_TIME = 253402300799.0  # the end of the year 9999
-_FOLLOWS: dict[str, tuple[str | None, ...]] = {
-    "system": (None,),
-    "user": (None, "system", "assistant"),
-    "assistant": ("user",),
-}
-
-
+ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_MAX_TIME = 253402128000.0  # three days before the year 10000, in no time zone beyond it
+_MAX_NUMBER = 2**53  # of statistics
 _STATS_FIELDS = {field.name for field in fields(Stats)}
 
 
@@ -61,13 +56,13 @@ def read_json(text: str, name: str) -> list[Tree]:
     Raises ConversationError where it is something else.
     """
     try:
-        content = json.loads(text)
+        content = parse_json(text)
         _expect(isinstance(content, dict) and content.get("format") == FORMAT, f'"{FORMAT}"', "")
         version = content.get("version")
         _expect(version == VERSION, f"version {VERSION}", version)
         _expect(isinstance(content.get("conversations"), list), "a list of conversations", "")
         return [_read_conversation(each) for each in content["conversations"]]
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise _import_error(name, f"expected JSON: {error}") from error
     except _BadForm as error:
         raise _import_error(name, str(error)) from error
@@ -76,13 +71,23 @@ def read_json(text: str, name: str) -> list[Tree]:
 def stats_of(values: dict[str, Any]) -> Stats:
     """Statistics from a JSON object; what this version does not know is left out.
 
-    Raises ValueError where a value is no number.
+    Raises ValueError where a value is no number that one could have measured.
     """
     known = {name: value for name, value in values.items() if name in _STATS_FIELDS}
     for name, value in known.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"expected a number for {name}, found {value!r}")
+        if not _is_number(value, _MAX_NUMBER):
+            raise ValueError(f"expected a number for {name}, found {str(value)[:40]!r}")
     return Stats(**known)
+
+
+def is_time(value: object) -> bool:
+    """Whether it is a number of seconds since 1970 that has a date."""
+    return _is_number(value, _MAX_TIME)
+
+
+def _is_number(value: object, most: float) -> bool:
+    """NaN is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most
 
 
 def _message_values(message: ChatMessage) -> dict[str, Any]:
@@ -113,7 +118,7 @@ def _read_conversation(values: Any) -> Tree:
         _expect(message.id not in roles, "an id of its own", message.id)
         _expect(message.parent in roles, "an earlier message as parent", message.parent)
         previous = roles[message.parent]
-        follows = previous in _FOLLOWS[message.role]
+        follows = fitting_role(message.role, previous) == message.role
         _expect(follows, f"a message that may follow {previous or 'nothing'}", message.role)
         roles[message.id] = message.role
         messages.append(message)
@@ -124,8 +129,7 @@ def _read_message(values: Any) -> ChatMessage:
     _expect(isinstance(values, dict), "a message", values)
     role, created, finish = (values.get(key) for key in ("role", "created", "finish_reason"))
     _expect(role in get_args(Role), "a role", role)
-    is_time = isinstance(created, int | float) and not isinstance(created, bool)
-    _expect(is_time and 0 <= created <= _MAX_TIME, "a time", created)
+    _expect(is_time(created), "a time", created)
     _expect(finish is None or finish in get_args(FinishReason), "a reason", finish)
     texts = {name: values.get(name) for name in ("text", "thinking", "model")}
     for name, text in texts.items():
@@ -144,7 +148,7 @@ def _read_message(values: Any) -> ChatMessage:
 
 
 def _read_id(value: Any) -> str:
-    _expect(isinstance(value, str) and _ID.fullmatch(value), "an id of letters and digits", value)
+    _expect(isinstance(value, str) and ID.fullmatch(value), "an id of letters and digits", value)
     return str(value)
 
 

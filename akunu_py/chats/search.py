@@ -10,8 +10,12 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-from collections.abc import Sequence
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+from akunu_py.chats.rows import id_of, text_of
 
 # Scripts that are written without spaces between words: Thai, Lao, Burmese, Khmer, kana, Han.
 _UNSPACED = (
@@ -20,8 +24,9 @@ _UNSPACED = (
 )
 _UNSPACED_CHARACTER = re.compile(f"({_UNSPACED})")
 _TERM = re.compile(r'"([^"]*)"|([^\s"]+)')
-_SNIPPET_WORDS = 24
+_BEFORE, _AFTER = 30, 120  # characters of a snippet around where its first word begins
 _OPEN, _CLOSE = "\x02", "\x03"  # begin and end of a match, as SQLite is asked to mark it
+_WORD = re.compile("[^\\W_](?:[^\\W_]|[\u0300-\u036f])*")
 _SPACED_OUT = re.compile(f" ?({_OPEN}?)({_UNSPACED})({_CLOSE}?) ?")
 
 _IN_MESSAGES = """
@@ -34,11 +39,7 @@ SELECT m.conversation, m.number, m.id
 FROM message_index i JOIN messages m ON m.number = i.rowid
 WHERE message_index MATCH ? ORDER BY rank
 """
-# +rowid: one walk over what matches. Asked for one row after the other it walks for each.
-_SNIPPETS = """
-SELECT rowid, snippet(message_index, 0, ?, ?, '…', ?) FROM message_index
-WHERE message_index MATCH ? AND +rowid IN (SELECT value FROM json_each(?))
-"""
+_WORDS = "SELECT rowid, words FROM message_index WHERE rowid IN (SELECT value FROM json_each(?))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,22 +74,75 @@ def find(database: sqlite3.Connection, terms: Sequence[str]) -> dict[int, Hit]:
         here = {row[0] for row in database.execute(_IN_MESSAGES, (term,))}
         here |= {row[0] for row in database.execute(_IN_TITLES, (term,))}
         found = here if found is None else found & here
-    return _best(database, " OR ".join(terms), found) if found else {}
+    return _best(database, terms, found) if found else {}
 
 
-def _best(database: sqlite3.Connection, query: str, found: set[int]) -> dict[int, Hit]:
-    """The best match of `query` in each of the conversations `found`."""
+def _best(database: sqlite3.Connection, terms: Sequence[str], found: set[int]) -> dict[int, Hit]:
+    """The best match of any of `terms` in each of the conversations `found`."""
+    query = " OR ".join(terms)
     best: dict[int, tuple[int, str]] = {}  # conversation -> number and id of its message
     for conversation, number, message in database.execute(_RANKED, (query,)):
         if conversation in found:
-            best.setdefault(conversation, (number, message))
+            best.setdefault(conversation, (number, id_of(number, message)))
     numbers = json.dumps([number for number, _ in best.values()])
-    parameters = (_OPEN, _CLOSE, _SNIPPET_WORDS, query, numbers)
-    snippets = dict(database.execute(_SNIPPETS, parameters).fetchall())
+    texts = dict(database.execute(_WORDS, (numbers,)))
     hits = dict.fromkeys(found, Hit())
     for conversation, (number, message) in best.items():
-        hits[conversation] = Hit(message, *_read_marks(snippets[number]))
+        hits[conversation] = Hit(message, *_read_marks(_snippet(text_of(texts.get(number)), terms)))
     return hits
+
+
+def _snippet(text: str, terms: Sequence[str]) -> str:
+    """The part of a text where most of `terms` are within _AFTER characters, with their marks.
+
+    FTS5 has functions for that, whose time is quadratic in how often the words are in a text.
+    """
+    marks = [*_marks(text, terms)]
+    here: Counter[str] = Counter()
+    best = first = most = 0
+    for place, _, word in marks:
+        here[word] += 1
+        while place - marks[first][0] > _AFTER:
+            left = marks[first][2]
+            here[left] -= 1
+            if not here[left]:
+                del here[left]
+            first += 1
+        if len(here) > most:
+            best, most = marks[first][0], len(here)
+    start = max(0, best - _BEFORE)
+    start = 0 if start == 0 else text.find(" ", start, best) + 1 or start
+    end = best + _AFTER + _BEFORE
+    end = len(text) if end >= len(text) else max(text.rfind(" ", best, end), best) or end
+    shown, at = "…" if start else "", start
+    for begin, stop, _ in marks:
+        if at <= begin < stop <= end:
+            shown += f"{text[at:begin]}{_OPEN}{text[begin:stop]}{_CLOSE}"
+            at = stop
+    return shown + text[at:end] + ("…" if end < len(text) else "")
+
+
+def _marks(text: str, terms: Sequence[str]) -> Iterator[tuple[int, int, str]]:
+    """Where each of `terms` begins and ends in a text, and which it is."""
+    wanted = [([_folded(word[0]) for word in _WORD.finditer(term)], term) for term in terms]
+    words = [(word.start(), word.end(), _folded(word[0])) for word in _WORD.finditer(text)]
+    for number, (start, _, _) in enumerate(words):
+        for phrase, term in wanted:
+            here = words[number : number + len(phrase)]
+            found = [word for _, _, word in here]
+            if found and term.endswith("*"):
+                found[-1] = found[-1][: len(phrase[-1])]
+            if found and found == phrase:
+                yield start, here[-1][1], term
+                break
+
+
+def _folded(word: str) -> str:
+    """Without case and accents, as the index has it."""
+    if word.isascii():
+        return word.lower()
+    plain = unicodedata.normalize("NFD", word)
+    return "".join(each for each in plain if not unicodedata.combining(each)).lower()
 
 
 def _read_marks(snippet: str) -> tuple[str, tuple[tuple[int, int], ...]]:

@@ -9,15 +9,22 @@ wrong with the database is a ConversationError.
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from akunu_py.chats.database import DatabaseFile
-from akunu_py.chats.json import stats_of
+from akunu_py.chats.rows import (
+    INFO_COLUMNS,
+    MESSAGE_COLUMNS,
+    info_of,
+    messages_of,
+    number_of,
+    storable,
+    text_of,
+    values_of,
+)
 from akunu_py.chats.search import Hit, find, searchable, terms_of
 from akunu_py.chats.tree import ChatMessage, ConversationInfo, Tree, title_of, tree_of
 from akunu_py.errors import ConversationError
@@ -25,45 +32,28 @@ from akunu_py.errors import ConversationError
 UNDO_S = 24 * 3600.0  # how long a deleted conversation can be restored
 _TITLE_LENGTH = 200
 
-_INFO_COLUMNS = """
-number, id, title, created, updated, model,
-(SELECT count(*) FROM messages m WHERE m.conversation = c.number AND m.text <> ''),
-(SELECT substr(text, 1, 300) FROM messages m WHERE m.conversation = c.number AND m.text <> ''
-    ORDER BY m.number DESC LIMIT 1)
-"""
-_MESSAGE_COLUMNS = "id, parent, role, text, thinking, created, model, stats, finish_reason"
 _SAVE_CONVERSATION = """
 INSERT INTO conversations (id, title, created, updated, model)
 VALUES (:id, :title, :now, :now, :model)
 ON CONFLICT (id) DO UPDATE SET
-    updated = max(updated, :now),
-    title = CASE title WHEN '' THEN :title ELSE title END,
-    model = CASE :model WHEN '' THEN model ELSE :model END,
+    updated = iif(typeof(updated) IN ('real', 'integer'), max(updated, :now), :now),
+    title = CASE coalesce(title, '') WHEN '' THEN :title ELSE title END,
+    model = CASE :model WHEN '' THEN coalesce(model, '') ELSE :model END,
     deleted = CASE :role WHEN 'user' THEN NULL ELSE deleted END
 """
 _SAVE_MESSAGE = f"""
-INSERT INTO messages ({_MESSAGE_COLUMNS}, conversation, chosen)
-VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10,
-    (SELECT coalesce(max(chosen), 0) + 1 FROM messages WHERE conversation = ?10))
+INSERT INTO messages ({MESSAGE_COLUMNS}, conversation, chosen)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)
 ON CONFLICT (conversation, id) DO UPDATE SET text = ?4, thinking = ?5, model = ?7, stats = ?8,
     finish_reason = ?9
 """
-_CHOOSE = """
-UPDATE messages SET chosen = (SELECT max(chosen) + 1 FROM messages WHERE conversation = ?1)
-WHERE conversation = ?1 AND id = ?2
+_CHOOSE = "UPDATE messages SET chosen = ? WHERE conversation = ? AND number = ?"
+_LAST_CHOICE = """
+SELECT max(chosen) FROM messages WHERE conversation = ? AND typeof(chosen) = 'integer'
 """
-# The ids of a message and of all its ancestors, or of all its descendants.
-_BRANCH = """
-WITH RECURSIVE branch (id) AS (
-    SELECT id FROM messages WHERE conversation = ?1 AND id = ?2
-    UNION
-    SELECT m.{next} FROM messages m JOIN branch ON m.{previous} = branch.id
-    WHERE m.conversation = ?1 AND m.{next} NOTNULL
-)
-SELECT id FROM branch
-"""
-_ANCESTORS = _BRANCH.format(next="parent", previous="id")
-_DESCENDANTS = _BRANCH.format(next="id", previous="parent")
+_MAX_CHOICE = 2**62  # above it only a damaged file counts
+# What says where messages are, without what they say: a number and MESSAGE_COLUMNS.
+_PLACES = "number, id, parent, role, '', '', 0, '', NULL, NULL"
 _PROMPTS = """
 SELECT text FROM messages m JOIN conversations c ON c.number = m.conversation
 WHERE role = 'user' AND deleted IS NULL GROUP BY text ORDER BY max(m.created) DESC LIMIT ?
@@ -110,36 +100,45 @@ class ConversationStore:
         prompt in a conversation that was deleted meanwhile restores it.
         """
         with self._file.transaction():
-            self._save(conversation, message, title, time.time())
+            place = self._last_choice(self._find(conversation)) + 1
+            self._save(conversation, message, title, time.time(), place)
 
     def save_tree(self, tree: Tree) -> int:
         """Saves a whole conversation, its branches and which of them are active; returns how many
         of its messages are new here. Messages that are here already stay as they are."""
         with self._file.transaction() as database:
-            known = {message.id for message in self._messages(tree.conversation)}
+            number = self._find(tree.conversation)
+            known = self._numbers(number)
             new = [message for message in tree.messages if message.id not in known]
-            for message in new:
-                self._save(tree.conversation, message, tree.title, message.created)
-            restore = "UPDATE conversations SET deleted = NULL WHERE id = ?"
-            database.execute(restore, (tree.conversation,))
+            for place, message in enumerate(new, self._last_choice(number) + 1):
+                self._save(tree.conversation, message, tree.title, message.created, place)
+            number = self._find(tree.conversation)
+            database.execute("UPDATE conversations SET deleted = NULL WHERE number = ?", (number,))
             if new:
-                self._choose(tree.conversation, tree.chosen())
+                self._choose(number, tree.chosen())
         return len(new)
 
     def choose(self, conversation: str, message: str) -> None:
         """Makes the branch that leads to `message` the active one, if it is here."""
-        with self._file.transaction() as database:
-            branch = database.execute(_ANCESTORS, (self._find(conversation), message))
-            self._choose(conversation, [row[0] for row in branch.fetchall()])
+        with self._file.transaction():
+            number = self._find(conversation)
+            parents = {each.id: each.parent for _, each in self._rows(number, _PLACES)}
+            branch: list[str] = []
+            following: str | None = message
+            while following in parents:
+                branch.append(following)
+                following = parents[following]
+            self._choose(number, branch)
 
     def remove(self, conversation: str, message: str) -> None:
         """Erases a message, if it is here, and all its descendants."""
         with self._file.transaction() as database:
-            branch = self._find(conversation), message
-            number = (
-                f"SELECT number FROM messages WHERE conversation = ?1 AND id IN ({_DESCENDANTS})"
-            )
-            numbers = database.execute(number, branch).fetchall()
+            removed = {message}
+            numbers = []
+            for row, each in self._rows(self._find(conversation), _PLACES):  # parents come first
+                if each.id in removed or each.parent in removed:
+                    removed.add(each.id)
+                    numbers.append((row,))
             database.executemany("DELETE FROM message_index WHERE rowid = ?", numbers)
             database.executemany("DELETE FROM messages WHERE number = ?", numbers)
 
@@ -156,20 +155,22 @@ class ConversationStore:
             infos = self._infos()
             if not words.strip():
                 return [SearchResult(info, Hit()) for info in infos.values()]
-            hits = find(self._database, terms_of(words))
+            hits = find(self._database, terms_of(storable(words)))
             return [SearchResult(infos[number], hits[number]) for number in infos if number in hits]
 
     def load(self, conversation: str) -> Tree:
         """A whole conversation. Raises ConversationError where it is not here."""
         with self._file.errors():
-            query = "SELECT title FROM conversations WHERE id = ? AND deleted IS NULL"
-            row = self._database.execute(query, (conversation,)).fetchone()
+            number = self._number(conversation)
+            query = "SELECT title FROM conversations WHERE number = ? AND deleted IS NULL"
+            row = self._database.execute(query, (number,)).fetchone()
             if row is None:
                 raise _unknown(conversation)
-            in_order = "SELECT id FROM messages WHERE conversation = ? ORDER BY chosen"
-            chosen = self._database.execute(in_order, (self._number(conversation),))
-            messages = self._messages(conversation)
-            return tree_of(conversation, row[0], messages, (row[0] for row in chosen))
+            messages = dict(self._rows(number))
+            in_order = "SELECT number FROM messages WHERE conversation = ? ORDER BY chosen"
+            chosen = [each for (each,) in self._database.execute(in_order, (number,))]
+            ids = [messages[each].id for each in chosen if each in messages]
+            return tree_of(conversation, text_of(row[0]), messages.values(), ids)
 
     def resolve(self, name: str) -> ConversationInfo:
         """The one conversation whose id begins with `name`. Raises ConversationError."""
@@ -185,13 +186,13 @@ class ConversationStore:
     def recent_prompts(self, limit: int) -> Sequence[str]:
         """The user's last prompts, over all conversations, oldest first, no text twice."""
         with self._file.errors():
-            return [row[0] for row in self._database.execute(_PROMPTS, (limit,))][::-1]
+            return [text_of(text) for (text,) in self._database.execute(_PROMPTS, (limit,))][::-1]
 
     # Changing conversations
 
     def rename(self, conversation: str, title: str) -> None:
         """Gives a conversation another title; an empty one changes nothing."""
-        if not (title := title_of(_storable(title), _TITLE_LENGTH)):
+        if not (title := title_of(storable(title), _TITLE_LENGTH)):
             return
         with self._file.transaction() as database:
             number = self._number(conversation)
@@ -244,21 +245,37 @@ class ConversationStore:
         with self._file.errors():
             database.execute("PRAGMA wal_checkpoint (TRUNCATE)")
 
-    def _save(self, conversation: str, message: ChatMessage, title: str, now: float) -> None:
+    def _save(
+        self, conversation: str, message: ChatMessage, title: str, now: float, place: int
+    ) -> None:
+        """place: what a new message gets in `chosen`."""
+        self._write_made_up(conversation, message)
         if title:
-            title = title_of(_storable(title), _TITLE_LENGTH)
+            title = title_of(storable(title), _TITLE_LENGTH)
         elif message.role == "user":
-            title = title_of(_storable(message.text))
-        named = {"id": conversation, "title": title, "now": now, "model": message.model}
+            title = title_of(storable(message.text))
+        query = "SELECT number FROM conversations WHERE id = ? AND title <> ''"
+        is_titled = self._database.execute(query, (conversation,)).fetchone() is not None
+        named = {"id": conversation, "title": title, "now": now, "model": storable(message.model)}
         self._database.execute(_SAVE_CONVERSATION, named | {"role": message.role})
         number = self._number(conversation)
-        self._database.execute(_SAVE_MESSAGE, (*_values_of(message), number))
+        self._database.execute(_SAVE_MESSAGE, (*values_of(message), number, place))
         query = "SELECT number, text FROM messages WHERE conversation = ? AND id = ?"
         row = self._database.execute(query, (number, message.id)).fetchone()
         self._index("message_index", *row)
-        if title:
-            query = "SELECT number, title FROM conversations WHERE number = ?"
-            self._index("title_index", *self._database.execute(query, (number,)).fetchone())
+        if title and not is_titled:
+            self._index("title_index", number, title)
+
+    def _write_made_up(self, conversation: str, message: ChatMessage) -> None:
+        """Ids that reading made up are written, where something is to refer to them."""
+        for table, name in (
+            ("conversations", conversation),
+            ("messages", message.id),
+            ("messages", message.parent or ""),
+        ):
+            if (number := number_of(name)) is not None:
+                update = f"UPDATE OR IGNORE {table} SET id = ? WHERE number = ?"
+                self._database.execute(update, (name, number))
 
     def _index(self, index: str, number: int, text: str) -> None:
         """Replaces the words that are indexed under `number` by those of `text`."""
@@ -266,23 +283,37 @@ class ConversationStore:
         insert = f"INSERT INTO {index} (rowid, words) VALUES (?, ?)"
         self._database.execute(insert, (number, searchable(text)))
 
-    def _choose(self, conversation: str, messages: Iterable[str]) -> None:
-        number = self._find(conversation)
-        self._database.executemany(_CHOOSE, [(number, message) for message in messages])
+    def _choose(self, conversation: int | None, messages: Iterable[str]) -> None:
+        numbers = self._numbers(conversation)
+        first = self._last_choice(conversation) + 1
+        here = [numbers[message] for message in messages if message in numbers]
+        self._database.executemany(
+            _CHOOSE, [(first + place, conversation, number) for place, number in enumerate(here)]
+        )
+
+    def _last_choice(self, conversation: int | None) -> int:
+        (last,) = self._database.execute(_LAST_CHOICE, (conversation,)).fetchone()
+        return min(last or 0, _MAX_CHOICE)
 
     def _infos(self) -> dict[int, ConversationInfo]:
-        query = f"""SELECT {_INFO_COLUMNS} FROM conversations c WHERE deleted IS NULL
+        query = f"""SELECT {INFO_COLUMNS} FROM conversations c WHERE deleted IS NULL
             ORDER BY updated DESC, number DESC"""
-        return dict(_info_of(row) for row in self._database.execute(query))
+        return dict(info_of(row) for row in self._database.execute(query))
 
-    def _messages(self, conversation: str) -> Sequence[ChatMessage]:
-        query = f"""SELECT {_MESSAGE_COLUMNS} FROM messages WHERE conversation =
-            (SELECT number FROM conversations WHERE id = ?) ORDER BY number"""
-        return [*_messages_of(self._database.execute(query, (conversation,)))]
+    def _rows(
+        self, conversation: int | None, columns: str = f"number, {MESSAGE_COLUMNS}"
+    ) -> Iterator[tuple[int, ChatMessage]]:
+        """The messages of a conversation by their numbers."""
+        query = f"SELECT {columns} FROM messages WHERE conversation = ? ORDER BY number"
+        return messages_of(self._database.execute(query, (conversation,)))
+
+    def _numbers(self, conversation: int | None) -> dict[str, int]:
+        return {message.id: number for number, message in self._rows(conversation, _PLACES)}
 
     def _find(self, conversation: str) -> int | None:
-        query = "SELECT number FROM conversations WHERE id = ?"
-        row: tuple[int] | None = self._database.execute(query, (conversation,)).fetchone()
+        query = "SELECT number FROM conversations WHERE id = ? OR number = ? ORDER BY id = ? DESC"
+        names = conversation, number_of(conversation), conversation
+        row: tuple[int] | None = self._database.execute(query, names).fetchone()
         return row[0] if row else None
 
     def _number(self, conversation: str) -> int:
@@ -296,42 +327,3 @@ def _unknown(name: str) -> ConversationError:
     return ConversationError(
         f"no conversation has an id that begins with {name!r}; `akunu chats list` shows them"
     )
-
-
-def _info_of(row: tuple[Any, ...]) -> tuple[int, ConversationInfo]:
-    """A row of _INFO_COLUMNS: the number of the conversation, and what a list shows of it."""
-    number, conversation, title, created, updated, model, messages, preview = row
-    info = ConversationInfo(conversation, title, created, updated, messages, model, preview or "")
-    return number, info
-
-
-def _messages_of(rows: Iterable[tuple[Any, ...]]) -> Iterator[ChatMessage]:
-    """Rows of _MESSAGE_COLUMNS, oldest first. A message whose parent is not here gets none."""
-    seen: set[str] = set()
-    for message_id, parent, role, text, thinking, created, model, stats, finish in rows:
-        message = ChatMessage(
-            role=role,
-            text=text,
-            parent=parent,
-            thinking=thinking,
-            model=model,
-            stats=stats_of(json.loads(stats)) if stats else None,
-            finish_reason=finish,
-            created=created,
-            id=message_id,
-        )
-        seen.add(message_id)
-        yield message if parent in seen else replace(message, parent=None)
-
-
-def _values_of(message: ChatMessage) -> tuple[Any, ...]:
-    """A message as the values of _MESSAGE_COLUMNS."""
-    stats = json.dumps(asdict(message.stats)) if message.stats else None
-    texts = _storable(message.text), _storable(message.thinking)
-    head = message.id, message.parent, message.role
-    return (*head, *texts, message.created, message.model, stats, message.finish_reason)
-
-
-def _storable(text: str) -> str:
-    """`text` without lone surrogates, which no encoder takes."""
-    return text.encode("utf-8", "replace").decode("utf-8")

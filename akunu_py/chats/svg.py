@@ -104,16 +104,19 @@ def as_svg(tree: Tree) -> str:
         legacy_windows=False,
         _environ={},
     )
+    assert isinstance(console.file, io.StringIO)
+    lines = 0
     for message in visible_messages(tree):
         console.print()
         _print(console, message)
-    assert isinstance(console.file, io.StringIO)
-    lines = console.file.getvalue().count("\n")
-    if lines > MAX_LINES:
-        raise ConversationError(
-            f"expected a conversation of at most {MAX_LINES} lines for a picture, found {lines}; "
-            "export it as Markdown"
-        )
+        lines += console.file.getvalue().count("\n")
+        console.file.seek(0)
+        console.file.truncate()
+        if lines > MAX_LINES:
+            raise ConversationError(
+                f"expected a conversation of at most {MAX_LINES} lines for a picture, found more; "
+                "export it as Markdown"
+            )
     console.print()
     title = title_of(_drawable(tree.title))
     return console.export_svg(title=title, theme=_colours(), code_format=_frame())

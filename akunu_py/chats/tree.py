@@ -15,6 +15,11 @@ from typing import Literal
 from akunu_py.types import ENDINGS, Ending, FinishReason, Stats
 
 Role = Literal["system", "user", "assistant"]
+_FOLLOWS: dict[Role, tuple[str | None, ...]] = {
+    "system": (None,),
+    "user": (None, "system", "assistant"),
+    "assistant": ("user",),
+}
 
 
 def new_id() -> str:
@@ -151,6 +156,15 @@ class Tree:
     def chosen(self) -> list[str]:
         """The active messages of all places that have branches."""
         return [self._active[at] for at, here in self._children.items() if len(here) > 1]
+
+
+def fitting_role(role: object, previous: str | None) -> Role:
+    """`role` where it is one that may follow a message of the role `previous`, else another that
+    may; None stands before the first message."""
+    for each, follows in _FOLLOWS.items():
+        if each == role and previous in follows:
+            return each
+    return "assistant" if previous == "user" else "user"
 
 
 def title_of(prompt: str, length: int = 80) -> str:

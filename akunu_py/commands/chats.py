@@ -152,8 +152,10 @@ def _print(found: Sequence[SearchResult], form: str) -> None:
     print(f"{'ID':<{_ID_DIGITS}}  {'LAST USED':<16}  MESSAGES  {'MODEL':<{width}}  TITLE")
     for each, model in zip(found, models, strict=True):
         info = each.info
-        used = datetime.fromtimestamp(info.updated).strftime("%Y-%m-%d %H:%M")
-        head = f"{info.id[:_ID_DIGITS]:<{_ID_DIGITS}}  {used}  {info.messages:>8}"
+        used = (
+            f"{datetime.fromtimestamp(info.updated):%Y-%m-%d %H:%M}" if info.updated else "unknown"
+        )
+        head = f"{info.id[:_ID_DIGITS]:<{_ID_DIGITS}}  {used:<16}  {info.messages:>8}"
         print(f"{head}  {model:<{width}}  {collapse(info.title)}")
         if each.hit.snippet:
             print(f"{'':<{_ID_DIGITS}}  {collapse(each.hit.snippet)}")

@@ -24,9 +24,10 @@ _PIECES = [
     *("[a-b]", "[!a]", "[^b]", "[b-a]", "[]a]", "[[:alpha:]]", "[[:digit:]]", "[[:punct:]]"),
     *("[[:x:]]", "[[:", "[a-", "**/", "/**", "/**/", "a/", "\\ ", "\r", "\t"),
 ]
-# Behind letters git takes two stars for any directories, against its own manual, which we follow.
+# Against its own manual, which we follow, git takes two stars behind letters for any directories,
+# and a slash in brackets for a character.
 _line = st.lists(st.sampled_from(_PIECES), min_size=1, max_size=6).map("".join)
-_lines = st.lists(_line.filter(lambda line: not re.search(r"[^/]\*\*", line)), max_size=8)
+_lines = st.lists(_line.filter(lambda line: not re.search(r"[^/]\*\*|\[.*/", line)), max_size=8)
 _patterns = _lines.map("\n".join)
 _files = st.fixed_dictionaries(
     {".gitignore": _patterns},

@@ -1,0 +1,205 @@
+"""Conversations of which a value, or a bit, is damaged in the database: each of the others is as it
+was, what can be read of the damaged one is shown, and nothing ends in anything but one line."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+
+from akunu_py.chats.export import render
+from akunu_py.chats.json import as_json, read_json
+from akunu_py.chats.rows import messages_of
+from akunu_py.chats.store import ConversationStore
+from akunu_py.chats.tree import ChatMessage, Tree, tree_of
+from akunu_py.errors import ConversationError
+from akunu_py.tui.conversation import Conversation
+from akunu_py.tui.library import moment
+from tests.reliability.fuzz import NUMBERS, TEXTS, clear, explore, json_like, lengths
+from tests.support.chats import T0, branched, exchange_of
+
+_COLUMNS = {
+    "conversations": ("id", "title", "created", "updated", "model", "deleted"),
+    "messages": (
+        *("id", "parent", "role", "text", "thinking", "created", "model", "stats"),
+        *("finish_reason", "chosen"),
+    ),
+}
+_stats = st.dictionaries(
+    st.sampled_from(["drafted", "accepted", "prefill_s", "decode_s", "generated_tokens"]),
+    json_like(st.just("drafted")),
+)
+_bytes = st.binary(max_size=12) | st.sampled_from(
+    [b"\xed\xa0\x80", b"\xff\xfe", b"queue\x1b[2J", b"[" * 100_000, b'{"drafted": 1e999}']
+)
+# A value, and whether SQLite is to take bytes for text.
+_values = st.one_of(
+    st.none(),
+    NUMBERS.filter(lambda number: isinstance(number, float) or -(2**63) <= number < 2**63),
+    TEXTS.map(lambda text: text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")),
+    _bytes,
+)
+_as_text = st.tuples(_bytes, st.just(True))
+_damage = st.sampled_from([(table, name) for table in _COLUMNS for name in _COLUMNS[table]])
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> bytes:
+    """A database of two conversations, `queue` and `other`."""
+    path = tmp_path / "whole.db"
+    store = ConversationStore.open(path)
+    store.save_tree(branched())
+    store.save_tree(exchange_of("other", "Another one", "Yes", T0))
+    store.close()
+    return path.read_bytes()
+
+
+@contextlib.contextmanager
+def without_constraints(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection that writes what the tables forbid, and leaves them as they were."""
+    database = sqlite3.connect(path, isolation_level=None)
+    database.execute("PRAGMA ignore_check_constraints = ON")
+    tables = database.execute("SELECT name, sql FROM sqlite_master WHERE sql NOTNULL").fetchall()
+    change = "UPDATE sqlite_master SET sql = ? WHERE name = ?"
+    database.execute("PRAGMA writable_schema = ON")
+    database.executemany(change, [(sql.replace(" NOT NULL", ""), name) for name, sql in tables])
+    database.execute("PRAGMA writable_schema = RESET")
+    yield database
+    database.execute("PRAGMA writable_schema = ON")
+    database.executemany(change, [(sql, name) for name, sql in tables])
+    database.close()
+
+
+def use(store: ConversationStore, name: str) -> Tree:
+    """Shows a conversation in all forms, and talks on in it."""
+    tree = store.load(name)
+    for form in ("markdown", "json"):
+        render(tree, form)
+    for message in tree.messages:
+        assert message.stats is None or message.stats.as_dict()
+        moment(message.created, time.time())
+    assert len(read_json(as_json([tree]), "again")[0]) == len(tree)
+    chat = Conversation(tree)
+    chat.ask("More?")
+    for message in tree.path():
+        store.save(name, message)
+    again = store.load(name)
+    assert [each.text for each in again.path()] == [each.text for each in tree.path()]
+    assert len(again) == len(tree)
+    for message in again.path()[:1]:
+        store.choose(name, message.id)
+    store.remove(name, again.path()[-1].id)
+    return again
+
+
+def use_all(store: ConversationStore) -> list[str]:
+    infos = store.list()
+    for info in infos:
+        moment(info.updated, time.time())
+        use(store, store.resolve(info.id).id)
+        store.rename(info.id, "New")
+    for words in ("first", "yes", "que\x1b", "queue"):
+        store.search(words)
+    store.recent_prompts(10)
+    store.delete(infos[0].id)
+    store.undo_delete()
+    store.save_tree(branched("third"))
+    return [info.id for info in infos]
+
+
+@lengths(40)
+def test_a_value_of_any_kind_in_any_column(whole: bytes, tmp_path: Path, examples: int) -> None:
+    path = tmp_path / "conversations.db"
+    other = exchange_of("other", "Another one", "Yes", T0)
+
+    def check(damage: tuple[tuple[str, str], int, Any]) -> None:
+        (table, column), row, value = damage
+        path.write_bytes(whole)
+        set_to = "CAST(? AS TEXT)" if isinstance(value, tuple) else "?"
+        given = value[0] if isinstance(value, tuple) else value
+        with without_constraints(path) as database:
+            number = 1 if table == "conversations" else row
+            update = f"UPDATE {table} SET {column} = {set_to} WHERE number = ?"
+            database.execute(update, (given, number))
+        store = ConversationStore.open(path)
+        try:
+            assert store.warnings == []
+            assert store.load("other").messages == other.messages
+            listed = use_all(store)
+        finally:
+            store.close()
+        assert "other" in listed
+        assert len(listed) == 1 + (column != "deleted" or value is None or value != value)
+
+    explore(check, examples, st.tuples(_damage, st.integers(1, 6), _values | _as_text))
+
+
+@lengths(60)
+def test_rows_of_any_values_make_a_conversation(examples: int) -> None:
+    value = st.one_of(_values, st.sampled_from(["a", "b", "user", "assistant", "stop"]))
+    row = st.tuples(*[value] * 9)
+
+    def check(rows: list[tuple[Any, ...]]) -> None:
+        found = [message for _, message in messages_of((n, *each) for n, each in enumerate(rows))]
+        tree = tree_of("c", "t", found)
+        assert len(read_json(as_json([tree]), "again")[0]) == len(rows)
+        Conversation(tree)
+
+    explore(check, examples, st.lists(row, max_size=6))
+
+
+@lengths(60)
+def test_one_bit_anywhere_in_the_file(whole: bytes, tmp_path: Path, examples: int) -> None:
+    path = tmp_path / "bits" / "conversations.db"
+    path.parent.mkdir()
+
+    def check(places: list[int]) -> None:
+        for old in path.parent.iterdir():
+            old.unlink()
+        data = bytearray(whole)
+        for place in places:
+            data[place // 8 % len(data)] ^= 1 << place % 8
+        path.write_bytes(data)
+        with clear():
+            store = ConversationStore.open(path)
+            with contextlib.closing(store):
+                for info in store.list():
+                    with contextlib.suppress(ConversationError):
+                        use(store, info.id)
+                store.save("new", ChatMessage("user", "Hello"))
+                store.search("first")
+
+    explore(check, examples, st.lists(st.integers(0, 8 * len(whole)), min_size=1, max_size=2))
+
+
+_ENDLESS = "WITH RECURSIVE n (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x FROM n"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "ALTER TABLE messages RENAME TO old; CREATE VIEW messages AS "
+        "SELECT x AS number, 1 AS conversation, '' AS text, '' AS id FROM (" + _ENDLESS + ")",
+        f"CREATE VIEW more AS {_ENDLESS}",
+        "CREATE TRIGGER more AFTER INSERT ON messages BEGIN SELECT zeroblob(900000000); END",
+        "ALTER TABLE messages ADD COLUMN more AS (hex(zeroblob(900000000)))",
+        "CREATE VIRTUAL TABLE more USING rtree (a, b, c)",
+    ],
+    ids=["a view in the place of a table", "a view", "a trigger", "a column", "a table"],
+)
+def test_what_another_program_made_is_not_run(whole: bytes, tmp_path: Path, statement: str) -> None:
+    path = tmp_path / "conversations.db"
+    path.write_bytes(whole)
+    database = sqlite3.connect(path)
+    database.executescript(statement)
+    database.close()
+    kept = path.read_bytes()
+    with pytest.raises(ConversationError, match="which another program made; move the file away"):
+        ConversationStore.open(path)
+    assert path.read_bytes() == kept
