@@ -45,24 +45,25 @@ def read_bounded(path: Path, limit: int) -> bytes:
     return data
 
 
-def parse_json(data: bytes | str) -> Any:
+def parse_json(data: bytes | str, *, infinity: bool = False) -> Any:
     """The value of a JSON text that somebody else wrote.
 
+    infinity: NaN and Infinity are taken, as Python writes them into the settings of models.
     Raises: ValueError for everything that is not JSON: nesting that Python cannot follow, integers
     of thousands of digits, NaN and Infinity, text that is not UTF-8.
     """
     try:
-        return json.loads(data, parse_constant=_refuse_constant)
+        return json.loads(data, parse_constant=None if infinity else _refuse_constant)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
-def read_json(path: Path, limit: int) -> Any:
+def read_json(path: Path, limit: int, *, infinity: bool = False) -> Any:
     """The value of a JSON file of at most `limit` bytes.
 
     Raises: OSError as `read_bounded`, ValueError as `parse_json`.
     """
-    return parse_json(read_bounded(path, limit))
+    return parse_json(read_bounded(path, limit), infinity=infinity)
 
 
 def _refuse_constant(name: str) -> None:

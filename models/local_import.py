@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from akunu_py import paths
-from akunu_py.errors import UnknownModel, UnsupportedModel, UsageError
+from akunu_py.errors import DamagedModel, UnknownModel, UnsupportedModel, UsageError
+from akunu_py.files import open_regular
 from akunu_py.models import store
 from akunu_py.models.install import Builder, install
 from akunu_py.models.manifest import ModelFacts
 from akunu_py.models.mlx_directory import plan_directory
+from akunu_py.models.model_files import boundary
 from akunu_py.models.progress import ProgressCallback, no_callback
 
 GROUP_SIZE = 64  # mlx-lm's own choice
@@ -143,21 +145,28 @@ def _quantized_bytes(parameters: int, bits: int) -> int:
 def _copy(files: list[Path], directory: Path, progress: ProgressCallback) -> None:
     total, done = sum(path.stat().st_size for path in files), 0
     for path in files:
-        with path.open("rb") as source, (directory / path.name).open("xb") as target:
+        with open_regular(path) as source, (directory / path.name).open("xb") as target:
             while block := source.read(_BLOCK):
                 target.write(block)
                 done += len(block)
                 progress("copy", done, total)
+    if done != total:
+        raise DamagedModel(f"{files[0].parent} changed while it was copied; import it again")
 
 
 def _quantize(source: Path, directory: Path, bits: int, progress: ProgressCallback) -> None:
     """Quantizes the model in `source` with mlx-lm into `directory`, shard by shard."""
-    from mlx_lm.utils import load_model, quantize_model, save_config, save_model
+    from mlx_lm.utils import quantize_model, save_config, save_model
+
+    from akunu_py.models.mlx_loader import load_model
 
     progress("quantize", 0, 0)
-    model, config = load_model(source, lazy=True)
+    model, config = load_model(source)
     _set_dtype(model, config)
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints how many bits came out
+    with (
+        boundary(f"mlx-lm cannot quantize the model in {source}", UnsupportedModel),
+        contextlib.redirect_stdout(io.StringIO()),  # it prints how many bits came out
+    ):
         model, config = quantize_model(model, config, GROUP_SIZE, bits)
     if not any(hasattr(module, "bits") for _, module in model.named_modules()):
         raise UnsupportedModel(

@@ -6,23 +6,19 @@ import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
-
-import mlx.core as mx
-from mlx_lm.utils import load_model, load_tokenizer
-from transformers.utils import logging as transformers_logging
 
 from akunu_py.decoding import chat_template, device, footprint, kvcache
 from akunu_py.decoding.device import lay_out_weights
 from akunu_py.decoding.thinking import prompt_opens_thinking, thinking_markers
-from akunu_py.errors import DamagedModel, UnsupportedModel, UsageError, one_line
+from akunu_py.errors import UsageError
 from akunu_py.models.fit import Fit, choose_context
+from akunu_py.models.mlx_loader import load_model, load_tokenizer, vocabulary_size
+from akunu_py.models.model_files import boundary
 from akunu_py.types import Message, WeightMode
 
 _UNKNOWN_CONTEXT = 4096
-_UNREADABLE = (JSONDecodeError, UnicodeDecodeError)  # settings that were altered or cut off
 # Checkpoints name one end token, often that of a chat turn; plain text ends with another.
 _END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<end_of_turn>")
 
@@ -71,30 +67,33 @@ class Engine:
         at most (None: as many as the model was made for and memory allows). force: load it
         though it will not fit.
 
-        Raises DamagedModel where files are missing or unreadable, UnsupportedModel where mlx-lm
-        has no such architecture, UsageError where its cache cannot be quantized or its context is
-        smaller than `context`, and DoesNotFit before any weights are read.
+        Raises DamagedModel or UnsupportedModel, whatever its files make mlx-lm raise, UsageError
+        where its cache cannot be quantized or its context is smaller than `context`, and DoesNotFit
+        before any weights are read.
         """
+        name = name or path.name
+        with boundary(f"the model in {path} cannot be loaded"):
+            return cls._load(path, name, weights, kv_bits, context, force)
+
+    @classmethod
+    def _load(
+        cls,
+        path: Path,
+        name: str,
+        weights: WeightMode,
+        kv_bits: int | None,
+        context: int | None,
+        force: bool,
+    ) -> Engine:
         started = time.perf_counter()
-        transformers_logging.set_verbosity_error()  # its advice is not for our users
-        try:
-            model, config = load_model(path, lazy=True)
-            tokenizer = _load_tokenizer(path, config)
-        except (*_UNREADABLE, OSError, KeyError, RuntimeError, TypeError) as error:
-            raise DamagedModel(
-                f"the model in {path} cannot be read ({one_line(error)}); "
-                "remove it and fetch it again with: akunu models rm, akunu models pull"
-            ) from error
-        except ValueError as error:
-            raise UnsupportedModel(
-                f"the model in {path} cannot be loaded: {one_line(error)}"
-            ) from error
+        model, config = load_model(path)
+        vocabulary = vocabulary_size(model)
+        tokenizer = load_tokenizer(path, config, vocabulary)
         cache = kvcache.new_cache(model, kv_bits)
-        text_config = config.get("text_config", config)
-        own_context = int(text_config.get("max_position_embeddings") or _UNKNOWN_CONTEXT)
+        own_context = _own_context(config)
         needs = footprint.needs(model, config, own_context, weights, kv_bits)
         fit = choose_context(
-            name or path.name,
+            name,
             needs,
             device.available_memory(),
             requested=context,
@@ -107,13 +106,13 @@ class Engine:
         )
         layout = lay_out_weights(model, weights)
         return cls(
-            name=name or path.name,
+            name=name,
             path=path,
             model=model,
             tokenizer=tokenizer,
             stop_tokens=_stop_tokens(tokenizer),
             context_length=fit.estimate.context,
-            vocabulary=_vocabulary(model),
+            vocabulary=vocabulary,
             weights=layout,
             load_s=time.perf_counter() - started,
             tokenizer_digest=hashlib.sha256(
@@ -160,23 +159,15 @@ class Engine:
         return list(self.tokenizer.encode(begun, add_special_tokens=False))
 
 
-def _load_tokenizer(path: Path, config: dict[str, Any]) -> Any:
-    # Unless told not to, transformers asks on the terminal whether to run a model's code.
-    options = {"trust_remote_code": False, "local_files_only": True}
-    try:
-        return load_tokenizer(path, options, eos_token_ids=config.get("eos_token_id"))
-    except Exception as error:
-        if type(error) is Exception:  # what the tokenizers library raises for a damaged file
-            raise RuntimeError(str(error)) from error
-        raise
-
-
-def _vocabulary(model: Any) -> int:
-    """The width of its logits, which nothing needs to be computed for."""
-    return int(model(mx.array([[0]]), cache=kvcache.new_cache(model)).shape[-1])
+def _own_context(config: dict[str, Any]) -> int:
+    """Tokens that a model was made for."""
+    inner = config.get("text_config")
+    found = (inner if isinstance(inner, dict) else config).get("max_position_embeddings")
+    return found if isinstance(found, int) and found > 0 else _UNKNOWN_CONTEXT
 
 
 def _stop_tokens(tokenizer: Any) -> frozenset[int]:
-    ends = {tokenizer.get_vocab().get(text) for text in _END_TOKENS}
+    vocabulary = tokenizer.get_vocab()
     special = set(tokenizer.all_special_ids)
-    return frozenset(tokenizer.eos_token_ids) | {end for end in ends if end in special}
+    ends = special & {vocabulary.get(text) for text in _END_TOKENS}
+    return frozenset(ends | tokenizer.eos_token_ids) - {None}

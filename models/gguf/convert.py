@@ -33,6 +33,7 @@ from akunu_py.models.gguf.families import (
 from akunu_py.models.gguf.file import GgufFile, Tensor, read_gguf
 from akunu_py.models.gguf.tokenizer import TokenizerPlan, plan_tokenizer
 from akunu_py.models.manifest import ModelFacts
+from akunu_py.models.model_files import boundary
 from akunu_py.models.safetensors import Entry, write_safetensors
 
 
@@ -80,6 +81,11 @@ def import_gguf(
 
 def plan_import(source: Path) -> ImportPlan:
     """Reads and checks everything but the weights' values."""
+    with boundary(f"{source.name} cannot be imported"):
+        return _plan(source)
+
+
+def _plan(source: Path) -> ImportPlan:
     file = read_gguf(source)
     architecture, family = family_of(file)
     tokenizer = plan_tokenizer(file)
@@ -158,7 +164,7 @@ def _is_neutral(tensor: Tensor) -> bool:
     return (
         tensor.name == "rope_freqs.weight"
         and tensor.type.name == "F32"
-        and bool((tensor.raw().view("<f4") == 1).all())
+        and bool((tensor.read().view("<f4") == 1).all())
     )
 
 

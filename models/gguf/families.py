@@ -340,7 +340,7 @@ def _factors(tensor: Tensor, count: int) -> list[float]:
             f"{tensor.path.name}: expected {count} F32 values in {tensor.name}, found "
             f"{tensor.type.name} of {list(tensor.shape)}; fetch the file again"
         )
-    values = tensor.raw().view("<f4")[:, 0]
+    values = tensor.read().view("<f4")[:, 0]
     if not np.isfinite(values).all() or values.min() <= 0:
         raise DamagedModel(f"{tensor.path.name}: {tensor.name} is not positive; fetch it again")
     return [float(str(value)) for value in values]

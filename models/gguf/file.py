@@ -7,18 +7,19 @@ before anything is allocated for it, so a damaged or hostile header costs neithe
 
 from __future__ import annotations
 
+import itertools
 import math
-import mmap
 import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
+from akunu_py.files import open_regular
 
 MAX_KEYS = 65_536
 MAX_TENSORS = 65_536
@@ -80,10 +81,24 @@ class Tensor:
     def nbytes(self) -> int:
         return math.prod(self.shape) // self.type.block * self.type.size
 
-    def raw(self) -> npt.NDArray[np.uint8]:
-        """The tensor's bytes as stored, mapped from disk: [blocks, bytes of a block]."""
-        shape = (self.nbytes // self.type.size, self.type.size)
-        return np.memmap(self.path, np.uint8, "r", self.offset, shape)
+    @property
+    def blocks(self) -> int:
+        return math.prod(self.shape) // self.type.block
+
+    def read(self, first: int = 0, count: int | None = None) -> npt.NDArray[np.uint8]:
+        """`count` blocks as stored, or all from `first` on: [blocks, bytes of a block].
+
+        Read, not mapped: touching a map of a file that was cut off meanwhile ends the program.
+        Raises DamagedModel where they are not there any more.
+        """
+        size, left = self.type.size, self.blocks - first
+        count = left if count is None else min(count, left)
+        with open_regular(self.path) as file:
+            file.seek(self.offset + first * size)
+            values = np.fromfile(file, np.uint8, count * size)
+        if len(values) != count * size:
+            raise _damaged(self.path, f"tensor {self.name[:80]!r} is cut off")
+        return values.reshape(count, size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +160,11 @@ def _other_parts(first: GgufFile, parts: Any) -> list[Path]:
 
 
 def _read_one(path: Path) -> GgufFile:
-    with path.open("rb") as file:
-        if file.seek(0, 2) < 24:
+    with open_regular(path) as file:
+        if (size := file.seek(0, 2)) < 24:
             raise _damaged(path, "it is too short to be a GGUF file")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            cursor = _Cursor(path, data)
-            return _read(cursor)
+        file.seek(0)
+        return _read(_Cursor(path, file, size))
 
 
 def _damaged(path: Path, what: str) -> DamagedModel:
@@ -160,10 +174,10 @@ def _damaged(path: Path, what: str) -> DamagedModel:
 class _Cursor:
     """Walks through the header; every step is checked against the end of the file."""
 
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
+    def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
         self.path = path
-        self.data = data
-        self.size = len(data)
+        self.file = file
+        self.size = size
         self.at = 0
         self.strings = 0  # read from arrays so far
 
@@ -177,7 +191,9 @@ class _Cursor:
         if self.at + count > MAX_HEADER_BYTES:
             raise self.damaged(f"its header is longer than {MAX_HEADER_BYTES} bytes")
         self.at += count
-        return self.data[self.at - count : self.at]
+        if len(data := self.file.read(count)) != count:
+            raise self.damaged(f"it is cut off at byte {self.at - count + len(data)}")
+        return data
 
     def number(self, code: str) -> Any:
         return struct.unpack("<" + code, self.take(struct.calcsize("<" + code)))[0]
@@ -271,4 +287,8 @@ def _place(
                 f"the file at {cursor.size}"
             )
         tensors[name] = tensor
+    ordered = sorted(tensors.values(), key=lambda tensor: tensor.offset)
+    for before, after in itertools.pairwise(ordered):
+        if before.offset + before.nbytes > after.offset:
+            raise cursor.damaged(f"tensors {before.name[:80]!r} and {after.name[:80]!r} overlap")
     return tensors

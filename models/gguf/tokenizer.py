@@ -20,6 +20,7 @@ import numpy as np
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.gguf.file import GgufFile
+from akunu_py.models.model_files import boundary
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 _TOKEN_KEYS = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
@@ -29,6 +30,8 @@ _TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
 # Phi 3's own tokenizer drops whitespace behind all special tokens but these.
 _PHI3_KEEPS_SPACE = ("<unk>", "<s>", "<|endoftext|>")
 _SPACE = "▁"
+# Pieces are taken apart at every character to find their merges. Those in use have 2 MB in all.
+_LONGEST_PIECE, _MOST_CHARACTERS = 512, 8_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,10 +292,8 @@ def plan_tokenizer(file: GgufFile) -> TokenizerPlan:
         chat_template=template,
         context_length=context if isinstance(context, int) else 0,
     )
-    try:
+    with boundary(f"{name} is damaged: its tokenizer cannot be built"):
         plan.build()
-    except Exception as error:  # the library has no exceptions of its own
-        raise _damaged(file, f"its tokenizer cannot be built ({error!s:.80})") from error
     return plan
 
 
@@ -324,6 +325,8 @@ def _sentence_pieces(
     prefix = file.metadata.get("tokenizer.ggml.add_space_prefix", True)
     if not isinstance(prefix, bool):
         raise _damaged(file, "add_space_prefix is of the wrong type")
+    if max(map(len, tokens)) > _LONGEST_PIECE or sum(map(len, tokens)) > _MOST_CHARACTERS:
+        raise _damaged(file, f"its vocabulary has pieces of more than {_LONGEST_PIECE} characters")
     mergeable = np.flatnonzero((kinds == _NORMAL) | (kinds == _USER_DEFINED))
     return SentencePieces(
         {tokens[i]: float(scores[i]) for i in mergeable}, tokens[roles["unk"]], prefix

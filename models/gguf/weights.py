@@ -56,15 +56,15 @@ def convert_quantized(tensor: Tensor, dtype: str) -> QuantizedMatrix:
 
     Raises UnsupportedModel where they overflow it.
     """
-    bits, raw = BITS[tensor.type.name], tensor.raw()
+    bits = BITS[tensor.type.name]
     *rows, columns = tensor.shape
-    groups = len(raw) * tensor.type.block // GROUP_SIZE
+    groups = tensor.blocks * tensor.type.block // GROUP_SIZE
     packed = np.empty((groups, bits), np.uint32)
     scales = np.empty(groups, np.float32)
     biases = np.empty(groups, np.float32)
     blocks = _SLICE_WEIGHTS // tensor.type.block
-    for first in range(0, len(raw), blocks):
-        part = raw[first : first + blocks]
+    for first in range(0, tensor.blocks, blocks):
+        part = tensor.read(first, blocks)
         at = first * tensor.type.block // GROUP_SIZE
         here = slice(at, at + len(part) * tensor.type.block // GROUP_SIZE)
         with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is refused below
@@ -87,12 +87,11 @@ def convert_float(tensor: Tensor, dtype: str) -> Array:
 
     Raises UnsupportedModel where a value overflows it.
     """
-    raw = tensor.raw()
     if tensor.type.name == dtype:
-        return raw.view(_STORAGE[dtype]).reshape(tensor.shape)
-    out = np.empty(len(raw), _STORAGE[dtype])
-    for first in range(0, len(raw), _SLICE_WEIGHTS):
-        part = np.ascontiguousarray(raw[first : first + _SLICE_WEIGHTS])
+        return tensor.read().view(_STORAGE[dtype]).reshape(tensor.shape)
+    out = np.empty(tensor.blocks, _STORAGE[dtype])
+    for first in range(0, tensor.blocks, _SLICE_WEIGHTS):
+        part = tensor.read(first, _SLICE_WEIGHTS)
         values = load(part.view(_STORAGE[tensor.type.name])[:, 0], tensor.type.name)
         rounded = round_to(values, dtype)
         if not np.array_equal(np.isfinite(rounded), np.isfinite(values)):

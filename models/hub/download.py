@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING
 from urllib.parse import quote
 
 from akunu_py.errors import FetchError
-from akunu_py.models import mlx_directory
+from akunu_py.models import mlx_directory, model_files
 from akunu_py.models.disk import check_space, store_errors
 from akunu_py.models.hub.api import HubFile, HubModel, Retries, hub_errors
 from akunu_py.models.hub.cache import CachedRepository, hasher_for, verify
@@ -42,7 +42,7 @@ def build_model(
     settings = [file for file in model.files if file.name.endswith(".json")]
     # Settings decide whether the weights are worth fetching.
     fetched = fetch(model, settings, retries, progress)
-    mlx_directory.check_config(cached.snapshot_path(model.commit, "config.json").parent)
+    model_files.check_config(cached.snapshot_path(model.commit, "config.json").parent)
     fetched |= fetch(model, model.files, retries, progress)
     records, done = {}, 0
     for file in model.files:

@@ -1,0 +1,131 @@
+"""The one way in which mlx-lm, transformers and tokenizers read the directory of a model.
+
+`model_files` checks first what these libraries would trust, and its `boundary` is around them. No
+code of a model's is run, and no module is imported because a model's file names it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm
+from mlx_lm import utils
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from transformers.utils import logging as transformers_logging
+
+from akunu_py.errors import DamagedModel, UnsupportedModel
+from akunu_py.models.model_files import (
+    MAX_TOKENIZER_BYTES,
+    boundary,
+    check_config,
+    check_files,
+    read_settings,
+    read_tensors,
+)
+
+# Unless told not to, transformers asks on the terminal whether to run a model's code.
+_OPTIONS = {"trust_remote_code": False, "local_files_only": True}
+_TOKENIZER_CLASS = re.compile(r"\w*(Tokenizer|TokenizerFast|Backend)")
+_TOKEN_FIELDS = {
+    "content", "lstrip", "rstrip", "single_word", "normalized", "special", "id", "__type",
+}  # fmt: skip
+_MODULES = {"chat_template_type": "chat_templates", "tool_parser_type": "tool_parsers"}
+
+
+def load_model(source: Path) -> tuple[Any, dict[str, Any]]:
+    """mlx-lm's model and its configuration; weights are read when they are needed.
+
+    Raises UnknownModel, UnsupportedModel, DamagedModel.
+    """
+    check_files(source)
+    read_tensors(source, check_config(source))
+    with boundary(f"mlx-lm cannot load the model in {source}", UnsupportedModel):
+        model, config = utils.load_model(source, lazy=True)
+        vocabulary_size(model)  # a pass finds what building it does not
+    return model, config
+
+
+def vocabulary_size(model: Any) -> int:
+    """The width of its logits, which nothing needs to be computed for."""
+    return int(model(mx.array([[0]]), cache=make_prompt_cache(model)).shape[-1])
+
+
+def load_tokenizer(source: Path, config: dict[str, Any], vocabulary: int) -> Any:
+    """The tokenizer in `source`, as mlx-lm wraps it; what it raises later is DamagedModel too.
+
+    config: of the model. vocabulary: tokens that its weights have; further ones may only be added
+    tokens, which text does not come to by itself and sessions refuse. Raises UnsupportedModel,
+    DamagedModel.
+    """
+    transformers_logging.set_verbosity_error()  # its advice is not for our users
+    check_files(source)
+    _check_names(source / "config.json", config)
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if (source / name).exists():
+            settings = read_settings(source / name)
+            _check_names(source / name, settings)
+            _check_tokens(source / name, settings)
+    if (source / "tokenizer.json").exists():
+        content = read_settings(source / "tokenizer.json", MAX_TOKENIZER_BYTES)
+        _check_tokens(source / "tokenizer.json", {"added_tokens": content.get("added_tokens")})
+    with boundary(f"the tokenizer in {source} cannot be loaded", UnsupportedModel):
+        ends = config.get("eos_token_id")
+        loaded = utils.load_tokenizer(source, _OPTIONS, eos_token_ids=ends)
+        last = max(loaded.backend_tokenizer.get_vocab(with_added_tokens=False).values(), default=0)
+        if not all(isinstance(end, int) for end in loaded.eos_token_ids):
+            raise TypeError(f"expected integers as eos_token_id, found {ends!r:.60}")
+    if last >= vocabulary:
+        raise DamagedModel(
+            f"the tokenizer in {source} knows token {last}, but the weights only {vocabulary} "
+            "tokens; fetch the model again"
+        )
+    loaded.__class__ = _Tokenizer
+    loaded._source = source
+    return loaded
+
+
+def _check_names(path: Path, settings: dict[str, Any]) -> None:
+    """Raises UnsupportedModel where `settings` name what mlx-lm or transformers would import."""
+    for key, package in _MODULES.items():
+        name = settings.get(key)
+        home = Path(mlx_lm.__path__[0], package)
+        if name is not None and name not in [module.stem for module in home.glob("[a-z]*.py")]:
+            raise UnsupportedModel(f"{path}: mlx-lm has no {key} {name!r:.60}")
+    name = settings.get("tokenizer_class")
+    if name is not None and not (isinstance(name, str) and _TOKENIZER_CLASS.fullmatch(name)):
+        raise UnsupportedModel(f"{path}: expected a tokenizer_class, found {name!r:.60}")
+
+
+def _check_tokens(path: Path, settings: dict[str, Any]) -> None:
+    """Raises UnsupportedModel for a token with a field that `tokenizers` does not know: it would
+    write its name, whatever that is, to stdout."""
+    found: list[tuple[str, Any]] = list(settings.items())
+    while found:
+        key, value = found.pop()
+        if not isinstance(value, dict | list):
+            continue
+        found += value.items() if isinstance(value, dict) else [(key, item) for item in value]
+        token = key.isdigit() or key.endswith(("_token", "_tokens")) or "__type" in value
+        if isinstance(value, dict) and token and not value.keys() <= _TOKEN_FIELDS:
+            if key == "extra_special_tokens":  # tokens by name
+                continue
+            unknown = sorted(value.keys() - _TOKEN_FIELDS)[0]
+            raise UnsupportedModel(f"{path}: a token has an unknown field {unknown!r:.60}")
+
+
+class _Tokenizer(TokenizerWrapper):
+    """What goes wrong with a text only, as expressions in tokenizer.json do, names the file."""
+
+    _source: Path
+
+    def encode(self, *args: Any, **options: Any) -> Any:
+        with boundary(f"{self._source / 'tokenizer.json'} cannot encode this text"):
+            return self._tokenizer.encode(*args, **options)
+
+    def decode(self, *args: Any, **options: Any) -> Any:
+        with boundary(f"{self._source / 'tokenizer.json'} cannot decode these tokens"):
+            return self._tokenizer.decode(*args, **options)
