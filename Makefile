@@ -39,7 +39,7 @@ reliability: $(VENV)/.installed-dev ## do harm on purpose, for hours: docs/relia
 lint: $(VENV)/.installed-dev ## formatting, style, types, import directions
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy akunu_py tests
+	$(BIN)/mypy akunu_py tests docs/pictures.py
 	$(BIN)/lint-imports --no-cache
 
 format: $(VENV)/.installed-dev ## format the sources

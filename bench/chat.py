@@ -49,6 +49,7 @@ _BEGUN = f"▶ answering|{_ENDED}"
 _EMPTY = "Ask something"  # what an empty box shows
 _WARM_UP_TOKENS = 32
 _IDLE_KEYS = 8
+_MOST_ANSWERS = 6  # that keys are typed into, where answers are short
 _LONG_CHAT = "An earlier chat with a long answer"
 _LONG_END = "So ends the long answer."
 _LONG_LENGTH = 6500  # characters: about 1,500 tokens
@@ -434,11 +435,9 @@ def chat_terminal(command: Sequence[str], environment: Mapping[str, str]) -> Ite
         terminal.close()
 
 
-def type_while_answering(
-    terminal: ChatTerminal, prompt: str, count: int, into: KeyTimes, most_answers: int = 6
-) -> None:
+def type_while_answering(terminal: ChatTerminal, prompt: str, count: int, into: KeyTimes) -> None:
     """Asks, and types while the answer comes; asks again until `count` keys were typed."""
-    for _ in range(most_answers):
+    for _ in range(_MOST_ANSWERS):
         terminal.ask(prompt)
         count -= terminal.type_keys(count, into, while_answering=True)
         terminal.wait_for_end()

@@ -156,14 +156,15 @@ class PromptLookupDrafter:
     """Prompt lookup as transformers' `PromptLookupCandidateGenerator` does it, with its defaults: a
     `Drafter` to compare with, which the engine does not use.
 
-    The last n tokens, n from `max_ngram` down to 1, are searched in the token history, and what
+    The last n tokens, n from `MAX_NGRAM` down to 1, are searched in the token history, and what
     followed their first occurrence is the draft. Source: Saxena, Prompt Lookup Decoding (2023), as
     adopted by transformers. The earliest match wins there, also over a later one.
     """
 
-    def __init__(self, draft_tokens: int = 10, max_ngram: int = 3) -> None:
-        self.draft_tokens = draft_tokens
-        self.max_ngram = max_ngram
+    DRAFT_TOKENS = 10
+    MAX_NGRAM = 3
+
+    def __init__(self) -> None:
         self.history: list[int] = []
         # First position after each n-gram that something follows, by the n-gram.
         self._first: dict[tuple[int, ...], int] = {}
@@ -172,16 +173,16 @@ class PromptLookupDrafter:
         history = self.history
         for token in tokens:
             end = len(history)
-            for n in range(1, min(self.max_ngram, end) + 1):
+            for n in range(1, min(self.MAX_NGRAM, end) + 1):
                 self._first.setdefault(tuple(history[end - n : end]), end)
             history.append(token)
 
     def propose(self, limit: int) -> list[int]:
         end = len(self.history)
-        for n in range(min(self.max_ngram, end), 0, -1):
+        for n in range(min(self.MAX_NGRAM, end), 0, -1):
             start = self._first.get(tuple(self.history[end - n : end]))
             if start is not None:
-                return self.history[start : start + min(limit, self.draft_tokens)]
+                return self.history[start : start + min(limit, self.DRAFT_TOKENS)]
         return []
 
     def observe(self, accepted: int, rows: int, seconds: float) -> None:

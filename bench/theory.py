@@ -33,10 +33,10 @@ def improvement(chance: float, drafted: int, c: float, cost: Cost = lambda rows:
     return expected_tokens(chance, drafted) / (cost(drafted + 1) + drafted * c)
 
 
-def operations(chance: float, drafted: int, c: float = 0.0) -> float:
-    """Times as many arithmetic operations as plain decoding: theorem 3.11. c: those of drafting
-    a token, where a plain step has 1; an n-gram table has none."""
-    return (drafted * c + drafted + 1) / expected_tokens(chance, drafted)
+def operations(chance: float, drafted: int) -> float:
+    """Times as many arithmetic operations as plain decoding: theorem 3.11, with none for drafting,
+    as an n-gram table has none."""
+    return (drafted + 1) / expected_tokens(chance, drafted)
 
 
 def best_length(chance: float, c: float, cost: Cost) -> int:

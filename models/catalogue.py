@@ -66,9 +66,9 @@ class CatalogueEntry:
         """Bytes that it takes with `context` tokens."""
         return self.weight_bytes + self.cache.at(context) + self.working_bytes
 
-    def fits(self, memory: int, context: int = CATALOGUE_CONTEXT) -> bool:
+    def fits(self, memory: int) -> bool:
         """Whether it runs well where a model can have `memory` bytes."""
-        return self.memory(context) <= comfortable(memory)
+        return self.memory() <= comfortable(memory)
 
 
 @dataclass(frozen=True, slots=True)

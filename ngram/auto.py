@@ -33,7 +33,6 @@ class AutoDrafter:
 
     curve: what passes cost; it keeps learning from `observe`. Keep it for the next session.
     stop_tokens: a draft ends with the first of them.
-    max_draft: the longest draft, up to 32.
     rerun_on_reject: after a rejection the next pass reads the accepted tokens again (recurrent
         caches); the planner charges for it.
     memory: output of earlier conversations. It is only read.
@@ -44,15 +43,11 @@ class AutoDrafter:
         curve: CostCurve | None = None,
         *,
         stop_tokens: Collection[int] = (),
-        max_draft: int = MAX_DRAFT,
         rerun_on_reject: bool = False,
         memory: Memory | None = None,
     ) -> None:
-        if not 0 <= max_draft <= MAX_DRAFT:
-            raise ValueError(f"expected max_draft from 0 to {MAX_DRAFT}, got {max_draft}")
         self.curve = CostCurve() if curve is None else curve
         self.stop_tokens = frozenset(stop_tokens)
-        self.max_draft = max_draft
         self.rerun_on_reject = rerun_on_reject
         self.unread = 0  # tokens at the start of the history that the target never reads
         self.model = AcceptanceModel()
@@ -103,7 +98,7 @@ class AutoDrafter:
 
     def propose(self, limit: int) -> list[int]:
         """Drafts at most `limit` tokens to follow the history; none means a plain step."""
-        longest = max(0, min(limit, self.max_draft))
+        longest = max(0, min(limit, MAX_DRAFT))
         guesses = self._chain(max(1, min(HORIZON, limit + 1)))
         costs = self.curve.table(self._context)
         found = sum(guess.token >= 0 for guess in guesses)

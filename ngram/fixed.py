@@ -1,10 +1,95 @@
-"""`--draft fixed`, akunu's own behaviour, and `--draft off`: the drafters that do not adapt."""
+"""`--draft fixed`, akunu's own behaviour, and `--draft off`: the drafters that do not adapt.
+
+The fixed one's predictor asks what followed this context so far, in counts of orders 2 to 4
+(contexts of 1 to 3 tokens).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from akunu_py.ngram.predictor import DEFAULT_LIMIT, Predictor
+ORDERS = (2, 3, 4)  # of the n-gram; its context is one token shorter
+LONGEST_CONTEXT = ORDERS[-1] - 1
+WINDOW = 512
+DEFAULT_LIMIT = 4
+
+FNV_OFFSET_BASIS = 14695981039346656037
+FNV_PRIME = 1099511628211
+_MASK = (1 << 64) - 1
+
+
+def fnv1a(tokens: Iterable[int]) -> int:
+    """The 64-bit FNV-1a hash of `tokens`, each mixed in whole: xor, then multiply, modulo 2**64.
+
+    Source: Fowler, Noll and Vo; akunu feeds it tokens where the original feeds it bytes.
+    """
+    digest = FNV_OFFSET_BASIS
+    for token in tokens:
+        digest = ((digest ^ token) * FNV_PRIME) & _MASK
+    return digest
+
+
+class Predictor:
+    """Counts n-grams of 2, 3 and 4 tokens by their contexts, and drafts the most frequent.
+
+    tables: by order, the FNV-1a hash of the order - 1 tokens of context -> {next token: count}.
+
+    The history keeps the last `WINDOW` tokens. The tables keep everything: counts stay when the
+    tokens they came from leave the window.
+    """
+
+    def __init__(self) -> None:
+        self.history: list[int] = []
+        self.tables: dict[int, dict[int, dict[int, int]]] = {order: {} for order in ORDERS}
+
+    def update(self, token: int) -> None:
+        """Counts `token` after every context that the history allows, then appends it."""
+        history = self.history
+        for order in ORDERS:
+            if len(history) < order - 1:
+                break
+            counts = self.tables[order].setdefault(fnv1a(history[1 - order :]), {})
+            counts[token] = counts.get(token, 0) + 1
+        history.append(token)
+        if len(history) > 2 * WINDOW:  # trimmed in blocks; `window` is what counts
+            del history[:-WINDOW]
+
+    def update_batch(self, tokens: Sequence[int]) -> None:
+        """The same as `update` for each of `tokens` in turn."""
+        for token in tokens:
+            self.update(token)
+
+    @property
+    def window(self) -> list[int]:
+        """The last `WINDOW` tokens."""
+        return self.history[-WINDOW:]
+
+    def predict(self, limit: int = DEFAULT_LIMIT) -> list[int]:
+        """Drafts up to `limit` tokens, each after the longest context that was seen.
+
+        A drafted token joins the context of the next one. The draft ends at the first position
+        where no order knows the context. Of continuations seen equally often the one seen first
+        wins: only a strictly greater count displaces it.
+        """
+        context = self.history[-LONGEST_CONTEXT:]
+        draft: list[int] = []
+        while len(draft) < limit:
+            token = self._continuation(context)
+            if token is None:
+                break
+            draft.append(token)
+            context = [*context[1 - LONGEST_CONTEXT :], token]
+        return draft
+
+    def _continuation(self, context: list[int]) -> int | None:
+        for order in reversed(ORDERS):
+            if len(context) < order - 1:
+                continue
+            counts = self.tables[order].get(fnv1a(context[1 - order :]))
+            if counts is not None:
+                # Dictionaries keep insertion order and max() keeps the first of equals.
+                return max(counts, key=counts.__getitem__)
+        return None
 
 
 class FixedDrafter:

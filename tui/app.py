@@ -10,36 +10,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from textual import on
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.driver import Driver
+from textual.message import Message
 from textual.widgets import Markdown
 
 from akunu_py.chats.tree import ConversationInfo
 from akunu_py.settings import Settings
 from akunu_py.tui import slash_commands, themes
 from akunu_py.tui.controllers.answering import AnswerController
-from akunu_py.tui.controllers.copying import CopyController
 from akunu_py.tui.controllers.library import LibraryController
-from akunu_py.tui.controllers.models import ModelController
-from akunu_py.tui.controllers.settings import SettingsController
 from akunu_py.tui.controllers.turns import TurnController
 from akunu_py.tui.conversation import Conversation
+from akunu_py.tui.downloads import DownloadEnded, DownloadMoved, Downloads
 from akunu_py.tui.help import HelpScreen, sections
 from akunu_py.tui.library import Chosen, ConversationsScreen
-from akunu_py.tui.models.downloads import DownloadEnded, DownloadMoved, Downloads
-from akunu_py.tui.models.screen import ModelsScreen
+from akunu_py.tui.models import ModelsScreen
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.prompt.history import HistoryScreen
-from akunu_py.tui.session_thread import (
-    Failed,
-    Finished,
-    Loaded,
-    PieceArrived,
-    Prefilling,
-    SessionThread,
-)
-from akunu_py.tui.settings import SettingsScreen
+from akunu_py.tui.session_thread import SessionMessage, SessionThread
+from akunu_py.tui.settings import SettingsController, SettingsScreen
 from akunu_py.tui.slash_commands import ChatCommands
 from akunu_py.tui.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning
 from akunu_py.tui.terminal import ChatDriver, find_program, run_program
@@ -95,7 +87,7 @@ class ChatApp(App[None]):
         session, store, directory = config.session, config.store, config.directory
         self._store = store
         self._background = config.background
-        self._downloads = Downloads(self.post_message)
+        self._downloads = Downloads(self.post_from_thread)
         self.conversation = Conversation(store=store)
         self.view = ChatView(
             self.notify,
@@ -117,12 +109,12 @@ class ChatApp(App[None]):
             self._downloads,
             config.missing,
         )
-        self.models = ModelController(self.answering, self._downloads, self.view)
-        self.turns = TurnController(self.conversation, self.answering, self.view, directory)
+        self.turns = TurnController(
+            self.conversation, self.answering, self.view, directory, self.copy_to_clipboard
+        )
         self.library = LibraryController(
             self.conversation, self.answering, self.turns, self.view, store, directory
         )
-        self.copying = CopyController(self.conversation, self.view, self.copy_to_clipboard)
 
         # Textual finds the action of a key or command by its name here.
         self.action_stop = self.turns.stop
@@ -130,9 +122,9 @@ class ChatApp(App[None]):
         self.action_regenerate = self.turns.regenerate
         self.action_continue = self.turns.continue_answer
         self.action_branch = self.turns.switch_branch
-        self.action_copy_answer = self.copying.copy_answer
-        self.action_copy_message = self.copying.copy_message
-        self.action_copy_code = self.copying.copy_code
+        self.action_copy_answer = self.turns.copy_answer
+        self.action_copy_message = self.turns.copy_message
+        self.action_copy_code = self.turns.copy_code
         self.action_new_chat = self.library.new
         self.action_rename_chat = self.library.rename
         self.action_export = self.library.export
@@ -155,9 +147,9 @@ class ChatApp(App[None]):
         themes.set_motion(self, reduced=self.settings.current.reduced_motion)
         self.view.prompt.focus()
         self.view.show_state()
-        self.answering.start(self.post_message)
+        self.answering.start(self.post_from_thread)
         if self._store is not None:
-            self._store.start(self.post_message)
+            self._store.start(self.post_from_thread)
             self.run_worker(self.library.recall_prompts())
         # A kill must leave the terminal as it was. Not SIGHUP: the terminal has gone then, and to
         # write the farewell to it would block for ever; the default ends us at once.
@@ -227,22 +219,14 @@ class ChatApp(App[None]):
         self.copy_to_clipboard(event.href)
         self.notify(event.href, title="Link copied", markup=False)
 
-    # The session thread
+    def post_from_thread(self, message: Message) -> None:
+        """For other threads: the app may have gone meanwhile, and its event loop with it."""
+        with contextlib.suppress(RuntimeError):
+            self.post_message(message)
 
-    async def on_loaded(self, message: Loaded) -> None:
-        await self.answering.on_loaded(message)
-
-    def on_prefilling(self, message: Prefilling) -> None:
-        self.answering.on_prefilling(message)
-
-    def on_piece_arrived(self, message: PieceArrived) -> None:
-        self.answering.on_piece_arrived(message)
-
-    def on_finished(self, message: Finished) -> None:
-        self.answering.on_finished(message)
-
-    async def on_failed(self, message: Failed) -> None:
-        await self.answering.on_failed(message)
+    @on(SessionMessage)
+    async def _receive(self, message: SessionMessage) -> None:
+        await self.answering.receive(message)
 
     # Conversations
 
@@ -278,16 +262,18 @@ class ChatApp(App[None]):
     # Models
 
     def action_models(self) -> None:
-        self.push_screen(ModelsScreen(self.answering.model, self._downloads), self.models.use)
+        self.push_screen(
+            ModelsScreen(self.answering.model, self._downloads), self.answering.use_model
+        )
 
     async def action_use_model(self, name: str = "") -> None:
         if name:
-            await self.models.use(name)
+            await self.answering.use_model(name)
         else:
             self.action_models()
 
     def on_download_moved(self, message: DownloadMoved) -> None:
-        self.models.on_download_moved(message)
+        self.answering.on_download_moved(message)
         if screen := self._models_screen():
             screen.download_moved(message)
 
@@ -295,7 +281,7 @@ class ChatApp(App[None]):
         screen = self._models_screen()
         if screen is not None:
             screen.download_ended(message)
-        await self.models.on_download_ended(message, is_listed=screen is not None)
+        await self.answering.on_download_ended(message, is_listed=screen is not None)
 
     def _models_screen(self) -> ModelsScreen | None:
         return next((each for each in self.screen_stack if isinstance(each, ModelsScreen)), None)
@@ -314,7 +300,7 @@ class ChatApp(App[None]):
         self.show_theme(settings.theme)
         themes.set_motion(self, reduced=settings.reduced_motion)
         if settings.model != model:
-            await self.models.use(settings.model)
+            await self.answering.use_model(settings.model)
 
     # The view, and help
 

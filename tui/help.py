@@ -13,11 +13,12 @@ from typing import Any, ClassVar
 
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Grid, Vertical, VerticalScroll
+from textual.containers import Grid, VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen, Screen
+from textual.screen import Screen
 from textual.widgets import Static, TextArea
 
+from akunu_py.tui.dialog import DIALOG_STYLE, Dialog
 from akunu_py.tui.slash_commands import COMMANDS, key_name, keys_of_actions
 from akunu_py.tui.transcript.view import Transcript
 
@@ -62,36 +63,28 @@ def sections(app: App[Any]) -> list[KeySection]:
     ]
 
 
-class HelpScreen(ModalScreen[None]):
+class HelpScreen(Dialog[None]):
     """Keys and commands, in a dialog that scrolls."""
 
-    CSS_PATH = "help.tcss"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,q,f1,question_mark", "close", "Close"),
-    ]
+    CSS_PATH = [DIALOG_STYLE, "help.tcss"]  # noqa: RUF012 - declared so there
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("q,f1,question_mark", "close", "Close")]
 
     def __init__(self, shown: list[KeySection]) -> None:
         super().__init__()
         self._sections = shown
 
     def compose(self) -> ComposeResult:
-        with Vertical(id="dialog") as dialog:
-            dialog.border_title = "Keys and commands"
-            dialog.border_subtitle = "Up Down scroll · Esc close"
-            with VerticalScroll():
-                for section in self._sections:
-                    if section.rows:
-                        yield Static(section.heading, classes="heading")
-                        with Grid(classes="rows"):
-                            for key, words in section.rows:
-                                yield Static(Content(key), classes="key")
-                                yield Static(Content(words))
+        with self.frame("Keys and commands", "Up Down scroll · Esc close"), VerticalScroll():
+            for section in self._sections:
+                if section.rows:
+                    yield Static(section.heading, classes="heading")
+                    with Grid(classes="rows"):
+                        for key, words in section.rows:
+                            yield Static(Content(key), classes="key")
+                            yield Static(Content(words))
 
     def on_mount(self) -> None:
         self.query_one(VerticalScroll).focus()
-
-    def action_close(self) -> None:
-        self.dismiss(None)
 
 
 def bindings_of(screen: Screen[Any]) -> tuple[list[Binding], list[Binding]]:

@@ -18,10 +18,9 @@ from typing import ClassVar
 from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.containers import Horizontal, VerticalScroll
 from textual.content import Content
 from textual.message import Message
-from textual.screen import ModalScreen
 from textual.style import Style
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
@@ -31,6 +30,7 @@ from akunu_py.chats.store import SearchResult
 from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.errors import ConversationError
 from akunu_py.text import collapse, displayable
+from akunu_py.tui.dialog import DIALOG_STYLE, Dialog, ListDialog
 from akunu_py.tui.store_thread import StoreThread
 
 _WIDE, _NORMAL = 100, 60  # columns
@@ -58,7 +58,7 @@ class Chosen:
     message: str | None = None
 
 
-class ConversationsScreen(ModalScreen[Chosen | None]):
+class ConversationsScreen(ListDialog[Chosen]):
     """The list. The result is what to open, None for no change.
 
     current: the conversation on the screen below. clock: seconds since 1970.
@@ -77,10 +77,9 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
         conversation: str
         title: str
 
-    CSS_PATH = "library.tcss"
+    CSS_PATH = [DIALOG_STYLE, "library.tcss"]  # noqa: RUF012 - declared so there
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (_NORMAL, "-normal"), (_WIDE, "-wide")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "close", "Close"),
         Binding("down", "move(1)", "Next conversation", show=False, priority=True),
         Binding("up", "move(-1)", "Conversation before", show=False, priority=True),
         Binding("pagedown", "move(7)", "Further down", show=False),
@@ -109,8 +108,7 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
         self._search_done = asyncio.Event()  # the list is what the words find
 
     def compose(self) -> ComposeResult:
-        with Vertical(id="dialog") as dialog:
-            dialog.border_title = "Conversations"
+        with self.frame("Conversations", ""):
             yield Input(id="words", placeholder="Find by words", compact=True)
             yield Input(id="name", placeholder="New title", compact=True)
             with Horizontal():
@@ -118,7 +116,7 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
                 yield PreviewPane(self._store)
 
     def on_mount(self) -> None:
-        self.query_one(OptionList).can_focus = False
+        super().on_mount()
         self.query_one("#name").display = False
         self._hint()
         self._search()
@@ -135,10 +133,8 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
             self._end_renaming()
 
     def action_move(self, steps: int) -> None:
-        rows = self.query_one(OptionList)
-        if self._found and self._renaming is None:
-            now = rows.highlighted or 0
-            rows.highlighted = min(max(0, now + steps), len(self._found) - 1)
+        if self._renaming is None:
+            super().action_move(steps)
 
     def action_rename(self) -> None:
         if (found := self._chosen()) and self._renaming is None:
@@ -251,7 +247,7 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
 
     def _draw(self, choose: str | None = None) -> None:
         """Draws all rows in the width that there is."""
-        rows = self.query_one(OptionList)
+        rows = self.rows
         if choose is None and (chosen := self._chosen()):
             choose = chosen.info.id
         width = rows.scrollable_content_region.width
@@ -274,8 +270,7 @@ class ConversationsScreen(ModalScreen[Chosen | None]):
         self.query_one(PreviewPane).show(self._chosen())
 
     def _chosen(self) -> SearchResult | None:
-        option = self.query_one(OptionList).highlighted_option
-        return self._found.get(option.id) if option and option.id else None
+        return self._found.get(self.chosen_id)
 
     async def _chosen_after_search(self) -> SearchResult | None:
         """The chosen one of those that the words find: waits for a search that is under way."""
@@ -413,11 +408,10 @@ def moment(then: float, now: float) -> str:
     return f"{day.day} {day:%b}{year}"
 
 
-class ExportScreen(ModalScreen[ExportFormat | None]):
+class ExportScreen(Dialog[ExportFormat]):
     """The list of formats. The result is the one to write, None for none."""
 
-    CSS_PATH = "library.tcss"
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "close", "Close")]
+    CSS_PATH = [DIALOG_STYLE, "library.tcss"]  # noqa: RUF012 - declared so there
     COMPONENT_CLASSES: ClassVar[set[str]] = {"export--muted"}
 
     def __init__(self, title: str) -> None:
@@ -425,9 +419,7 @@ class ExportScreen(ModalScreen[ExportFormat | None]):
         self._title = title
 
     def compose(self) -> ComposeResult:
-        with Vertical(id="dialog") as dialog:
-            dialog.border_title = "Export"
-            dialog.border_subtitle = "Enter write · Esc close"
+        with self.frame("Export", "Enter write · Esc close"):
             yield OptionList(compact=True)
             yield Static(id="file")
 
@@ -451,9 +443,6 @@ class ExportScreen(ModalScreen[ExportFormat | None]):
     @on(OptionList.OptionSelected)
     def _take(self, event: OptionList.OptionSelected) -> None:
         self.dismiss(FORMATS[event.option_index])
-
-    def action_close(self) -> None:
-        self.dismiss(None)
 
 
 async def export_here(tree: Tree, form: ExportFormat) -> Path:

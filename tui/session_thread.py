@@ -5,7 +5,6 @@ MLX's streams are thread-local, so the thread loads and runs the model, and only
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import sys
 import threading
@@ -42,8 +41,12 @@ class Gauges:
     speedup: float | None = None
 
 
+class SessionMessage(TextualMessage):
+    """What the thread posts."""
+
+
 @dataclass
-class Loaded(TextualMessage):
+class Loaded(SessionMessage):
     """The model is ready. no_draft: why it cannot draft, None where it can. note: what the user
     should know of how it fits into memory, "" for nothing."""
 
@@ -56,7 +59,7 @@ class Loaded(TextualMessage):
 
 
 @dataclass
-class Prefilling(TextualMessage):
+class Prefilling(SessionMessage):
     """`done` of `total` prompt tokens are in the cache. request: its number, here and below."""
 
     request: int
@@ -65,7 +68,7 @@ class Prefilling(TextualMessage):
 
 
 @dataclass
-class PieceArrived(TextualMessage):
+class PieceArrived(SessionMessage):
     """More of the answer, over one or more passes.
 
     drafted: ranges into `text` of accepted drafts. rejected: texts of the other drafts, each with
@@ -84,7 +87,7 @@ class PieceArrived(TextualMessage):
 
 
 @dataclass
-class Finished(TextualMessage):
+class Finished(SessionMessage):
     """The answer ended."""
 
     request: int
@@ -94,7 +97,7 @@ class Finished(TextualMessage):
 
 
 @dataclass
-class Failed(TextualMessage):
+class Failed(SessionMessage):
     """Something went wrong; `request` is None where the model could not be loaded."""
 
     request: int | None
@@ -192,7 +195,7 @@ class SessionThread:
         self._load_learned = load_learned
         self._on_answered = on_answered
         self._loads_first = True
-        self._post: Callable[[TextualMessage], object] = lambda message: None
+        self._post: Callable[[SessionMessage], object] = lambda message: None
         self._lock = threading.Lock()
         self._requests: dict[int, ChatRequest] = {}  # queued or running, by number
         self._running: tuple[int, Generation] | None = None
@@ -203,7 +206,7 @@ class SessionThread:
             "session", load=self._begin, serve=self._serve, unload=self._end
         )
 
-    def start(self, post: Callable[[TextualMessage], object], *, load: bool = True) -> None:
+    def start(self, post: Callable[[SessionMessage], object], *, load: bool = True) -> None:
         """Begins to load the model, unless it is to `switch` first. `post` is called from the
         thread."""
         self._post = post
@@ -273,9 +276,9 @@ class SessionThread:
             self._learned_state = self._load_learned(engine)
             self._engine = engine
         except Exception as error:  # noqa: BLE001 - whatever it is, the user must read it
-            self._post_safely(Failed(None, describe(error)))
+            self._post(Failed(None, describe(error)))
             return False
-        self._post_safely(
+        self._post(
             Loaded(
                 engine.name,
                 engine.weights,
@@ -301,10 +304,10 @@ class SessionThread:
             self._stream(request.number, generation)
             self._on_answered(self._engine, generation)
         except AkunuError as error:
-            self._post_safely(Failed(request.number, describe(error)))
+            self._post(Failed(request.number, describe(error)))
         except Exception as error:  # noqa: BLE001 - a bug must not leave a dead screen
             self._session = None  # nobody knows what its cache holds now
-            self._post_safely(Failed(request.number, describe(error)))
+            self._post(Failed(request.number, describe(error)))
         finally:
             self._running = None
 
@@ -315,7 +318,7 @@ class SessionThread:
             nonlocal reported
             if time.monotonic() - reported >= _INTERVAL_S:
                 reported = time.monotonic()
-                self._post_safely(Prefilling(request, done, total))
+                self._post(Prefilling(request, done, total))
 
         generation.on_prefill = report_prefill
         buffer = PieceBuffer()
@@ -326,12 +329,12 @@ class SessionThread:
             if number > 0 and piece.piece.tokens:
                 rows[1 + piece.piece.accepted + len(piece.piece.rejected)] += 1
             if buffer.is_due():
-                self._post_safely(buffer.flush(request, stats, self._gauges(stats, rows)))
+                self._post(buffer.flush(request, stats, self._gauges(stats, rows)))
         gauges = self._gauges(stats, rows)
         if buffer:
-            self._post_safely(buffer.flush(request, stats, gauges))
+            self._post(buffer.flush(request, stats, gauges))
         reason = generation.finish_reason or "cancelled"
-        self._post_safely(Finished(request, reason, replace(stats), gauges))
+        self._post(Finished(request, reason, replace(stats), gauges))
 
     def _rejected_text(self, generation: Generation, piece: TextPiece) -> str:
         """The rejected draft of a pass, as text that follows what was accepted."""
@@ -353,11 +356,6 @@ class SessionThread:
             spent = sum(costs[min(each, len(costs)) - 1] * count for each, count in rows.items())
             speedup = stats.decoded_tokens * costs[0] / spent
         return Gauges(_memory(), speedup)
-
-    def _post_safely(self, message: TextualMessage) -> None:
-        # The app may have gone in the middle of an answer, and its event loop with it.
-        with contextlib.suppress(RuntimeError):
-            self._post(message)
 
 
 def _memory() -> int:

@@ -1,39 +1,99 @@
-"""The settings: a form for model, persona, temperature, theme, memory and motion.
-
-Nothing is saved until Ctrl+S writes settings.toml. A theme is shown at once; leaving the form
-undoes that.
-"""
+"""The settings of the running chat, and the form that writes settings.toml."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.containers import Horizontal, VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Checkbox, Input, Label, Select, Static, TextArea
 
 from akunu_py.errors import AkunuError
 from akunu_py.settings import MAX_TEMPERATURE, Settings, save_settings, settings_file
 from akunu_py.text import displayable, typeable
 from akunu_py.tui import themes
+from akunu_py.tui.dialog import DIALOG_STYLE, Dialog
 from akunu_py.tui.slash_commands import choices_of
+from akunu_py.tui.view import ChatView
+from akunu_py.types import GenerateOptions
 
 _NO_PERSONA = ""  # its text is the plain system prompt
 
 
-class SettingsScreen(ModalScreen[Settings | None]):
-    """The form. The result is the settings as saved, None where nothing was.
+@dataclass(eq=False)
+class SettingsController:
+    """The commands change the settings for this run of the program; the file belongs to the
+    settings screen."""
 
-    show_theme: applies a theme at once, as a preview.
+    current: Settings  # from the next answer on, like `options`
+    options: GenerateOptions
+    _view: ChatView
+    _show_theme: Callable[[str], None]  # puts the colours that a setting means on the screen
+
+    def apply(self, settings: Settings) -> None:
+        """Makes `settings` the current ones."""
+        if settings.temperature != self.current.temperature:
+            sampling = replace(self.options.sampling, temperature=settings.temperature)
+            self.options = replace(self.options, sampling=sampling)
+        self.current = settings
+        self._view.show_state()
+
+    def use_persona(self, name: str = "") -> None:
+        """Takes another system prompt; "none" takes the plain one, and "" lists what there is."""
+        personas = self.current.personas
+        if name in ("", "none"):
+            there = ", ".join(personas) or "none; /settings makes them"
+            self._view.inform("No persona from here on." if name else f"Personas: {there}")
+            if name:
+                self.apply(replace(self.current, persona=""))
+        elif name not in personas:
+            there = ", ".join(personas) or "none"
+            self._view.warn(f"no persona {name!r}; there are: {there}")
+        else:
+            self.apply(replace(self.current, persona=name))
+            self._view.inform(f"{name} answers from here on.")
+
+    def use_system_prompt(self, text: str = "") -> None:
+        self.apply(replace(self.current, persona="", system_prompt=text))
+        self._view.inform("The model is told that from here on." if text else "No system prompt.")
+
+    def use_temperature(self, number: str = "") -> None:
+        try:
+            temperature = float(number.replace(",", "."))
+        except ValueError:
+            temperature = -1.0
+        if not 0 <= temperature <= MAX_TEMPERATURE:
+            self._view.warn(f"expected a number from 0 to {MAX_TEMPERATURE:g}, found {number!r}")
+            return
+        self.apply(replace(self.current, temperature=temperature))
+        self._view.inform(f"Temperature {temperature:g} from here on.")
+
+    def use_theme(self, name: str = "") -> None:
+        """Takes another theme; "" lists what there is."""
+        names = themes.choices()
+        if name in names:
+            self.apply(replace(self.current, theme=name))
+            self._show_theme(name)
+        elif name:
+            self._view.warn(f"no theme {name!r}; there are: {', '.join(names)}")
+        else:
+            self._view.inform(f"Themes: {', '.join(names)}")
+
+
+class SettingsScreen(Dialog[Settings]):
+    """A form for model, persona, temperature, theme, memory and motion. The result is the settings
+    as saved, None where nothing was: only Ctrl+S saves.
+
+    show_theme: applies a theme at once, as a preview, which leaving the form undoes.
     """
 
-    CSS_PATH = "settings.tcss"
+    CSS_PATH = [DIALOG_STYLE, "settings.tcss"]  # noqa: RUF012 - declared so there
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "close", "Close without saving"),
         Binding("ctrl+s", "save", "Save", priority=True),
@@ -50,9 +110,7 @@ class SettingsScreen(ModalScreen[Settings | None]):
 
     def compose(self) -> ComposeResult:
         now = self._settings
-        with Vertical(id="dialog") as dialog:
-            dialog.border_title = "Settings"
-            dialog.border_subtitle = "Ctrl+S save · Esc close"
+        with self.frame("Settings", "Ctrl+S save · Esc close"):
             with VerticalScroll(id="form", can_focus=False):
                 yield from _row("Model", _select(_models(now.model), now.model, "model"))
                 yield from _row(

@@ -170,7 +170,7 @@ class StoreThread:
             if self._store is None:
                 self._store = ConversationStore.open(self._path)
                 for warning in self._store.warnings:
-                    self._post_safely(StoreWarning(warning))
+                    self._post(StoreWarning(warning))
             for key, change in changes:
                 change(self._store)
                 with self._wake:
@@ -181,7 +181,7 @@ class StoreThread:
         else:
             if self.error is not None:
                 self.error = None
-                self._post_safely(SavingResumed())
+                self._post(SavingResumed())
 
     def _fail(self, error: str) -> None:
         """Reports why nothing can be written, and tries later with the database opened again,
@@ -193,7 +193,7 @@ class StoreThread:
                 self._due = self._retry
         if error != self.error:
             self.error = error
-            self._post_safely(SavingFailed(error))
+            self._post(SavingFailed(error))
 
     def _run_call(self, future: Future[Any], function: Callable[[ConversationStore], Any]) -> None:
         if not future.set_running_or_notify_cancel():
@@ -210,8 +210,3 @@ class StoreThread:
             with contextlib.suppress(ConversationError):
                 self._store.close()
             self._store = None
-
-    def _post_safely(self, message: TextualMessage) -> None:
-        # The app may have gone, and its event loop with it.
-        with contextlib.suppress(RuntimeError):
-            self._post(message)

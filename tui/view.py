@@ -10,7 +10,7 @@ from pathlib import Path
 from textual.app import ComposeResult
 
 from akunu_py.tui.conversation import Conversation
-from akunu_py.tui.models.screen import better_model
+from akunu_py.tui.models import better_model
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.prompt.suggestions import SuggestionPopup
 from akunu_py.tui.status import StatusLine

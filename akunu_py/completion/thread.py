@@ -26,10 +26,9 @@ _PATIENCE_S = 2.0  # for a pass that is running; a model that is being loaded ta
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why there is no completion, in one line. usage: the request was at fault."""
+    """Why there is no completion, in one line."""
 
     message: str
-    usage: bool = False
 
 
 @dataclass(slots=True)
@@ -40,16 +39,12 @@ class Ticket:
     channel: str
     on_text: Callable[[str], None]
     on_done: Callable[[Completion | Failure], None]
-    _cancelled: threading.Event = field(default_factory=threading.Event)
+    cancelled: threading.Event = field(default_factory=threading.Event)
 
     def cancel(self) -> None:
         """Ends it after the pass that is running, or before it begins; `on_done` is called all
         the same, with the reason "cancelled" unless the completion was ready before."""
-        self._cancelled.set()
-
-    @property
-    def cancelled(self) -> bool:
-        return self._cancelled.is_set()
+        self.cancelled.set()
 
 
 class CompletionThread:
@@ -114,7 +109,7 @@ class CompletionThread:
         try:
             self._completer = self._load()
         except Exception as error:  # noqa: BLE001 - whatever it is, the user must read it
-            self._completer = _failure(error)
+            self._completer = Failure(describe(error))
             self._on_failed(self._completer)
         else:
             self._on_loaded(self._completer)
@@ -126,7 +121,7 @@ class CompletionThread:
 
     def _serve(self, ticket: Ticket) -> None:
         def cancelled() -> bool:
-            return ticket.cancelled or self._thread.closing.is_set()
+            return ticket.cancelled.is_set() or self._thread.closing.is_set()
 
         completer = self._completer
         done: Completion | Failure
@@ -138,16 +133,11 @@ class CompletionThread:
             try:
                 done = completer.complete(ticket.request, cancelled, ticket.on_text)
             except AkunuError as error:
-                done = _failure(error)
+                done = Failure(describe(error))
             except Exception as error:  # noqa: BLE001 - one bad request must not end the helper
                 completer.reset()
-                done = _failure(error)
+                done = Failure(describe(error))
         with self._lock:
             if self._latest.get(ticket.channel) is ticket:
                 del self._latest[ticket.channel]
         ticket.on_done(done)
-
-
-def _failure(error: Exception) -> Failure:
-    usage = isinstance(error, AkunuError) and error.exit_code == 2
-    return Failure(describe(error), usage=usage)

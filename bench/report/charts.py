@@ -28,7 +28,7 @@ svg .fill{fill:var(--c)} svg .line{stroke:var(--c);stroke-width:2;fill:none}
 _COLOURS = 8
 _ONE = 3  # the colour of what stands alone
 
-_BAR = 40  # characters
+_BAR, _SPARKLINE = 40, 60  # characters
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
 
@@ -304,14 +304,16 @@ def text_columns(points: Points) -> str:
     )
 
 
-def sparklines(curves: Mapping[str, Points], width: int = 60) -> str:
+def sparklines(curves: Mapping[str, Points]) -> str:
     """One line a curve, its height in eighths of a line; all have the same scale."""
     most = max((y for points in curves.values() for _, y in points), default=1.0) or 1.0
     wide = max(map(len, curves), default=0)
     lines = []
     for name, points in curves.items():
         if points:
-            drawn = "".join(_HEIGHTS[max(1, round(8 * y / most))] for y in _sampled(points, width))
+            drawn = "".join(
+                _HEIGHTS[max(1, round(8 * y / most))] for y in _sampled(points, _SPARKLINE)
+            )
             lines.append(f"  {name:<{wide}}  {drawn}  up to {max(y for _, y in points):.1f}")
     return "\n".join(lines)
 

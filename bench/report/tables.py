@@ -130,12 +130,12 @@ def throughput_table(result: Result) -> Table:
     return ["model", "size", "params", "backend", "loop", "test", "t/s"], cells
 
 
-def speed_table(result: Result, runs: Sequence[Series] | None = None) -> Table:
+def speed_table(result: Result) -> Table:
     """One row a series; `x` is times as fast as its baseline."""
     headings = ["test", "temp", "loop", "tokens", "t/s", "x", "tokens/pass", "accepted", "score",
                 "first token", "memory", "identical"]  # fmt: skip
     cells = []
-    for series in result.runs if runs is None else runs:
+    for series in result.runs:
         speedup, score = result.speedup(series), series.score(result.curve_s)
         recorded, repeats = bool(series.drafted), series.repeats
         peak = max((repeat.peak_bytes for repeat in repeats), default=0)

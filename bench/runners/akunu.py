@@ -14,9 +14,8 @@ from akunu_py.decoding.learned import LearnedState
 from akunu_py.decoding.session import Session
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
-from akunu_py.ngram.fixed import FixedDrafter
+from akunu_py.ngram.fixed import LONGEST_CONTEXT, ORDERS, FixedDrafter, Predictor, fnv1a
 from akunu_py.ngram.memory import Memory
-from akunu_py.ngram.predictor import LONGEST_CONTEXT, ORDERS, Predictor, fnv1a
 from akunu_py.types import (
     DEFAULT_DRAFT_TOKENS,
     Drafter,

@@ -148,7 +148,7 @@ def test_a_bad_request_fails_alone(host: Host) -> None:
     host.ask("bad", max_tokens=-1)
     host.ask("good", max_tokens=2)
     host.wait("bad", "good")
-    assert host.done["bad"] == Failure("max_tokens must be from 1 to 1024, got -1", usage=True)
+    assert host.done["bad"] == Failure("max_tokens must be from 1 to 1024, got -1")
     assert host.reason("good") == "length"
 
 
@@ -172,7 +172,7 @@ def test_a_model_that_does_not_load(directory: Path) -> None:
     host.thread.start()
     host.ask("late")
     assert host.thread.close(60, drain=True)
-    assert host.failed == [Failure("no such model", usage=True)]
+    assert host.failed == [Failure("no such model")]
     assert set(host.done) == {"early", "late"}
     assert host.done["late"] == host.failed[0]
 

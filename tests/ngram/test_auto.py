@@ -6,7 +6,6 @@ import random
 import tracemalloc
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -122,16 +121,12 @@ def test_fields_of_a_table_are_filled_in() -> None:
     assert len(output) / passes > 3
 
 
-def test_max_draft_and_limit_are_kept() -> None:
-    drafter = cheap(max_draft=3)
+def test_the_limit_is_kept() -> None:
+    drafter = cheap()
     drafter.extend([1, 2, 3, 4, 5, 6, 7, 8] * 10)
-    assert drafter.propose(32) == [1, 2, 3]
     assert drafter.propose(2) == [1, 2]
     assert drafter.propose(0) == []
-    assert cheap(max_draft=0).propose(5) == []
-    for wrong in (-1, MAX_DRAFT + 1):
-        with pytest.raises(ValueError, match="max_draft"):
-            cheap(max_draft=wrong)
+    assert len(drafter.propose(100)) <= MAX_DRAFT
 
 
 def test_a_draft_ends_with_a_stop_token() -> None:

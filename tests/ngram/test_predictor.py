@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from akunu_py.ngram.fixed import FixedDrafter
-from akunu_py.ngram.predictor import FNV_OFFSET_BASIS, FNV_PRIME, ORDERS, WINDOW, Predictor, fnv1a
+from akunu_py.ngram.fixed import (
+    FNV_OFFSET_BASIS,
+    FNV_PRIME,
+    ORDERS,
+    WINDOW,
+    FixedDrafter,
+    Predictor,
+    fnv1a,
+)
 from akunu_py.types import Drafter
 
 Tables = dict[int, dict[int, dict[int, int]]]

@@ -17,8 +17,8 @@ from akunu_py.errors import Cancelled
 from akunu_py.models.progress import Progress
 from akunu_py.models.store import StoredModel
 from akunu_py.tui import themes
-from akunu_py.tui.models.downloads import DownloadEnded, DownloadMoved
-from akunu_py.tui.models.screen import ModelsScreen
+from akunu_py.tui.downloads import DownloadEnded, DownloadMoved
+from akunu_py.tui.models import ModelsScreen
 
 
 class Compare(Protocol):

@@ -8,7 +8,7 @@ import pytest
 
 from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.tui import app
-from akunu_py.tui.controllers.copying import code_blocks
+from akunu_py.tui.controllers.turns import code_blocks
 from akunu_py.tui.conversation import Conversation
 from akunu_py.tui.session_thread import Failed, Finished
 from akunu_py.tui.terminal import find_program, run_program

@@ -15,9 +15,9 @@ from akunu_py.errors import FetchError, UnknownModel
 from akunu_py.models import store
 from akunu_py.models.progress import Progress
 from akunu_py.models.store import StoredModel
+from akunu_py.tui import downloads
 from akunu_py.tui.app import ChatApp, ChatConfig
-from akunu_py.tui.models import downloads
-from akunu_py.tui.models.screen import ModelsScreen
+from akunu_py.tui.models import ModelsScreen
 from akunu_py.tui.session_thread import Loaded
 from akunu_py.tui.welcome import Welcome
 from akunu_py.types import GenerateOptions

@@ -19,8 +19,8 @@ from akunu_py.errors import FetchError
 from akunu_py.models import catalogue, store
 from akunu_py.models.progress import Progress
 from akunu_py.models.store import StoredModel
-from akunu_py.tui.models.downloads import DownloadEnded, DownloadMoved, Downloads
-from akunu_py.tui.models.screen import ModelsScreen, better_model
+from akunu_py.tui.downloads import DownloadEnded, DownloadMoved, Downloads
+from akunu_py.tui.models import ModelsScreen, better_model
 from akunu_py.tui.welcome import describe_offer
 from tests.support.tui_chat import until
 from tests.support.tui_host import Compare, Host, Pulled, sizes_and_themes
@@ -47,7 +47,7 @@ MEMORY = 8 * GB
 def few_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setattr(catalogue, "load_catalogue", lambda: ENTRIES)
-    monkeypatch.setattr("akunu_py.tui.models.screen.available_memory", lambda: MEMORY)
+    monkeypatch.setattr("akunu_py.tui.models.available_memory", lambda: MEMORY)
     stored = [
         StoredModel("starter", tmp_path, GB // 10, 8192, licence="Apache-2.0"),
         StoredModel("torn", tmp_path, GB, damaged="model.safetensors is missing"),

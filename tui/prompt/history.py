@@ -8,24 +8,22 @@ from typing import ClassVar
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
 from akunu_py.text import on_one_line
+from akunu_py.tui.dialog import DIALOG_STYLE, ListDialog
 
 _MAX_SHOWN = 200  # more words find the others
 _MAX_CHARACTERS = 300  # of a prompt
 
 
-class HistoryScreen(ModalScreen[str | None]):
+class HistoryScreen(ListDialog[str]):
     """The prompts that contain all words, the latest first. The result is the chosen one."""
 
-    CSS_PATH = "history.tcss"
+    CSS_PATH = [DIALOG_STYLE, "history.tcss"]  # noqa: RUF012 - declared so there
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "close", "Close"),
         Binding("down,ctrl+n", "move(1)", "Older", show=False),
         Binding("up,ctrl+p,ctrl+r", "move(-1)", "Newer", show=False),
     ]
@@ -37,24 +35,13 @@ class HistoryScreen(ModalScreen[str | None]):
         self._found: list[str] = []
 
     def compose(self) -> ComposeResult:
-        with Vertical(id="dialog") as dialog:
-            dialog.border_title = "Earlier prompts"
-            dialog.border_subtitle = "Enter take · Esc close"
+        with self.frame("Earlier prompts", "Enter take · Esc close"):
             yield Input(placeholder="Words of the prompt", compact=True)
             yield OptionList(compact=True)
 
     def on_mount(self) -> None:
-        self.query_one(OptionList).can_focus = False
+        super().on_mount()
         self._show("")
-
-    def action_close(self) -> None:
-        self.dismiss(None)
-
-    def action_move(self, steps: int) -> None:
-        options = self.query_one(OptionList)
-        if self._found:
-            now = options.highlighted or 0
-            options.highlighted = min(max(0, now + steps), options.option_count - 1)
 
     @on(Input.Changed)
     def _search(self, event: Input.Changed) -> None:
@@ -63,7 +50,7 @@ class HistoryScreen(ModalScreen[str | None]):
     @on(Input.Submitted)
     @on(OptionList.OptionSelected)
     def _take(self) -> None:
-        chosen = self.query_one(OptionList).highlighted
+        chosen = self.rows.highlighted
         self.dismiss(self._found[chosen] if self._found and chosen is not None else None)
 
     def _show(self, words: str) -> None:
@@ -71,7 +58,7 @@ class HistoryScreen(ModalScreen[str | None]):
         self._found = [
             prompt for prompt in self._prompts if all(word in prompt.casefold() for word in wanted)
         ][:_MAX_SHOWN]
-        options = self.query_one(OptionList)
+        options = self.rows
         options.clear_options()
         if self._found:
             shown = [Content(on_one_line(prompt[:_MAX_CHARACTERS])) for prompt in self._found]

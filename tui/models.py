@@ -13,7 +13,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.style import Style
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
@@ -24,7 +23,8 @@ from akunu_py.models import catalogue, store
 from akunu_py.models.catalogue import CatalogueEntry, recommend
 from akunu_py.models.progress import Progress
 from akunu_py.text import displayable, human_size
-from akunu_py.tui.models.downloads import DownloadEnded, DownloadMoved, Downloads
+from akunu_py.tui.dialog import DIALOG_STYLE, ListDialog
+from akunu_py.tui.downloads import DownloadEnded, DownloadMoved, Downloads
 
 # What the hub calls a repository; a revision may follow.
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
@@ -64,15 +64,14 @@ class ModelRow:
         return " · ".join(part for part in parts if part)
 
 
-class ModelsScreen(ModalScreen[str | None]):
+class ModelsScreen(ListDialog[str]):
     """The list of models. The result is the name of the one to use, None for no change.
 
     current: the one in use. Downloads go on when the screen is left.
     """
 
-    CSS_PATH = "screen.tcss"
+    CSS_PATH = [DIALOG_STYLE, "models.tcss"]  # noqa: RUF012 - declared so there
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "close", "Close"),
         Binding("down,ctrl+j", "move(1)", "Next model", show=False),
         Binding("up,ctrl+k", "move(-1)", "Model before", show=False),
         Binding("pagedown", "move(8)", "Further down", show=False),
@@ -97,9 +96,7 @@ class ModelsScreen(ModalScreen[str | None]):
         self._notes: dict[str, str] = {}  # errors and warnings, in place of a description
 
     def compose(self) -> ComposeResult:
-        with Vertical(id="dialog") as dialog:
-            dialog.border_title = "Models"
-            dialog.border_subtitle = "Enter use or fetch · Ctrl+X stop a download · Esc close"
+        with self.frame("Models", "Enter use or fetch · Ctrl+X stop a download · Esc close"):
             yield Input(placeholder="Find a model, or owner/repository on the hub", compact=True)
             yield OptionList(compact=True)
             with Vertical(id="about"):
@@ -108,7 +105,7 @@ class ModelsScreen(ModalScreen[str | None]):
                 yield Static(id="description")
 
     def on_mount(self) -> None:
-        self.query_one(OptionList).can_focus = False
+        super().on_mount()
         self._rows = model_rows(self._memory)
         if self._memory is None:
             self.run_worker(self._measure())
@@ -123,17 +120,6 @@ class ModelsScreen(ModalScreen[str | None]):
         self._reload()
 
     # Keys
-
-    def action_close(self) -> None:
-        self.dismiss(None)
-
-    def action_move(self, steps: int) -> None:
-        models = self.query_one(OptionList)
-        places = [index for index, option in enumerate(models.options) if not option.disabled]
-        if not places:
-            return
-        now = places.index(models.highlighted) if models.highlighted in places else 0
-        models.highlighted = places[min(max(0, now + steps), len(places) - 1)]
 
     def action_stop(self) -> None:
         if row := self._chosen():
@@ -164,10 +150,9 @@ class ModelsScreen(ModalScreen[str | None]):
 
     def download_moved(self, message: DownloadMoved) -> None:
         """Draws the progress."""
-        models = self.query_one(OptionList)
         if message.name in self._shown:
             row = self._shown[message.name]
-            models.replace_option_prompt(row.name, self._line(row))
+            self.rows.replace_option_prompt(row.name, self._line(row))
             self._describe()
 
     def download_ended(self, message: DownloadEnded) -> None:
@@ -193,7 +178,7 @@ class ModelsScreen(ModalScreen[str | None]):
         if _REPOSITORY.fullmatch(words):
             rows.append(ModelRow(words, words, "From the Hugging Face hub.", 0, 0, 0, "", False))
         self._shown = {row.name: row for row in rows}
-        models = self.query_one(OptionList)
+        models = self.rows
         models.clear_options()
         heading = self.get_visual_style("models--heading", partial=True)
         for is_stored in (True, False):
@@ -211,7 +196,7 @@ class ModelsScreen(ModalScreen[str | None]):
         """Mark, name, size, memory and state, each in a column of its own."""
         muted = self.get_visual_style("models--muted", partial=True)
         mark = self.get_visual_style("models--mark", partial=True)
-        room = self.query_one(OptionList).scrollable_content_region.width - _STATE - 2
+        room = self.rows.scrollable_content_region.width - _STATE - 2
         width = min(_NAME, room - 2)
         name = Content(displayable(row.name)).truncate(width, ellipsis=True)
         columns: list[tuple[str, Style]] = []
@@ -259,11 +244,10 @@ class ModelsScreen(ModalScreen[str | None]):
         self.query_one("#description", Static).update(Content(displayable(about)))
 
     def _chosen(self) -> ModelRow | None:
-        option = self.query_one(OptionList).highlighted_option
-        return self._shown.get(option.id) if option and option.id else None
+        return self._shown.get(self.chosen_id)
 
     def _choose(self, name: str) -> None:
-        models = self.query_one(OptionList)
+        models = self.rows
         names = [option.id for option in models.options]
         places = [index for index, option in enumerate(models.options) if not option.disabled]
         if name in names:

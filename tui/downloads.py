@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from textual.message import Message
@@ -93,7 +92,7 @@ class Downloads:
             download.progress = progress
             if new_phase or time.monotonic() - posted >= _INTERVAL_S:
                 posted = time.monotonic()
-                self._post_safely(DownloadMoved(download.name))
+                self._post(DownloadMoved(download.name))
 
         ended = DownloadEnded(download.name)
         try:
@@ -106,12 +105,7 @@ class Downloads:
             ended.error = f"cannot fetch {download.name}: {type(error).__name__}: {error}"
         finally:
             self.all.pop(download.name, None)
-            self._post_safely(ended)
-
-    def _post_safely(self, message: Message) -> None:
-        # The app may have gone, and its event loop with it.
-        with suppress(RuntimeError):
-            self._post(message)
+            self._post(ended)
 
 
 def _pull(

@@ -1,0 +1,56 @@
+"""Dialogs over the chat: their frame, and the list in which words find a row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widgets import OptionList
+
+DIALOG_STYLE = Path(__file__).with_suffix(".tcss")
+Result = TypeVar("Result")
+
+
+class Dialog(ModalScreen[Result | None]):
+    """A dialog, which Esc closes without a result. CSS_PATH begins with `DIALOG_STYLE`."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "close", "Close")]
+
+    def frame(self, title: str, keys: str) -> Vertical:
+        """What everything is composed in; the keys that matter stand at its foot."""
+        frame = Vertical(id="dialog")
+        frame.border_title = title
+        frame.border_subtitle = keys
+        return frame
+
+    def action_close(self) -> None:
+        self.dismiss(None)
+
+
+class ListDialog(Dialog[Result]):
+    """A list of rows below the words that find them. The words keep the focus, so keys that move
+    the highlight are bound here."""
+
+    def on_mount(self) -> None:
+        self.rows.can_focus = False
+
+    @property
+    def rows(self) -> OptionList:
+        return self.query_one(OptionList)
+
+    @property
+    def chosen_id(self) -> str:
+        """Of the highlighted row, "" where there is none."""
+        option = self.rows.highlighted_option
+        return (option.id if option else None) or ""
+
+    def action_move(self, steps: int) -> None:
+        """Highlights another row; headings and remarks cannot be."""
+        places = [at for at, option in enumerate(self.rows.options) if not option.disabled]
+        if places:
+            highlighted = self.rows.highlighted
+            now = places.index(highlighted) if highlighted in places else 0
+            self.rows.highlighted = places[min(max(0, now + steps), len(places) - 1)]
