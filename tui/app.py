@@ -317,9 +317,6 @@ class ChatApp(App[None]):
         if not isinstance(self.screen, HelpScreen):
             self.push_screen(HelpScreen(sections(self)))
 
-    def on_prompt_box_help_wanted(self) -> None:
-        self.action_help()
-
     def action_help_quit(self) -> None:
         """Ctrl+C with nothing selected."""
         busy = "Esc stops the answer. " if self.answering.active else ""

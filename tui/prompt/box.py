@@ -47,9 +47,6 @@ class PromptBox(TextArea):
 
         direction: int
 
-    class HelpWanted(Message):
-        """A question mark in an empty box."""
-
     @dataclass
     class SearchWanted(Message):
         """An earlier prompt is searched for; `earlier` are all that are known, oldest first."""
@@ -122,7 +119,7 @@ class PromptBox(TextArea):
             self.insert("\n")
             self.scroll_cursor_visible()
         elif event.character == "?" and not self.text:
-            self.post_message(self.HelpWanted())
+            await self.run_action("app.help")
         else:
             return
         event.stop()
