@@ -15,6 +15,7 @@ import mlx_lm
 from mlx_lm import utils
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
@@ -121,6 +122,13 @@ class _Tokenizer(TokenizerWrapper):
     """What goes wrong with a text only, as expressions in tokenizer.json do, names the file."""
 
     _source: Path
+
+    @property
+    def has_own_renderer(self) -> bool:
+        """Whether conversations become text by code of mlx-lm or transformers."""
+        plain = PreTrainedTokenizerBase.apply_chat_template
+        own = type(self._tokenizer).apply_chat_template is not plain
+        return own or self._chat_template is not None
 
     def encode(self, *args: Any, **options: Any) -> Any:
         with boundary(f"{self._source / 'tokenizer.json'} cannot encode this text"):

@@ -1,23 +1,32 @@
 """A model's chat template: a small program that came with the model, run in Jinja's sandbox.
 
-transformers renders it, in an environment that reaches neither Python's internals nor files. What
-the sandbox leaves open is closed here: whatever a template raises becomes one clear line, one that
-does not come to an end is stopped, and what it writes is bounded. Not bounded is the memory that a
-single expression asks for: a template has to be trusted that far.
+It runs in `template_process`, because Python cannot stop what one expression does, nor bound what
+it allocates. Whatever a template raises becomes one clear line, one that does not come to an end is
+stopped, and what it takes and writes is bounded. The process starts while a model is loaded and
+renders for all that follow.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-import ctypes
+import importlib.util
+import json
+import os
+import select
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from akunu_py.errors import UnsupportedModel, one_line
 
 TIME_LIMIT_S = 10.0  # long conversations take milliseconds
-LONGEST = 64 << 20  # characters; far more than any context holds
+LONGEST = 2_000_000  # characters beside those of the conversation
+_START_S = 60.0  # on a machine that is busy with other things
 
 
 def render(tokenizer: Any, turns: Sequence[Mapping[str, str]], model: str) -> str:
@@ -26,50 +35,112 @@ def render(tokenizer: Any, turns: Sequence[Mapping[str, str]], model: str) -> st
     Raises UnsupportedModel where its template fails, takes too long or writes too much.
     """
     try:
-        with _within(TIME_LIMIT_S):
+        if tokenizer.has_own_renderer:  # code of mlx-lm or transformers, no template
             text = tokenizer.apply_chat_template(
                 list(turns), add_generation_prompt=True, tokenize=False
             )
-            text.encode()  # a lone surrogate would only show in the tokenizer
-    except Exception as error:  # a template can raise whatever Python raises
+        else:
+            text = _process.render(
+                tokenizer.get_chat_template(),
+                tokenizer.special_tokens_map
+                | {"enable_thinking": tokenizer.has_thinking, "add_generation_prompt": True}
+                | {"messages": list(turns), "tools": None, "documents": None},
+                LONGEST + 2 * sum(len(turn["content"]) for turn in turns),
+            )
+        text.encode()  # a lone surrogate would only show in the tokenizer
+    except Exception as error:  # a tokenizer's own renderer raises whatever Python raises
         raise UnsupportedModel(
             f"the chat template of {model} does not take this conversation: {one_line(error)}; "
             "continue a text instead (akunu run --raw), or use another model"
         ) from error
-    if len(text) > LONGEST:
-        raise UnsupportedModel(
-            f"the chat template of {model} writes {len(text)} characters; use another model"
-        )
     return str(text)
 
 
-class _Overdue(Exception):
-    def __str__(self) -> str:
-        return f"it did not come to an end within {TIME_LIMIT_S:g} seconds"
+def start() -> None:
+    """Starts the process, so that it is ready by the time that a conversation is rendered."""
+    with _process.lock:
+        _process.start()
 
 
-@contextlib.contextmanager
-def _within(seconds: float) -> Iterator[None]:
-    """Raises _Overdue in the middle of the block where that takes longer.
+class _Process:
+    """`template_process`: started when it is needed, ended where it fails or akunu ends."""
 
-    Python checks for such an exception between two of its own instructions; that is where a
-    template that loops is nearly always.
-    """
-    thread = ctypes.c_ulong(threading.get_ident())
-    set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
-    lock, over = threading.Lock(), False
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._running: subprocess.Popen[bytes] | None = None
+        self._ready = False
 
-    def end() -> None:
-        with lock:
-            if not over:
-                set_exception(thread, ctypes.py_object(_Overdue))
+    def start(self) -> None:
+        if self._running is not None and self._running.poll() is None:
+            return
+        self.end()
+        places = {_place(name) for name in ("jinja2", "markupsafe")}
+        program = Path(__file__).with_name("template_process.py")
+        self._running = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(program), *sorted(places)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for us
+        )
+        self._ready = False
 
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        with lock:  # from here on it comes too late, and nobody else is to be interrupted
-            over = True
-        timer.cancel()
+    def render(self, template: str, variables: Mapping[str, Any], longest: int) -> str:
+        """Raises RuntimeError with the reason where there is no text."""
+        request = {"template": template, "variables": variables, "longest": longest}
+        line = json.dumps(request, default=str).encode() + b"\n"
+        with self.lock:
+            self.start()
+            try:
+                if not self._ready:
+                    self._read(_START_S)
+                    self._ready = True
+                assert self._running is not None
+                assert self._running.stdin is not None
+                self._running.stdin.write(line)
+                self._running.stdin.flush()
+                reply = json.loads(self._read(TIME_LIMIT_S))
+            except BaseException:  # also an interrupt: the answer would be taken for the next one
+                self.end()
+                raise
+        if "error" in reply:
+            raise RuntimeError(reply["error"])
+        return str(reply["text"])
+
+    def _read(self, seconds: float) -> bytes:
+        """The next line that the process writes."""
+        assert self._running is not None
+        assert self._running.stdout is not None
+        descriptor, waiting = self._running.stdout.fileno(), select.poll()
+        waiting.register(descriptor, select.POLLIN)
+        deadline, parts = time.monotonic() + seconds, [b""]
+        while not parts[-1].endswith(b"\n"):
+            left = max(0.0, deadline - time.monotonic())
+            if not waiting.poll(left * 1000):
+                raise RuntimeError(f"it did not come to an end within {seconds:g} seconds")
+            parts.append(os.read(descriptor, 1 << 20))
+            if not parts[-1]:
+                raise RuntimeError("it ended the process that renders it")
+        return b"".join(parts)
+
+    def end(self) -> None:
+        if self._running is not None:
+            self._running.kill()
+            for pipe in (self._running.stdin, self._running.stdout):
+                assert pipe is not None
+                with contextlib.suppress(OSError):  # it never took what was written
+                    pipe.close()
+            self._running.wait()
+            self._running = None
+
+
+def _place(name: str) -> str:
+    """The directory that a package is imported from."""
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    assert spec.origin is not None
+    return str(Path(spec.origin).parents[1])
+
+
+_process = _Process()
+atexit.register(_process.end)

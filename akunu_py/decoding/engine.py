@@ -89,6 +89,8 @@ class Engine:
         model, config = load_model(path)
         vocabulary = vocabulary_size(model)
         tokenizer = load_tokenizer(path, config, vocabulary)
+        if tokenizer.has_chat_template:
+            chat_template.start()
         cache = kvcache.new_cache(model, kv_bits)
         own_context = _own_context(config)
         needs = footprint.needs(model, config, own_context, weights, kv_bits)

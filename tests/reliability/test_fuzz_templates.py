@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import strategies as st
 
-from akunu_py.decoding import chat_template
+from akunu_py.decoding import chat_template, template_process
 from akunu_py.decoding.engine import Engine
 from akunu_py.errors import AkunuError, UnsupportedModel
 from akunu_py.types import Message
@@ -148,6 +149,7 @@ def test_a_template_without_an_end_is_stopped(
     monkeypatch.setattr(chat_template, "TIME_LIMIT_S", 0.2)
     with pytest.raises(UnsupportedModel, match=r"did not come to an end within 0\.2 seconds"):
         says(tiny, template)
+    monkeypatch.undo()
     assert "Hello" in says(tiny, GOOD)  # and the next one is not
 
 
@@ -155,6 +157,175 @@ def test_a_template_that_writes_a_library(tiny: Engine, monkeypatch: pytest.Monk
     monkeypatch.setattr(chat_template, "LONGEST", 1 << 16)
     with pytest.raises(UnsupportedModel, match="writes 99999 characters"):
         says(tiny, LOOP + "x{% endfor %}")
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "7**(10**9) % 10",
+        "'x' * 10**10",
+        "('a ' * 10**6) | wordwrap(1) | length",
+        "'a' | wordwrap(10**8) | center(10**10)",
+        "'a' | slice(10**9) | list | length",
+        "'%*d' | format(10**10, 1)",
+        "'{:10000000000}'.format(1)",
+        "(2.5) | round(10**9, 'ceil')",
+        "(5).to_bytes(10**10, 'big')",
+        "[1] | tojson(indent=10**10)",
+        "'a' | indent(10**10, true)",
+        "('a' * 10**5).replace('', 'a' * 10**6)",
+        "range(99999) | map('string') | join('x' * 10**6)",
+    ],
+)
+def test_one_expression_that_asks_for_too_much(
+    tiny: Engine, expression: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_template, "TIME_LIMIT_S", 0.5)
+    with contextlib.suppress(UnsupportedModel):
+        says(tiny, "{{ " + expression + " }}")
+    monkeypatch.undo()
+    assert "Hello" in says(tiny, GOOD)
+
+
+DOUBLE = (
+    "{% set ns = namespace(x=SEED) %}{% for i in range(60) %}{% set ns.x = STEP %}{% endfor %}"
+    "{{ USE }}"
+)
+
+
+@pytest.mark.parametrize(("seed", "step"), [("'a'", "ns.x ~ ns.x"), ("[1]", "[ns.x, ns.x]")])
+@pytest.mark.parametrize("use", ["ns.x", "ns.x | tojson", "ns.x == [1]", "ns.x | string | length"])
+def test_what_doubles(tiny: Engine, seed: str, step: str, use: str) -> None:
+    before = chat_template.TIME_LIMIT_S
+    chat_template.TIME_LIMIT_S = 0.5
+    try:
+        with contextlib.suppress(UnsupportedModel):
+            says(tiny, DOUBLE.replace("SEED", seed).replace("STEP", step).replace("USE", use))
+    finally:
+        chat_template.TIME_LIMIT_S = before
+    assert "Hello" in says(tiny, GOOD)
+
+
+def numbers() -> st.SearchStrategy[str]:
+    return st.sampled_from(["2", "10**9", "10**10", "99999", "7**8", "(3 - 1)", "0", "-1"])
+
+
+def texts() -> st.SearchStrategy[str]:
+    return st.sampled_from(["'a'", "'a b' * 99999", "'%9999999999d'", "messages[0].content", "''"])
+
+
+@st.composite
+def expressions(draw: st.DrawFn) -> str:
+    """Operators, filters and methods on numbers and texts that are too large for each of them."""
+    number, other, text, more = (draw(made) for made in (numbers(), numbers(), texts(), texts()))
+    return draw(
+        st.sampled_from(
+            [
+                *(f"({number}) {operator} ({other})" for operator in ("**", "*", "//", "%", "-")),
+                f"({text}) * ({number})",
+                f"[{text}] * ({number}) | length",
+                f"({text}) % ({number})",
+                *(
+                    f"({text}) | {name}({number})"
+                    for name in ("center", "wordwrap", "indent", "truncate", "batch", "slice")
+                ),
+                *(f"(({text}).{name}({number}))" for name in ("ljust", "zfill", "expandtabs")),
+                f"({text}).replace('', {more})",
+                f"({text}) | list | join({more})",
+                f"({number}) | round({other}, 'floor')",
+                f"range({number}) | list | sort | unique | list | tojson({other})",
+                f"dict(a=range({number}) | list) | pprint",
+                f"({text}) | urlize | {draw(st.sampled_from(['upper', 'title', 'forceescape']))}",
+            ]
+        )
+    )
+
+
+@lengths(15)
+def test_expressions_of_any_size(
+    examples: int, tiny: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None takes longer than the limit, or more memory than the process is given."""
+    monkeypatch.setattr(chat_template, "TIME_LIMIT_S", 0.5)
+    most = 0
+
+    def check(expression: str) -> None:
+        nonlocal most
+        started = time.monotonic()
+        with contextlib.suppress(UnsupportedModel):
+            says(tiny, "{{ " + expression + " }}")
+        assert time.monotonic() - started < 10
+        most = max(most, resident())
+
+    explore(check, examples, expressions())
+    assert 0 < most < template_process.MEMORY
+
+
+def resident() -> int:
+    """Bytes that the process of templates has had at most; 0 where it was just ended."""
+    running = chat_template._process._running
+    if running is None or not Path("/proc").is_dir():
+        return 1
+    status = Path(f"/proc/{running.pid}/status").read_text()
+    return next((int(line.split()[1]) << 10 for line in status.splitlines() if "VmHWM" in line), 1)
+
+
+TEMPLATES = [
+    GOOD,
+    "{%- generation %}{{ messages[0].content | tojson }}{% endgeneration -%}\n x",
+    "{% set ns = namespace(a=1) %}{% for m in messages %}{% set ns.a = ns.a + 1 %}"
+    "{% if loop.last %}{% break %}{% endif %}{% endfor %}{{ ns.a }}{{ dict(b=2) }}",
+    "{{ bos_token }}|{{ eos_token }}|{{ enable_thinking }}|{{ tools is none }}|{{ nothing }}",
+    "{{ {'z': 'ü<', 'a': [1, none, 1.5]} | tojson(indent=2) }}  \n  {% if true %}\n a\n{% endif %}",
+    "{{ dict.fromkeys('ab', 1) | tojson(sort_keys=true, separators=(',', ':')) }}",
+    "{{ raise_exception('no\n  way') }}",
+    "{{ strftime_now('%Y') }}{% macro f(x) %}<{{ x }}>{% endmacro %}{{ f(messages | length) }}",
+    "{{ messages[1]['content'].split('l')[-1] | trim }}{{ ns.__class__ }}{{ namespace(_a=1) }}",
+]
+
+
+@lengths(20)
+def test_the_text_is_that_of_transformers(examples: int, tiny: Engine) -> None:
+    turns = [{"role": message.role, "content": message.content} for message in ASK]
+
+    def check(template: str) -> None:
+        tiny.tokenizer.chat_template = template
+        try:
+            expected = tiny.tokenizer.apply_chat_template(
+                turns, add_generation_prompt=True, tokenize=False
+            )
+            expected.encode()
+        except Exception:  # noqa: BLE001
+            expected = None
+        try:
+            rendered = chat_template.render(tiny.tokenizer, turns, "tiny")
+        except UnsupportedModel:
+            rendered = None
+        assert rendered == expected
+
+    for template in TEMPLATES:
+        check(template)
+    pieces = st.lists(st.sampled_from(WORDS), max_size=14).map("".join)
+    explore(check, examples, pieces | st.sampled_from(TEMPLATES).flatmap(_shuffled))
+
+
+def _shuffled(template: str) -> st.SearchStrategy[str]:
+    return damaged(template.encode()).map(lambda data: data.decode("utf-8", "replace"))
+
+
+def test_an_interrupt_ends_the_process(tiny: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(seconds: float) -> bytes:
+        raise KeyboardInterrupt
+
+    assert "Hello" in says(tiny, GOOD)
+    running = chat_template._process._running
+    monkeypatch.setattr(chat_template._process, "_read", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        says(tiny, GOOD)
+    assert running is not None
+    assert running.returncode is not None
+    monkeypatch.undo()
+    assert "Hello" in says(tiny, GOOD)
 
 
 WORDS = [

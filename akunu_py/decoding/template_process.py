@@ -1,0 +1,133 @@
+"""Renders chat templates in a process that can be stopped wherever it is and has little memory.
+
+`chat_template` starts it by this file's path, with the directories that hold Jinja as arguments; it
+uses nothing else but the standard library, so it is there within a tenth of a second. A request is
+a line of JSON, so is an answer; the first answer is empty and says that it is ready. Templates see
+the environment that transformers gives them (utils/chat_template_utils.py there), whose sandbox
+reaches neither Python's internals nor files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import sys
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path += sys.argv[1:]
+
+from jinja2 import Template, TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+MEMORY = 512 << 20  # bytes, of which Python and Jinja take 30 million
+SECONDS = 11  # of CPU time for a template, should nobody be there any more to stop it
+
+
+class _Generation(Extension):
+    """The tag around what the assistant wrote, which is of no use here."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_content"), [], [], body).set_lineno(line)
+
+    def _content(self, caller: Any) -> Any:
+        return caller()
+
+
+class _Dict:
+    def __call__(self, *args: Any, **items: Any) -> dict[Any, Any]:
+        return dict(*args, **items)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _Namespace(Namespace):
+    def __init__(*args: Any, **items: Any) -> None:
+        for name in (values := dict(*args[1:], **items)):
+            _check_name(name)
+        Namespace.__init__(args[0], values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"{name!r} cannot be stored in a namespace")
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+@lru_cache(maxsize=4)
+def compiled(template: str) -> Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {
+        "raise_exception": _raise_exception,
+        "strftime_now": lambda form: datetime.now().strftime(form),
+        "dict": _Dict(),
+        "namespace": _Namespace,
+    }
+    return environment.from_string(template)
+
+
+def answer(request: dict[str, Any]) -> dict[str, str]:
+    """What a request is answered: the text, or the reason why there is none."""
+    try:
+        text = compiled(request["template"]).render(request["variables"])
+    except MemoryError:
+        return {"error": "it asks for more memory than a template needs"}
+    except Exception as error:  # noqa: BLE001 - a template can raise whatever Python raises
+        return {"error": str(error)[:4000] or type(error).__name__}
+    if len(text) > request["longest"]:
+        return {"error": f"it writes {len(text)} characters"}
+    return {"text": text}
+
+
+def main() -> None:
+    for kind, most in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_FSIZE, 0)):
+        with contextlib.suppress(ValueError, OSError):  # macOS knows no limit of memory
+            resource.setrlimit(kind, (most, most))
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    replies = sys.stdout.buffer
+    replies.write(b"{}\n")
+    replies.flush()
+    for line in sys.stdin.buffer:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        soft = int(used.ru_utime + used.ru_stime) + SECONDS
+        resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+        replies.write(json.dumps(answer(json.loads(line))).encode() + b"\n")
+        replies.flush()
+
+
+if __name__ == "__main__":
+    main()
