@@ -187,7 +187,9 @@ class ConversationsScreen(ListDialog[Chosen]):
             return
         try:
             tree = await self._store.call(lambda store: store.load(found.info.id))
-            path = await export_here(tree, form)
+            text = await asyncio.to_thread(render, tree, form)
+            path = Path.cwd() / file_name(tree.title, form)
+            path = await asyncio.to_thread(write_new, path, text, numbered=True)
         except ConversationError as error:
             self._show_error(error)
         else:
@@ -443,16 +445,3 @@ class ExportScreen(Dialog[ExportFormat]):
     @on(OptionList.OptionSelected)
     def _take(self, event: OptionList.OptionSelected) -> None:
         self.dismiss(FORMATS[event.option_index])
-
-
-async def export_here(tree: Tree, form: ExportFormat) -> Path:
-    """Writes a conversation into the working directory; returns the path of the new file.
-
-    Raises ConversationError.
-    """
-
-    def write() -> Path:
-        path = Path.cwd() / file_name(tree.title, form)
-        return write_new(path, render(tree, form), numbered=True)
-
-    return await asyncio.to_thread(write)
