@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
+import sys
+from typing import Any, NoReturn
 
+from akunu_py.text import on_one_line
 from akunu_py.types import (
     DEFAULT_DRAFT_TOKENS,
     DEFAULT_MAX_TOKENS,
@@ -20,9 +22,17 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: object) -> None:
         super().__init__(**({"allow_abbrev": False} | options))  # type: ignore[arg-type]
+        # Suppressed where it is not given: the parser of a command would unset its parent's.
+        self.add_argument(
+            "--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see: {self.prog} --help\n")
+        self.exit(2, f"{on_one_line(f'{self.prog}: {message}')}; see: {self.prog} --help\n")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """argparse's own takes a full disk for success."""
+        (file or sys.stderr).write(message)
 
 
 def positive(text: str) -> int:

@@ -2,22 +2,25 @@
 
 Each command is a module with `add_options(parser)` and `run(args) -> exit code`, imported only when
 it is asked for. Exit codes: 0 done; 1 failed, with one line on stderr; 2 wrong usage; 130
-interrupted. A broken pipe is quiet. Only this module turns exceptions into exit codes.
+interrupted. A broken pipe is quiet. Only this module turns exceptions into exit codes; of one that
+nobody foresaw it leaves the details in a file, and `--debug` shows them.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from akunu_py import crashes
 from akunu_py.arguments import Parser
 from akunu_py.errors import INTERRUPTED, AkunuError
 from akunu_py.interrupts import end_at_once, raise_again
-from akunu_py.text import print_warnings
+from akunu_py.text import escape_what_cannot_be_encoded, print_warnings
 from akunu_py.version import __version__
 
 _TOP_LEVEL = ("-h", "--help", "--version")
@@ -36,17 +39,17 @@ _BENCH = "bench"  # its module has a parser of its own, with a default action
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     _replace_closed_streams()
+    escape_what_cannot_be_encoded()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if not arguments or (arguments[0].startswith("-") and arguments[0] not in _TOP_LEVEL):
-        arguments = ["chat", *arguments]
-    own, rest = (arguments[:1], arguments[1:]) if arguments[0] == _BENCH else (arguments, [])
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    debug = "--debug" in options
     try:
-        args = _parser(arguments[0]).parse_args(own)
-        args.rest = rest
-        code: int = args.run(args)
+        code = _run(arguments)
         sys.stdout.flush()
         return code
     except AkunuError as error:
+        if debug:
+            crashes.print_traceback(error)
         print_warnings([str(error)])
         return error.exit_code
     except KeyboardInterrupt:
@@ -56,8 +59,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         _discard_output()
+        if debug:
+            crashes.print_traceback(error)
         print_warnings([f"{error.strerror or error}{_at(error.filename)}"])
         return 1
+    except BaseException as error:  # noqa: BLE001 - Rust's panics are no Exception
+        crashes.report(error, debug=debug)
+        return 1
+
+
+def _run(arguments: list[str]) -> int:
+    if arguments[:1] == ["--debug"]:
+        arguments = [*arguments[1:2], "--debug", *arguments[2:]]  # after the command
+    if not arguments or (arguments[0].startswith("-") and arguments[0] not in _TOP_LEVEL):
+        arguments = ["chat", *arguments]
+    own, rest = (arguments[:1], arguments[1:]) if arguments[0] == _BENCH else (arguments, [])
+    try:
+        args = _parser(arguments[0]).parse_args(own)
+        args.rest = rest
+        code: int = args.run(args)
+    except SystemExit as end:  # argparse's, after --help or wrong usage
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return code
 
 
 def _parser(asked: str) -> argparse.ArgumentParser:
@@ -66,7 +89,7 @@ def _parser(asked: str) -> argparse.ArgumentParser:
         prog="akunu",
         description="Talk to a local model. It drafts with n-gram tables and verifies the draft "
         "in one pass: the same words, in fewer passes.",
-        epilog="Without a command: akunu chat.",
+        epilog="Without a command: akunu chat. --debug after any of them shows errors in full.",
     )
     parser.add_argument("--version", action="version", version=f"akunu {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
@@ -91,7 +114,8 @@ def _replace_closed_streams() -> None:
 
 def _discard_output() -> None:
     """Nothing can be written any more. Python would complain again when it flushes at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with contextlib.suppress(OSError, ValueError):  # stdout may be no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _at(path: object) -> str:

@@ -39,9 +39,14 @@ def read_bounded(path: Path, limit: int) -> bytes:
     Raises: OSError as `open_regular`, also where the file grows beyond the limit meanwhile.
     """
     with open_regular(path, limit) as file:
-        data = file.read(limit + 1)
+        return read_stream(file, limit, str(path))
+
+
+def read_stream(file: BinaryIO, limit: int, name: str = "stdin") -> bytes:
+    """All of an open file of at most `limit` bytes. Raises OSError, EFBIG where there are more."""
+    data = file.read(limit + 1)
     if len(data) > limit:
-        raise OSError(errno.EFBIG, f"larger than {limit:,} bytes", str(path))
+        raise OSError(errno.EFBIG, f"larger than {limit:,} bytes", name)
     return data
 
 

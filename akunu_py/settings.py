@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from akunu_py import paths
 from akunu_py.errors import StoreError, UsageError
-from akunu_py.files import write_atomically
+from akunu_py.files import read_bounded, write_atomically
 from akunu_py.types import DEFAULT_MODEL
 
 if TYPE_CHECKING:  # only who changes settings pays for its import
     from tomlkit import TOMLDocument
 
 MAX_TEMPERATURE = 5.0  # above, every model talks nonsense
+MAX_BYTES = 1 << 20  # of the file
 _MAX_SHOWN = 80  # characters of a wrong value that an error repeats
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _EXPECTED = {
@@ -68,7 +69,7 @@ def load_settings() -> Settings:
     """
     path = settings_file()
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(read_bounded(path, MAX_BYTES).decode("utf-8"))
     except FileNotFoundError:
         return Settings()
     except (OSError, ValueError, RecursionError) as error:
@@ -91,7 +92,7 @@ def save_settings(changes: Mapping[str, Any]) -> Settings:
     # A link, into a directory of dot files for one, stays a link.
     target = Path(os.path.realpath(path))
     try:
-        text = target.read_text(encoding="utf-8") if target.exists() else ""
+        text = read_bounded(target, MAX_BYTES).decode("utf-8") if target.exists() else ""
         document = tomlkit.parse(text)
         for name in changes:
             _set(document, name, getattr(after, name))
@@ -138,7 +139,8 @@ def _checked(content: Mapping[str, Any], where: str) -> Settings:
     known = {field.name: type(value) for field, value in _defaults()}
     for name, value in content.items():
         if name not in known:
-            raise UsageError(f"{where}: unknown setting {name!r}; there are: {', '.join(known)}")
+            there = ", ".join(known)
+            raise UsageError(f"{where}: unknown setting {_short(name)}; there are: {there}")
         if not _fits(value, known[name]):
             expected = _EXPECTED[known[name]]
             raise UsageError(f"{where}: expected {expected} for {name}, found {_short(value)}")

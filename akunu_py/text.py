@@ -1,10 +1,14 @@
-"""Text for a terminal: control characters made visible, sizes, and warnings on stderr.
+"""Text for a terminal: control characters made visible, sizes, and how lines are printed.
 
 What cannot be shown is replaced character for character, so that ranges into the text stay true.
 """
 
 from __future__ import annotations
 
+import codecs
+import contextlib
+import io
+import json
 import sys
 from collections.abc import Iterable
 
@@ -17,6 +21,8 @@ def _shown() -> dict[int, str]:
     table |= {0x7F: "\u2421"}
     table |= dict.fromkeys(range(0x80, 0xA0), _REPLACEMENT)
     table |= dict.fromkeys(range(0xD800, 0xE000), _REPLACEMENT)  # halves that no encoder takes
+    # What turns the direction of the text around it, so that it reads as another one.
+    table |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), _REPLACEMENT)
     # Python's splitlines breaks a line at these and a Markdown parser does not; the two would
     # count lines differently, so they become what both agree on.
     table |= dict.fromkeys((0x0B, 0x0C, 0x85, 0x2028, 0x2029), "\n")
@@ -54,10 +60,29 @@ def collapse(text: str) -> str:
     return " ".join(displayable(text).split())
 
 
+def say(line: str, *, error: bool = False) -> None:
+    """Prints a line on stdout, or on stderr; whatever is in it stays on that line."""
+    print(on_one_line(line), file=sys.stderr if error else sys.stdout)
+
+
 def print_warnings(warnings: Iterable[str]) -> None:
-    """Prints each warning or error to stderr, on one line."""
-    for warning in warnings:
-        print(f"akunu: {on_one_line(warning)}", file=sys.stderr)
+    """Prints each warning or error to stderr, on one line, if anybody reads that."""
+    with contextlib.suppress(OSError):
+        for warning in warnings:
+            say(f"akunu: {warning}", error=True)
+
+
+def escape_what_cannot_be_encoded() -> None:
+    """What stdout's encoding lacks is written as JSON escapes it, and is no error."""
+    codecs.register_error("akunu-escape", _escape)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="akunu-escape")
+
+
+def _escape(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
 def human_size(size: float) -> str:

@@ -138,6 +138,19 @@ class ChatApp(App[None]):
     def get_driver_class(self) -> type[Driver]:
         return ChatDriver
 
+    @property
+    def failure(self) -> Exception | None:
+        """What ended the chat, if nobody foresaw it."""
+        return self._exception
+
+    def _handle_exception(self, error: Exception) -> None:
+        # Textual's own prints the values of variables too, the user's prompts among them.
+        self._return_code = 1
+        if self._exception is None:
+            self._exception = error
+            self._exception_event.set()
+        self._close_messages_no_wait()
+
     def compose(self) -> ComposeResult:
         yield from self.view.compose()
 

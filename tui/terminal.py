@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import re
 import select
+import selectors
 import shutil
 import subprocess
 import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Mapping, Sequence
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from textual._xterm_parser import XTermParser
 from textual.drivers.linux_driver import LinuxDriver
+from textual.message import Message
 
 from akunu_py.tui.themes import Background
 
@@ -134,8 +138,49 @@ def run_program(command: Sequence[str], text: str) -> bool:
     return done.returncode == 0
 
 
+_PASTE_START, _PASTE_END = "\x1b[200~", "\x1b[201~"
+
+
+class PasteParser(XTermParser):
+    """Textual's parser of what a terminal sends, for which all of a bracketed paste is text.
+
+    Textual takes an escape character in a paste for the beginning of a key, and what follows is
+    missing from the text. Here it is left out, and nothing else is.
+    """
+
+    def __init__(self, debug: bool = False) -> None:
+        self._before = ""  # the end of what was read, as much as may begin a mark
+        self._pasted: list[str] | None = None  # None: outside
+        super().__init__(debug)
+
+    def feed(self, data: str) -> Iterable[Message]:
+        if not data:
+            yield from super().feed("")  # the end
+        while data:
+            mark = _PASTE_START if self._pasted is None else _PASTE_END
+            place = (self._before + data).find(mark)
+            end = len(data) if place < 0 else place + len(mark) - len(self._before)
+            part, data = data[:end], data[end:]
+            self._before = (self._before + part)[1 - len(mark) :] if place < 0 else ""
+            if self._pasted is None:
+                yield from super().feed(part)
+                self._pasted = None if place < 0 else []
+            else:
+                self._pasted.append(part)
+                if place >= 0:
+                    text = "".join(self._pasted).removesuffix(_PASTE_END).replace("\x1b", "")
+                    self._pasted = None
+                    yield from super().feed(text + _PASTE_END)
+
+    def tick(self) -> Iterable[Message]:
+        for message in super().tick():
+            self._before = ""  # what had come was taken for keys
+            yield message
+
+
 class ChatDriver(LinuxDriver):
-    """Textual's driver, which also survives SIGSTOP and SIGCONT from outside; for Linux and Macs.
+    """Textual's driver, with our parser, and bytes that are no UTF-8 end nothing. It survives
+    SIGSTOP and SIGCONT from outside too. For Linux and Macs.
 
     Textual takes every SIGCONT for the end of a suspension that it began itself (Ctrl+Z). After a
     SIGSTOP, which no program can catch, it would read the terminal twice, keep raw mode for what
@@ -143,6 +188,24 @@ class ChatDriver(LinuxDriver):
     """
 
     _is_suspended = False
+
+    def run_input_thread(self) -> None:
+        parser = PasteParser(self._debug)
+        decode = getincrementaldecoder("utf-8")("replace").decode
+        with selectors.SelectSelector() as selector:
+            selector.register(self.fileno, selectors.EVENT_READ)
+            while not self.exit_event.is_set():
+                if selector.select(0.1) and (data := os.read(self.fileno, 4096)):
+                    for message in parser.feed(decode(data)):
+                        self.process_message(message)
+                for message in parser.tick():
+                    self.process_message(message)
+
+    def _run_input_thread(self) -> None:
+        try:
+            self.run_input_thread()
+        except Exception as error:  # noqa: BLE001 - it ends the chat, which reports it
+            self._app.call_later(self._app._handle_exception, error)
 
     def suspend_application_mode(self) -> None:
         super().suspend_application_mode()

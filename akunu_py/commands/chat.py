@@ -10,7 +10,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from akunu_py import paths
+from akunu_py import crashes, paths
 from akunu_py.arguments import add_generation, options_from
 from akunu_py.errors import UsageError
 from akunu_py.interrupts import exit_without_teardown
@@ -65,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
     )
     app.run()
     code = app.return_code or 0
+    if app.failure is not None:
+        crashes.report(app.failure, debug="debug" in args)
     all_saved = store_thread.close(_TIMEOUT_S)
     if not all_saved:
         code = code or 1

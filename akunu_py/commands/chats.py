@@ -18,8 +18,10 @@ from akunu_py.chats.search import Hit
 from akunu_py.chats.store import ConversationStore, SearchResult
 from akunu_py.chats.tree import ConversationInfo
 from akunu_py.errors import ConversationError, UsageError
-from akunu_py.text import collapse, for_output, print_warnings
+from akunu_py.files import read_bounded, read_stream
+from akunu_py.text import collapse, for_output, print_warnings, say
 
+MAX_IMPORT = 256 << 20  # bytes: some 200,000 messages
 _ID_DIGITS = 8  # enough to tell conversations apart
 
 
@@ -44,7 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", type=Path, metavar="FILE", help="a new file; else standard output"
     )
     imported = add("import", "take in conversations that were exported as JSON")
-    imported.add_argument("file", metavar="FILE", help="the file; - reads stdin")
+    imported.add_argument("file", metavar="FILE", help="the file (256 MiB at most); - reads stdin")
     remove = add("rm", "erase conversations for good")
     remove.add_argument("id", nargs="+", metavar="ID", help="as listed; its beginning is enough")
     remove.add_argument("--yes", action="store_true", help="do not ask")
@@ -89,7 +91,7 @@ def export(store: ConversationStore, args: argparse.Namespace) -> None:
     if args.output is None:
         print(for_output(text), end="")
     else:
-        print(f"exported to {write_new(args.output, text)}", file=sys.stderr)
+        say(f"exported to {write_new(args.output, text)}", error=True)
 
 
 def import_chats(store: ConversationStore, args: argparse.Namespace) -> None:
@@ -97,8 +99,8 @@ def import_chats(store: ConversationStore, args: argparse.Namespace) -> None:
     for tree in trees:
         new = store.save_tree(tree)
         title = collapse(tree.title)
-        print(f"{tree.conversation[:_ID_DIGITS]}  {new} of {len(tree)} messages are new  {title}")
-    print(f"{len(trees)} conversations imported", file=sys.stderr)
+        say(f"{tree.conversation[:_ID_DIGITS]}  {new} of {len(tree)} messages are new  {title}")
+    say(f"{len(trees)} conversations imported", error=True)
 
 
 def remove(store: ConversationStore, args: argparse.Namespace) -> None:
@@ -109,10 +111,10 @@ def remove(store: ConversationStore, args: argparse.Namespace) -> None:
             if not sys.stdin.isatty():
                 raise UsageError("erasing needs a yes: akunu chats rm ID --yes")
             if input(f"Erase {title!r} for good? [y/N] ").strip().lower() not in ("y", "yes"):
-                print("kept")
+                say("kept")
                 continue
         store.erase(info.id)
-        print(f"erased {info.id[:_ID_DIGITS]}  {title}")
+        say(f"erased {info.id[:_ID_DIGITS]}  {title}")
 
 
 def _format(
@@ -125,9 +127,12 @@ def _format(
 
 
 def _read(file: str) -> str:
-    """Raises ConversationError where the file cannot be read, or is no text."""
+    """Raises ConversationError where the file cannot be read, is too large, or is no text."""
     try:
-        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        if file == "-":
+            data = read_stream(sys.stdin.buffer, MAX_IMPORT)
+        else:
+            data = read_bounded(Path(file), MAX_IMPORT)
         return data.decode("utf-8")
     except OSError as error:
         raise ConversationError(
@@ -145,20 +150,20 @@ def _print(found: Sequence[SearchResult], form: str) -> None:
         print(for_output(json.dumps(content, indent=2, ensure_ascii=False)))
         return
     if not found:
-        print(f"nothing found in {paths.conversations_file()}", file=sys.stderr)
+        say(f"nothing found in {paths.conversations_file()}", error=True)
         return
     models = [collapse(each.info.model) for each in found]
     width = max(len("MODEL"), *map(len, models))
-    print(f"{'ID':<{_ID_DIGITS}}  {'LAST USED':<16}  MESSAGES  {'MODEL':<{width}}  TITLE")
+    say(f"{'ID':<{_ID_DIGITS}}  {'LAST USED':<16}  MESSAGES  {'MODEL':<{width}}  TITLE")
     for each, model in zip(found, models, strict=True):
         info = each.info
         used = (
             f"{datetime.fromtimestamp(info.updated):%Y-%m-%d %H:%M}" if info.updated else "unknown"
         )
         head = f"{info.id[:_ID_DIGITS]:<{_ID_DIGITS}}  {used:<16}  {info.messages:>8}"
-        print(f"{head}  {model:<{width}}  {collapse(info.title)}")
+        say(f"{head}  {model:<{width}}  {collapse(info.title)}")
         if each.hit.snippet:
-            print(f"{'':<{_ID_DIGITS}}  {collapse(each.hit.snippet)}")
+            say(f"{'':<{_ID_DIGITS}}  {collapse(each.hit.snippet)}")
 
 
 def _values(found: SearchResult) -> dict[str, object]:

@@ -11,7 +11,7 @@ from akunu_py import paths
 from akunu_py.errors import UsageError
 from akunu_py.models import store
 from akunu_py.settings import Settings, load_settings, settings_file
-from akunu_py.text import human_size, on_one_line
+from akunu_py.text import human_size, say
 from akunu_py.version import __version__
 
 _PACKAGES = ("mlx", "mlx-lm", "numpy", "textual", "tokenizers", "transformers", "huggingface-hub")
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     ]
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
-        print(f"{name:<{width}}  {on_one_line(value)}")
+        say(f"{name:<{width}}  {value}")
     return 0
 
 

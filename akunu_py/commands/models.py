@@ -17,7 +17,7 @@ from akunu_py.models.catalogue import Recommendation, recommend
 from akunu_py.models.fit import GIB, usable_memory
 from akunu_py.models.hub import cache
 from akunu_py.models.usage import Usage, read_usage
-from akunu_py.text import human_size, on_one_line
+from akunu_py.text import human_size, on_one_line, say
 
 _UNITS = {"G": GIB, "GB": GIB, "GIB": GIB, "M": 1 << 20, "MB": 1 << 20, "MIB": 1 << 20}
 
@@ -96,12 +96,12 @@ def list_models(args: argparse.Namespace) -> None:
         for model in installed
     ]
     _print_table(("NAME", "SIZE", "CONTEXT", "USED", "FROM"), rows)
-    print(f"{'no models in' if not rows else 'in'} {paths.models_dir()}")
+    say(f"{'no models in' if not rows else 'in'} {paths.models_dir()}")
     names = {model.name for model in installed}
     for pull in cleanup.unfinished_pulls():
         if pull.name not in names:
             share = f"{human_size(pull.done)} of {human_size(pull.total)}"
-            print(f"unfinished: {pull.reference}, {share}; akunu models pull {pull.reference}")
+            say(f"unfinished: {pull.reference}, {share}; akunu models pull {pull.reference}")
     more = [entry for entry in catalogue.load_catalogue().values() if entry.name not in names]
     if more:
         print("\nto be pulled with: akunu models pull NAME, or any owner/repository of the hub")
@@ -128,15 +128,15 @@ def pull_model(args: argparse.Namespace) -> None:
 
     if here := find_installed(args.name, args.as_name):
         if not args.if_missing:
-            print(f"{here.name} is here already ({human_size(here.size)}): {here.path}")
+            say(f"{here.name} is here already ({human_size(here.size)}): {here.path}")
         return
     try:
         with watched() as on_progress:
             model = pull(args.name, on_progress, name=args.as_name)
     except KeyboardInterrupt:
-        print(f"stopped; to go on: akunu models pull {args.name}", file=sys.stderr)
+        say(f"stopped; to go on: akunu models pull {args.name}", error=True)
         raise
-    print(f"{model.name} is ready ({human_size(model.size)}): {model.path}", file=sys.stderr)
+    say(f"{model.name} is ready ({human_size(model.size)}): {model.path}", error=True)
 
 
 def recommend_models(args: argparse.Namespace) -> None:
@@ -156,12 +156,12 @@ def recommend_models(args: argparse.Namespace) -> None:
             print()
         entry = recommendation.entry
         if entry is None:
-            print(f"{recommendation.purpose}: {recommendation.why}")
+            say(f"{recommendation.purpose}: {recommendation.why}")
             continue
-        print(f"{recommendation.purpose}: {entry.name}  ({entry.title}, {entry.licence})")
-        print(f"  {entry.description}")
-        print(f"  why: {recommendation.why}")
-        print(f"  akunu models pull {entry.name}  ({human_size(entry.download_bytes)})")
+        say(f"{recommendation.purpose}: {entry.name}  ({entry.title}, {entry.licence})")
+        say(f"  {entry.description}")
+        say(f"  why: {recommendation.why}")
+        say(f"  akunu models pull {entry.name}  ({human_size(entry.download_bytes)})")
 
 
 def import_model(args: argparse.Namespace) -> None:
@@ -172,7 +172,7 @@ def import_model(args: argparse.Namespace) -> None:
         model = local_import.import_model(
             Path(args.path), name=args.name, bits=args.quantize, progress=progress
         )
-    print(f"{model.name} is ready ({human_size(model.size)}): {model.path}", file=sys.stderr)
+    say(f"{model.name} is ready ({human_size(model.size)}): {model.path}", error=True)
 
 
 def show(args: argparse.Namespace) -> None:
@@ -204,9 +204,9 @@ def verify(args: argparse.Namespace) -> None:
             if args.name:
                 raise
             damaged.append(model.name)
-            print(on_one_line(f"{model.name}: {error}"))
+            say(f"{model.name}: {error}")
         else:
-            print(f"{model.name}: {human_size(model.size)} verified")
+            say(f"{model.name}: {human_size(model.size)} verified")
     if damaged:
         raise DamagedModel(f"{len(damaged)} of {len(models)} models are damaged; see above")
 
@@ -227,9 +227,9 @@ def remove_leftovers(args: argparse.Namespace) -> None:
         return
     freed = 0
     for leftover in found:
-        print(f"{human_size(leftover.size):>8}  {on_one_line(leftover.what)}")
+        say(f"{human_size(leftover.size):>8}  {leftover.what}")
         freed += leftover.size if args.dry_run else cleanup.remove_leftover(leftover)
-    print(f"{human_size(freed)} {'would be freed' if args.dry_run else 'freed'}")
+    say(f"{human_size(freed)} {'would be freed' if args.dry_run else 'freed'}")
 
 
 def forget(args: argparse.Namespace) -> None:
@@ -237,7 +237,7 @@ def forget(args: argparse.Namespace) -> None:
 
     model = store.resolve(args.name)
     freed = learned.forget(model.path)
-    print(f"forgot the answers of {model.name}, {human_size(freed)} freed")
+    say(f"forgot the answers of {model.name}, {human_size(freed)} freed")
 
 
 def remove(args: argparse.Namespace) -> None:
@@ -257,11 +257,11 @@ def remove(args: argparse.Namespace) -> None:
     freed = store.remove(args.name)
     if origin and also:
         freed += cache.delete(*origin)
-    print(f"removed {args.name}, {human_size(freed)} freed")
+    say(f"removed {args.name}, {human_size(freed)} freed")
     if linked and origin and not also:
         where = cache.CachedRepository(origin[0]).root
-        print(f"its {human_size(linked)} stay in the hub's cache: {where}")
-        print(f"to delete them too: hf cache rm model/{origin[0]}")
+        say(f"its {human_size(linked)} stay in the hub's cache: {where}")
+        say(f"to delete them too: hf cache rm model/{origin[0]}")
 
 
 def parse_memory(text: str) -> int:
@@ -289,7 +289,7 @@ def _in_hub_cache(name: str) -> tuple[int, tuple[str, str] | None]:
 
 
 def _agrees(question: str) -> bool:
-    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    return input(f"{on_one_line(question)} [y/N] ").strip().lower() in ("y", "yes")
 
 
 def _as_dict(recommendation: Recommendation) -> dict[str, object]:
@@ -370,7 +370,7 @@ def _catalogue_facts(entry: catalogue.CatalogueEntry) -> list[tuple[str, str]]:
 
 def _print_facts(facts: Sequence[tuple[str, str]]) -> None:
     for name, value in facts:
-        print(f"{name:<8}  {on_one_line(value) or 'unknown'}")
+        say(f"{name:<8}  {value or 'unknown'}")
 
 
 def _day(moment: str) -> str:

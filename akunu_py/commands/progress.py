@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from tqdm import tqdm
 
 from akunu_py.models.progress import Meter, Progress
+from akunu_py.text import on_one_line, say
 
 _INTERVAL_S = 10.0
 
@@ -43,12 +44,12 @@ class _Bars:
             self.close()
             self._phase = progress.phase
             if not progress.total:
-                print(f"{progress.phase} ...", file=sys.stderr)
+                say(f"{progress.phase} ...", error=True)
         if self._bar is None and progress.total:
             self._bar = tqdm(
                 total=progress.total,
                 initial=progress.done,
-                desc=progress.phase,
+                desc=on_one_line(progress.phase),
                 unit="B",
                 unit_scale=True,
                 dynamic_ncols=True,
@@ -73,11 +74,11 @@ class _Lines:
         now = time.monotonic()
         if progress.phase != self._phase:
             self._phase = progress.phase
-            print(f"{progress.phase} ...", file=sys.stderr)
+            say(f"{progress.phase} ...", error=True)
         elif not progress.total or now - self._printed_at < _INTERVAL_S:
             return
         else:
-            print(f"{progress.describe(separator=', ')}", file=sys.stderr)
+            say(f"{progress.describe(separator=', ')}", error=True)
         self._printed_at = now
 
     def close(self) -> None:

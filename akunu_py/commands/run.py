@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from akunu_py.arguments import add_generation, options_from
 from akunu_py.decoding.load import engine_from, load_learned, note_peak
 from akunu_py.errors import INTERRUPTED, EmptyPrompt, UsageError
-from akunu_py.text import displayable, for_output, print_warnings
+from akunu_py.text import displayable, for_output, print_warnings, say
 from akunu_py.types import ENDINGS, Message
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     if args.prompt_cache:
         session.save_prompt_cache(args.prompt_cache)
     if not args.quiet and args.format == "text":
-        print(f"[{summary(generation, args.draft)}]", file=sys.stderr)
+        say(f"[{summary(generation, args.draft)}]", error=True)
     return INTERRUPTED if generation.finish_reason == "cancelled" else 0
 
 

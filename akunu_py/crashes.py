@@ -1,0 +1,70 @@
+"""The last resort: an exception that nobody foresaw is one line, and a file with the details."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from akunu_py import paths
+from akunu_py.text import displayable, print_warnings
+from akunu_py.version import __version__
+
+MAX_KEPT = 10  # files
+_MAX_LENGTH = 32_768  # characters of the beginning of a traceback, and of its end
+_MAX_SHOWN = 200  # characters of an exception's own text
+
+
+def report(error: BaseException, *, debug: bool = False) -> None:
+    """Says on stderr what failed, where the details are and what to do with them; all of it where
+    `debug` asks for it. Never raises."""
+    details = _details(error)
+    if debug:
+        print_traceback(error)
+    file = _write(details)
+    where = f"the details are in {file}" if file else "run it again with --debug for the details"
+    print_warnings(
+        [f"this is a bug: {_name(error)}; {where}; report them with what `akunu info` prints"]
+    )
+
+
+def print_traceback(error: BaseException) -> None:
+    with contextlib.suppress(OSError):
+        print(displayable(_details(error)), file=sys.stderr)
+
+
+def _details(error: BaseException) -> str:
+    try:
+        text = "".join(traceback.format_exception(error))
+    except Exception as other:  # noqa: BLE001 - an exception that cannot even be shown
+        text = f"{type(error).__name__}, which cannot be shown: {type(other).__name__}\n"
+    if len(text) > 2 * _MAX_LENGTH:
+        text = f"{text[:_MAX_LENGTH]}\n[...]\n{text[-_MAX_LENGTH:]}"
+    return f"akunu {__version__}, Python {sys.version}, {platform.platform()}\n\n{text}"
+
+
+def _name(error: BaseException) -> str:
+    try:
+        text = " ".join(str(error).split())[:_MAX_SHOWN]
+    except Exception:  # noqa: BLE001 - as above
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _write(details: str) -> Path | None:
+    """A new file for its owner alone; the oldest of more than MAX_KEPT go."""
+    directory = paths.cache_dir() / "crashes"
+    file = directory / f"{time.strftime('%Y%m%d-%H%M%S')}-{time.monotonic_ns()}.txt"
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as output:
+            output.write(details.encode("utf-8", "backslashreplace"))
+        for old in sorted(directory.glob("*.txt"))[:-MAX_KEPT]:
+            old.unlink()
+    except OSError:
+        return None
+    return file

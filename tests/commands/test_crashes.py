@@ -1,0 +1,252 @@
+"""The command line's last resort, and what it prints of foreign text: one line, whatever it is."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import stat
+import subprocess
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from hypothesis import strategies as st
+
+from akunu_py import crashes, paths, text
+from akunu_py.chats.json import as_json
+from akunu_py.cli import main
+from akunu_py.commands import chats, info
+from akunu_py.errors import AkunuError
+from akunu_py.text import displayable, on_one_line, typeable
+from akunu_py.tui.app import ChatApp, ChatConfig
+from akunu_py.types import GenerateOptions
+from tests.reliability.fuzz import TEXTS, explore, lengths
+from tests.support.chats import exchange_of
+from tests.support.command import AKUNU, run_here
+from tests.support.paths import ROOT
+
+Captured = pytest.CaptureFixture[str]
+
+
+class Panic(BaseException):
+    """As Rust's, which is no Exception."""
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("DATA", "CACHE", "CONFIG"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    return tmp_path
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def run(args: object) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr(info, "run", run)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ZeroDivisionError("\x1b[2J\nmore"),
+        Panic("a regex"),
+        RecursionError("deep"),
+        MemoryError(),
+        KeyError("\ud800"),
+        Unspeakable(),
+        AssertionError("x" * 10**6),
+        ExceptionGroup("many", [ValueError("one")]),
+        UnicodeEncodeError("ascii", "é", 0, 1, "no"),
+        GeneratorExit(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_is_raised_is_one_line_and_a_file(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    failing(monkeypatch, error)
+    assert main(["info"]) == 1
+    out = capsys.readouterr()
+    assert out.out == ""
+    (line,) = out.err.splitlines()
+    assert line.startswith(f"akunu: this is a bug: {type(error).__name__}")
+    assert len(line) < 600
+    assert "\x1b" not in line
+    (file,) = (paths.cache_dir() / "crashes").iterdir()
+    assert str(file) in line
+    assert "akunu info" in line
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert file.stat().st_size < 100_000
+    assert "test_crashes.py" in file.read_text() or isinstance(error, Unspeakable)
+
+
+@pytest.mark.parametrize("arguments", [["--debug", "info"], ["info", "--debug"]])
+def test_debug_shows_it(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    for error in (ZeroDivisionError("\x1b[2J"), AkunuError("foreseen"), OSError(28, "full")):
+        failing(monkeypatch, error)
+        assert main(arguments) == 1
+        shown = capsys.readouterr().err
+        assert "Traceback" in shown
+        assert "\x1b" not in shown
+    monkeypatch.undo()
+    assert main(["info", "--", "--debug"]) == 2
+
+
+def test_few_files_are_kept_and_none_is_needed(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    failing(monkeypatch, ValueError("x"))
+    for _ in range(crashes.MAX_KEPT + 3):
+        main(["info"])
+    assert len(list((paths.cache_dir() / "crashes").iterdir())) == crashes.MAX_KEPT
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    capsys.readouterr()
+    assert main(["info"]) == 1
+    assert "run it again with --debug" in capsys.readouterr().err
+
+
+async def test_the_chat_keeps_what_ended_it_and_shows_no_variables(capsys: Captured) -> None:
+    app = ChatApp(ChatConfig("starter", GenerateOptions()))
+
+    def fail() -> None:
+        raise ZeroDivisionError("in the chat")
+
+    async def use() -> None:
+        async with app.run_test() as pilot:
+            app.call_later(fail)
+            await pilot.pause()
+
+    with pytest.raises(ZeroDivisionError):
+        await use()
+    assert isinstance(app.failure, ZeroDivisionError)
+    assert app.return_code == 1
+    assert "Traceback" not in "".join(capsys.readouterr())
+
+
+@lengths(40)
+def test_wrong_usage_is_one_line_without_controls(examples: int, capsys: Captured) -> None:
+    def check(words: tuple[str, str]) -> None:
+        command, word = words
+        assert main([*command.split(), f"--{word}"]) == 2
+        shown = capsys.readouterr().err
+        assert shown.count("\n") == 1
+        assert displayable(shown) == shown
+
+    commands = st.sampled_from(["run hi", "models list", "chats list", "info", "bench", "complete"])
+    words = TEXTS.filter(lambda word: word not in ("", "debug", "help"))
+    explore(check, examples, st.tuples(commands, words))
+
+
+def test_what_a_terminal_would_obey_is_shown_and_not_sent() -> None:
+    obeyed = [*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+    for code in obeyed:
+        if chr(code) not in "\t\n":
+            assert chr(code) not in displayable(f"a{chr(code)}b")
+            assert chr(code) not in typeable(f"a{chr(code)}b")
+        assert len(on_one_line(f"a{chr(code)}b")) == 3
+        assert chr(code) not in on_one_line(chr(code))
+
+
+def test_every_print_of_a_command_goes_through_text() -> None:
+    """A literal, JSON that escapes, or what `text` made fit for a terminal."""
+    fit = {"for_output", "on_one_line", "dumps", "editor_config"}
+    for file in (ROOT / "akunu_py" / "commands").glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not (isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print"):
+                continue
+            for argument in node.args:
+                called = getattr(argument, "func", None)
+                name = getattr(called, "id", "") or getattr(called, "attr", "")
+                is_table = file.name == "models.py" and name == "rstrip"  # of cells that are
+                assert isinstance(argument, ast.Constant) or name in fit or is_table, (
+                    f"{file.name}:{node.lineno}"
+                )
+
+
+@pytest.mark.parametrize("command", ["--help", "chats --help", "bench --help", "--version"])
+def test_help_that_cannot_be_written_is_no_success(command: str) -> None:
+    shell = " ".join(AKUNU)
+    done = subprocess.run(
+        ["sh", "-c", f"{shell} {command} >/dev/full"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (1, "akunu: No space left on device\n")
+
+
+def test_an_output_that_takes_only_ascii() -> None:
+    home = os.environ["XDG_DATA_HOME"]
+    content = json.loads(as_json([exchange_of("a", "Hello", "ü \ud800", 1.0)]))
+    (conversation,) = content["conversations"]
+    conversation["title"] = "é \U0001f600 \ud800"
+    conversation["messages"][1]["model"] = "\ud800"
+    env = {**os.environ, "PYTHONIOENCODING": "ascii", "XDG_DATA_HOME": home}
+    done = subprocess.run(
+        [*AKUNU, "chats", "import", "-"], input=json.dumps(content).encode(), env=env,
+        capture_output=True,
+    )  # fmt: skip
+    assert (done.returncode, b"2 of 2 messages" in done.stdout) == (0, True), done.stderr
+    done = subprocess.run([*AKUNU, "chats", "export", "--all"], env=env, capture_output=True)
+    assert json.loads(done.stdout.decode("ascii"))["conversations"][0]["title"] == "é \U0001f600 ?"
+
+
+@pytest.mark.parametrize("kind", ["fifo", "zero", "large", "deep", "directory"])
+@pytest.mark.parametrize("what", ["settings", "import"])
+def test_foreign_files_are_read_within_bounds(
+    what: str, kind: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = home / ("config/akunu/settings.toml" if what == "settings" else "chats.json")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if kind == "fifo":
+        os.mkfifo(file)
+    elif kind == "zero":
+        file.symlink_to("/dev/zero")
+    elif kind == "directory":
+        file.mkdir()
+    elif kind == "deep":
+        file.write_text(("a = " if what == "settings" else "") + "[" * 100_000)
+    else:
+        file.touch()
+        os.truncate(file, 20 << 30)
+    command = ["run", "hi"] if what == "settings" else ["chats", "import", str(file)]
+    done = run_here(*command)
+    assert done.returncode in (1, 2)
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert file.name in done.stderr
+
+
+def test_an_import_from_stdin_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chats, "MAX_IMPORT", 1000)
+    done = run_here("chats", "import", "-", stdin="[" * 2000)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "akunu: cannot read -: larger than 1,000 bytes; name another file\n",
+    )
+
+
+def test_locks_and_exports_follow_no_link(home: Path, capsys: Captured) -> None:
+    target = home / "precious"
+    paths.data_dir().mkdir(parents=True)
+    lock = paths.data_dir() / "conversations.db.lock"
+    lock.symlink_to(target)
+    assert main(["chats", "list"]) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert not target.exists()
+    lock.unlink()
+    (home / "out.json").symlink_to(target)
+    assert main(["chats", "export", "--all", "-o", str(home / "out.json")]) == 1
+    assert not target.exists()
+
+
+def test_what_cannot_be_encoded_is_json() -> None:
+    text.escape_what_cannot_be_encoded()
+    for word in ("é", "\U0001f600", "\ud800", "a\u2028b"):
+        written = json.dumps(word, ensure_ascii=False).encode("ascii", "akunu-escape")
+        assert json.loads(written) == word
