@@ -13,9 +13,11 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from akunu_py import paths
 from akunu_py.errors import StoreError
+from akunu_py.files import read_json, write_atomically
 from akunu_py.models import store
 from akunu_py.models.disk import lock_model, store_errors
 from akunu_py.models.hub import api
@@ -23,6 +25,7 @@ from akunu_py.models.hub.cache import CachedRepository
 from akunu_py.models.usage import DIRECTORY as USAGE
 
 _PULLING = ".pulling"
+_LONGEST_NOTE = 1_000_000  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +57,8 @@ def begin_pull(name: str, model: api.HubModel) -> None:
     path = _note(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     files = [[file.name, file.size, file.digest, file.large] for file in model.files]
-    path.write_text(
-        json.dumps({"repository": model.repository, "commit": model.commit, "files": files})
-    )
+    note = {"repository": model.repository, "commit": model.commit, "files": files}
+    write_atomically(path, json.dumps(note).encode())
 
 
 def end_pull(name: str) -> None:
@@ -69,18 +71,24 @@ def unfinished_pulls() -> list[UnfinishedPull]:
     found = []
     for path in sorted((paths.models_dir() / _PULLING).glob("*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            note = json.loads(path.read_text("utf-8"))
-            if api.parse_reference(note["repository"]) is None:
+            note = read_json(path, _LONGEST_NOTE)
+            model = _noted(note["repository"], note["commit"], note["files"])
+            if model is None or not store.is_name(path.stem):
                 continue
-            files = tuple(api.HubFile(*file) for file in note["files"])
-            if not all(api.is_valid_file(file) for file in files):
-                continue
-            model = api.HubModel(note["repository"], "main", note["commit"], files, "")
             cached = CachedRepository(model.repository)
-            partials = tuple(p for p in map(cached.partial_path, files) if p.exists())
-            done = sum(cached.fetched_bytes(model, file) for file in files)
+            partials = tuple(p for p in map(cached.partial_path, model.files) if p.exists())
+            done = sum(cached.fetched_bytes(model, file) for file in model.files)
             found.append(UnfinishedPull(path.stem, model.repository, done, model.size, partials))
     return found
+
+
+def _noted(repository: str, commit: str, files: list[list[Any]]) -> api.HubModel | None:
+    """The model of a note, None where the note is not one of ours."""
+    found = tuple(api.HubFile(*file) for file in files)
+    valid = api.is_commit(commit) and all(api.is_valid_file(file) for file in found)
+    if api.parse_reference(repository) != (repository, None) or not valid:
+        return None
+    return api.HubModel(repository, "main", commit, found, "")
 
 
 def find_leftovers() -> list[Leftover]:

@@ -11,9 +11,11 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from akunu_py import paths
 from akunu_py.errors import StoreError
@@ -22,24 +24,46 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
+class ModelBusy(StoreError):
+    """Another process is at work on the model."""
+
+
 @contextmanager
 def lock_model(name: str, wait: bool = True) -> Iterator[None]:
     """Holds the lock of the model `name`; the store's directory must exist.
 
-    Raises StoreError where another process holds it and `wait` is false.
+    Raises ModelBusy where another process holds it and `wait` is false, StoreError.
     """
     path = paths.models_dir() / f".lock-{name}"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    with store_errors(f"cannot lock model {name!r}"):
+        descriptor = os.open(path, flags, 0o644)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
-            raise StoreError(
+            raise ModelBusy(
                 f"another akunu is at work on model {name!r}; try again when it is done"
             ) from None
         yield
     finally:
         os.close(descriptor)
+
+
+def open_own(path: Path) -> BinaryIO:
+    """`path`, a file that is ours alone, opened for reading and writing, at its beginning.
+
+    Made where it is missing. A link, a FIFO or a file with further names is removed first: what
+    they lead to is never written. Raises OSError.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    with suppress(FileNotFoundError):
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode) and (
+            not stat.S_ISREG(found.st_mode) or found.st_nlink > 1
+        ):
+            path.unlink()
+    return open(os.open(path, flags, 0o666), "r+b")
 
 
 def check_space(directory: Path, need_bytes: int, moved_by: str = "XDG_DATA_HOME") -> None:
@@ -65,6 +89,8 @@ def store_errors(doing: str, moved_by: str = "XDG_DATA_HOME") -> Iterator[None]:
         where = f" ({error.filename})" if error.filename else ""
         if error.errno in _FULL:
             hint = f"free some space, or set {moved_by} to a directory on another disk"
+        elif error.errno == errno.ELOOP:
+            hint = "a link is in the place of a file; see where it leads, and delete it"
         elif error.errno in _FORBIDDEN:
             hint = f"give yourself write access, or set {moved_by} to a directory of your own"
         else:

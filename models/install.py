@@ -19,7 +19,7 @@ from pathlib import Path
 from akunu_py import paths
 from akunu_py.errors import Cancelled, DamagedModel, StoreError, UnknownModel
 from akunu_py.models import store
-from akunu_py.models.disk import check_space, lock_model, store_errors
+from akunu_py.models.disk import ModelBusy, check_space, lock_model, store_errors
 from akunu_py.models.manifest import Manifest, ModelFacts, record_files, write_manifest
 from akunu_py.models.progress import ProgressCallback, no_callback
 
@@ -81,7 +81,7 @@ def _locked(name: str, progress: ProgressCallback, cancelled: Callable[[], bool]
             try:
                 stack.enter_context(lock_model(name, wait=False))
                 break
-            except StoreError:
+            except ModelBusy:
                 progress("waiting for another akunu", 0, 0)
                 if cancelled():
                     raise Cancelled(f"cancelled; another akunu goes on with {name!r}") from None

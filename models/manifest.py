@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from akunu_py.errors import DamagedModel
+from akunu_py.files import open_regular, read_json
 
 FILE_NAME = "akunu.json"
 FORMAT = 1
@@ -73,12 +74,10 @@ def read_manifest(directory: Path) -> Manifest:
     """Reads akunu.json in `directory`. Raises DamagedModel with what is wrong with it."""
     path = directory / FILE_NAME
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise DamagedModel(f"{FILE_NAME} is absurdly large")
-        raw = json.loads(path.read_text("utf-8"))
+        raw = read_json(path, _MAX_BYTES)
     except FileNotFoundError:
         raise DamagedModel(f"{FILE_NAME} is missing") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise DamagedModel(f"{FILE_NAME} is unreadable ({type(error).__name__})") from error
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
         found = raw.get("format") if isinstance(raw, dict) else type(raw).__name__
@@ -121,7 +120,7 @@ def record_files(
 def sha256_file(path: Path, progress: Callable[[int], None] = lambda done: None) -> str:
     """The file's SHA-256 in hex. `progress` is called with the bytes read so far."""
     digest, done = hashlib.sha256(), 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while block := file.read(1 << 20):
             digest.update(block)
             done += len(block)

@@ -18,6 +18,7 @@ ProgressCallback = Callable[[str, int, int], None]
 
 _WINDOW_S = 5.0  # the rate is that of the last seconds: a connection that stalled shows
 _SHORTEST_S = 0.2  # below, a rate tells more about buffers than about the network
+_STALLED = 1000.0  # bytes a second, below which there is no time left to speak of
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +41,27 @@ class Progress:
         """How much of the phase is done, from 0 to 1; 0 where that is not known."""
         return min(1.0, self.done / self.total) if self.total else 0.0
 
+    @property
+    def stalled(self) -> bool:
+        """Whether next to nothing came in the last seconds."""
+        return self.rate is not None and self.rate < _STALLED and self.done < self.total
+
     def describe(self, separator: str = " · ") -> str:
         """In words: "download: 120 MB of 2.3 GB · 12.4 MB/s · 3:05 left"."""
-        parts = [self.phase]
-        if self.total:
-            parts[0] += f": {human_size(self.done)} of {human_size(self.total)}"
-        if self.rate is not None:
-            parts.append(f"{human_size(self.rate)}/s")
+        whole = f": {human_size(self.done)} of {human_size(self.total)}" if self.total else ""
+        return separator.join([self.phase + whole, *self.speed()])
+
+    def speed(self) -> list[str]:
+        """Rate and time left in words, or that it stalled; nothing before that is known."""
+        if self.stalled:
+            return ["stalled"]
+        parts = [] if self.rate is None else [f"{human_size(self.rate)}/s"]
         if self.seconds_left is not None:
             minutes, seconds = divmod(round(self.seconds_left), 60)
-            parts.append(f"{minutes}:{seconds:02} left")
-        return separator.join(parts)
+            hours, minutes = divmod(minutes, 60)
+            left = f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+            parts.append(f"{left} left")
+        return parts
 
 
 class Meter:
@@ -79,7 +90,9 @@ class Meter:
             self._samples.popleft()
         seconds = now - self._samples[0][0]
         moved = done - self._samples[0][1]
-        rate = moved / seconds if seconds >= _SHORTEST_S else None
+        # Nothing at all is no rate before there was time for something to come.
+        shortest = _SHORTEST_S if moved else _WINDOW_S / 2
+        rate = moved / seconds if seconds >= shortest else None
         left = (total - done) / rate if rate and total else None
         self._on_progress(Progress(phase, done, total, rate, left))
 

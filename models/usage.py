@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from akunu_py import paths
-from akunu_py.files import write_atomically
+from akunu_py.files import read_json, write_atomically
 
 DIRECTORY = ".usage"
 _MAX_BYTES = 10_000
@@ -39,11 +39,8 @@ class Usage:
 
 def read_usage(name: str) -> Usage:
     """What is known of the use of the model `name`."""
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        path = _path(name)
-        if path.stat().st_size > _MAX_BYTES:
-            return Usage()
-        raw = json.loads(path.read_text("utf-8"))
+    with contextlib.suppress(OSError, ValueError):
+        raw = read_json(_path(name), _MAX_BYTES)
         if isinstance(raw, dict):
             known: dict[str, Any] = {
                 field.name: raw.get(field.name)

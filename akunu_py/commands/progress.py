@@ -53,9 +53,13 @@ class _Bars:
                 unit="B",
                 unit_scale=True,
                 dynamic_ncols=True,
+                bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt}{postfix}",
             )
         if self._bar is not None:
+            self._bar.set_postfix_str(", ".join(progress.speed()), refresh=False)
             self._bar.update(min(progress.done, progress.total) - self._bar.n)
+            if progress.stalled:
+                self._bar.refresh()  # it draws itself again only where something moves
 
     def close(self) -> None:
         if self._bar is not None:

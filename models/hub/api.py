@@ -1,4 +1,4 @@
-"""The Hugging Face hub: what a repository holds at a commit, its errors in our words, and retries.
+"""The Hugging Face hub: what a repository holds at a commit.
 
 HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE mean what they mean to every program that uses
 huggingface-hub. File names that lead out of a directory and weights as pickle are never accepted.
@@ -6,26 +6,17 @@ huggingface-hub. File names that lead out of a directory and weights as pickle a
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from urllib.parse import quote
 
-from akunu_py.errors import (
-    Cancelled,
-    FetchError,
-    UnknownModel,
-    UnsupportedModel,
-    UsageError,
-    one_line,
-)
-from akunu_py.models.progress import ProgressCallback
-
-if TYPE_CHECKING:
-    from huggingface_hub.hf_api import ModelInfo
+from akunu_py.errors import FetchError, UnsupportedModel
+from akunu_py.files import parse_json
+from akunu_py.models.hub.request import Answer, Retries, TransientError, request
+from akunu_py.text import on_one_line
 
 _OWNER = r"[A-Za-z0-9](?:[A-Za-z0-9_]|[.-](?![.-]))*"
 _REPOSITORY = re.compile(rf"({_OWNER}/{_OWNER})(?:@([A-Za-z0-9][A-Za-z0-9._/-]*))?")
@@ -39,10 +30,13 @@ _WANTED = re.compile(
     r"|chat_template\.jinja|tokenizer\.model|merges\.txt|vocab\.txt|[A-Za-z0-9_-]+\.tiktoken"
 )
 _PICKLE = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_BUSY = (408, 429, 500, 502, 503, 504)
-_ATTEMPTS = 5  # without a single new byte
-_FIRST_WAIT_S = 0.5  # doubled with each failure
-_LONGEST_WAIT_S = 60.0  # what a Retry-After may ask for
+_LARGEST = 1 << 50  # bytes
+_LARGEST_SETTING = 1 << 30  # of all but weights
+_LISTING_LIMIT = 8 << 20  # 40,000 files
+_LISTING_S = 60.0
+_NOT_THE_HUB = (
+    "is it the hub that answers? check the network (does it want you to sign in?) and HF_ENDPOINT"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +82,16 @@ def look_up(repository: str, revision: str | None, retries: Retries) -> HubModel
     Raises FetchError, UnknownModel where there is no such repository or revision, and
     UnsupportedModel for one that holds no safetensors.
     """
-    from huggingface_hub import HfApi, constants
+    from huggingface_hub import constants
 
-    with hub_errors(repository, revision):
-        info = retries.call(
-            lambda: HfApi(endpoint=constants.ENDPOINT).model_info(
-                repository,
-                revision=revision,
-                files_metadata=True,
-                timeout=constants.HF_HUB_ETAG_TIMEOUT,
-            )
-        )
-    return _hub_model(repository, revision, info)
+    url = f"{constants.ENDPOINT}/api/models/{repository}"
+    url += f"/revision/{quote(revision, safe='')}" if revision else ""
+
+    def ask() -> Any:
+        with request(f"{url}?blobs=true", repository, retries, revision=revision) as answer:
+            return _read(answer)
+
+    return _hub_model(repository, revision, retries.call(ask))
 
 
 def choose_files(names: list[str]) -> list[str]:
@@ -125,136 +117,72 @@ def choose_files(names: list[str]) -> list[str]:
     return wanted
 
 
+def is_commit(text: str) -> bool:
+    return _COMMIT.fullmatch(text) is not None
+
+
 def is_valid_file(file: HubFile) -> bool:
     """Whether its name, size and digest are what they should be, and safe as names of files."""
+    if not isinstance(file.name, str) or not isinstance(file.digest, str) or len(file.name) > 200:
+        return False
     form = _SHA256 if file.large else _COMMIT
     plain = _WANTED.fullmatch(file.name) and form.fullmatch(file.digest)
-    return bool(plain) and isinstance(file.size, int) and file.size >= 0
+    largest = _LARGEST if _WEIGHTS.fullmatch(file.name) else _LARGEST_SETTING
+    return bool(plain) and type(file.size) is int and 0 <= file.size <= largest
 
 
-@contextlib.contextmanager
-def hub_errors(repository: str, revision: str | None = None) -> Iterator[None]:
-    """Turns what huggingface-hub raises into our errors, each with what to do."""
-    import httpx2
-    from huggingface_hub import constants, errors
-
-    host = constants.ENDPOINT
+def _read(answer: Answer) -> Any:
+    """The listing's JSON, of a bounded size, that came in a bounded time."""
+    data, until = bytearray(), time.monotonic() + _LISTING_S
+    for chunk in answer.chunks:
+        data += chunk
+        if len(data) > _LISTING_LIMIT:
+            raise FetchError(f"more than {_LISTING_LIMIT >> 20} MiB came; {_NOT_THE_HUB}")
+        if time.monotonic() > until:
+            raise TransientError(f"no answer within {_LISTING_S:.0f} s; pull again later", "slow")
     try:
-        yield
-    except errors.GatedRepoError as error:
+        return parse_json(bytes(data))
+    except ValueError as error:
+        kind = on_one_line(answer.headers.get("Content-Type", "no type"))[:40]
         raise FetchError(
-            f"{repository} is gated: its owner wants you to accept terms first; open "
-            f"{host}/{repository} in a browser, accept them, then run `hf auth login` or set "
-            "HF_TOKEN, and pull again"
+            f"expected JSON, found {len(data):,} bytes of {kind}; {_NOT_THE_HUB}"
         ) from error
-    except errors.RevisionNotFoundError as error:
-        raise UnknownModel(
-            f"{repository} has no revision {revision!r}; leave it out, or see {host}/{repository}"
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise UnknownModel(
-            f"{host} knows no {repository}, or does not show it to you; check the spelling, and "
-            "for a private or gated one run `hf auth login` or set HF_TOKEN"
-        ) from error
-    except errors.OfflineModeIsEnabled as error:
-        raise offline_error(repository) from error
-    except errors.HfHubHTTPError as error:
-        raise FetchError(_http_message(repository, host, error.response.status_code)) from error
-    except httpx2.HTTPError as error:
-        raise FetchError(
-            f"cannot fetch {repository}: {host} does not answer ({one_line(error)}); check the "
-            "network, HTTPS_PROXY and HF_ENDPOINT, then pull again"
-        ) from error
-    except errors.HFValidationError as error:
-        raise UsageError(f"{repository[:80]!r} is not the name of a repository") from error
 
 
-def offline_error(repository: str) -> FetchError:
-    """For a repository that would have to be fetched."""
-    return FetchError(
-        f"{repository} is not whole in the hub's cache, and HF_HUB_OFFLINE forbids to fetch it; "
-        "unset it and pull again"
-    )
-
-
-class Retries:
-    """Retries with exponential back-off while the hub is busy or the connection breaks.
-
-    Gives up after five failures without a single new byte. cancelled: polled during every wait;
-    Cancelled is raised where it is true. progress: called with why there is a wait.
-    """
-
-    def __init__(self, cancelled: Callable[[], bool], progress: ProgressCallback) -> None:
-        self._cancelled, self._progress = cancelled, progress
-        self._failures = 0
-
-    def raise_if_cancelled(self) -> None:
-        if self._cancelled():
-            raise Cancelled("cancelled; what was fetched is kept, pull again to go on")
-
-    def reset(self) -> None:
-        """Forgets the failures so far: new bytes came."""
-        self._failures = 0
-
-    def call(self, request: Callable[[], Any]) -> Any:
-        """The result of `request`, called again where it fails for a reason that may pass."""
-        while True:
-            self.raise_if_cancelled()
-            with self.attempt():
-                return request()
-
-    @contextlib.contextmanager
-    def attempt(self) -> Iterator[None]:
-        """Suppresses a failure that may pass, after a wait; raises others, and one too many."""
-        import httpx2
-        from huggingface_hub import errors
-
-        try:
-            yield
-        except errors.HfHubHTTPError as error:
-            status = error.response.status_code
-            if status not in _BUSY or self._last_failure():
-                raise
-            self._wait(_retry_after(error.response.headers), f"busy ({status})")
-        except httpx2.TransportError:
-            if self._last_failure():
-                raise
-            self._wait(0.0, "connection lost")
-
-    def _last_failure(self) -> bool:
-        self._failures += 1
-        return self._failures >= _ATTEMPTS
-
-    def _wait(self, retry_after_s: float, why: str) -> None:
-        until = time.monotonic() + max(
-            _FIRST_WAIT_S * 2 ** (self._failures - 1), min(retry_after_s, _LONGEST_WAIT_S)
-        )
-        while (left := until - time.monotonic()) > 0:
-            self._progress(f"waiting: {why}", 0, 0)
-            self.raise_if_cancelled()
-            time.sleep(min(left, 0.1))
-
-
-def _hub_model(repository: str, revision: str | None, info: ModelInfo) -> HubModel:
-    """The hub's answer, after a check that every field is valid."""
-    siblings = {sibling.rfilename: sibling for sibling in info.siblings or []}
-    if not isinstance(info.sha, str) or not _COMMIT.fullmatch(info.sha):
-        raise FetchError(f"the hub names no commit of {repository}; check HF_ENDPOINT")
+def _hub_model(repository: str, revision: str | None, listing: Any) -> HubModel:
+    """The hub's answer, after a check that every field that is used is valid."""
+    listing = listing if isinstance(listing, dict) else {}
+    commit, siblings = listing.get("sha"), listing.get("siblings")
+    if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
+        raise FetchError(f"the hub names no commit of {repository}; {_NOT_THE_HUB}")
+    if not isinstance(siblings, list) or not all(map(_is_named, siblings)):
+        raise FetchError(f"the hub does not list the files of {repository}; {_NOT_THE_HUB}")
+    listed = {sibling["rfilename"]: sibling for sibling in siblings}
     files = []
-    for name in choose_files(list(siblings)):
-        sibling = siblings[name]
-        large = sibling.lfs is not None
-        digest = sibling.lfs.sha256 if sibling.lfs is not None else sibling.blob_id
-        size = sibling.lfs.size if sibling.lfs is not None else sibling.size
-        file = HubFile(name, size if size is not None else -1, str(digest), large)
+    for name in choose_files(list(listed)):
+        sibling = listed[name]
+        large = sibling.get("lfs")
+        digest = large.get("sha256") if isinstance(large, dict) else sibling.get("blobId")
+        size = (large if isinstance(large, dict) else sibling).get("size")
+        file = HubFile(name, size, digest, bool(large))  # type: ignore[arg-type]
         if not is_valid_file(file):
             raise FetchError(
-                f"the hub gives no size and hash of {name} in {repository}; check HF_ENDPOINT"
+                f"the hub gives no size and hash of {name} in {repository}; {_NOT_THE_HUB}"
             )
         files.append(file)
-    card = info.card_data.to_dict() if info.card_data else {}
+    return HubModel(repository, revision or "main", commit, tuple(files), _licence(listing))
+
+
+def _is_named(sibling: Any) -> bool:
+    return isinstance(sibling, dict) and isinstance(sibling.get("rfilename"), str)
+
+
+def _licence(listing: dict[str, Any]) -> str:
+    """What the model card says, "" where it says nothing that is a name."""
+    card = listing.get("cardData")
+    card = card if isinstance(card, dict) else {}
     named = card.get("license_name") if card.get("license") == "other" else card.get("license")
-    return HubModel(repository, revision or "main", info.sha, tuple(files), str(named or ""))
+    return on_one_line(named)[:100] if isinstance(named, str) else ""
 
 
 def _no_weights(names: list[str]) -> str:
@@ -265,25 +193,7 @@ def _no_weights(names: list[str]) -> str:
         )
     if pickles := [name for name in names if name.endswith(_PICKLE)]:
         return (
-            f"the repository holds its weights as pickle only ({pickles[0][:60]}), a format that "
+            f"the repository holds its weights as pickle only ({pickles[0][:60]!r}), a format that "
             "can run any code; look for a conversion to safetensors, as mlx-community has them"
         )
     return "the repository holds no weights (model*.safetensors); look for another one"
-
-
-def _http_message(repository: str, host: str, status: int) -> str:
-    if status in (401, 403):
-        return (
-            f"{host} refuses {repository} ({status}): the token in HF_TOKEN or of `hf auth login` "
-            "is wrong, or may not read it; get another one, and pull again"
-        )
-    if status == 429:
-        return f"{host} has had too many requests from here (429); wait a while, then pull again"
-    if status == 404:
-        return f"{host} has no longer what it listed for {repository} (404); pull again"
-    return f"{host} fails on {repository} ({status}); pull again later, what is here is kept"
-
-
-def _retry_after(headers: Any) -> float:
-    value = headers.get("Retry-After", "")
-    return float(value) if value.isdigit() else 0.0

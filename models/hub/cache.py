@@ -10,15 +10,20 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from akunu_py.errors import FetchError
-from akunu_py.models.disk import store_errors
-from akunu_py.models.hub.api import HubFile, HubModel, Retries, choose_files
-from akunu_py.models.manifest import FileRecord, sha256_file
+from akunu_py.errors import FetchError, StoreError, one_line
+from akunu_py.files import open_regular, read_bounded
+from akunu_py.models.disk import open_own, store_errors
+from akunu_py.models.hub.api import HubFile, HubModel, choose_files, is_commit, is_valid_file
+from akunu_py.models.hub.request import Retries
+from akunu_py.models.manifest import FileRecord
 from akunu_py.models.progress import ProgressCallback
+
+_LONGEST_REF = 1000  # bytes
 
 
 class CachedRepository:
@@ -45,7 +50,8 @@ class CachedRepository:
         """Whether the file is in the cache, of the right size."""
         for path in (self.snapshot_path(model.commit, file.name), self.blob_path(file)):
             with contextlib.suppress(OSError):
-                if path.stat().st_size == file.size:
+                found = path.stat()
+                if stat.S_ISREG(found.st_mode) and found.st_size == file.size:
                     return True
         return False
 
@@ -60,17 +66,18 @@ class CachedRepository:
     def commit_of(self, revision: str) -> str | None:
         """The commit that `revision` was when it was last fetched, where its files are here."""
         commit = revision
-        with contextlib.suppress(OSError):
-            commit = (self.root / "refs" / revision).read_text("utf-8").strip()
-        plain = commit and all(part not in ("", ".", "..") for part in commit.split("/"))
-        return commit if plain and (self.root / "snapshots" / commit).is_dir() else None
+        with contextlib.suppress(OSError, ValueError):
+            commit = read_bounded(self.root / "refs" / revision, _LONGEST_REF).decode().strip()
+        return commit if is_commit(commit) and (self.root / "snapshots" / commit).is_dir() else None
 
     def write_ref(self, model: HubModel) -> None:
         """Records which commit the branch is at, as the library does."""
         if model.revision != model.commit:
             reference = self.root / "refs" / model.revision
             reference.parent.mkdir(parents=True, exist_ok=True)
-            reference.write_text(model.commit, "utf-8")
+            with open_own(reference) as file:
+                file.truncate()
+                file.write(model.commit.encode())
 
     def link(self, model: HubModel, file: HubFile) -> None:
         """Gives the file, which is here, its own name."""
@@ -114,7 +121,10 @@ def cached_model(repository: str, revision: str) -> HubModel | None:
     snapshot = cached.root / "snapshots" / commit
     for name in choose_files(sorted(path.name for path in snapshot.iterdir() if path.is_file())):
         digest = (snapshot / name).resolve().name
-        files.append(HubFile(name, (snapshot / name).stat().st_size, digest, len(digest) == 64))
+        size = (snapshot / name).stat().st_size
+        files.append(HubFile(name, size, digest, len(digest) == 64))
+    if not all(is_valid_file(file) for file in files):
+        return None
     return HubModel(repository, revision, commit, tuple(files), "")
 
 
@@ -133,13 +143,20 @@ def delete(repository: str, commit: str) -> int:
     Files that other commits have too stay. Returns the bytes that this freed. Raises StoreError.
     """
     from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CorruptedCacheException
 
     cached = CachedRepository(repository)
     if not cached.root.exists():
         return 0
     with store_errors(f"cannot delete {cached.root}", "HF_HOME"):
-        plan = scan_cache_dir(cached.root.parent).delete_revisions(commit)
-        plan.execute()
+        try:
+            plan = scan_cache_dir(cached.root.parent).delete_revisions(commit)
+            plan.execute()
+        except (ValueError, CorruptedCacheException) as error:
+            raise StoreError(
+                f"cannot delete {cached.root}: the hub's cache is damaged ({one_line(error)}); "
+                f"delete the directory, and run `hf cache verify {repository}`"
+            ) from error
     return int(plan.expected_freed_size)
 
 
@@ -147,23 +164,24 @@ def verify(
     file: HubFile, path: Path, progress: Callable[[int], None] = lambda done: None
 ) -> FileRecord:
     """The record of a file in the cache, read again. Raises FetchError where its hash is wrong."""
-    if file.large:
-        digest = found = sha256_file(path, progress)
-    else:
-        content = path.read_bytes()
-        found = hasher_for(file, content).hexdigest()
-        digest = hashlib.sha256(content).hexdigest()
+    named, sha256, done = hasher_for(file), hashlib.sha256(), 0
+    with open_regular(path) as content:
+        while block := content.read(1 << 20):
+            sha256.update(block)
+            named.update(block)
+            done += len(block)
+            progress(done)
+    found = named.hexdigest()
     if found != file.digest:
         raise FetchError(
             f"{path} is not what the hub has: expected hash {file.digest[:16]}, found "
             f"{found[:16]}; delete it and pull again"
         )
-    return FileRecord(path.stat().st_size, digest)
+    return FileRecord(done, sha256.hexdigest())
 
 
-def hasher_for(file: HubFile, content: bytes = b"") -> Any:
-    """SHA-256 of the content, or git's SHA-1 of it as an object."""
+def hasher_for(file: HubFile) -> Any:
+    """SHA-256, or git's SHA-1 of the file as an object: what the hub names it by."""
     if file.large:
-        return hashlib.sha256(content)
-    # Not for security: it is the name that the hub gives small files.
-    return hashlib.sha1(b"blob %d\0" % file.size + content, usedforsecurity=False)
+        return hashlib.sha256()
+    return hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)

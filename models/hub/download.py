@@ -8,26 +8,27 @@ we use what they did.
 
 from __future__ import annotations
 
-import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 from urllib.parse import quote
 
 from akunu_py.errors import FetchError
+from akunu_py.files import read_json
 from akunu_py.models import mlx_directory, model_files
-from akunu_py.models.disk import check_space, store_errors
-from akunu_py.models.hub.api import HubFile, HubModel, Retries, hub_errors
+from akunu_py.models.disk import check_space, open_own, store_errors
+from akunu_py.models.hub.api import HubFile, HubModel
 from akunu_py.models.hub.cache import CachedRepository, hasher_for, verify
+from akunu_py.models.hub.request import Answer, Retries, TransientError, request
 from akunu_py.models.manifest import FileRecord, ModelFacts
 from akunu_py.models.progress import ProgressCallback
-
-if TYPE_CHECKING:
-    import httpx2
+from akunu_py.text import on_one_line
 
 _BLOCK = 1 << 20
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/(\*|[0-9]{1,18})")
 _RESERVE = 64_000_000  # bytes that are left free on the disk
 
 
@@ -60,7 +61,7 @@ def build_model(
         (directory / file.name).symlink_to(path)
     plan = mlx_directory.plan_directory(directory)
     for name in plan.settings:
-        if "auto_map" in json.loads((directory / name).read_text("utf-8")):
+        if "auto_map" in read_json(directory / name, model_files.MAX_SETTINGS_BYTES):
             (directory / name).unlink()  # the link; our copy does not point to code
             plan.write_settings(directory, name)
             del records[name]
@@ -84,7 +85,7 @@ def fetch(
     """
     cached = CachedRepository(model.repository)
     doing = f"cannot keep {model.repository} in {cached.root}"
-    with store_errors(doing, "HF_HOME"), hub_errors(model.repository, model.revision):
+    with store_errors(doing, "HF_HOME"):
         if missing := sum(file.size - cached.fetched_bytes(model, file) for file in model.files):
             check_space(cached.root, missing + _RESERVE, "HF_HOME")
         for part in ("blobs", f"snapshots/{model.commit}"):
@@ -111,14 +112,19 @@ def fetch(
 
 
 class _Incoming:
-    """A file that is being received: the bytes of it that are here, and their hash."""
+    """A file that is being received: the bytes of it that are here, and their hash.
+
+    whole: whether to ask for all of it: the server does not send parts as it should.
+    """
 
     def __init__(self, file: HubFile, output: IO[bytes], retries: Retries) -> None:
-        self.file, self._output, self._hasher = file, output, hasher_for(file)
+        self.file, self.whole = file, False
+        self._output, self._retries, self._hasher = output, retries, hasher_for(file)
         self.size = 0
         while block := output.read(_BLOCK):  # what an earlier attempt left
             retries.raise_if_cancelled()
             self._take(block)
+        self._best = self.size
 
     def restart(self) -> None:
         self._output.seek(0)
@@ -134,6 +140,9 @@ class _Incoming:
             )
         self._output.write(chunk)
         self._take(chunk)
+        if self.size > self._best:  # what came a second time is nothing new
+            self._retries.gained(self.size - self._best)
+            self._best = self.size
 
     def finish(self) -> None:
         """Raises FetchError where the hash is wrong; nothing is left of the file then."""
@@ -161,56 +170,78 @@ def _download(
 ) -> None:
     """Fetches one file, from where an earlier attempt ended, and names it when it is right."""
     partial = cached.partial_path(file)
-    with partial.open("ab+") as output:
-        if output.tell() > file.size:
+    with open_own(partial) as output:
+        if os.fstat(output.fileno()).st_size > file.size:
             output.truncate(0)
-        output.seek(0)
         incoming = _Incoming(file, output, retries)
         while incoming.size < file.size:
-            retries.raise_if_cancelled()
             with retries.attempt():
                 _receive(model, incoming, retries, received)
         incoming.finish()
+    retries.reset()
     os.replace(partial, cached.blob_path(file))
 
 
 def _receive(
     model: HubModel, incoming: _Incoming, retries: Retries, received: Callable[[int], None]
 ) -> None:
-    """One request for the rest of the file. Bytes that came are kept, whatever happens.
+    """One request for the rest of the file, or for all of it where the server sends no parts.
 
-    Raises what huggingface-hub and its HTTP client raise.
+    Bytes are kept where the connection broke, and thrown away where an answer was whole and yet too
+    short. Raises TransientError, FetchError, UnknownModel, Cancelled.
     """
-    import httpx2
-    from huggingface_hub import constants, get_session
-    from huggingface_hub.utils import (  # type: ignore[attr-defined]
-        build_hf_headers,
-        hf_raise_for_status,
+    from huggingface_hub import constants
+
+    start = 0 if incoming.whole else incoming.size
+    where = f"{model.repository}/resolve/{model.commit}/{quote(incoming.file.name)}"
+    try:
+        with request(
+            f"{constants.ENDPOINT}/{where}",
+            model.repository,
+            retries,
+            revision=model.revision,
+            headers={"Range": f"bytes={start}-"} if start else {},
+            idle=lambda: received(incoming.size),
+        ) as answer:
+            end = _end(answer, start, incoming.file)
+            if answer.status == 200:
+                incoming.restart()
+            for chunk in answer.chunks:
+                incoming.add(chunk)
+                received(incoming.size)
+    except TransientError as error:
+        incoming.whole = incoming.whole or error.part
+        raise
+    if incoming.size < end:
+        found = incoming.size
+        if answer.status == 200:
+            incoming.restart()
+        raise TransientError(_unlike(incoming.file, f"{found:,} bytes in all"))
+
+
+def _end(answer: Answer, start: int, file: HubFile) -> int:
+    """Where in the file the answer ends. Raises TransientError for one that cannot be right."""
+    length = answer.headers.get("Content-Length")
+    if answer.status == 200:
+        if length is not None and length != str(file.size):
+            kind = on_one_line(answer.headers.get("Content-Type", "no type"))[:40]
+            raise TransientError(
+                _unlike(file, f"{length[:20]} bytes of {kind}"), "wrong answer", part=start > 0
+            )
+        return file.size
+    part = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+    if part and part[3] in ("*", str(file.size)):
+        first, last = int(part[1]), int(part[2])
+        if first == start <= last < file.size:
+            return last + 1
+    found = "another part than was asked for"
+    raise TransientError(_unlike(file, found), "wrong answer", part=True)
+
+
+def _unlike(file: HubFile, found: str) -> str:
+    from huggingface_hub import constants
+
+    return (
+        f"{constants.ENDPOINT} sends {file.name} wrong: expected {file.size:,} bytes, found "
+        f"{found}; pull again, and check the network and HF_ENDPOINT"
     )
-
-    file = incoming.file
-    headers = build_hf_headers() | {"Accept-Encoding": "identity"}
-    if incoming.size:
-        headers["Range"] = f"bytes={incoming.size}-"
-    url = f"{constants.ENDPOINT}/{model.repository}/resolve/{model.commit}/{quote(file.name)}"
-    timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
-    with get_session().stream(
-        "GET", url, headers=headers, timeout=timeout, follow_redirects=True
-    ) as response:
-        hf_raise_for_status(response)
-        if incoming.size and not _continues_at(response, incoming.size):
-            incoming.restart()  # the server does not do ranges
-        for chunk in response.iter_bytes():
-            retries.raise_if_cancelled()
-            incoming.add(chunk)
-            retries.reset()
-            received(incoming.size)
-    if incoming.size < file.size:
-        raise httpx2.RemoteProtocolError(
-            f"{file.name} ended after {incoming.size} of {file.size} bytes"
-        )
-
-
-def _continues_at(response: httpx2.Response, position: int) -> bool:
-    content_range = response.headers.get("Content-Range", "")
-    return response.status_code == 206 and content_range.startswith(f"bytes {position}-")

