@@ -21,7 +21,7 @@ from pathlib import Path
 
 from akunu_py.chats.rows import decode, text_of
 from akunu_py.chats.search import searchable
-from akunu_py.errors import ConversationError
+from akunu_py.errors import ConversationError, one_line
 
 _BUSY_TIMEOUT_S = 5.0  # for another program that is writing
 _PARTS = ("", "-wal", "-shm")  # SQLite's files, as endings of the name
@@ -127,16 +127,17 @@ class DatabaseFile:
         """Turns an error of SQLite into a ConversationError of one line."""
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            hint = _HINTS.get(_code(error), _OTHER_HINT)
             raise ConversationError(
-                f"conversations in {self.path}: {error}; {_HINTS.get(_code(error), _OTHER_HINT)}"
+                f"conversations in {self.path}: {one_line(error)}; {hint}"
             ) from error
 
     def _open(self) -> sqlite3.Connection:
         with self.errors():
             try:
                 return self._connect()
-            except sqlite3.DatabaseError as error:
+            except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
                 if _code(error) not in _DAMAGED:
                     raise
                 self._set_aside(error)
@@ -183,14 +184,14 @@ class DatabaseFile:
             with _transaction(database):
                 migrate(database)  # looks at the version again: another program may have done it
 
-    def _set_aside(self, error: sqlite3.DatabaseError) -> None:
+    def _set_aside(self, error: Exception) -> None:
         """Renames a damaged database and its log, unless another program has it open."""
+        damaged = f"{self.path} is damaged ({one_line(error)})"
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConversationError(
-                f"{self.path} is damaged ({error}) and another akunu has it open; close all of "
-                "them, then try again"
+                f"{damaged} and another akunu has it open; close all of them, then try again"
             ) from error
         aside = _unused(self.path)
         try:
@@ -200,11 +201,11 @@ class DatabaseFile:
             _create(self.path)
         except OSError as refusal:
             raise ConversationError(
-                f"{self.path} is damaged ({error}) and cannot be set aside: {refusal.strerror}; "
-                "move it away, then try again"
+                f"{damaged} and cannot be set aside: {refusal.strerror}; move it away, then try "
+                "again"
             ) from refusal
         fcntl.flock(self._lock, fcntl.LOCK_SH)
-        self.warnings.append(f"{self.path} is damaged ({error}) and was set aside as {aside.name}")
+        self.warnings.append(f"{damaged} and was set aside as {aside.name}")
 
 
 def _lock_beside(path: Path) -> int:
@@ -265,8 +266,10 @@ def _transaction(database: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
-def _code(error: sqlite3.Error) -> int:
+def _code(error: Exception) -> int:
     """SQLite's primary result code, without the bits of the extended one."""
+    if isinstance(error, UnicodeDecodeError):  # of SQLite's message that names a damaged table
+        return sqlite3.SQLITE_CORRUPT
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
 
 

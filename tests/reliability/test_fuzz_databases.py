@@ -113,7 +113,7 @@ def use_all(store: ConversationStore) -> list[str]:
     return [info.id for info in infos]
 
 
-@lengths(40)
+@lengths(20)
 def test_a_value_of_any_kind_in_any_column(whole: bytes, tmp_path: Path, examples: int) -> None:
     path = tmp_path / "conversations.db"
     other = exchange_of("other", "Another one", "Yes", T0)

@@ -153,6 +153,30 @@ def test_a_tiny_terminal_and_hostile_pastes(terminal: Terminal, home: Path) -> N
 
 
 @needs_tmux
+def test_a_bug_ends_the_chat_with_one_line_and_restores_the_terminal(
+    terminal: Terminal, home: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "akunu"
+    script.write_text(
+        "from akunu_py.cli import entry\n"
+        "from akunu_py.tui.app import ChatApp\n"
+        "def fail(self): raise ZeroDivisionError('in the chat')\n"
+        "ChatApp.action_help = fail\n"
+        "entry()\n"
+    )
+    keep = f"XDG_DATA_HOME={home} XDG_CONFIG_HOME={home} XDG_CACHE_HOME={home}"
+    then = 'echo "code=$?"; [ "$A" = "$(stty -g)" ] && echo terminal=same'
+    terminal.type(f"clear; A=$(stty -g); {keep} {sys.executable} {script} chat; {then}", "Enter")
+    terminal.wait_for("Ask something")
+    terminal.type("F1")
+    screen = terminal.wait_for("code=1\n(.*\n)*terminal=same")
+    assert "this is a bug: ZeroDivisionError: in the chat; the details" in screen.replace("\n", " ")
+    assert "Traceback" not in screen
+    (details,) = (home / "akunu" / "crashes").iterdir()
+    assert "in the chat" in details.read_text()
+
+
+@needs_tmux
 @pytest.mark.parametrize("signal", ["TERM", "INT"])
 def test_a_signal_while_loading_restores_the_terminal(
     terminal: Terminal, home: Path, signal: str
