@@ -61,7 +61,8 @@ def build_model(
         (directory / file.name).symlink_to(path)
     plan = mlx_directory.plan_directory(directory)
     for name in plan.settings:
-        if "auto_map" in read_json(directory / name, model_files.MAX_SETTINGS_BYTES):
+        settings_limit = model_files.MAX_SETTINGS_BYTES
+        if "auto_map" in read_json(directory / name, settings_limit, infinity=True):
             (directory / name).unlink()  # the link; our copy does not point to code
             plan.write_settings(directory, name)
             del records[name]

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import pytest
 
 from akunu_py import paths
+from akunu_py.commands.progress import _Bars
 from akunu_py.errors import FetchError, StoreError, UnknownModel
 from akunu_py.models import install, pypi, store
 from akunu_py.models.gguf import convert
@@ -190,6 +191,7 @@ def test_rate_and_time_left() -> None:
     meter("download", 1900, 10_000)  # it stalled: the rate falls, no division by zero
     assert seen[-1].rate is not None
     assert seen[-1].rate < 100
+    assert seen[-1].describe() == "download: 1.9 kB of 10.0 kB · stalled"
     meter("check", 0, 0)
     assert seen[-1] == Progress("check")
 
@@ -304,6 +306,18 @@ def test_a_download_that_never_ends_is_given_up(
         pull("tiny")
     server.shutdown()
     assert leftovers() == []
+
+
+def test_the_bar_says_that_it_stalled(capsys: pytest.CaptureFixture[str]) -> None:
+    bars = _Bars()
+    bars(Progress("download", 5_000_000, 10_000_000, 2_000_000.0, 2.5))
+    bars(Progress("download", 7_000_000, 10_000_000, 1.0, 3_000_000.0))
+    bars(Progress("download", 7_000_000, 10_000_000, 1.0, 3_000_000.0))
+    bars.close()
+    shown = capsys.readouterr().err
+    assert "stalled" in shown.splitlines()[-1].rpartition("\r")[2]
+    assert "50000:00" not in shown
+    assert Progress("download", 0, 10**10, 2000.0, 7384.0).describe().endswith("2:03:04 left")
 
 
 def test_ctrl_c_ends_pip_and_leaves_nothing(offer: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import sys
 import time
 import zlib
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,7 +23,7 @@ import pytest
 from huggingface_hub import close_session, constants
 
 from akunu_py.errors import AkunuError, FetchError
-from akunu_py.models import store
+from akunu_py.models import cleanup, store
 from akunu_py.models.hub import api, cache, download, request
 from akunu_py.models.pull import pull
 from tests.support.hub_home import files as files  # fixtures
@@ -437,6 +437,60 @@ def test_whatever_the_endpoint_is(monkeypatch: pytest.MonkeyPatch, endpoint: str
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
     with pytest.raises(AkunuError):
         pull(REPOSITORY)
+
+
+# What earlier pulls left on this disk.
+
+
+def check_kept(path: Path, read: Callable[[], object], texts: Iterable[bytes]) -> None:
+    """`read` takes every content and every kind of file in the place of `path`."""
+    for text in texts:
+        path.write_bytes(text)
+        read()
+    for kind in ("directory", "fifo", "sparse", "/dev/zero", "nowhere"):
+        path.unlink()
+        if kind == "directory":
+            path.mkdir()
+        elif kind == "fifo":
+            os.mkfifo(path)
+        elif kind == "sparse":
+            with path.open("wb") as file:
+                file.truncate(20 << 30)
+        else:
+            path.symlink_to(kind)
+        read()
+        if kind == "directory":
+            path.rmdir()
+            path.touch()
+
+
+def test_notes_of_pulls_of_any_kind(server: Hub, home: Path) -> None:
+    server.faults[NAME] = deque([Fault(cut=20_000), *[Fault(status=500)] * 5])
+    with pytest.raises(FetchError):
+        pull(REPOSITORY)
+    (note,) = (home / "data").rglob(".pulling/*.json")
+    value = json.loads(note.read_bytes())
+    assert len(cleanup.find_leftovers()) == 1
+
+    def read() -> None:
+        for leftover in cleanup.find_leftovers():
+            for path in leftover.paths:
+                assert path.parent.parent.parent == home / "hub" or path.parent == note.parent
+
+    texts = [altered(value, path, new) for path in places(value) for new in WRONG]
+    check_kept(note, read, [*texts, *BODIES])
+
+
+def test_refs_of_any_kind(server: Hub, home: Path) -> None:
+    pull(REPOSITORY)
+    assert cache.cached_model(REPOSITORY, "main")
+    (ref,) = (home / "hub").rglob("refs/main")
+    texts = [b"..", b".", b"/", b"\0", b"a" * 40, b"a" * 100_000, b"x\n" * 20, b"\xe9" * 40]
+
+    def read() -> None:
+        assert cache.cached_model(REPOSITORY, "main") is None
+
+    check_kept(ref, read, [*texts, *BODIES])
 
 
 # Links where we write.
