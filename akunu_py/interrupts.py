@@ -10,7 +10,11 @@ import contextlib
 import os
 import signal
 import sys
+import threading
+from collections.abc import Iterator
 from typing import NoReturn
+
+from akunu_py.errors import INTERRUPTED
 
 
 def end_at_once() -> None:
@@ -33,6 +37,33 @@ def exit_without_teardown(code: int) -> NoReturn:
         with contextlib.suppress(OSError):  # nobody reads it any more
             stream.flush()
     os._exit(code)
+
+
+@contextlib.contextmanager
+def ends_within(seconds: float) -> Iterator[None]:
+    """An interrupt that has not ended the block after `seconds` ends the process.
+
+    Python calls its handler between two of its own instructions, and a pass over hundreds of tokens
+    is one: on a loaded machine that was 67 seconds. Call in the main thread.
+    """
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    ended = threading.Event()
+
+    def watch() -> None:
+        while number := os.read(read, 1):
+            if number[0] == signal.SIGINT and not ended.wait(seconds):
+                os._exit(INTERRUPTED)  # nothing is flushed: who reads it may be what is waited for
+        os.close(read)
+
+    before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    threading.Thread(target=watch, name="interrupts", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+        signal.set_wakeup_fd(before)
+        os.close(write)
 
 
 def _replace(handler: object, by: object) -> None:

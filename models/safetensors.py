@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from akunu_py.errors import DamagedModel
+from akunu_py.files import open_regular
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -79,8 +81,8 @@ def read_header(path: Path) -> dict[str, Any]:
 
     Raises DamagedModel. OSError passes through.
     """
-    size = path.stat().st_size
-    with path.open("rb") as file:
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
         prefix = file.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
         if length > min(size - 8, MAX_HEADER_BYTES):

@@ -14,6 +14,7 @@ MAX_ROWS = 33
 # A band ends before this many tokens of context; attention makes passes dearer as they grow.
 BANDS = (1024, 4096, 16384)
 KEPT = 9  # measured times per row count: their lower quartile ignores outliers, which are slow
+_SAVED_COSTS = 1e-9, 1e9  # what a saved cost may be, in either unit
 _KEPT_SAVED = 3  # of them are taken from a saved curve: it may have been a busy machine's
 _TOLERANCE = 0.02  # a smaller change of a median is not worth a new table
 # How far a measured row count counts for others: 1/e at this difference of their logarithms.
@@ -99,6 +100,13 @@ class CostCurve:
                 }
                 for band in content["bands"]
             ]
+            low, high = _SAVED_COSTS
+            costs = [
+                *curve._points.values(),
+                *(cost for band in bands for times in band.values() for cost in times),
+            ]
+            if not all(low <= cost <= high for cost in costs):
+                raise ValueError("a cost beyond all bounds")
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as err:
             raise ValueError(f"expected a saved cost curve, found {content!r:.80}") from err
         if len(bands) != len(BANDS) + 1:

@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING
 from akunu_py.arguments import add_generation, options_from
 from akunu_py.decoding.load import engine_from, load_learned, note_peak
 from akunu_py.errors import INTERRUPTED, EmptyPrompt, UsageError
+from akunu_py.interrupts import ends_within
 from akunu_py.text import displayable, for_output, print_warnings, say
 from akunu_py.types import ENDINGS, Message
 
 if TYPE_CHECKING:
     from akunu_py.decoding.engine import Engine
     from akunu_py.decoding.session import Generation
+
+_PATIENCE = 3.0  # seconds that an interrupted pass may take to end
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -90,7 +93,8 @@ def read_prompt(argument: str | None) -> str:
 
 @contextlib.contextmanager
 def cancelled_by_interrupt(generation: Generation) -> Iterator[None]:
-    """The first Ctrl-C ends the answer after the running pass; a second one ends the program."""
+    """The first Ctrl-C ends the answer after the running pass, or the program where that pass does
+    not end soon; a second one ends the program."""
 
     def on_interrupt(*_: object) -> None:
         signal.signal(signal.SIGINT, before)
@@ -98,7 +102,8 @@ def cancelled_by_interrupt(generation: Generation) -> Iterator[None]:
 
     before = signal.signal(signal.SIGINT, on_interrupt)
     try:
-        yield
+        with ends_within(_PATIENCE):
+            yield
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -24,7 +24,7 @@ from zlib import adler32
 
 from akunu_py import paths
 from akunu_py.errors import StoreError
-from akunu_py.files import temporary_prefix, write_atomically
+from akunu_py.files import parse_json, read_bounded, temporary_prefix, write_atomically
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.memory import Memory
 
@@ -32,6 +32,9 @@ _MEMORY = "memory-"
 _JOURNAL_TOKENS = 20_000  # more are folded into the memory file; reading as many takes some 30 ms
 _RECORD = struct.Struct("<II")  # tokens in the record, checksum of their bytes
 _TOKEN_BYTES = 4
+_LARGEST = 1 << 25  # bytes of a file; a memory has 15 MB
+# A link is never written through, and what is no regular file never waited for.
+_OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 _T = TypeVar("_T")
 
@@ -72,7 +75,7 @@ class LearnedState:
 
     def _load_curve(self) -> CostCurve:
         def parse(data: bytes) -> CostCurve:
-            return CostCurve.from_dict(json.loads(data))
+            return CostCurve.from_dict(parse_json(data))
 
         return self._read(self._curve_file, parse, CostCurve(), "learned costs")
 
@@ -89,12 +92,12 @@ class LearnedState:
     def _read(self, path: Path, parse: Callable[[bytes], _T], default: _T, name: str) -> _T:
         """What is in the file; the default where it is missing, unreadable or damaged."""
         try:
-            return parse(path.read_bytes())
+            return parse(read_bounded(path, _LARGEST))
         except FileNotFoundError:
             pass
         except OSError as error:
             self.warnings.append(f"the {name} cannot be read: {error}")
-        except (ValueError, RecursionError, AttributeError, TypeError) as error:
+        except (ValueError, ArithmeticError, AttributeError, TypeError) as error:
             self._set_aside(path, error)
         return default
 
@@ -136,9 +139,12 @@ def _memory_files(directory: Path) -> list[Path]:
 def _locked(directory: Path) -> Iterator[None]:
     """Makes this the only process that writes in the directory."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with (directory / "lock").open("w") as lock:
+    lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | _OPEN, 0o600)
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(lock)
 
 
 def _directory(model: Path) -> Path:
@@ -156,8 +162,10 @@ def _append(path: Path, tokens: Sequence[int]) -> None:
     """Adds a record, whole or not at all: what followed a part of one would be lost with it."""
     body = array("I", tokens).tobytes()
     record = _RECORD.pack(len(tokens), adler32(body)) + body
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | _OPEN, 0o600)
     try:
+        if os.fstat(descriptor).st_size > _LARGEST:
+            raise OSError(errno.EFBIG, f"{path.name} is too large")
         # Without what a writer that was killed, or had no room, left of its record.
         size = _whole_bytes(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
         os.ftruncate(descriptor, size)

@@ -3,7 +3,8 @@
 mlx-lm's `load_prompt_cache` reads these files too. Ours carry in their metadata which tokens the
 cache holds, which model wrote it and a digest of all values, and nothing is used before all of
 that was checked: a cache of other weights, or with a flipped bit, would give wrong answers
-unnoticed. Checkpoints are not saved.
+unnoticed. A digest tells damage, not forgery, so the cache must also be one that this model can
+have after as many tokens. Checkpoints are not saved.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ from mlx_lm.models import cache as mlx_cache
 from akunu_py.decoding import kvcache
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.target import Target
-from akunu_py.errors import DamagedCache, DamagedModel, StoreError, UsageError
-from akunu_py.files import replacing
-from akunu_py.models.safetensors import read_header
+from akunu_py.decoding.vocabulary import first_outside
+from akunu_py.errors import DamagedCache, DamagedModel, StoreError, UsageError, one_line
+from akunu_py.files import open_regular, parse_json, read_bounded, replacing
+from akunu_py.models.safetensors import MAX_HEADER_BYTES, read_header
 
 SUFFIX = ".safetensors"  # MLX tells formats by it
 _FORMAT = 2
+_COUNTS = ("offset", "_idx", "start_position")  # of a layer, of at most as many tokens
+_LARGEST_SETTINGS = 1 << 28  # bytes of a tokenizer.json
 _KEY = "akunu"  # of our own metadata
 _CLASSES = "1."  # mlx-lm's metadata: ours, a class name a layer, what was not an array
 _SAMPLES, _SAMPLE_BYTES = 64, 4096  # of each file of weights, to tell models apart
@@ -64,8 +68,8 @@ def load(target: Target, engine: Engine, path: Path) -> None:
         about, classes = _read_about(path)
     if about["format"] != _FORMAT:
         raise UsageError(
-            f"{path} was saved by another version of akunu (format {about['format']}, this one "
-            f"reads {_FORMAT}); delete it, and it is made again"
+            f"{path} was saved by another version of akunu (its format is not {_FORMAT}); delete "
+            "it, and it is made again"
         )
     if about["identity"] != model_digest(engine.path, engine.weights):
         raise UsageError(
@@ -75,17 +79,78 @@ def load(target: Target, engine: Engine, path: Path) -> None:
     made = [type(entry).__name__ for entry in kvcache.new_cache(engine.model, engine.kv_bits)]
     if classes != made:
         raise UsageError(f"{path} was saved with another --kv-bits; use the same, or another file")
-    damaged = DamagedCache(f"{path} is damaged; delete it, and it is made again")
+    tokens, pending = about["tokens"], about["pending"]
+    if len(tokens) >= engine.context_length:
+        raise UsageError(
+            f"{path} holds {len(tokens)} tokens, but the context of {engine.name} here holds "
+            f"{engine.context_length}; use another file, or raise --context"
+        )
     try:
-        with _disk_errors(f"cannot read {path}"):
-            entries = mlx_cache.load_prompt_cache(str(path))
-        digest = _digest(entries, about["tokens"], about["pending"])
-        whole = digest == about["digest"] and len(about["tokens"]) > 0
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
-        raise damaged from error
-    if not whole:
-        raise damaged
-    target.adopt(entries, about["tokens"], about["pending"])
+        entries = _checked_entries(path, engine, tokens, pending)
+        if _digest(entries, tokens, pending) != about["digest"]:
+            raise ValueError("altered values")
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
+    except Exception as error:  # whatever MLX, mlx-lm or the model makes of it
+        raise DamagedCache(f"{path} is damaged; delete it, and it is made again") from error
+    target.adopt(entries, tokens, pending)
+
+
+def _checked_entries(
+    path: Path, engine: Engine, tokens: Sequence[int], pending: Sequence[int]
+) -> kvcache.Cache:
+    """The cache in the file, not yet evaluated: one that this model can have after `tokens`.
+
+    Raises ValueError, or whatever comes of a cache that the model cannot continue from.
+    """
+    if not tokens or first_outside([*tokens, *pending], engine.vocabulary) is not None:
+        raise ValueError("expected tokens of this model")
+    like = kvcache.new_cache(engine.model, engine.kv_bits)
+    engine.model(mx.zeros((1, 2), mx.int32), cache=like)  # never evaluated: for the shapes
+    arrays = [value for _, value in tree_flatten([entry.state for entry in like])]
+    expected = sum(value.nbytes for value in arrays if isinstance(value, mx.array))
+    if path.stat().st_size > MAX_HEADER_BYTES + expected * len(tokens):
+        raise ValueError("it is larger than such a cache can be")
+    _check_like(mlx_cache.load_prompt_cache(str(path)), like, len(tokens))
+    trial = mlx_cache.load_prompt_cache(str(path))
+    engine.model(mx.zeros((1, 1), mx.int32), cache=trial)  # never evaluated either
+    return list(mlx_cache.load_prompt_cache(str(path)))
+
+
+def _check_like(entries: kvcache.Cache, like: kvcache.Cache, length: int) -> None:
+    """Raises ValueError where `entries` are none that a model whose caches are `like` those has
+    after `length` tokens."""
+    for entry, other in zip(kvcache.leaves(entries), kvcache.leaves(like), strict=True):
+        if type(entry) is not type(other) or vars(entry).keys() != vars(other).keys():
+            raise ValueError("layers of another kind")
+        for name, ours in vars(other).items():
+            theirs, parts = vars(entry)[name], dict(tree_flatten(ours))
+            if isinstance(ours, mx.array | list | tuple):
+                kept = dict(tree_flatten(theirs))
+                fits = kept.keys() == parts.keys() and all(
+                    _fits(other, kept[key], parts[key], length) for key in parts
+                )
+            elif name in _COUNTS:
+                fits = type(theirs) is int and 0 <= theirs <= length
+                fits = fits and (name != "offset" or theirs == length)
+            else:
+                fits = type(theirs) is type(ours) and theirs == ours
+            if not fits:
+                raise ValueError(f"{name} is not that of this model's cache")
+
+
+def _fits(entry: Any, theirs: Any, ours: Any, length: int) -> bool:
+    """Whether a part of a cache is an array like the one that `entry` has there."""
+    if not (isinstance(theirs, mx.array) and isinstance(ours, mx.array)):
+        return type(theirs) is type(ours)
+    if theirs.dtype != ours.dtype or theirs.ndim != ours.ndim:
+        return False
+    if not kvcache.is_recurrent([entry]):
+        rows = theirs.shape[-2]
+        right = rows == length if type(entry) in kvcache.GROWING else 0 < rows <= length
+        return right and theirs.shape[:-2] == ours.shape[:-2] and theirs.shape[-1] == ours.shape[-1]
+    # Integers are the last tokens, of which there were fewer (longcat_flash_ngram).
+    return theirs.shape == ours.shape or bool(mx.issubdtype(ours.dtype, mx.integer))
 
 
 @cache
@@ -97,11 +162,11 @@ def model_digest(model: Path, weights: str) -> str:
     digest = hashlib.sha256(weights.encode())
     for name in ("config.json", "tokenizer.json"):
         with contextlib.suppress(FileNotFoundError):
-            digest.update((model / name).read_bytes())
+            digest.update(read_bounded(model / name, _LARGEST_SETTINGS))
     for file in sorted(model.glob("*.safetensors")):
         size = file.stat().st_size
         digest.update(f"{file.name} {size}".encode())
-        with file.open("rb") as opened:
+        with open_regular(file) as opened:
             for sample in range(_SAMPLES):
                 opened.seek(sample * size // _SAMPLES)
                 digest.update(opened.read(_SAMPLE_BYTES))
@@ -124,7 +189,7 @@ def _read_about(path: Path) -> tuple[dict[str, Any], list[str]]:
     """Our metadata and the classes of the layers, from the file's header."""
     try:
         metadata = read_header(path)["__metadata__"]
-        about = json.loads(metadata[f"0.{_KEY}"])
+        about = parse_json(metadata[f"0.{_KEY}"])
         for key, kind in (("tokens", list), ("pending", list), ("model", str), ("format", int)):
             if not isinstance(about[key], kind):
                 raise TypeError(key)
@@ -135,6 +200,7 @@ def _read_about(path: Path) -> tuple[dict[str, Any], list[str]]:
             for key, value in metadata.items()
             if key.startswith(_CLASSES)
         }
+        about["model"] = one_line(about["model"], 80)
         return {"identity": "", "digest": ""} | about, [layers[at] for at in sorted(layers)]
     except (DamagedModel, KeyError, ValueError, TypeError, AttributeError) as error:
         raise DamagedCache(

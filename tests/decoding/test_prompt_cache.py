@@ -7,6 +7,7 @@ import os
 import random
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 from mlx_lm.models import cache as mlx_cache
 from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
@@ -47,6 +48,9 @@ def test_every_family_continues_where_it_was(name: str, tmp_path: Path) -> None:
     save_prompt_cache(file, kvcache.compact(target.cache))
     again = Target(build(name))
     again.adopt(load_prompt_cache(file), target.tokens, target.pending)
+    like = kvcache.new_cache(build(name))
+    build(name)(mx.zeros((1, 2), mx.int32), cache=like)
+    prompt_cache._check_like(load_prompt_cache(file), like, len(target.tokens))
     longer = [*prompt, *sampled, *some(30, 2)]
     assert again.reuse_prefix(longer) == len(target.tokens)
     assert answer(again, longer, []) == fresh(name, longer)

@@ -4,6 +4,7 @@ line; whatever is raised fails the test."""
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,43 @@ def learned_files(model: Path) -> list[Path]:
     snapshot = next(iter(learned.directory.glob("memory-*.journal"))).with_suffix("")
     snapshot.write_bytes(learned.memory.dump())
     return sorted(path for path in learned.directory.iterdir() if path.name != "lock")
+
+
+def replaced(path: Path, by: str, precious: Path) -> None:
+    path.unlink()
+    if by == "fifo":
+        os.mkfifo(path)
+    elif by == "folder":
+        path.mkdir()
+    elif by == "holes":
+        path.touch()
+        os.truncate(path, 20 << 30)
+    else:
+        others = {"zero": Path("/dev/zero"), "nothing": precious / "none"}
+        path.symlink_to(others.get(by, precious))
+
+
+@pytest.mark.parametrize("by", ["link", "nothing", "zero", "fifo", "folder", "holes"])
+@pytest.mark.parametrize("kind", ["lock", ".json", ".journal", ""])
+def test_what_is_no_file_of_ours_is_never_written_through(
+    kind: str, by: str, tmp_path: Path
+) -> None:
+    files = learned_files(tmp_path / "model")
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    by_suffix = {path.suffix: path for path in files}
+    path = files[0].parent / "lock" if kind == "lock" else by_suffix[kind]
+    replaced(path, by, precious)
+    again = learned_state(tmp_path / "model")
+    again.remember([1, 2, 3])
+    again.curve.observe(1, 0.02, 10)
+    again.save_curve()
+    assert again.memory is not None
+    assert again.memory.lookup([1, 2]) is not None, "this answer at least"
+    assert precious.read_text() == "mine"
+    assert all("\n" not in warning for warning in again.warnings)
+    assert again.warnings or kind in ("lock", ".json") or by == "nothing"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["cache", "precious"]
 
 
 @lengths(30)

@@ -1,0 +1,42 @@
+"""An interrupt ends what it is meant to end, also while Python itself gets no turn."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from akunu_py.errors import INTERRUPTED
+
+# It is busy without looking at what handlers say, or ends as soon as one ran.
+_CODE = """
+import ctypes, signal, time
+from akunu_py.interrupts import ends_within
+signal.signal(signal.SIGINT, lambda *_: None)
+libc = ctypes.CDLL(None)
+with ends_within(0.2):
+    print("ready", flush=True)
+    end = time.monotonic() + 60
+    while {busy} and time.monotonic() < end:
+        libc.usleep(900_000)  # goes on after a signal
+    if not {busy}:
+        signal.pause()
+time.sleep(0.6)
+print("went on", flush=True)
+"""
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_an_interrupt_waits_for_a_pass_only_so_long(busy: bool) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", _CODE.format(busy=busy)], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    time.sleep(0.05)
+    child.send_signal(signal.SIGINT)
+    rest = child.stdout.read()
+    assert (child.wait(30), rest) == ((INTERRUPTED, "") if busy else (0, "went on\n"))
