@@ -83,19 +83,40 @@ def starter_engine(starter: store.StoredModel) -> Engine:
     return Engine.load(starter.path, name="starter")
 
 
+@pytest.fixture(scope="session")
+def shallow_starter(starter_engine: Engine) -> Engine:
+    """The starter with 2 of its 30 layers: its tokenizer, template, vocabulary and weights at a
+    quarter of the time, for tests in which no answer has to make sense."""
+    whole = starter_engine.model
+    model = type(whole)(replace(whole.args, num_hidden_layers=2))
+    model.model.embed_tokens, model.model.norm = whole.model.embed_tokens, whole.model.norm
+    model.model.layers = [whole.model.layers[0], whole.model.layers[-1]]
+    return replace(starter_engine, model=model)
+
+
 @pytest.fixture
 def loaded_starter(starter_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """Whatever loads the starter in this process is given the one that is loaded already, with the
     KV cache that it asks for: for tests in which loading is not the point. No use is noted."""
+    return _reuse(starter_engine, monkeypatch)
+
+
+@pytest.fixture
+def loaded_shallow_starter(shallow_starter: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """As `loaded_starter`, for tests in which no answer has to make sense either."""
+    return _reuse(shallow_starter, monkeypatch)
+
+
+def _reuse(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
     load = Engine.load
 
     def reuse(path: Path, *, kv_bits: int | None = None, **options: Any) -> Engine:
         weights = options.get("weights", "auto")
-        plain = weights in ("auto", starter_engine.weights) and options.get("context") is None
-        if path == starter_engine.path and plain:
-            return replace(starter_engine, kv_bits=kv_bits)
+        plain = weights in ("auto", engine.weights) and options.get("context") is None
+        if path == engine.path and plain:
+            return replace(engine, kv_bits=kv_bits)
         return load(path, kv_bits=kv_bits, **options)
 
     monkeypatch.setattr(Engine, "load", reuse)
     monkeypatch.setattr("akunu_py.decoding.load.note_usage", lambda *_, **__: None)
-    return starter_engine
+    return engine

@@ -50,17 +50,17 @@ def test_in_float32_nothing_differs(starter_engine: Engine) -> None:
         assert row.drafting_passes > 1
 
 
-def test_what_is_done_is_not_done_again(starter_engine: Engine) -> None:
+def test_what_is_done_is_not_done_again(shallow_starter: Engine) -> None:
     prompts = load_prompts(2)
-    first = list(compare_answers(starter_engine, prompts[:1], 4))
-    rest = list(compare_answers(starter_engine, prompts, 4, done=first))
+    first = list(compare_answers(shallow_starter, prompts[:1], 4))
+    rest = list(compare_answers(shallow_starter, prompts, 4, done=first))
     assert {each.prompt for each in rest} == {prompts[1]}
     # Another length is another answer.
-    assert len(list(compare_answers(starter_engine, prompts[:1], 3, done=first))) == len(MODES)
+    assert len(list(compare_answers(shallow_starter, prompts[:1], 3, done=first))) == len(MODES)
 
 
 def test_an_answer_that_differs_is_found(
-    starter_engine: Engine, monkeypatch: pytest.MonkeyPatch
+    shallow_starter: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = fidelity._answer
 
@@ -73,7 +73,7 @@ def test_an_answer_that_differs_is_found(
         return output
 
     monkeypatch.setattr(fidelity, "_answer", altered)
-    for row in summarize(list(compare_answers(starter_engine, load_prompts(1), 6))):
+    for row in summarize(list(compare_answers(shallow_starter, load_prompts(1), 6))):
         ((_, difference),) = row.differences
         assert difference.position == 3
         assert difference.margin is not None
@@ -128,7 +128,7 @@ def test_cpu_kernels_of_half_precision_treat_every_row_alone(
 # The command
 
 
-@pytest.mark.usefixtures("loaded_starter")
+@pytest.mark.usefixtures("loaded_shallow_starter")
 def test_the_command_goes_on_where_it_was(tmp_path: Path) -> None:
     kept = tmp_path / "kept.jsonl"
     ask = ("bench", "fidelity", "--max-tokens", "4", "--weights", "float32", "--format", "json",

@@ -63,7 +63,7 @@ def test_run_prints_the_answer_and_statistics_apart(starter: StoredModel) -> Non
     assert "cut off at --max-tokens" in done.stderr
 
 
-def test_run_json_from_stdin_in_both_modes(loaded_starter: Engine) -> None:
+def test_run_json_from_stdin_in_both_modes(loaded_shallow_starter: Engine) -> None:
     answers = {}
     for mode in ("fixed", "off"):
         options = ("--format", "json", "--draft", mode, "--max-tokens", "16")
@@ -74,7 +74,7 @@ def test_run_json_from_stdin_in_both_modes(loaded_starter: Engine) -> None:
     answer = answers["fixed"]
     assert set(answer) == {"text", "tokens", "finish_reason", "stats"}
     assert answer["finish_reason"] == "length"
-    assert answer["text"] == loaded_starter.tokenizer.decode(answer["tokens"])
+    assert answer["text"] == loaded_shallow_starter.tokenizer.decode(answer["tokens"])
     stats = answer["stats"]
     assert stats["generated_tokens"] == len(answer["tokens"]) == 16
     assert answers["off"]["stats"]["target_passes"] == 15
@@ -108,7 +108,7 @@ def test_wrong_usage_is_one_line_with_exit_code_2(starter: StoredModel) -> None:
     assert_one_line_error(run_here("bench", "--workload", "wibble"), 2, "wibble", "multi-turn")
 
 
-def test_plausible_accidents_are_one_line(loaded_starter: Engine) -> None:
+def test_plausible_accidents_are_one_line(loaded_shallow_starter: Engine) -> None:
     shell = " ".join(AKUNU)
     for script, code, word in (
         (f"{shell} run $(printf 'caf\\351')", 2, "UTF-8"),
@@ -131,7 +131,7 @@ def test_plausible_accidents_are_one_line(loaded_starter: Engine) -> None:
         assert_one_line_error(run_here("run", "hi", option, value), 2, word)
 
 
-def test_a_quantised_cache_drafts_what_plain_decoding_says(loaded_starter: Engine) -> None:
+def test_a_quantised_cache_drafts_what_plain_decoding_says(loaded_shallow_starter: Engine) -> None:
     outputs = {
         json.loads(
             run_here("run", "Count to ten.", "--kv-bits", "8", "--draft", mode, "--format", "json",
@@ -190,7 +190,7 @@ def test_no_network_is_one_line(tmp_path: Path) -> None:
     assert [entry.name for entry in (tmp_path / "akunu" / "models").glob("starter*")] == []
 
 
-def test_a_prompt_longer_than_the_context(loaded_starter: Engine) -> None:
+def test_a_prompt_longer_than_the_context(loaded_shallow_starter: Engine) -> None:
     done = run_here("run", "-", stdin="word " * 9000)
     assert_one_line_error(done, 1, "8192", "shorten")
 

@@ -1,7 +1,7 @@
 """Every cache kind of mlx-lm drafts, and the output is that of the target alone.
 
 The adversarial drafter is right, partly right and wrong by turns; the plain output that ours must
-equal is that of mlx-lm's own loop.
+equal is that of mlx-lm's own loop (tests/support/family_answers.py).
 """
 
 from __future__ import annotations
@@ -9,28 +9,24 @@ from __future__ import annotations
 import ast
 import contextlib
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import mlx_lm.models
 import pytest
-from mlx_lm.generate import generate_step
 
 from akunu_py.decoding import kvcache
 from akunu_py.decoding.target import Target
+from tests.support import family_answers
 from tests.support.families import build, kinds, leaves
+from tests.support.family_answers import COUNT, greedy, plain, prompt_of
 from tests.support.family_table import FAMILIES, WINDOW
-from tests.support.targets import some, tokens_of
+from tests.support.targets import tokens_of
 from tests.support.tiny import VOCABULARY, Adversary
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
-
-COUNT = 400
-SHORT = [1, 2, 3, 5, 9, 17, 33]  # lengths of prompts; the families take turns
-LONG = [300, 260, 150, 97]
 
 # Classes of mlx-lm that no model makes for a single conversation.
 NOT_FOR_US = {
@@ -38,6 +34,8 @@ NOT_FOR_US = {
     "BatchRotatingKVCache": "for several prompts at once",
     "LRUPromptCache": "keeps whole caches of other kinds, for a server",
 }
+
+_QUICK = ("llama", "llama-sliding", "qwen3_next")  # with whose answers the loop itself is run
 
 by_name = pytest.mark.parametrize("name", FAMILIES)
 
@@ -72,6 +70,22 @@ def test_the_sources_are_read_right() -> None:
     assert made == {module: set(kinds_in_source(module)) for module in made}
 
 
+@pytest.mark.parametrize("long", [False, True])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name not in _QUICK else ()) for name in FAMILIES],
+)
+def test_the_kept_answers_are_mlx_lms(name: str, long: bool) -> None:
+    """And an answer of something else would not pass for it."""
+    answer = family_answers.kept()[f"{name}, {long}"]
+    prompt = prompt_of(name, long)
+    assert answer == plain(name, prompt, COUNT)
+    assert family_answers.is_greedy(name, prompt, answer)
+    for place in (0, COUNT // 2, COUNT - 1):
+        altered = [*answer[:place], (answer[place] + 1) % VOCABULARY, *answer[place + 1 :]]
+        assert not family_answers.is_greedy(name, prompt, altered)
+
+
 @by_name
 def test_every_family_can_draft(name: str) -> None:
     assert kvcache.why_no_rollback(kvcache.new_cache(build(name))) is None
@@ -80,7 +94,7 @@ def test_every_family_can_draft(name: str) -> None:
 @by_name
 @pytest.mark.parametrize("long", [False, True])
 def test_drafting_changes_nothing(name: str, long: bool) -> None:
-    prompt, truth = prompt_of(name, long), truth_of(name, long)
+    prompt, truth = prompt_of(name, long), greedy(name, long)
     assert len(set(truth)) > 20
     assert len(set(truth[-100:])) > 10
     for plain_steps in [0] if long else [None, 0]:
@@ -97,7 +111,7 @@ def test_drafting_changes_nothing(name: str, long: bool) -> None:
 
 @by_name
 def test_going_back_to_an_earlier_prefix_changes_nothing(name: str) -> None:
-    prompt, truth = prompt_of(name, False), truth_of(name, False)
+    prompt, truth = prompt_of(name, False), greedy(name, False)
     target = Target(build(name))
     list(tokens_of(target, prompt, Adversary(prompt, truth), COUNT, 0))
     # Half a window back, several windows, and to before the window was full.
@@ -118,7 +132,7 @@ def test_each_layer_that_is_not_rolled_back_is_noticed(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or the tests above would pass whatever the cache holds."""
-    prompt, truth = prompt_of(name, False), truth_of(name, False)[:200]
+    prompt, truth = prompt_of(name, False), greedy(name, False)[:200]
 
     def said_without(index: int, seed: int) -> list[int]:
         target = Target(build(name))
@@ -150,32 +164,10 @@ def _skip(skipped: Any, function: Callable[..., None]) -> Callable[..., None]:
     return some
 
 
-def prompt_of(name: str, long: bool) -> list[int]:
-    turn = list(FAMILIES).index(name)
-    length = LONG[turn % len(LONG)] if long else SHORT[turn % len(SHORT)]
-    return some(length, length)
-
-
-@cache
-def truth_of(name: str, long: bool) -> list[int]:
-    return plain(name, prompt_of(name, long), COUNT)
-
-
-def plain(name: str, prompt: Sequence[int], count: int) -> list[int]:
-    """Tokens of mlx-lm's own loop."""
-    model = build(name)
-    entries = kvcache.new_cache(model)
-    steps = generate_step(mx.array(prompt), model, max_tokens=count, prompt_cache=entries)
-    return [int(token) for token, _ in steps]
-
-
 def explain(name: str, long: bool) -> str:
     """The least distance between the two best tokens: where it is tiny, take another seed."""
-    prompt, truth = prompt_of(name, long), truth_of(name, long)
-    model = build(name)
-    logits = model(mx.array([prompt + truth[:-1]]), cache=kvcache.new_cache(model))[0]
-    best = mx.sort(logits[len(prompt) - 1 :], axis=-1)[:, -2:]
-    return f"least margin of the truth: {mx.min(best[:, 1] - best[:, 0]).item():.2g}"
+    _, margins = family_answers.choices(name, prompt_of(name, long), greedy(name, long))
+    return f"least margin of the truth: {min(margins):.2g}"
 
 
 def modules() -> list[str]:

@@ -159,7 +159,7 @@ def test_costs_are_kept_by_layout() -> None:
 
 def test_a_second_run_drafts_from_the_output_of_the_first(starter_engine: Engine) -> None:
     messages = [Message("user", "Name the planets of the solar system.")]
-    options = GenerateOptions(max_tokens=60)
+    options = GenerateOptions(max_tokens=32)
     passes = []
     answers = []
     for _ in range(2):
@@ -174,12 +174,12 @@ def test_a_second_run_drafts_from_the_output_of_the_first(starter_engine: Engine
     assert passes[1] < 0.7 * passes[0]
 
 
-def test_settings_turn_it_off(loaded_starter: Engine) -> None:
+def test_settings_turn_it_off(loaded_shallow_starter: Engine) -> None:
     settings_file().parent.mkdir(parents=True)
     settings_file().write_text("memory = false\n")
     assert load_settings() == Settings(memory=False)
     assert run_here("run", "--quiet", "--max-tokens", "3", "hi").returncode == 0
-    assert remembered_bytes(loaded_starter.path) == 0
+    assert remembered_bytes(loaded_shallow_starter.path) == 0
 
 
 @pytest.mark.parametrize(

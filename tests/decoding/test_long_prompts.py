@@ -133,8 +133,8 @@ def test_the_starter_reads_a_long_prompt(starter_engine: Engine, count: int) -> 
     assert again.tokens == Session(starter_engine).generate(prompt[:100], short).answer().tokens
 
 
-def test_the_drafter_learns_the_prompt_as_it_is_read(starter_engine: Engine) -> None:
-    session, learned = Session(starter_engine), []
+def test_the_drafter_learns_the_prompt_as_it_is_read(shallow_starter: Engine) -> None:
+    session, learned = Session(shallow_starter), []
 
     def watched(drafter: Drafter) -> Drafter:
         learn = drafter.extend

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -29,9 +30,9 @@ FIRST = [Message("user", "Name three colours.")]
 
 
 @pytest.fixture(scope="module")
-def talked(starter_engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def talked(shallow_starter: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file of a session with one answer."""
-    session = Session(starter_engine)
+    session = Session(shallow_starter)
     session.chat(FIRST, OPTIONS).answer()
     path = tmp_path_factory.mktemp("saved") / "talk.safetensors"
     session.save_prompt_cache(path)
@@ -72,18 +73,18 @@ def test_the_rows_of_forgotten_turns_are_not_kept() -> None:
     assert target.cache[0].keys.shape[2] > 600
 
 
-def test_a_reopened_session_reads_only_what_is_new(starter_engine: Engine, talked: Path) -> None:
-    session = Session(starter_engine)
+def test_a_reopened_session_reads_only_what_is_new(shallow_starter: Engine, talked: Path) -> None:
+    session = Session(shallow_starter)
     session.load_prompt_cache(talked)
     held = len(session.target.tokens)
-    first = Session(starter_engine).chat(FIRST, OPTIONS).answer()
+    first = Session(shallow_starter).chat(FIRST, OPTIONS).answer()
     talk = [*FIRST, Message("assistant", first.text), Message("user", "And one more?")]
     again = session.chat(talk, OPTIONS).answer()
     assert again.stats.cached_tokens >= held - 1
-    assert again.tokens == Session(starter_engine).chat(talk, OPTIONS).answer().tokens
+    assert again.tokens == Session(shallow_starter).chat(talk, OPTIONS).answer().tokens
 
 
-def test_mlx_lm_reads_the_file(starter_engine: Engine, talked: Path) -> None:
+def test_mlx_lm_reads_the_file(shallow_starter: Engine, talked: Path) -> None:
     entries, metadata = load_prompt_cache(str(talked), return_metadata=True)
     about = json.loads(metadata["akunu"])
     assert {entry.offset for entry in entries} == {len(about["tokens"])}
@@ -105,7 +106,7 @@ def refuse(engine: Engine, path: Path, error: type[AkunuError], *words: str) -> 
 
 @pytest.mark.parametrize("seed", range(24))
 def test_a_changed_byte_is_noticed(
-    starter_engine: Engine, talked: Path, tmp_path: Path, seed: int
+    shallow_starter: Engine, talked: Path, tmp_path: Path, seed: int
 ) -> None:
     content = bytearray(talked.read_bytes())
     randomly = random.Random(seed)
@@ -114,7 +115,7 @@ def test_a_changed_byte_is_noticed(
     content[at] ^= 1 << randomly.randrange(8)
     path = tmp_path / "changed.safetensors"
     path.write_bytes(content)
-    session, refused = Session(starter_engine), ""
+    session, refused = Session(shallow_starter), ""
     try:
         session.load_prompt_cache(path)
     except AkunuError as error:
@@ -123,7 +124,7 @@ def test_a_changed_byte_is_noticed(
     if refused:
         assert session.target.tokens == []
     else:  # only the words about it may differ: its model's name, or other keys of its metadata
-        original = Session(starter_engine)
+        original = Session(shallow_starter)
         original.load_prompt_cache(talked)
         assert at < header
         assert session.target.tokens == original.target.tokens
@@ -132,29 +133,28 @@ def test_a_changed_byte_is_noticed(
 
 @pytest.mark.parametrize("part", [0.0, 0.0001, 0.5, 0.99])
 def test_a_file_that_is_cut_off_is_refused(
-    starter_engine: Engine, talked: Path, tmp_path: Path, part: float
+    shallow_starter: Engine, talked: Path, tmp_path: Path, part: float
 ) -> None:
     content = talked.read_bytes()
     path = tmp_path / "cut.safetensors"
     path.write_bytes(content[: int(len(content) * part)])
-    refuse(starter_engine, path, DamagedCache, str(path))
+    refuse(shallow_starter, path, DamagedCache, str(path))
 
 
-def test_other_files_are_refused(starter: StoredModel, starter_engine: Engine) -> None:
-    refuse(starter_engine, starter.path / "model.safetensors", DamagedCache, "not a session")
-    refuse(starter_engine, starter.path / "config.json", UsageError, ".safetensors")
-    refuse(starter_engine, starter.path / "none.safetensors", StoreError, "No such file")
+def test_other_files_are_refused(starter: StoredModel, shallow_starter: Engine) -> None:
+    refuse(shallow_starter, starter.path / "model.safetensors", DamagedCache, "not a session")
+    refuse(shallow_starter, starter.path / "config.json", UsageError, ".safetensors")
+    refuse(shallow_starter, starter.path / "none.safetensors", StoreError, "No such file")
 
 
 def test_a_file_of_another_model_or_layout_is_refused(
-    starter: StoredModel, starter_engine: Engine, talked: Path, monkeypatch: pytest.MonkeyPatch
+    starter: StoredModel, shallow_starter: Engine, talked: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quantized = Engine.load(starter.path, name="starter", kv_bits=8)
-    refuse(quantized, talked, UsageError, "--kv-bits")
+    refuse(replace(shallow_starter, kv_bits=8), talked, UsageError, "--kv-bits")
     other = prompt_cache.model_digest(starter.path, "another layout")
-    assert other != prompt_cache.model_digest(starter.path, starter_engine.weights)
+    assert other != prompt_cache.model_digest(starter.path, shallow_starter.weights)
     monkeypatch.setattr(prompt_cache, "model_digest", lambda *_: other)
-    refuse(starter_engine, talked, UsageError, "belongs to starter")
+    refuse(shallow_starter, talked, UsageError, "belongs to starter")
 
 
 def test_models_differ_by_their_weights(tmp_path: Path) -> None:
@@ -169,16 +169,16 @@ def test_models_differ_by_their_weights(tmp_path: Path) -> None:
     assert len(seen) == 3
 
 
-def test_nothing_to_save_is_refused(starter_engine: Engine, tmp_path: Path) -> None:
+def test_nothing_to_save_is_refused(shallow_starter: Engine, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nothing to save"):
-        Session(starter_engine).save_prompt_cache(tmp_path / "empty.safetensors")
+        Session(shallow_starter).save_prompt_cache(tmp_path / "empty.safetensors")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_disk_that_refuses_leaves_the_older_file(
-    starter_engine: Engine, talked: Path, monkeypatch: pytest.MonkeyPatch
+    shallow_starter: Engine, talked: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = Session(starter_engine)
+    session = Session(shallow_starter)
     session.load_prompt_cache(talked)
     content = talked.read_bytes()
 
@@ -194,7 +194,7 @@ def test_a_disk_that_refuses_leaves_the_older_file(
         session.save_prompt_cache(talked.parent / "none" / "x.safetensors")
 
 
-def test_run_keeps_a_prompt_cache(loaded_starter: Engine, tmp_path: Path) -> None:
+def test_run_keeps_a_prompt_cache(loaded_shallow_starter: Engine, tmp_path: Path) -> None:
     file = tmp_path / "document.safetensors"
     document = "The owl sat on the old barn and watched the fields. " * 30
     options = ["--raw", "--max-tokens", "4", "--format", "json", "--prompt-cache", str(file)]

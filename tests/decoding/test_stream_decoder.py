@@ -18,6 +18,7 @@ from tests.support.command import assert_one_line_error, run_here
 from tests.support.prompts import REWRITE
 
 MODES: tuple[DraftMode, ...] = ("off", "fixed", "auto")
+LENGTH = 48  # tokens of an answer in which all stop sequences below come
 TEXTS = (
     "Plain words, and numbers 1234567890.",
     "  leading spaces\n\n\ttabs\r\nand newlines  ",
@@ -98,7 +99,7 @@ def generation(starter_engine: Engine, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="module")
 def whole(generation: Answering) -> str:
-    return generation(GenerateOptions(max_tokens=90)).answer().text
+    return generation(GenerateOptions(max_tokens=LENGTH)).answer().text
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -107,20 +108,20 @@ def test_a_stop_sequence_ends_the_answer_before_it(
     starter_engine: Engine, generation: Answering, whole: str, mode: DraftMode, stop: str
 ) -> None:
     assert stop in whole
-    made = generation(GenerateOptions(max_tokens=90, draft=mode, stop=("never said", stop)))
+    made = generation(GenerateOptions(max_tokens=LENGTH, draft=mode, stop=("never said", stop)))
     pieces = list(made)
     assert made.text == whole[: whole.index(stop)]
     assert "".join(piece.text for piece in pieces) == made.text
     assert made.finish_reason == "stop"
     assert stop in starter_engine.tokenizer.decode(made.tokens)
-    assert len(made.tokens) == made.stats.generated_tokens < 90
+    assert len(made.tokens) == made.stats.generated_tokens < LENGTH
     for piece in pieces:
         assert all(0 <= start < end <= len(piece.text) for start, end in piece.drafted)
 
 
 def test_what_looked_like_a_stop_sequence_is_given_out(generation: Answering, whole: str) -> None:
     almost = whole[-20:] + "¶"
-    made = generation(GenerateOptions(max_tokens=90, stop=(almost,)))
+    made = generation(GenerateOptions(max_tokens=LENGTH, stop=(almost,)))
     assert made.answer().text == whole
     assert made.finish_reason == "length"
 
@@ -131,7 +132,7 @@ def test_the_next_turn_after_a_stop_is_right(starter_engine: Engine) -> None:
     messages = [Message("user", REWRITE)]
     first = session.chat(messages, options).answer()
     messages += [Message("assistant", first.text), Message("user", "Say it again.")]
-    plain = GenerateOptions(max_tokens=20)
+    plain = GenerateOptions(max_tokens=8)
     assert (
         session.chat(messages, plain).answer().tokens
         == Session(starter_engine).chat(messages, plain).answer().tokens
@@ -159,7 +160,7 @@ def test_thinking_is_separated(
     answer = whole[whole.index(end) + len(end) :].lstrip("\r\n")
     engine = replace(starter_engine, tokenizer=Reasoner(starter_engine.tokenizer, start, end))
     # A stop sequence that comes in the thinking does not end it.
-    options = GenerateOptions(max_tokens=90, draft=mode, stop=("__init__",))
+    options = GenerateOptions(max_tokens=LENGTH, draft=mode, stop=("__init__",))
     made = generation(options, engine)
     pieces = list(made)
     assert made.thinking == "".join(piece.thinking for piece in pieces) == thought

@@ -76,9 +76,9 @@ class Recorder:
 
 
 @pytest.fixture(scope="module")
-def recorder(starter_engine: Engine) -> Iterator[Recorder]:
+def recorder(shallow_starter: Engine) -> Iterator[Recorder]:
     """Its model cannot be loaded at first; the second attempt, at the first question, succeeds."""
-    recorder = Recorder(starter_engine)
+    recorder = Recorder(shallow_starter)
     recorder.thread.start(recorder.messages.put)
     failed = recorder.next()
     assert (failed.request, failed.error) == (None, "model 'starter' is damaged")
@@ -92,9 +92,9 @@ def recorder(starter_engine: Engine) -> Iterator[Recorder]:
     assert recorder.thread.close(timeout=30)
 
 
-def test_the_answer_is_that_of_the_engine(recorder: Recorder, starter_engine: Engine) -> None:
+def test_the_answer_is_that_of_the_engine(recorder: Recorder, shallow_starter: Engine) -> None:
     text, end = recorder.ask(1, QUESTION, OPTIONS)
-    expected = Session(starter_engine).chat(QUESTION, OPTIONS).answer()
+    expected = Session(shallow_starter).chat(QUESTION, OPTIONS).answer()
     assert (text, end.reason) == (expected.text, expected.finish_reason)
     assert end.stats.generated_tokens == len(expected.tokens)
 
@@ -171,8 +171,8 @@ def test_switching_models(recorder: Recorder) -> None:
     recorder.until_end(12)
 
 
-def test_closing_in_the_middle_of_an_answer(starter_engine: Engine) -> None:
-    recorder = Recorder(starter_engine)
+def test_closing_in_the_middle_of_an_answer(shallow_starter: Engine) -> None:
+    recorder = Recorder(shallow_starter)
     recorder.broken = False
     recorder.thread.start(recorder.messages.put)
     recorder.thread.request(1, QUESTION, ENDLESS)
@@ -210,8 +210,8 @@ def test_a_program_that_closes_it_ends_cleanly(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_model_that_is_not_here_yet_is_loaded_when_it_is(starter_engine: Engine) -> None:
-    recorder = Recorder(starter_engine)
+def test_a_model_that_is_not_here_yet_is_loaded_when_it_is(shallow_starter: Engine) -> None:
+    recorder = Recorder(shallow_starter)
     recorder.thread.start(recorder.messages.put, load=False)
     recorder.thread.switch("starter")
     assert isinstance(recorder.next(), Failed)  # it is broken
@@ -219,8 +219,8 @@ def test_a_model_that_is_not_here_yet_is_loaded_when_it_is(starter_engine: Engin
     assert recorder.messages.empty(), "it was tried once"
 
 
-def test_closing_what_never_started(starter_engine: Engine) -> None:
-    assert Recorder(starter_engine).thread.close(timeout=0)
+def test_closing_what_never_started(shallow_starter: Engine) -> None:
+    assert Recorder(shallow_starter).thread.close(timeout=0)
 
 
 def test_pieces_are_held_together_with_their_spans() -> None:
