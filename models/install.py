@@ -91,7 +91,8 @@ def _locked(name: str, progress: ProgressCallback, cancelled: Callable[[], bool]
 
 def _build(name: str, build: Builder, partial: Path, progress: ProgressCallback) -> None:
     work, model = partial / "work", partial / "model"
-    work.mkdir(parents=True)
+    partial.mkdir()  # not where somebody has put a link
+    work.mkdir()
     model.mkdir()
     facts = build(work, model)
     shutil.rmtree(work)

@@ -174,7 +174,8 @@ def _quantize(source: Path, directory: Path, bits: int, progress: ProgressCallba
             "without --quantize"
         )
     config.pop("auto_map", None)
-    save_model(directory, model, donate_model=True)
+    with boundary(f"{source} cannot be quantized"):  # its weights are read only now
+        save_model(directory, model, donate_model=True)
     save_config(config, directory / "config.json")
 
 

@@ -30,6 +30,7 @@ _OBJECTS = (
     "added_tokens.json",
     "hf_quant_config.json",
 )
+_LONGEST_PIECE = 2048  # bytes with its score; those in use have less than a hundred
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _READ = (".json", ".jsonl", ".jinja", ".model", ".tiktoken", ".txt")  # by mlx-lm or transformers
 _LAYERS = re.compile(r"n_layers?|num(_\w+)?_layers|\w+_num_layers")
@@ -80,6 +81,39 @@ def check_files(source: Path) -> None:
             raise DamagedModel(
                 f"{path} is unreadable ({error.strerror}); fetch it again"
             ) from error
+
+    pieces = source / "tokenizer.model"
+    if pieces.exists() and not (source / "tokenizer.json").exists():
+        longest = _longest_piece(files.read_bounded(pieces, MAX_SETTINGS_BYTES))
+        if longest > _LONGEST_PIECE:  # transformers takes pieces apart at every character
+            raise DamagedModel(f"{pieces} has a piece of {longest} bytes; fetch it again")
+
+
+def _longest_piece(data: bytes) -> int:
+    """The longest entry of SentencePiece's list of pieces, field 1 of its Protocol Buffers."""
+    longest = at = 0
+
+    def number() -> int:
+        nonlocal at
+        value = shift = 0
+        while at < len(data):
+            value |= (data[at] & 127) << shift
+            shift, at = shift + 7, at + 1
+            if data[at - 1] < 128 or shift > 63:
+                break
+        return value
+
+    while at < len(data):
+        key = number()
+        if key & 7 == 2:
+            length = number()
+            longest = max(longest, length if key == 10 else 0)
+            at += length
+        else:
+            at += {1: 8, 5: 4}.get(key & 7, 0)
+            if key & 7 == 0:
+                number()
+    return longest
 
 
 def known_architectures() -> list[str]:

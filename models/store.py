@@ -7,7 +7,6 @@ instead.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -23,6 +22,7 @@ from akunu_py.models import catalogue, safetensors
 from akunu_py.models.disk import lock_model, store_errors
 from akunu_py.models.hub.api import parse_reference
 from akunu_py.models.manifest import Manifest, read_manifest, sha256_file
+from akunu_py.models.model_files import read_settings
 from akunu_py.models.usage import forget_usage
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,95}")
@@ -241,12 +241,7 @@ def _describe(name: str, path: Path) -> StoredModel:
 def _describe_directory(path: Path) -> StoredModel:
     """A directory outside the store, from what its config.json says."""
     name = path.resolve().name
-    try:
-        config = json.loads((path / "config.json").read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise DamagedModel(f"{path / 'config.json'} is unreadable: {error}") from error
-    if not isinstance(config, dict):
-        raise DamagedModel(f"{path / 'config.json'}: expected an object")
+    config = read_settings(path / "config.json")
     context = _context(config) or _context(config.get("text_config"))
     return StoredModel(name, path, _size(path), context, source=f"folder {path}")
 

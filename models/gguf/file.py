@@ -251,7 +251,7 @@ def _read(cursor: _Cursor) -> GgufFile:
     entries = [_entry(cursor) for _ in range(tensor_count)]
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
-        raise cursor.damaged(f"alignment {alignment!r} is not a power of two")
+        raise cursor.damaged(f"alignment {alignment!r:.40} is not a power of two")
     start = -(-cursor.at // alignment) * alignment
     return GgufFile(cursor.path, metadata, _place(cursor, entries, start))
 

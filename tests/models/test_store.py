@@ -277,3 +277,29 @@ def test_a_store_that_is_no_directory_is_a_one_line_error(root: Path) -> None:
     assert str(root) in str(caught.value)
     with pytest.raises(StoreError, match="XDG_DATA_HOME"):
         add("m")
+
+
+def test_links_in_the_store_are_not_followed_to_write(root: Path, tmp_path: Path) -> None:
+    """Whoever may put a link there must not choose what akunu writes to elsewhere."""
+    root.mkdir(parents=True)
+    target = tmp_path / "mine"
+    (root / ".lock-a").symlink_to(target)
+    with pytest.raises(StoreError, match="cannot install"):
+        add("a")
+    assert not target.exists()
+    target.mkdir()
+    store.partial_directory("b").symlink_to(target)
+    with pytest.raises(StoreError, match="cannot install"):
+        add("b")
+    assert not list(target.iterdir())
+    assert target.is_dir()
+
+
+@pytest.mark.parametrize("name", ["akunu.json", "model.safetensors", "config.json"])
+def test_files_that_never_end(name: str, root: Path) -> None:
+    path = add("a").path / name
+    for make in (os.mkfifo, lambda path: os.symlink("/dev/zero", path)):
+        path.unlink()
+        make(path)
+        with pytest.raises(DamagedModel):
+            store.verify(store.get("a"))

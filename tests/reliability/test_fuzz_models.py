@@ -205,3 +205,17 @@ def test_an_expression_that_panics(altered: Path) -> None:
     engine = Engine.load(altered)
     with pytest.raises(DamagedModel, match=r"tokenizer\.json cannot encode this text"):
         engine.encode("a" * 40 + "b")
+
+
+def test_a_sentencepiece_model_with_a_long_piece(altered: Path) -> None:
+    """transformers would take a piece of a million characters apart for hours."""
+    from transformers.utils import sentencepiece_model_pb2_new as protobuf
+
+    model = protobuf.ModelProto()
+    for piece in ("<unk>", "a", "b" * 10**6):
+        model.pieces.add(piece=piece, score=0.0)
+    (altered / "tokenizer.model").write_bytes(model.SerializeToString())
+    (altered / "tokenizer.json").unlink()
+    for load in (plan_directory, Engine.load):
+        with pytest.raises(DamagedModel, match=r"tokenizer\.model has a piece of 1000"):
+            load(altered)

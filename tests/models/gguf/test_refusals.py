@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import pytest
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.gguf import convert
 from akunu_py.models.gguf.convert import import_gguf
-from akunu_py.models.gguf.file import read_gguf
-from tests.support.tiny_gguf import Tiny, write_tiny
+from akunu_py.models.gguf.file import GgufFile, read_gguf
+from akunu_py.models.gguf.tokenizer import plan_tokenizer
+from tests.support.tiny_gguf import TOKENIZER, Tiny, write_tiny
 
 
 @pytest.mark.parametrize(
@@ -83,6 +85,60 @@ def test_a_file_cut_off_anywhere_is_damaged(tmp_path: Path) -> None:
         cut.write_bytes(whole[:length])
         with pytest.raises(DamagedModel):
             convert.plan_import(cut)
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "F16", "F32"])
+def test_a_file_cut_off_while_it_is_imported(kind: str, tmp_path: Path) -> None:
+    source = write_tiny(tmp_path / "tiny.gguf", Tiny(kind=kind))
+    whole = source.read_bytes()
+    begin = min(tensor.offset for tensor in read_gguf(source).tensors.values())
+    for number, length in enumerate([0, 10, begin, *range(begin + 1, len(whole), 20_011)]):
+        source.write_bytes(whole)
+        plan = convert.plan_import(source)
+        source.write_bytes(whole[:length])
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        with pytest.raises(DamagedModel, match=r"tensor '.*' is cut off"):
+            plan.write(directory)
+
+
+def _named(path: Path, name: str) -> int:
+    """Where in the file the entry of a tensor holds its offset: behind name, shape and type."""
+    at = path.read_bytes().index(struct.pack("<Q", len(name)) + name.encode()) + 8 + len(name)
+    dimensions: int = struct.unpack_from("<I", path.read_bytes(), at)[0]
+    return at + 4 + 8 * dimensions + 4
+
+
+@pytest.mark.parametrize("shift", [0, 32, 64, -32, -64])
+def test_tensors_that_overlap(shift: int, tmp_path: Path) -> None:
+    source = write_tiny(tmp_path / "tiny.gguf")
+    tensors = sorted(read_gguf(source).tensors.values(), key=lambda tensor: tensor.offset)
+    begin = tensors[0].offset
+    for before, after in itertools.pairwise(tensors[:6]):
+        data = bytearray(source.read_bytes())
+        place = before.offset + shift if shift >= 0 else after.offset + shift
+        struct.pack_into("<Q", data, _named(source, after.name), place - begin)
+        changed = tmp_path / "changed.gguf"
+        changed.write_bytes(data)
+        with pytest.raises(DamagedModel, match="overlap"):
+            read_gguf(changed)
+
+
+@pytest.mark.parametrize(("length", "count"), [(10**6, 1), (513, 1), (500, 20_000)])
+def test_pieces_that_would_take_hours_to_take_apart(
+    length: int, count: int, tmp_path: Path
+) -> None:
+    pieces = [str(number).rjust(length, "a") for number in range(count)]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+    metadata = TOKENIZER | {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": np.array([3, 3, 3] + [6] * 256 + [1] * count),
+        "tokenizer.ggml.scores": np.zeros(len(tokens), np.float32),
+        "general.architecture": "llama",
+    }
+    with pytest.raises(DamagedModel, match="pieces of more than 512 characters"):
+        plan_tokenizer(GgufFile(tmp_path / "x.gguf", metadata, {}))
 
 
 def test_absurd_counts_cost_nothing(tmp_path: Path) -> None:
