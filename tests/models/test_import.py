@@ -276,8 +276,7 @@ def test_the_command(
     assert "qwen is ready" in capsys.readouterr().err
     assert main(["models", "import", str(source), "--name", "qwen"]) == 2
     assert "--name" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="2"):
-        main(["models", "import", str(source), "--quantize", "5"])
+    assert main(["models", "import", str(source), "--quantize", "5"]) == 2
     capsys.readouterr()
     shutil.rmtree(data)
     assert main(["models", "import", str(write_mamba(tmp_path / "m.gguf"))]) == 1

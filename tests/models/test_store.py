@@ -284,12 +284,12 @@ def test_links_in_the_store_are_not_followed_to_write(root: Path, tmp_path: Path
     root.mkdir(parents=True)
     target = tmp_path / "mine"
     (root / ".lock-a").symlink_to(target)
-    with pytest.raises(StoreError, match="cannot install"):
+    with pytest.raises(StoreError, match=r"cannot (install|lock)"):
         add("a")
     assert not target.exists()
     target.mkdir()
     store.partial_directory("b").symlink_to(target)
-    with pytest.raises(StoreError, match="cannot install"):
+    with pytest.raises(StoreError, match=r"cannot (install|lock)"):
         add("b")
     assert not list(target.iterdir())
     assert target.is_dir()
