@@ -8,7 +8,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual import on
 from textual.app import App, ComposeResult
@@ -19,6 +19,7 @@ from textual.widgets import Markdown
 
 from akunu_py.chats.tree import ConversationInfo
 from akunu_py.settings import Settings
+from akunu_py.text import displayable
 from akunu_py.tui import slash_commands, themes
 from akunu_py.tui.controllers.answering import AnswerController
 from akunu_py.tui.controllers.library import LibraryController
@@ -137,6 +138,9 @@ class ChatApp(App[None]):
 
     def get_driver_class(self) -> type[Driver]:
         return ChatDriver
+
+    def notify(self, message: str, *, title: str = "", **options: Any) -> None:
+        super().notify(displayable(message), title=displayable(title), **options)
 
     @property
     def failure(self) -> Exception | None:

@@ -157,8 +157,9 @@ class ConversationsScreen(ListDialog[Chosen]):
         except ConversationError as error:
             self._show_error(error)
             return
-        title = displayable(found.info.title) or UNTITLED
-        self.notify(title, title="Deleted; Ctrl+Z brings it back", markup=False)
+        self.notify(
+            found.info.title or UNTITLED, title="Deleted; Ctrl+Z brings it back", markup=False
+        )
         self.post_message(self.Deleted(conversation))
         self._search(self._neighbour(conversation))
 
@@ -174,7 +175,7 @@ class ConversationsScreen(ListDialog[Chosen]):
         if info is None:
             self.notify("Nothing was deleted lately.")
         else:
-            self.notify(displayable(info.title) or UNTITLED, title="Back again", markup=False)
+            self.notify(info.title or UNTITLED, title="Back again", markup=False)
             self._search(info.id)
 
     @work
@@ -193,7 +194,7 @@ class ConversationsScreen(ListDialog[Chosen]):
         except ConversationError as error:
             self._show_error(error)
         else:
-            self.notify(displayable(str(path)), title="Exported", markup=False)
+            self.notify(str(path), title="Exported", markup=False)
 
     @on(Input.Changed, "#words")
     def _words_changed(self) -> None:
@@ -303,7 +304,7 @@ class ConversationsScreen(ListDialog[Chosen]):
         self.query_one("#dialog").border_subtitle = hint
 
     def _show_error(self, error: ConversationError) -> None:
-        self.notify(displayable(str(error)), severity="error", timeout=10, markup=False)
+        self.notify(str(error), severity="error", timeout=10, markup=False)
 
 
 class PreviewPane(VerticalScroll, can_focus=False):

@@ -19,6 +19,7 @@ from textual._xterm_parser import XTermParser
 from textual.drivers.linux_driver import LinuxDriver
 from textual.message import Message
 
+from akunu_py.text import typeable
 from akunu_py.tui.themes import Background
 
 _QUERY = b"\x1b]11;?\x1b\\\x1b[c"
@@ -145,7 +146,7 @@ class PasteParser(XTermParser):
     """Textual's parser of what a terminal sends, for which all of a bracketed paste is text.
 
     Textual takes an escape character in a paste for the beginning of a key, and what follows is
-    missing from the text. Here it is left out, and nothing else is.
+    missing from the text. Here a paste is what could have been typed.
     """
 
     def __init__(self, debug: bool = False) -> None:
@@ -168,9 +169,9 @@ class PasteParser(XTermParser):
             else:
                 self._pasted.append(part)
                 if place >= 0:
-                    text = "".join(self._pasted).removesuffix(_PASTE_END).replace("\x1b", "")
+                    text = "".join(self._pasted).removesuffix(_PASTE_END)
                     self._pasted = None
-                    yield from super().feed(text + _PASTE_END)
+                    yield from super().feed(typeable(text) + _PASTE_END)
 
     def tick(self) -> Iterable[Message]:
         for message in super().tick():

@@ -22,14 +22,15 @@ from tests.support.tui_chat import GAUGES, STATS, Chat, chat
 
 CLEAR = "\x1b[2J"
 CLIPBOARD = "\x1b]52;c;ZXZpbA==\x07"
-EVIL = f"a{CLEAR}b{CLIPBOARD}c\x9b31md\x7f\x08\r\udc80"
+EVIL = f"a{CLEAR}b{CLIPBOARD}c\x9b31md\x7f\x08\r\u202e\u2066\udc80"
 
 
 def is_safe(text: str) -> bool:
-    """Whether a terminal only writes it down."""
+    """Whether a terminal only writes it down, and in the order in which it is."""
     return not any(
         (ord(letter) < 0x20 and letter not in "\n\t") or 0x7F <= ord(letter) < 0xA0
-        or 0xD800 <= ord(letter) < 0xE000 for letter in text
+        or 0xD800 <= ord(letter) < 0xE000 or letter in "\u202a\u202b\u202c\u202d\u202e"
+        or letter in "\u2066\u2067\u2068\u2069" for letter in text
     )  # fmt: skip
 
 
@@ -165,5 +166,10 @@ async def test_the_chat_shows_and_does_not_obey() -> None:
         assert is_safe(screen)
         assert "␛[2J" in screen
         here.app.notify(evil, title=evil)
+        here.app.view.prompt.write(evil)
+        await here.pilot.pause(0.2)
+        assert is_safe(on_screen(here))
+        here.app.view.prompt.remember([evil])
+        await here.pilot.press("ctrl+r")
         await here.pilot.pause(0.2)
         assert is_safe(on_screen(here))

@@ -138,10 +138,10 @@ def test_a_tiny_terminal_and_hostile_pastes(terminal: Terminal, home: Path) -> N
     terminal.wait_for("● ready", seconds=150)
     terminal.resize(20, 5)
     terminal.wait_for("╰")
-    terminal.paste("one\x07two\x11\x00\nthree")
+    terminal.paste("one\x07two\x1b[31mred\x1b\x11\x00\nthree")
     terminal.wait_for("three")
     terminal.resize(90, 30)
-    screen = terminal.wait_for("one.*two")
+    screen = terminal.wait_for(r"onetwo\[31mred")
     assert "\x07" not in screen
     terminal.paste("many words " * 10_000)
     terminal.wait_for("many words")

@@ -72,7 +72,7 @@ class PromptBox(TextArea):
 
     def remember(self, prompts: Sequence[str]) -> None:
         """Adds prompts of earlier conversations, oldest first, to be recalled."""
-        self._sent[:0] = prompts
+        self._sent[:0] = [typeable(prompt) for prompt in prompts]
         self._recalled = None
 
     def put_back(self, prompt: str) -> None:
@@ -85,7 +85,7 @@ class PromptBox(TextArea):
 
     def write(self, prompt: str) -> None:
         """Replaces the whole text by a prompt."""
-        self.text = prompt
+        self.text = typeable(prompt)  # one of an imported conversation may hold anything
         self.move_cursor(self.document.end)
 
     def name_file(self, name: str) -> None:
