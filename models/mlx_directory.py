@@ -19,7 +19,13 @@ from typing import Any
 from akunu_py import files
 from akunu_py.errors import ModelError, UnsupportedModel
 from akunu_py.models.manifest import ModelFacts
-from akunu_py.models.model_files import check_config, read_settings, read_tensors, weight_files
+from akunu_py.models.model_files import (
+    boundary,
+    check_config,
+    read_settings,
+    read_tensors,
+    weight_files,
+)
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
 _WANTED = (
@@ -62,6 +68,11 @@ def plan_directory(source: Path) -> DirectoryPlan:
 
     Raises UnknownModel where there is no model, UnsupportedModel, DamagedModel.
     """
+    with boundary(f"{source} cannot be imported"):
+        return _plan(source)
+
+
+def _plan(source: Path) -> DirectoryPlan:
     from akunu_py.models.mlx_loader import load_model, vocabulary_size
 
     config = check_config(source)

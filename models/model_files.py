@@ -33,6 +33,7 @@ _OBJECTS = (
 _LONGEST_PIECE = 2048  # bytes with its score; those in use have less than a hundred
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _READ = (".json", ".jsonl", ".jinja", ".model", ".tiktoken", ".txt")  # by mlx-lm or transformers
+_MOST_LAYERS = 4096  # the deepest in use have fewer than 200
 _LAYERS = re.compile(r"n_layers?|num(_\w+)?_layers|\w+_num_layers")
 _LAYER_LISTS = re.compile(r"\w*(layer|block|pattern)\w*")  # that some families build layers from
 
@@ -177,9 +178,9 @@ def read_tensors(source: Path, config: dict[str, Any]) -> dict[str, Any]:
     for key, value in _nested(config):
         listed = isinstance(value, list | str) and _LAYER_LISTS.fullmatch(key)
         count = len(value) if listed else value if _LAYERS.fullmatch(key) else 0
-        if isinstance(count, int) and count > len(tensors):
+        if isinstance(count, int) and count > min(len(tensors), _MOST_LAYERS):
             raise DamagedModel(
-                f"{source / 'config.json'} sets {key} to {count} layers, but there are only "
+                f"{source / 'config.json'} sets {key} to {count!r:.20} layers, but there are only "
                 f"{len(tensors)} tensors; fetch it again"
             )
     return tensors
