@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from akunu_py.arguments import add_generation, options_from
 from akunu_py.decoding.load import engine_from, load_learned, note_peak
 from akunu_py.errors import INTERRUPTED, EmptyPrompt, UsageError
+from akunu_py.files import read_stream
 from akunu_py.interrupts import ends_within
 from akunu_py.text import displayable, for_output, print_warnings, say
 from akunu_py.types import ENDINGS, Message
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from akunu_py.decoding.session import Generation
 
 _PATIENCE = 3.0  # seconds that an interrupted pass may take to end
+
+MAX_PROMPT = 64 << 20  # bytes, more than any context holds
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +84,9 @@ def read_prompt(argument: str | None) -> str:
             raise UsageError("the prompt is not UTF-8 text; convert it first")
     else:
         try:
-            prompt = sys.stdin.buffer.read().decode()
+            prompt = read_stream(sys.stdin.buffer, MAX_PROMPT).decode()
+        except OSError as error:
+            raise UsageError(f"cannot read the prompt on stdin: {error.strerror}") from error
         except UnicodeDecodeError as error:
             raise UsageError(
                 f"the prompt on stdin is not UTF-8 text (byte {error.start}); convert it first"

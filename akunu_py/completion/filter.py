@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING
 
 from akunu_py.completion.types import CompletionRequest, SourceFile
 from akunu_py.errors import UsageError
+from akunu_py.files import read_bounded
+
+MAX_FILE = 64 << 20  # bytes, as of a line of `jsonl`
 
 if TYPE_CHECKING:  # a second or two, which no mistake should wait for
     from akunu_py.completion.completer import Completer
@@ -38,7 +41,10 @@ def run_filter(
     try:
         text = _decoded(raw, "the buffer", "; convert it first")
         at = find_cursor(text, cursor, offset)
-        read = tuple(SourceFile(str(p), _decoded(p.read_bytes(), f"--file {p}")) for p in files)
+        read = tuple(
+            SourceFile(str(file), _decoded(read_bounded(file, MAX_FILE), f"--file {file}"))
+            for file in files
+        )
         completer = load()
         try:
             request = replace(base, prefix=text[:at], suffix=text[at:], files=read)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from akunu_py import crashes, paths, text
 from akunu_py.chats.json import as_json
 from akunu_py.cli import main
-from akunu_py.commands import chats, info
+from akunu_py.commands import chats, info, run
 from akunu_py.errors import AkunuError
 from akunu_py.text import displayable, on_one_line, typeable
 from akunu_py.tui.app import ChatApp, ChatConfig
@@ -228,6 +228,15 @@ def test_an_import_from_stdin_has_an_end(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (done.returncode, done.stderr) == (
         1,
         "akunu: cannot read -: larger than 1,000 bytes; name another file\n",
+    )
+
+
+def test_a_prompt_on_stdin_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "MAX_PROMPT", 1000)
+    done = run_here("run", "-", stdin="word " * 2000)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "akunu: cannot read the prompt on stdin: larger than 1,000 bytes\n",
     )
 
 
