@@ -89,7 +89,7 @@ def look_up(repository: str, revision: str | None, retries: Retries) -> HubModel
 
     def ask() -> Any:
         with request(f"{url}?blobs=true", repository, retries, revision=revision) as answer:
-            return _read(answer)
+            return _read(answer, f"{constants.ENDPOINT} answers {repository} wrong")
 
     return _hub_model(repository, revision, retries.call(ask))
 
@@ -131,21 +131,23 @@ def is_valid_file(file: HubFile) -> bool:
     return bool(plain) and type(file.size) is int and 0 <= file.size <= largest
 
 
-def _read(answer: Answer) -> Any:
-    """The listing's JSON, of a bounded size, that came in a bounded time."""
+def _read(answer: Answer, wrong: str) -> Any:
+    """The listing's JSON, of a bounded size, that came in a bounded time. wrong: begins errors."""
     data, until = bytearray(), time.monotonic() + _LISTING_S
     for chunk in answer.chunks:
         data += chunk
         if len(data) > _LISTING_LIMIT:
-            raise FetchError(f"more than {_LISTING_LIMIT >> 20} MiB came; {_NOT_THE_HUB}")
+            raise FetchError(
+                f"{wrong}: expected at most {_LISTING_LIMIT >> 20} MiB, found more; {_NOT_THE_HUB}"
+            )
         if time.monotonic() > until:
-            raise TransientError(f"no answer within {_LISTING_S:.0f} s; pull again later", "slow")
+            raise TransientError(f"{wrong}: not all came in {_LISTING_S:.0f} s", "slow")
     try:
         return parse_json(bytes(data))
     except ValueError as error:
         kind = on_one_line(answer.headers.get("Content-Type", "no type"))[:40]
         raise FetchError(
-            f"expected JSON, found {len(data):,} bytes of {kind}; {_NOT_THE_HUB}"
+            f"{wrong}: expected JSON, found {len(data):,} bytes of {kind}; {_NOT_THE_HUB}"
         ) from error
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from akunu_py.errors import FetchError, StoreError, one_line
+from akunu_py.errors import FetchError
 from akunu_py.files import open_regular, read_bounded
 from akunu_py.models.disk import open_own, store_errors
 from akunu_py.models.hub.api import HubFile, HubModel, choose_files, is_commit, is_valid_file
@@ -142,22 +143,29 @@ def delete(repository: str, commit: str) -> int:
 
     Files that other commits have too stay. Returns the bytes that this freed. Raises StoreError.
     """
-    from huggingface_hub import scan_cache_dir
-    from huggingface_hub.errors import CorruptedCacheException
-
     cached = CachedRepository(repository)
-    if not cached.root.exists():
+    snapshot = cached.root / "snapshots" / commit
+    if not is_commit(commit) or not snapshot.is_dir():
         return 0
     with store_errors(f"cannot delete {cached.root}", "HF_HOME"):
-        try:
-            plan = scan_cache_dir(cached.root.parent).delete_revisions(commit)
-            plan.execute()
-        except (ValueError, CorruptedCacheException) as error:
-            raise StoreError(
-                f"cannot delete {cached.root}: the hub's cache is damaged ({one_line(error)}); "
-                f"delete the directory, and run `hf cache verify {repository}`"
-            ) from error
-    return int(plan.expected_freed_size)
+        others = [path for path in snapshot.parent.iterdir() if path != snapshot]
+        kept = {path.resolve() for other in others for path in other.rglob("*")}
+        blobs = [path for path in cached.root.glob("blobs/*") if path.resolve() not in kept]
+        if others:  # what none of the commits has is still being fetched
+            ours = {path.resolve() for path in snapshot.rglob("*")}
+            blobs = [path for path in blobs if path.resolve() in ours]
+        freed = sum(path.lstat().st_size for path in blobs)
+        if not others:
+            shutil.rmtree(cached.root)
+            return freed
+        for reference in (cached.root / "refs").rglob("*"):
+            with contextlib.suppress(OSError, ValueError):
+                if read_bounded(reference, _LONGEST_REF).decode().strip() == commit:
+                    reference.unlink()
+        shutil.rmtree(snapshot)
+        for path in blobs:
+            path.unlink()
+    return freed
 
 
 def verify(

@@ -130,7 +130,8 @@ class Retries:
         except TransientError as error:
             self._failures += 1
             if self._failures >= _ATTEMPTS:
-                raise
+                tries = f"{_ATTEMPTS} tries brought less than {_ENOUGH >> 20} MiB"
+                raise FetchError(f"{error} ({tries})") from error
             self._wait(error)
 
     def _wait(self, error: TransientError) -> None:

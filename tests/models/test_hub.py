@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -327,3 +328,21 @@ def test_rm_keeps_the_hubs_files_unless_asked(server: Hub, home: Path) -> None:
     assert cache.delete(REPOSITORY, model.commit) >= size
     assert WEIGHTS not in everything(home / "hub")
     assert paths.models_dir().exists()
+
+
+def test_what_other_commits_need_stays_in_the_hubs_cache(server: Hub, home: Path) -> None:
+    first = pull(REPOSITORY)
+    server.commit = "2" * 40
+    server.files["tokenizer_config.json"] += b" "
+    second = pull(f"{REPOSITORY}@main")
+    blobs = len(list((home / "hub").rglob("blobs/*")))
+    (home / "hub").joinpath("models--x").mkdir()
+    os.mkfifo(home / "hub" / "models--x" / "refs")  # somebody else's, and strange
+    old = len(server.files["tokenizer_config.json"]) - 1
+    assert cache.delete(REPOSITORY, first.commit) == old
+    assert len(list((home / "hub").rglob("blobs/*"))) == blobs - 1
+    store.verify(second)
+    assert cache.delete(REPOSITORY, first.commit) == 0
+    assert cache.cached_model(REPOSITORY, "main")
+    assert cache.delete(REPOSITORY, second.commit) > old
+    assert list((home / "hub").rglob("blobs/*")) == []

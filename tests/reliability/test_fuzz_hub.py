@@ -178,7 +178,7 @@ def check_listings(hub: Hub, tried: list[tuple[str, Fault]]) -> None:
         except Exception as error:
             raise AssertionError(what) from error
     assert come["HubModel"] > len(tried) / 5  # most fields are of no use to a pull
-    assert come["FetchError"] + come["TransientError"] > len(tried) / 5
+    assert come["FetchError"] > len(tried) / 5
 
 
 def test_a_listing_of_any_kind(server: Hub) -> None:
@@ -188,6 +188,12 @@ def test_a_listing_of_any_kind(server: Hub) -> None:
 @pytest.mark.slow
 def test_every_listing(server: Hub) -> None:
     check_listings(server, listings(server))
+
+
+def test_a_page_that_wants_one_to_sign_in(server: Hub) -> None:
+    error = ask(server, answering(PORTAL, 200, {"Content-Type": "text/html"}))
+    assert f"{server.url} answers {REPOSITORY} wrong: expected JSON, found 83" in str(error)
+    assert "sign in" in str(error)
 
 
 def test_a_field_of_any_kind_that_a_pull_needs(server: Hub) -> None:
@@ -280,7 +286,7 @@ def test_a_file_answered_in_any_way(server: Hub, home: Path) -> None:
 
 @pytest.mark.slow
 def test_files_answered_in_any_way(server: Hub, home: Path) -> None:
-    check_files(server, home, range(1000, 4000))
+    check_files(server, home, range(1000, 3000))
 
 
 # Servers that send without an end, or next to nothing.
@@ -391,7 +397,7 @@ def test_a_trickle_is_given_up(
 
 def test_a_hub_that_ignores_ranges_and_cuts_at_the_same_place(server: Hub) -> None:
     server.faults[NAME] = deque([Fault(cut=30_000, no_range=True)] * 100)
-    with pytest.raises(FetchError, match="does not answer"):
+    with pytest.raises(FetchError, match=r"does not answer.*5 tries brought less than 1 MiB"):
         pull(REPOSITORY)
     assert len(server.asked(NAME)) == 5
     server.faults.clear()
@@ -533,11 +539,9 @@ def test_what_links_lead_to_is_never_written(server: Hub, home: Path, kind: str)
                 os.mkfifo(place)
             else:
                 place.symlink_to(victim if kind == "symlink" else home / "new")
-            for _ in range(2):
+            for work in (lambda: store.remove("tiny-model"), lambda: pull(REPOSITORY)):
                 with contextlib.suppress(AkunuError):
-                    pull(REPOSITORY)
-                with contextlib.suppress(AkunuError):
-                    store.remove("tiny-model")
+                    work()
             assert victim.read_bytes() == b"mine" * 10, (kind, place)
             assert not (home / "new").exists(), (kind, place)
             tried += 1
