@@ -20,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.model_files import (
+    AGAIN,
     MAX_TOKENIZER_BYTES,
     boundary,
     check_config,
@@ -82,7 +83,7 @@ def load_tokenizer(source: Path, config: dict[str, Any], vocabulary: int) -> Any
     if last >= vocabulary:
         raise DamagedModel(
             f"the tokenizer in {source} knows token {last}, but the weights only {vocabulary} "
-            "tokens; fetch the model again"
+            f"tokens; {AGAIN}"
         )
     loaded.__class__ = _Tokenizer
     loaded._source = source
@@ -95,14 +96,16 @@ def _check_names(path: Path, settings: dict[str, Any]) -> None:
         name = settings.get(key)
         home = Path(mlx_lm.__path__[0], package)
         if name is not None and name not in [module.stem for module in home.glob("[a-z]*.py")]:
-            raise UnsupportedModel(f"{path}: mlx-lm has no {key} {name!r:.60}")
+            raise UnsupportedModel(f"{path}: mlx-lm has no {key} {name!r:.60}; use another model")
     name = settings.get("tokenizer_class")
     if name is not None and not (isinstance(name, str) and _TOKENIZER_CLASS.fullmatch(name)):
-        raise UnsupportedModel(f"{path}: expected a tokenizer_class, found {name!r:.60}")
+        raise UnsupportedModel(
+            f"{path}: expected a tokenizer_class, found {name!r:.60}; use another model"
+        )
 
 
 def _check_tokens(path: Path, settings: dict[str, Any]) -> None:
-    """Raises UnsupportedModel for a token with a field that `tokenizers` does not know: it would
+    """Raises DamagedModel for a token with a field that `tokenizers` does not know: it would
     write its name, whatever that is, to stdout."""
     found: list[tuple[str, Any]] = list(settings.items())
     while found:
@@ -115,7 +118,7 @@ def _check_tokens(path: Path, settings: dict[str, Any]) -> None:
             if key == "extra_special_tokens":  # tokens by name
                 continue
             unknown = sorted(value.keys() - _TOKEN_FIELDS)[0]
-            raise UnsupportedModel(f"{path}: a token has an unknown field {unknown!r:.60}")
+            raise DamagedModel(f"{path}: a token has an unknown field {unknown!r:.60}; {AGAIN}")
 
 
 class _Tokenizer(TokenizerWrapper):

@@ -19,6 +19,7 @@ from akunu_py.errors import AkunuError, DamagedModel, UnknownModel, UnsupportedM
 from akunu_py.models import safetensors
 from akunu_py.models.catalogue import did_you_mean
 
+AGAIN = "fetch the model again (akunu models rm, akunu models pull), or use another"
 MAX_SETTINGS_BYTES = 16_000_000
 MAX_TOKENIZER_BYTES = 48_000_000  # the largest in use, of 262,000 tokens, take 33 MB
 _LARGE = ("tokenizer.json", "tekken.json", "model.safetensors.index.json")
@@ -40,8 +41,8 @@ _LAYER_LISTS = re.compile(r"\w*(layer|block|pattern)\w*")  # that some families 
 
 @contextlib.contextmanager
 def boundary(what: str, kind: type[AkunuError] = DamagedModel) -> Iterator[None]:
-    """Whatever the block raises is `kind`, "`what`: the reason", but for our own errors and what
-    ends the program. Libraries in Rust panic with what is no Exception."""
+    """Whatever the block raises is `kind`, "`what`: the reason; what to do", but for our own errors
+    and what ends the program. Libraries in Rust panic with what is no Exception."""
     try:
         yield
     except AkunuError:
@@ -49,7 +50,7 @@ def boundary(what: str, kind: type[AkunuError] = DamagedModel) -> Iterator[None]
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise kind(f"{what}: {one_line(error)}") from error
+        raise kind(f"{what}: {one_line(error)}; {AGAIN}") from error
 
 
 def read_settings(path: Path, limit: int = MAX_SETTINGS_BYTES) -> dict[str, Any]:
@@ -60,7 +61,7 @@ def read_settings(path: Path, limit: int = MAX_SETTINGS_BYTES) -> dict[str, Any]
             raise ValueError("expected an object")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise DamagedModel(f"{path} is unreadable ({reason!s:.80}); fetch it again") from error
+        raise DamagedModel(f"{path} is unreadable ({reason!s:.80}); {AGAIN}") from error
     value.pop("auto_map", None)
     return value
 
@@ -79,15 +80,13 @@ def check_files(source: Path) -> None:
             ):
                 pass
         except OSError as error:
-            raise DamagedModel(
-                f"{path} is unreadable ({error.strerror}); fetch it again"
-            ) from error
+            raise DamagedModel(f"{path} is unreadable ({error.strerror}); {AGAIN}") from error
 
     pieces = source / "tokenizer.model"
     if pieces.exists() and not (source / "tokenizer.json").exists():
         longest = _longest_piece(files.read_bounded(pieces, MAX_SETTINGS_BYTES))
         if longest > _LONGEST_PIECE:  # transformers takes pieces apart at every character
-            raise DamagedModel(f"{pieces} has a piece of {longest} bytes; fetch it again")
+            raise DamagedModel(f"{pieces} has a piece of {longest} bytes; {AGAIN}")
 
 
 def _longest_piece(data: bytes) -> int:
@@ -181,7 +180,7 @@ def read_tensors(source: Path, config: dict[str, Any]) -> dict[str, Any]:
         if isinstance(count, int) and count > min(len(tensors), _MOST_LAYERS):
             raise DamagedModel(
                 f"{source / 'config.json'} sets {key} to {count!r:.20} layers, but there are only "
-                f"{len(tensors)} tensors; fetch it again"
+                f"{len(tensors)} tensors; {AGAIN}"
             )
     return tensors
 

@@ -12,7 +12,7 @@ from mlx_lm.generate import generate_step
 
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Session
-from akunu_py.errors import DamagedModel, EmptyPrompt, PromptTooLong, UsageError
+from akunu_py.errors import EmptyPrompt, PromptTooLong, UnknownModel, UsageError
 from akunu_py.types import DraftMode, GenerateOptions, Message
 from tests.support.prompts import REWRITE, VARIED_PROMPTS
 
@@ -176,5 +176,5 @@ def test_refusals(shallow_starter: Engine, tmp_path: Path) -> None:
         session.generate([5], GenerateOptions(max_tokens=0))
     with pytest.raises(UsageError, match="draft_tokens"):
         session.generate([5], GenerateOptions(draft_tokens=0))
-    with pytest.raises(DamagedModel):
+    with pytest.raises(UnknownModel, match="no config"):
         Engine.load(tmp_path)

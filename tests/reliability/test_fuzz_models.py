@@ -137,7 +137,7 @@ def test_unknown_fields_of_tokens_write_nothing(
     token = {"content": "<x>", "id": 257, "special": True, "\x1b[2J": 1}
     more = {"added_tokens": [token], "x_token": token, "added_tokens_decoder": {"257": token}}
     edit(altered / file, **more)
-    with pytest.raises(UnsupportedModel, match="unknown field"):
+    with pytest.raises(DamagedModel, match="unknown field"):
         Engine.load(altered)
     assert capfd.readouterr().out == ""
 
