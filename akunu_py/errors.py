@@ -24,10 +24,19 @@ from __future__ import annotations
 INTERRUPTED = 130  # the exit code where the user, not an error, ended it
 
 
+_LONGEST = 1000  # characters of a message
+
+
 class AkunuError(Exception):
-    """The root. `exit_code` is what the CLI ends with."""
+    """The root. `exit_code` is what the CLI ends with. Where a message quotes something endless,
+    its middle is left out."""
 
     exit_code = 1
+
+    def __init__(self, message: str = "") -> None:
+        if len(message) > _LONGEST:
+            message = f"{message[: _LONGEST * 2 // 3]} ... {message[-_LONGEST // 3 :]}"
+        super().__init__(message)
 
 
 class UsageError(AkunuError):

@@ -7,6 +7,7 @@ fails. `lengths` gives a test its two forms: a short one for every run, a long o
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from akunu_py.errors import AkunuError
 
 LONGEST = 1200  # characters of an error's line
 LONGER = 60  # times as many examples in the long run
+TRIED: Counter[str] = Counter()  # inputs by the module of tests that tried them
 
 # What fits nowhere: the ends of number types, what is no number, half characters, control codes.
 NUMBERS = st.one_of(
@@ -64,14 +66,19 @@ def lengths(quick: int) -> pytest.MarkDecorator:
 
 def explore(check: Callable[[Any], None], examples: int, inputs: st.SearchStrategy[Any]) -> None:
     """Calls `check` with that many of `inputs`, from a fixed seed."""
+
+    def count(value: Any) -> None:
+        TRIED[check.__module__] += 1
+        check(value)
+
     run = settings(
         max_examples=examples,
         derandomize=True,
         database=None,
         deadline=None,
         suppress_health_check=list(HealthCheck),
-    )(check)
-    given(inputs)(run)()
+    )(given(inputs)(count))
+    run()
 
 
 @st.composite
