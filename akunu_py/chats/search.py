@@ -14,6 +14,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from akunu_py.chats.rows import id_of, text_of
 
@@ -24,6 +25,7 @@ _UNSPACED = (
 )
 _UNSPACED_CHARACTER = re.compile(f"({_UNSPACED})")
 _TERM = re.compile(r'"([^"]*)"|([^\s"]+)')
+_MOST_MARKS = 5000  # of a text that are looked at
 _BEFORE, _AFTER = 30, 120  # characters of a snippet around where its first word begins
 _OPEN, _CLOSE = "\x02", "\x03"  # begin and end of a match, as SQLite is asked to mark it
 _WORD = re.compile("[^\\W_](?:[^\\W_]|[\u0300-\u036f])*")
@@ -97,7 +99,7 @@ def _snippet(text: str, terms: Sequence[str]) -> str:
 
     FTS5 has functions for that, whose time is quadratic in how often the words are in a text.
     """
-    marks = [*_marks(text, terms)]
+    marks = [*islice(_marks(text, terms), _MOST_MARKS)]
     here: Counter[str] = Counter()
     best = first = most = 0
     for place, _, word in marks:

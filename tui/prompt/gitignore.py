@@ -90,8 +90,14 @@ def _parse(line: str) -> _Parsed | None:
     text = text[negated:]
     end = "/" if text.endswith("/") else "/?"  # only directories, or files too
     text = text.removesuffix("/")
-    pattern = _path(text.removeprefix("/").split("/")) if "/" in text else _glob(text)
-    return (pattern + end, negated, "/" not in text) if pattern else None
+    is_name = "/" not in text
+    text = re.sub(r"\\(.)", _plain_slash, text.removeprefix("/"))
+    pattern = _glob(text) if is_name else _path(text.split("/"))
+    return (pattern + end, negated, is_name) if pattern else None
+
+
+def _plain_slash(escaped: re.Match[str]) -> str:
+    return "/" if escaped[1] == "/" else escaped[0]
 
 
 def _path(segments: Sequence[str]) -> str | None:

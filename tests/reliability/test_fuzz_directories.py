@@ -63,7 +63,7 @@ def git(directory: Path, *arguments: str) -> list[str]:
 
 
 @needs_git
-@lengths(quick=40)
+@lengths(25)
 def test_it_lists_what_git_lists(repository: Path, examples: int) -> None:
     git(repository, "init", "-q")
     places = [".gitignore", ".git/info/exclude", "a/.gitignore", "ab/b/.gitignore"]
