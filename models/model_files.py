@@ -194,7 +194,9 @@ def _nested(settings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def weight_files(source: Path) -> list[Path]:
     """The files of weights, none of those missing that the index names."""
-    found = sorted(path for path in source.glob("model*.safetensors") if path.is_file())
+    found = sorted(source.glob("model*.safetensors"))  # all of which mlx-lm opens
+    if other := [path for path in found if not path.is_file()]:
+        raise DamagedModel(f"{other[0]} is no file; {AGAIN}")
     if not found:
         others = sorted(path.name for path in source.iterdir() if path.is_file())
         if pickles := [name for name in others if name.endswith(_PICKLES)]:
@@ -202,8 +204,8 @@ def weight_files(source: Path) -> list[Path]:
                 f"{source} has its weights as pickle ({pickles[0]}), which can run code; akunu "
                 "reads safetensors: fetch those, or convert it where you trust it"
             )
-        other = next((name for name in others if name.endswith(".safetensors")), "none")
-        raise UnsupportedModel(f"{source}: expected model*.safetensors, found {other}")
+        near = next((name for name in others if name.endswith(".safetensors")), "none")
+        raise UnsupportedModel(f"{source}: expected model*.safetensors, found {near}")
     index = source / "model.safetensors.index.json"
     if not index.exists():
         return found

@@ -171,7 +171,7 @@ def _sparse(path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [_fifo, _zeros, _sparse])
-@pytest.mark.parametrize("name", [*FILES, "chat_template.jinja", "merges.txt"])
+@pytest.mark.parametrize("name", [*FILES, "chat_template.jinja", "model-2.safetensors"])
 def test_what_is_no_file_of_its_kind(
     name: str, make: Callable[[Path], None], altered: Path
 ) -> None:
