@@ -59,10 +59,11 @@ class Drafter(Protocol):
     def propose(self, limit: int) -> list[int]:
         """Drafts at most `limit` tokens to follow the history; none means a plain step."""
 
-    def observe(self, accepted: int, rows: int, seconds: float) -> None:
-        """Takes in how the last proposal fared: how many of its tokens the target accepted, and
-        over how many rows the pass ran and how long it took. There is one row more than drafted
-        tokens, or several, where tokens had to be run again."""
+    def observe(self, drafted: int, accepted: int, rows: int, seconds: float) -> None:
+        """Takes in how the last proposal fared: how many of its tokens were drafted (all or, where
+        a plain step was under way, none) and accepted by the target, and over how many rows the
+        pass ran and how long it took. There is one row more than drafted tokens, or several, where
+        tokens had to be run again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,7 +133,7 @@ def replay_item(
         cost = curve(1 + len(draft))
         yielded = output[done : done + accepted + 1]
         clock = perf_counter()
-        drafter.observe(accepted, 1 + len(draft), cost)
+        drafter.observe(len(draft), accepted, 1 + len(draft), cost)
         drafter.extend(yielded)
         counts.draft_s += perf_counter() - clock
         done += len(yielded)
@@ -185,5 +185,5 @@ class PromptLookupDrafter:
                 return self.history[start : start + min(limit, self.DRAFT_TOKENS)]
         return []
 
-    def observe(self, accepted: int, rows: int, seconds: float) -> None:
+    def observe(self, drafted: int, accepted: int, rows: int, seconds: float) -> None:
         """Ignored."""

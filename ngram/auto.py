@@ -61,6 +61,7 @@ class AutoDrafter:
         self._earned = self._spent = _RATE_PRIOR
         self._since_probe = 0
         self._probe_every = PROBE_EVERY
+        self._probing = False
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Learns `tokens`, which follow the history.
@@ -110,6 +111,7 @@ class AutoDrafter:
             ongoing=found == HORIZON,
             rerun_on_reject=self.rerun_on_reject,
         )
+        self._probing = not length
         if not length:
             length = self._probe(guesses[:found], longest)
         self._guesses = guesses
@@ -117,8 +119,12 @@ class AutoDrafter:
         self._drafted = length
         return [guess.token for guess in guesses[:length]]
 
-    def observe(self, accepted: int, rows: int, seconds: float) -> None:
+    def observe(self, drafted: int, accepted: int, rows: int, seconds: float) -> None:
         """Learns how the last proposal fared, and how long the pass over it took."""
+        self._drafted = drafted
+        if drafted and self._probing:
+            self._since_probe = 0
+            self._probe_every = min(2 * self._probe_every, PROBE_RARELY)
         self.curve.observe(rows, seconds, self._context)
         # Planned costs, not measured ones: a slow outlier must not look like a slow text.
         costs = self.curve.table(self._context)
@@ -188,13 +194,12 @@ class AutoDrafter:
 
     def _probe(self, guesses: Sequence[Guess], longest: int) -> int:
         """Now and then a draft that the curve advises against, because the curve may be wrong:
-        never measured, or measured on a day when the machine was busy."""
+        never measured, or measured on a day when the machine was busy. Proposed until it is run:
+        where a plain step is under way, that ends first."""
         length = min(PROBE_LENGTH, longest, len(guesses))
         if not length or self.curve.given:
             return 0
         self._since_probe += 1
         if self._since_probe < self._probe_every or guesses[0].probability < PROBE_CHANCE:
             return 0
-        self._since_probe = 0
-        self._probe_every = min(2 * self._probe_every, PROBE_RARELY)
         return length

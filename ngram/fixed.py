@@ -107,7 +107,7 @@ class FixedDrafter:
     def propose(self, limit: int) -> list[int]:
         return self.predictor.predict(min(limit, self.draft_tokens))
 
-    def observe(self, accepted: int, rows: int, seconds: float) -> None:
+    def observe(self, drafted: int, accepted: int, rows: int, seconds: float) -> None:
         """Ignored."""
 
 
@@ -120,5 +120,5 @@ class NoDrafter:
     def propose(self, limit: int) -> list[int]:
         return []
 
-    def observe(self, accepted: int, rows: int, seconds: float) -> None:
+    def observe(self, drafted: int, accepted: int, rows: int, seconds: float) -> None:
         """Ignored."""

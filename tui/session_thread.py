@@ -306,7 +306,6 @@ class SessionThread:
         except AkunuError as error:
             self._post(Failed(request.number, describe(error)))
         except Exception as error:  # noqa: BLE001 - a bug must not leave a dead screen
-            self._session = None  # nobody knows what its cache holds now
             self._post(Failed(request.number, describe(error)))
         finally:
             self._running = None

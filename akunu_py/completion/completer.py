@@ -86,7 +86,7 @@ class Completer:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets the session: what its cache holds is not known after an error."""
+        """Forgets the session."""
         self.session = Session(self.engine, self._learned)
 
     def close(self) -> None:

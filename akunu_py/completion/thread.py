@@ -135,7 +135,6 @@ class CompletionThread:
             except AkunuError as error:
                 done = Failure(describe(error))
             except Exception as error:  # noqa: BLE001 - one bad request must not end the helper
-                completer.reset()
                 done = Failure(describe(error))
         with self._lock:
             if self._latest.get(ticket.channel) is ticket:

@@ -51,10 +51,10 @@ def decode(
                 sampled = dispatch(target) if ahead is None else ahead
                 # With a draft at hand, collect what is under way and dispatch nothing behind it.
                 ahead = None if drafted or limit == 1 else dispatch(target, sampled)
-                drafted, rows = drafter.propose(0), len(target.pending)
+                drafted, rows = [], len(target.pending)
                 tokens, accepted = collect(target, sampled, ahead), 0
             last = time.perf_counter()
-            drafter.observe(accepted, rows, last - started)
+            drafter.observe(len(drafted), accepted, rows, last - started)
             drafter.extend(tokens)
             limit = 0 if tokens[-1] in stop else limit - len(tokens)
             passes += 1

@@ -107,6 +107,12 @@ def can_trim(cache: Cache, rows: int) -> bool:
     return all(_can_trim(entry, rows) for entry in leaves(cache))
 
 
+def holds(cache: Cache, length: int) -> bool:
+    """Whether it holds `length` tokens, as far as its entries keep a row for each."""
+    growing = [entry for entry in leaves(cache) if type(entry) in GROWING and not entry.empty()]
+    return all(entry.offset == length for entry in growing)
+
+
 def trim(cache: Cache, rows: int) -> None:
     """Takes the last `rows` rows away; see `can_trim`."""
     for entry in leaves(cache):

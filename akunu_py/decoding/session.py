@@ -132,10 +132,8 @@ class Generation:
         with wired_memory():
             pieces = self._pieces()
             with contextlib.closing(pieces):
-                for piece in pieces:
+                while not self._decoder.stopped and (piece := self._next(pieces)) is not None:
                     yield self._decoded(piece)
-                    if self._decoder.stopped:
-                        break
         rest = self._decoder.finish()
         self.finish_reason = self._finish_reason()
         if self._session.learned is not None and self._options.remember:
@@ -175,6 +173,15 @@ class Generation:
                 self.stats.decode_s = time.perf_counter() - prefilled
                 if self._cancelled.is_set():
                     return
+
+    def _next(self, pieces: Iterator[Piece]) -> Piece | None:
+        """The next one, None at the end. What a pass that failed left in the cache is not known,
+        so the session forgets all that it has read."""
+        try:
+            return next(pieces, None)
+        except BaseException:
+            self._target.reset()
+            raise
 
     def _prefill(self) -> bool:
         """Reads the prompt into the cache but for its tail; False where cancelled."""

@@ -115,6 +115,7 @@ class Target:
 
         Its last token is always pending. Returns how many tokens the cache keeps.
         """
+        assert kvcache.holds(self.cache, len(self.tokens)), "the cache is not what was booked"
         shared = min(common_prefix(self.tokens, prompt), len(prompt) - 1)
         surplus = len(self.tokens) - shared
         if not surplus:

@@ -124,15 +124,15 @@ class RecordingDrafter:
         self._sources = _sources(self._drafter, self._draft)
         return self._draft
 
-    def observe(self, accepted: int, rows: int, seconds: float) -> None:
+    def observe(self, drafted: int, accepted: int, rows: int, seconds: float) -> None:
         started = time.perf_counter()
-        self._drafter.observe(accepted, rows, seconds)
+        self._drafter.observe(drafted, accepted, rows, seconds)
         self._passed = True
         passes = self._passes
         passes.draft_s += time.perf_counter() - started
-        passes.drafted.append(len(self._draft))
+        passes.drafted.append(drafted)
         passes.accepted.append(accepted)
-        for index, name in enumerate(self._sources[: accepted + 1]):
+        for index, name in enumerate(self._sources[:drafted][: accepted + 1]):
             counts = passes.sources.setdefault(name, [0, 0])
             counts[0] += 1
             counts[1] += index < accepted

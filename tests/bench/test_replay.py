@@ -35,7 +35,7 @@ class Scripted:
         self.calls.append(limit)
         return list(self.drafts.pop(0))[:limit]
 
-    def observe(self, accepted: int, rows: int, seconds: float) -> None:
+    def observe(self, drafted: int, accepted: int, rows: int, seconds: float) -> None:
         self.calls.append((accepted, seconds))
 
 

@@ -195,7 +195,7 @@ def test_recording_a_drafter_counts_and_changes_nothing(drafter: Any) -> None:
         assert draft == twin.propose(limit)
         kept = len(draft) if draft == text[done : done + len(draft)] else 0
         for one in (recorded, twin):
-            one.observe(kept, 1 + len(draft), 0.01)
+            one.observe(len(draft), kept, 1 + len(draft), 0.01)
             one.extend(text[done : done + kept + 1])
         done += kept + 1
         accepted_in_all += kept

@@ -33,7 +33,7 @@ def drive(
         k = 0
         while k < len(draft) and draft[k] == output[done + k]:
             k += 1
-        drafter.observe(k, 1 + len(draft), seconds)
+        drafter.observe(len(draft), k, 1 + len(draft), seconds)
         drafter.extend(output[done : done + k + 1])
         done += k + 1
         passes, drafted, accepted = passes + 1, drafted + len(draft), accepted + k
@@ -142,18 +142,38 @@ def test_a_new_prompt_begins_a_new_answer() -> None:
     drafter.extend([9] * 40)
     assert drafter.tracker.answer_start == drafter.index.size - 1
     drafter.extend([3])
-    drafter.observe(0, 1 + len(drafter.propose(4)), 1.0)
+    draft = drafter.propose(4)
+    drafter.observe(len(draft), 0, 1 + len(draft), 1.0)
     answer_start = drafter.tracker.answer_start
     drafter.extend([4])
     drafter.extend([5])  # a plain step that nothing was proposed for
     assert drafter.tracker.answer_start == answer_start
 
 
-def test_a_curve_that_forbids_drafting_is_probed_ever_more_rarely() -> None:
-    class Discouraging(CostCurve):
-        def table(self, context: int) -> list[float]:
-            return [0.01] + [1.0] * (MAX_ROWS - 1)
+class Discouraging(CostCurve):
+    def table(self, context: int) -> list[float]:
+        return [0.01] + [1.0] * (MAX_ROWS - 1)
 
+
+def test_a_probe_that_a_plain_step_came_before_is_run_next() -> None:
+    passage = random.Random(1).sample(range(3000), 900)
+    drafter = AutoDrafter(Discouraging())
+    drafter.extend(passage)
+    ahead = False  # whether a plain step is under way, as where they are pipelined
+    run: list[int] = []
+    for i, token in enumerate(passage):
+        draft = drafter.propose(8)
+        drafted = 0 if ahead else len(draft)
+        ahead = not draft
+        if drafted:
+            run.append(i)
+        drafter.observe(drafted, 0, 1 + drafted, 0.01)
+        drafter.extend([token])
+    assert len(run) == 3
+    assert 60 < run[0] < 90
+
+
+def test_a_curve_that_forbids_drafting_is_probed_ever_more_rarely() -> None:
     passage = random.Random(1).sample(range(3000), 900)
     drafter = AutoDrafter(Discouraging())
     drafter.extend(passage)
@@ -163,7 +183,7 @@ def test_a_curve_that_forbids_drafting_is_probed_ever_more_rarely() -> None:
         if draft:
             probes.append(i)
             assert len(draft) == 4
-        drafter.observe(0, 1 + len(draft), 0.01)
+        drafter.observe(len(draft), 0, 1 + len(draft), 0.01)
         drafter.extend([token])
     assert len(probes) == 3
     assert 60 < probes[0] < 90
@@ -177,7 +197,7 @@ def test_a_curve_that_was_given_is_not_probed() -> None:
     drafter.extend(passage)
     for token in passage:
         assert drafter.propose(8) == []
-        drafter.observe(0, 1, 0.01)
+        drafter.observe(0, 0, 1, 0.01)
         drafter.extend([token])
 
 
@@ -187,7 +207,7 @@ def test_seconds_teach_the_curve_by_the_rows_of_the_pass() -> None:
     drafter.extend([1, 2, 3, 4, 5, 6, 7, 8] * 10)
     draft = drafter.propose(8)
     assert draft
-    drafter.observe(0, 4 + len(draft), 5.0)  # three tokens were read again
+    drafter.observe(len(draft), 0, 4 + len(draft), 5.0)  # three tokens were read again
     assert not curve.measured(1 + len(draft))
     assert curve.measured(4 + len(draft))
 

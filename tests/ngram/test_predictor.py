@@ -172,7 +172,7 @@ def test_fixed_drafter_never_exceeds_either_limit() -> None:
     assert drafter.propose(32) == [1, 2, 3, 1]
     assert drafter.propose(2) == [1, 2]
     assert drafter.propose(0) == []
-    drafter.observe(0, 1, 1.0)
+    drafter.observe(0, 0, 1, 1.0)
     assert drafter.propose(4) == [1, 2, 3, 1]
 
 

@@ -79,6 +79,6 @@ class Adversary:
         self.proposed += len(draft)
         return draft
 
-    def observe(self, accepted: int, rows: int, seconds: float) -> None:
+    def observe(self, drafted: int, accepted: int, rows: int, seconds: float) -> None:
         assert seconds > 0
         self.accepted += accepted

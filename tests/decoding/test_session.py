@@ -1,0 +1,54 @@
+"""A session whose passes fail."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.session import Session
+from akunu_py.types import DraftMode, GenerateOptions
+from tests.support.tiny_fim import load_tiny
+
+PROMPT = [1, 2, 3, 4, 1, 2, 3]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    return load_tiny(tmp_path_factory.mktemp("model"), ["<|end|>"])
+
+
+@pytest.mark.parametrize("draft", ["off", "fixed", "auto"])
+@pytest.mark.parametrize("failing", [1, 2, 5])
+def test_a_pass_that_fails_leaves_no_history(
+    failing: int, draft: DraftMode, monkeypatch: pytest.MonkeyPatch, tiny: Engine
+) -> None:
+    """Whatever it had put into the cache: the next answer is that of a new session."""
+    options = GenerateOptions(max_tokens=12, draft=draft)
+    session = Session(tiny)
+    expected = Session(tiny).generate(PROMPT, options).answer().tokens
+    forward = session.target.forward
+    passes = 0
+
+    def broken(tokens: mx.array) -> mx.array:
+        nonlocal passes
+        passes += 1
+        logits = forward(tokens)
+        if passes == failing:
+            raise RuntimeError("out of memory")
+        return logits
+
+    monkeypatch.setattr(session.target, "forward", broken)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        session.generate(PROMPT, options).answer()
+    assert session.target.tokens == []
+    assert session.generate(PROMPT, options).answer().tokens == expected
+
+
+def test_what_is_not_booked_is_noticed_before_the_next_prompt(tiny: Engine) -> None:
+    session = Session(tiny)
+    session.generate(PROMPT, GenerateOptions(max_tokens=3)).answer()
+    mx.eval(session.target.forward(mx.array([5])))
+    with pytest.raises(AssertionError, match="booked"):
+        session.generate(PROMPT, GenerateOptions(max_tokens=3)).answer()
+    session.generate(PROMPT, GenerateOptions(max_tokens=3)).answer()
