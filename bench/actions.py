@@ -19,7 +19,9 @@ from akunu_py.bench.workloads import load_workloads
 from akunu_py.errors import INTERRUPTED, UsageError
 
 if TYPE_CHECKING:
+    from akunu_py.bench.curve import Curve
     from akunu_py.bench.result import Result
+    from akunu_py.bench.trace import Trace
 
 FAILED = 1  # the exit code where B is slower than A, and where a README disagrees
 # On a processor a token takes seconds in the formats that checkpoints have: see `bench.fidelity`.
@@ -78,6 +80,8 @@ def replay(options: argparse.Namespace) -> int:
     if unknown := sorted(set(options.workload or ()) - set(trace.workloads)):
         there = ", ".join(trace.workloads)
         raise UsageError(f"no workload {', '.join(unknown)} in the trace; there are: {there}")
+    if options.device is not None:
+        return _replay_on_device(options, curve, trace)
     found = {
         drafter: replay_trace(
             trace,
@@ -95,6 +99,32 @@ def replay(options: argparse.Namespace) -> int:
     else:
         as_json = {"curve": name, "draft": draft, "workloads": found[draft]}
         _show(options, as_json, lambda: print_replay(name, draft, found[draft]))
+    return 0
+
+
+def _replay_on_device(options: argparse.Namespace, curve: Curve, trace: Trace) -> int:
+    from akunu_py.bench import device
+    from akunu_py.bench.report.printing import print_replay
+
+    if options.compare:
+        raise UsageError("--device and --compare do not go together; use --draft")
+    found = device.replay_on_device(
+        trace,
+        curve,
+        options.draft,
+        device.parse_device(options.device),
+        workloads=options.workload or (),
+        draft_tokens=options.draft_tokens,
+        memory=options.memory,
+    )
+    name = f"{options.curve} on a device ({options.device or 'ideal'})"
+    as_json = {
+        "curve": options.curve,
+        "draft": options.draft,
+        "device": options.device,
+        "workloads": found,
+    }
+    _show(options, as_json, lambda: print_replay(name, options.draft, found))
     return 0
 
 

@@ -89,7 +89,14 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
         "--curve",
         default="m5max",
         metavar="CURVE",
-        help=f"{', '.join(CURVES)}, or points such as 1:1,3:1.11,5:1.42",
+        help=f"{', '.join(CURVES)}, points such as 1:1,3:1.11,5:1.42, or both: m5max,33:7",
+    )
+    parser.add_argument(
+        "--device",
+        nargs="?",
+        const="",
+        metavar="GAP:...",
+        help="through the decode loop on a simulated device, such as gap:0.15,noise:0.05,first:5",
     )
     parser.add_argument("--draft", choices=("auto", "fixed", "off"), default="auto")
     parser.add_argument("--draft-tokens", type=positive, default=DEFAULT_DRAFT_TOKENS, metavar="N")

@@ -49,13 +49,15 @@ class FixedCosts(CostCurve):
 
 
 def parse_curve(text: str) -> Curve:
-    """A curve from its name or from points such as `1:1,3:1.11,5:1.42` (commas or spaces).
+    """A curve from its name, from points such as `1:1,3:1.11,5:1.42` (commas or spaces), or both:
+    `m5max,33:7` has a step beyond its last point.
 
     Raises UsageError when `text` is neither, when a cost is not a positive number, when rows
     repeat, or when the cost of one row is missing.
     """
     points: dict[int, float] = {}
-    for part in CURVES.get(text, text).replace(",", " ").split():
+    name, _, more = text.replace(",", " ").partition(" ")
+    for part in f"{CURVES.get(name, name)} {more}".split():
         rows_text, colon, cost_text = part.partition(":")
         try:
             rows, cost = int(rows_text), float(cost_text)
@@ -81,7 +83,6 @@ def measure_curve(
     import mlx.core as mx
 
     from akunu_py.decoding import kvcache
-    from akunu_py.decoding.decode import verify
     from akunu_py.decoding.target import Target, prefill
 
     target = Target(engine.model)
@@ -92,7 +93,7 @@ def measure_curve(
         for count in rows:
             before = kvcache.pass_state(target.cache)
             started = time.perf_counter()
-            verify(target, list(range(count)), count)
+            target.read(target.launch(list(range(count)), count))
             elapsed = time.perf_counter() - started
             kvcache.roll_back(target.cache, before, count, 0)
             if round_ >= 0:

@@ -67,11 +67,11 @@ class _StagedTarget(Target):
             self.device_s += time.perf_counter() - built
         return logits
 
-    def sample(self, rows: mx.array, wanted: int, known: Sequence[int]) -> mx.array:
+    def launch(self, rows: Sequence[int], wanted: int, after: mx.array | None = None) -> mx.array:
         before = self.graph_s + self.device_s
         started = time.perf_counter()
         self._in_pass = True
-        sampled = super().sample(rows, wanted, known)
+        sampled = super().launch(rows, wanted, after)
         self._in_pass = False
         mx.eval(sampled)
         elapsed = time.perf_counter() - started

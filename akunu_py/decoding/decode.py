@@ -6,12 +6,10 @@ small model. The output is exactly that of plain decoding (see `sampling` for te
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Generator, Sequence
 
 import mlx.core as mx
 
-from akunu_py.decoding import kvcache
 from akunu_py.decoding.target import Target, common_prefix
 from akunu_py.decoding.vocabulary import first_outside
 from akunu_py.types import Drafter, Piece
@@ -32,28 +30,29 @@ def decode(
 
     `drafter` knows all tokens up to and with the pending ones, and observes what follows. Where it
     drafted nothing `plain_steps_before_pipelining` times in a row (None: however often), plain
-    steps are pipelined: each is dispatched before the one before it is collected. That hides the
+    steps are pipelined: each is launched before the one before it is collected. That hides the
     time between two steps, and costs a pass when there is a draft again.
     """
     wait = plain_steps_before_pipelining
     ahead: mx.array | None = None  # the token of a plain step that is under way
-    last = time.perf_counter()
+    last = target.clock()
     passes = idle = 0
     try:
         while limit > 0:
-            started = last if ahead is not None else time.perf_counter()
+            started = last if ahead is not None else target.clock()
             drafted = draft(target, drafter, limit)
             rows = len(target.pending) + len(drafted)
             idle = 0 if drafted else idle + 1
             if ahead is None and (drafted or wait is None or idle <= wait):
                 tokens, accepted = speculate(target, drafted, stop)
             else:
-                sampled = dispatch(target) if ahead is None else ahead
-                # With a draft at hand, collect what is under way and dispatch nothing behind it.
-                ahead = None if drafted or limit == 1 else dispatch(target, sampled)
+                sampled = target.launch(target.pending, 1) if ahead is None else ahead
+                # With a draft at hand, collect what is under way and launch nothing behind it.
+                ahead = None if drafted or limit == 1 else target.launch((), 1, sampled)
                 drafted, rows = [], len(target.pending)
-                tokens, accepted = collect(target, sampled, ahead), 0
-            last = time.perf_counter()
+                tokens, accepted = target.read(sampled), 0
+                target.commit(tokens, rows)
+            last = target.clock()
             drafter.observe(len(drafted), accepted, rows, last - started)
             drafter.extend(tokens)
             limit = 0 if tokens[-1] in stop else limit - len(tokens)
@@ -82,21 +81,16 @@ def speculate(
 
     Returns the new tokens, the last of them the bonus token, and how many of them were drafted.
     """
-    before = kvcache.pass_state(target.cache)
+    before = target.pass_state()
     rows = [*target.pending, *drafted]
-    sampled = verify(target, rows, 1 + len(drafted))
+    sampled = target.read(target.launch(rows, 1 + len(drafted)))
     accepted = accept(drafted, sampled)
     tokens = cut(sampled[: accepted + 1], stop)
     kept = len(target.pending) + len(tokens) - 1
     if kept < len(rows):
-        kept = kvcache.roll_back(target.cache, before, len(rows), kept)
+        kept = target.roll_back(before, len(rows), kept)
     target.commit(tokens, kept)
     return tokens, min(accepted, len(tokens))
-
-
-def verify(target: Target, rows: list[int], wanted: int) -> list[int]:
-    """The target's token after each of the last `wanted` of `rows`, in one pass."""
-    return [int(token) for token in target.sample(mx.array(rows), wanted, target.tokens).tolist()]
 
 
 def accept(drafted: Sequence[int], sampled: Sequence[int]) -> int:
@@ -110,18 +104,3 @@ def cut(tokens: list[int], stop: Collection[int]) -> list[int]:
         if token in stop:
             return tokens[: index + 1]
     return tokens
-
-
-def dispatch(target: Target, after: mx.array | None = None) -> mx.array:
-    """A plain step over the pending tokens, or over `after`, the token of the step under way."""
-    if after is None:
-        return target.sample(mx.array(target.pending), 1, target.tokens)
-    return target.sample(after, 1, [*target.tokens, *target.pending])
-
-
-def collect(target: Target, sampled: mx.array, ahead: mx.array | None) -> list[int]:
-    """The token of a step that was dispatched, while the one behind it, if any, is under way."""
-    mx.async_eval(sampled, *([] if ahead is None else [ahead]))
-    token = int(sampled.item())
-    target.commit([token], len(target.pending))
-    return [token]

@@ -14,7 +14,7 @@ from akunu_py.types import Drafter, DraftMode, GenerateOptions
 
 # Off: at once. Auto: replays of chat lose 3 % to steps that are under way when a draft comes up,
 # 0.4 % with these four. Fixed: never, as akunu does.
-_PLAIN_STEPS_BEFORE_PIPELINING: dict[DraftMode, int | None] = {"off": 0, "auto": 4, "fixed": None}
+PLAIN_STEPS_BEFORE_PIPELINING: dict[DraftMode, int | None] = {"off": 0, "auto": 4, "fixed": None}
 
 
 class Drafting:
@@ -62,7 +62,7 @@ class Drafting:
         end = None if read is None else unread + read
         self._drafter.set_unread(unread)
         self._drafter.extend(known[len(self._drafter.tokens) : end])
-        self.plain_steps_before_pipelining = _PLAIN_STEPS_BEFORE_PIPELINING[mode]
+        self.plain_steps_before_pipelining = PLAIN_STEPS_BEFORE_PIPELINING[mode]
         return self._drafter
 
     def costs(self, context: int) -> Sequence[float] | None:

@@ -6,6 +6,7 @@ that where the cache cannot be trimmed at will.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -76,17 +77,44 @@ class Target:
         """
         return self.model(tokens[None], cache=self.cache)[0]
 
-    def sample(self, rows: mx.array, wanted: int, known: Sequence[int]) -> mx.array:
-        """One pass over `rows`, and the token sampled after each of the last `wanted` of them.
+    def launch(self, rows: Sequence[int], wanted: int, after: mx.array | None = None) -> mx.array:
+        """Starts one pass over `rows`, which nobody waits for.
 
-        known: the tokens before `rows`; those of a step under way need not be in `self.tokens`.
-        Returns tokens [wanted], not yet evaluated.
+        after: the token of the plain step that is under way, the first row of this pass then.
+        Returns the tokens [wanted] sampled after each of the last `wanted` rows.
         """
-        logits = self.forward(rows)[-wanted:]
+        tokens = mx.array(rows, mx.int32)
+        known, count = self.tokens, len(self.tokens)
+        if after is not None:
+            tokens = mx.concatenate([after, tokens]) if rows else after
+            known, count = (
+                [*known[-self.sampler.window - 1 :], *self.pending],
+                count + len(self.pending),
+            )
+        logits = self.forward(tokens)[-wanted:]
         self.vocabulary = logits.shape[-1]
         window = self.sampler.window
-        before = mx.concatenate([mx.array(known[-window:], mx.int32), rows]) if window else rows
-        return self.sampler.sample(logits, before, len(known) + rows.shape[0] - wanted + 1)
+        before = mx.concatenate([mx.array(known[-window:], mx.int32), tokens]) if window else tokens
+        sampled = self.sampler.sample(logits, before, count + tokens.shape[0] - wanted + 1)
+        mx.async_eval(sampled)
+        return sampled
+
+    def read(self, sampled: mx.array) -> list[int]:
+        """What `launch` returned, once it is there."""
+        return [int(token) for token in sampled.tolist()]
+
+    def pass_state(self) -> Any:
+        """What `roll_back` needs to undo the pass of several rows that is launched next."""
+        return kvcache.pass_state(self.cache)
+
+    def roll_back(self, before: Any, written: int, kept: int) -> int:
+        """See `kvcache.roll_back`."""
+        return kvcache.roll_back(self.cache, before, written, kept)
+
+    @staticmethod
+    def clock() -> float:
+        """Seconds, for how long passes take."""
+        return time.perf_counter()
 
     def commit(self, sampled: Sequence[int], kept: int) -> None:
         """Books that the cache now holds the first `kept` of the pending and the sampled tokens."""

@@ -206,7 +206,7 @@ def print_replay(curve: str, draft: str, workloads: Mapping[str, Any]) -> None:
         accepted = row["accepted"] / row["drafted"] if row["drafted"] else 0.0
         print(f"{name:<10}{row['items']:>6}{row['tokens']:>8}{row['passes']:>8}"
               f"{row['tokens_per_pass']:>13.2f}{accepted:>10.0%}{row['score']:>8.2f}"
-              f"{row['draft_us_per_token']:>10.1f}")  # fmt: skip
+              f"{row.get('draft_us_per_token', '–'):>10}")  # fmt: skip
 
 
 def print_replays(curve: str, drafters: Mapping[str, Mapping[str, Any]]) -> None:

@@ -63,6 +63,21 @@ def test_replay_modes_and_given_curves(trace: Path) -> None:
     assert dear["workloads"]["loop"]["score"] == 1.0
 
 
+def test_replay_on_a_simulated_device(trace: Path) -> None:
+    device = ("--device", "gap:0.15,noise:0.05,first:5")
+    result = bench("replay", str(trace), *device, "--curve", "m4pro,33:7")
+    assert result["device"] == "gap:0.15,noise:0.05,first:5"
+    loop = result["workloads"]["loop"]
+    assert (loop["items"], loop["tokens"]) == (2, 198)
+    assert loop["passes"] + loop["accepted"] == loop["tokens"]
+    assert loop["score"] > 2
+    table = run_here("bench", "replay", str(trace), "--device", "--draft", "off").stdout
+    assert "on a device (ideal)" in table
+    assert "1.00" in table
+    for args in (("--device", "lag:1"), ("--device", "--compare")):
+        assert_one_line_error(run_here("bench", "replay", str(trace), *args), 2, "--device")
+
+
 def test_memory_learns_from_item_to_item(tmp_path: Path) -> None:
     item = {"prompt": [1, 2, 3], "output": list(range(500, 600))}
     path = tmp_path / "cold.json"

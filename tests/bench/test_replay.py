@@ -121,10 +121,26 @@ def test_curves_are_linear_between_points_and_beyond() -> None:
     assert parse_curve("cpu")(20) == pytest.approx(1.67 + 0.04 * 12)
     assert parse_curve("m4pro")(100) == pytest.approx(3.9)
     assert parse_curve("1:2")(9) == 2.0
+    step = parse_curve("m5max,33:7")
+    assert [step(32), step(33)] == [3.2, 7.0]
 
 
 @pytest.mark.parametrize(
-    "text", ["", "m9", "1:1,3", "2:1", "1:1,1:2", "1:0", "1:-1", "1:nan", "0:1,1:1", "1:x"]
+    "text",
+    [
+        "",
+        "m9",
+        "m1,32:4",
+        "1:1,m1",
+        "1:1,3",
+        "2:1",
+        "1:1,1:2",
+        "1:0",
+        "1:-1",
+        "1:nan",
+        "0:1,1:1",
+        "1:x",
+    ],
 )
 def test_what_is_no_curve_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
