@@ -214,6 +214,8 @@ def fidelity(options: argparse.Namespace) -> int:
             comparisons,
             options.keep,
             _progress,
+            options.kv_bits,
+            options.temperature,
         )
 
     interrupted = _interrupted(measure)

@@ -150,6 +150,10 @@ def _add_fidelity(parser: argparse.ArgumentParser) -> None:
         "products added up in float32, in an order that depends on the rows, then rounded, as GPUs "
         "do",
     )
+    parser.add_argument("--kv-bits", type=int, choices=(4, 8), help="of the KV cache")
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="above 0: sampled, with seeds"
+    )
     parser.add_argument("--answers", type=positive, default=100, metavar="N", help="300 at most")
     parser.add_argument("--max-tokens", type=positive, default=64, metavar="N")
     parser.add_argument(

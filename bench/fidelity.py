@@ -31,7 +31,7 @@ from akunu_py.decoding.session import Session
 from akunu_py.decoding.target import common_prefix
 from akunu_py.errors import StoreError, UsageError
 from akunu_py.ngram.cost import PRIOR_SHAPE, CostCurve
-from akunu_py.types import DraftMode, GenerateOptions, Message, WeightMode
+from akunu_py.types import DraftMode, GenerateOptions, Message, SamplingOptions, WeightMode
 
 MODES: tuple[DraftMode, ...] = ("fixed", "auto")
 
@@ -140,37 +140,43 @@ def compare_answers(
     max_tokens: int,
     progress: Callable[[str], None] = lambda line: None,
     done: Collection[AnswerComparison] = (),
+    temperature: float = 0.0,
 ) -> Iterator[AnswerComparison]:
     """Answers each prompt without drafts and in every mode of `MODES`, but for what is `done`.
+
+    temperature: above 0 each prompt has a seed of its own, and differences have no margin.
 
     The three answers are of one session, which reads the prompt once and goes back to its end.
     """
     known = {each.key for each in done}
+    weights = engine.weights + (f", KV cache of {engine.kv_bits} bits" if engine.kv_bits else "")
+    weights += f", temperature {temperature:g}" if temperature else ""
     for number, prompt in enumerate(prompts):
         wanted = [
-            mode
-            for mode in MODES
-            if (engine.name, engine.weights, mode, prompt, max_tokens) not in known
+            mode for mode in MODES if (engine.name, weights, mode, prompt, max_tokens) not in known
         ]
         if not wanted:
             continue
-        progress(f"{engine.weights}: answer {number + 1} of {len(prompts)}")
+        progress(f"{weights}: answer {number + 1} of {len(prompts)}")
         tokens = engine.encode_chat([Message("user", prompt)])
         session = Session(engine, UnsavedState(CostCurve()))
-        plain = _answer(session, tokens, GenerateOptions(max_tokens, "off"), Passes())
+        sampling = SamplingOptions(temperature=temperature, seed=number)
+        options = GenerateOptions(max_tokens, "off", sampling=sampling)
+        plain = _answer(session, tokens, options, Passes())
         for mode in wanted:
             passes = Passes()
-            output = _answer(session, tokens, GenerateOptions(max_tokens, mode), passes)
+            output = _answer(session, tokens, replace(options, draft=mode), passes)
+            answers = [(tokens, plain)], [(tokens, output)]
             yield AnswerComparison(
                 engine.name,
-                engine.weights,
+                weights,
                 mode,
                 prompt,
                 max_tokens,
                 tokens=len(plain),
                 drafted=sum(passes.drafted),
                 drafting_passes=sum(count > 0 for count in passes.drafted),
-                difference=first_divergence(engine, [(tokens, plain)], [(tokens, output)]),
+                difference=first_divergence(None if temperature else engine, *answers),
             )
 
 
@@ -182,14 +188,17 @@ def compare_precisions(
     comparisons: list[AnswerComparison],
     path: Path | None,
     progress: Callable[[str], None],
+    kv_bits: int | None = None,
+    temperature: float = 0.0,
 ) -> None:
     """Appends to `comparisons`, and to the file `path` if any, what they do not have yet; they
     grow while it compares. precisions: keys of `PRECISIONS`."""
     for name in precisions:
         weights, change = PRECISIONS[name]
-        engine = load_engine(model, weights)
+        engine = load_engine(model, weights, kv_bits)
         engine = change(engine) if change else engine
-        for each in compare_answers(engine, prompts, max_tokens, progress, tuple(comparisons)):
+        done = tuple(comparisons)
+        for each in compare_answers(engine, prompts, max_tokens, progress, done, temperature):
             comparisons.append(each)
             if path is not None:
                 append_comparison(path, each)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -48,6 +49,17 @@ def test_in_float32_nothing_differs(starter_engine: Engine) -> None:
         assert (row.weights, row.answers, row.tokens) == ("float32", 2, 32)
         assert row.differences == []
         assert row.drafting_passes > 1
+
+
+def test_sampled_answers_are_another_measurement(shallow_starter: Engine) -> None:
+    engine = replace(shallow_starter, kv_bits=8)
+    prompts = load_prompts(2)
+    greedy = list(compare_answers(engine, prompts, 8))
+    sampled = list(compare_answers(engine, prompts, 8, done=greedy, temperature=0.8))
+    assert {each.weights for each in greedy} == {"float32, KV cache of 8 bits"}
+    assert {each.weights for each in sampled} == {"float32, KV cache of 8 bits, temperature 0.8"}
+    assert len(sampled) == 2 * len(MODES)
+    assert all(each.difference is None for each in sampled)
 
 
 def test_what_is_done_is_not_done_again(shallow_starter: Engine) -> None:
