@@ -125,7 +125,8 @@ class AutoDrafter:
         if drafted and self._probing:
             self._since_probe = 0
             self._probe_every = min(2 * self._probe_every, PROBE_RARELY)
-        self.curve.observe(rows, seconds, self._context)
+        if not self.curve.first_use(rows):
+            self.curve.observe(rows, seconds, self._context)
         # Planned costs, not measured ones: a slow outlier must not look like a slow text.
         costs = self.curve.table(self._context)
         spent = costs[min(rows, MAX_ROWS) - 1] / costs[0]

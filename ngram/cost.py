@@ -47,6 +47,7 @@ class CostCurve:
         self._times: list[dict[int, list[float]]] = [{} for _ in range(len(BANDS) + 1)]
         self._typical: list[dict[int, float]] = [{} for _ in range(len(BANDS) + 1)]
         self._tables: list[list[float] | None] = [None] * (len(BANDS) + 1)
+        self._used: set[int] = set()
 
     def table(self, context: int) -> list[float]:
         """The costs of 1 to MAX_ROWS rows at `context` tokens: never falling. Not to be changed."""
@@ -71,6 +72,13 @@ class CostCurve:
             table = self._tables[band]
             if table is None or abs(typical - table[rows - 1]) > _TOLERANCE * typical:
                 self._tables = [None] * len(self._tables)
+
+    def first_use(self, rows: int) -> bool:
+        """Whether no pass over `rows` rows ran before in this process: devices compile kernels
+        then, and one such time would put the row count out of use, in the saved curve too."""
+        first = rows not in self._used
+        self._used.add(rows)
+        return first
 
     def measured(self, rows: int) -> bool:
         """Whether the cost of `rows` rows is known: given beforehand, or observed in any band."""
