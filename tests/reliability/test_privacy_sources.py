@@ -4,6 +4,7 @@ what is installed is listed, with its licence."""
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 from tests.reliability.dependencies import FILE, PERMISSIVE, declared, facts
@@ -99,3 +100,12 @@ def test_security_names_what_is_tested_here() -> None:
     text = (ROOT / "SECURITY.md").read_text("utf-8")
     for word in ("conversations.db", "settings.toml", "learned", "0600", "dependencies.md"):
         assert word in text
+
+
+def test_the_tests_that_security_names_exist() -> None:
+    text = (ROOT / "SECURITY.md").read_text("utf-8")
+    named = {name for name in re.findall(r"`([\w/]+\.py)`", text) if "test_" in name}
+    assert len(named) > 15
+    for name in named:
+        place = ROOT / name if "/" in name else ROOT / "tests" / "reliability" / name
+        assert place.is_file(), name
