@@ -7,6 +7,7 @@ fails. `lengths` gives a test its two forms: a short one for every run, a long o
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +20,9 @@ from akunu_py.errors import AkunuError
 
 LONGEST = 1200  # characters of an error's line
 LONGER = 60  # times as many examples in the long run
-TRIED: Counter[str] = Counter()  # inputs by the module of tests that tried them
+# By the module of tests: how many inputs it tried, and how many seconds the longest took.
+TRIED: Counter[str] = Counter()
+LONGEST_S: dict[str, float] = {}
 
 # What fits nowhere: the ends of number types, what is no number, half characters, control codes.
 NUMBERS = st.one_of(
@@ -69,7 +72,10 @@ def explore(check: Callable[[Any], None], examples: int, inputs: st.SearchStrate
 
     def count(value: Any) -> None:
         TRIED[check.__module__] += 1
+        start = time.perf_counter()
         check(value)
+        seconds = time.perf_counter() - start
+        LONGEST_S[check.__module__] = max(seconds, LONGEST_S.get(check.__module__, 0.0))
 
     run = settings(
         max_examples=examples,
