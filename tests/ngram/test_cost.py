@@ -72,7 +72,7 @@ def test_what_was_learned_on_a_busy_machine_is_unlearned_at_once() -> None:
     curve = CostCurve.from_dict(busy.to_dict())
     assert curve.table(10)[4] > 10 * curve.table(10)[0]
     curve.observe(5, 0.060, 10)
-    assert curve.table(10)[4] == pytest.approx(0.060, rel=0.15)
+    assert curve.table(10)[4] == pytest.approx(0.060, rel=0.2)
     assert curve.table(10)[1] <= curve.table(10)[4]
 
 
@@ -86,7 +86,7 @@ def test_noise_is_averaged_out_and_change_is_followed() -> None:
     curve = CostCurve()
     for _ in range(200):
         curve.observe(1, 0.010 * rng.uniform(0.8, 1.3), 10)
-    assert curve.table(10)[0] == pytest.approx(0.010, rel=0.15)
+    assert curve.table(10)[0] == pytest.approx(0.010, rel=0.2)
     for _ in range(20):
         curve.observe(1, 0.020, 10)
     assert curve.table(10)[0] == pytest.approx(0.020, rel=0.03)
@@ -146,3 +146,28 @@ def test_tables_never_fall_and_survive_saving(observed: list[tuple[int, float, i
 def test_foreign_dicts_are_refused(content: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="expected"):
         CostCurve.from_dict(content)
+
+
+def test_long_contexts_are_learned_apart() -> None:
+    curve = CostCurve()
+    contexts = [0, *BANDS]
+    assert contexts[-1] == 131_072
+    for at, context in enumerate(contexts):
+        for _ in range(3):
+            curve.observe(1, 0.01 * (at + 1), context)
+            curve.observe(8, 0.02 * (at + 1) ** 2, context)
+    for at, context in enumerate(contexts):
+        table = CostCurve.from_dict(curve.to_dict()).table(context + 10)
+        assert table[7] / table[0] == pytest.approx(2 * (at + 1), rel=0.2)
+
+
+def test_a_curve_of_an_earlier_version_is_read() -> None:
+    curve = CostCurve()
+    for _ in range(3):
+        curve.observe(1, 0.01, 20_000)
+    saved = curve.to_dict()
+    saved["bands"] = saved["bands"][:4]
+    assert CostCurve.from_dict(saved).table(20_000)[0] == pytest.approx(0.01)
+    saved["bands"] = saved["bands"][:3]
+    with pytest.raises(ValueError, match="bands"):
+        CostCurve.from_dict(saved)
