@@ -29,13 +29,14 @@ _PARTS = ("", "-wal", "-shm")  # SQLite's files, as endings of the name
 _HINTS = {
     sqlite3.SQLITE_BUSY: "another program is writing to it; close that one, then try again",
     sqlite3.SQLITE_LOCKED: "another program is writing to it; close that one, then try again",
-    sqlite3.SQLITE_FULL: "free some space, or set XDG_DATA_HOME to a folder on another disk",
+    sqlite3.SQLITE_FULL: "free some space, or set XDG_DATA_HOME to a directory on another disk",
     # SQLite's code for a full disk where it cannot make the log's index.
     sqlite3.SQLITE_IOERR: "the disk is full or failing; free some space, or set XDG_DATA_HOME to a "
-    "folder on another disk",
-    sqlite3.SQLITE_READONLY: "give yourself write access, or set XDG_DATA_HOME to your own folder",
-    sqlite3.SQLITE_CANTOPEN: "give yourself access, or set XDG_DATA_HOME to your own folder",
-    sqlite3.SQLITE_PERM: "give yourself write access, or set XDG_DATA_HOME to your own folder",
+    "directory on another disk",
+    sqlite3.SQLITE_READONLY: "give yourself write access, or set XDG_DATA_HOME to your own "
+    "directory",
+    sqlite3.SQLITE_CANTOPEN: "give yourself access, or set XDG_DATA_HOME to your own directory",
+    sqlite3.SQLITE_PERM: "give yourself write access, or set XDG_DATA_HOME to your own directory",
     sqlite3.SQLITE_CORRUPT: "it is damaged; start akunu again, which sets it aside",
     sqlite3.SQLITE_NOTADB: "it is damaged; start akunu again, which sets it aside",
 }
@@ -165,7 +166,7 @@ class DatabaseFile:
             raise ConversationError(
                 f"{self.path} was written by a newer akunu (its version is {version}, this one "
                 f"knows {VERSION}) and stays as it is; update akunu, or set XDG_DATA_HOME to your "
-                "own folder"
+                "own directory"
             )
         if stranger := _stranger(database):
             raise ConversationError(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # a second or two, which `load` spends in the thread, not who
     from akunu_py.completion.completer import Completer
 
 
-_PATIENCE_S = 2.0  # for a pass that is running; a model that is being loaded takes longer
+_CLOSE_S = 2.0  # for a pass that is running; a model that is being loaded takes longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class CompletionThread:
 
     def close_or_exit(self, code: int) -> None:
         """Ends the thread at once, and the program with `code` where a load keeps it busy."""
-        if not self.close(_PATIENCE_S):
+        if not self.close(_CLOSE_S):
             exit_without_teardown(code)
 
     def _try_to_load(self) -> None:

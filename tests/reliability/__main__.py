@@ -40,11 +40,11 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the run, and cleans up
     outcomes: list[Outcome] = []
     with (
-        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory,
         contextlib.suppress(KeyboardInterrupt),
     ):
-        Path(folder).chmod(0o755)
-        for outcome in harm(Path(folder), args.seed, args.minutes * 60, args.only):
+        Path(directory).chmod(0o755)
+        for outcome in harm(Path(directory), args.seed, args.minutes * 60, args.only):
             outcomes.append(outcome)
             state = "BROKEN" if outcome.problems else "ok"
             what = f"{outcome.kind} | {outcome.command} | {outcome.moment} | {outcome.word}"
@@ -60,11 +60,11 @@ def main() -> int:
     return 1 if broken else 0
 
 
-def harm(folder: Path, seed: int, seconds: float, only: str = "") -> Source:
+def harm(directory: Path, seed: int, seconds: float, only: str = "") -> Source:
     """Takes turns between the sources, the shorter ones more often, until the time is up."""
     end = time.monotonic() + seconds
     starter = store.get("starter").path
-    found = sources(folder, starter, seed)
+    found = sources(directory, starter, seed)
     named = {name: source for name, source in found.items() if name.startswith(only)}
     try:
         while named and time.monotonic() < end:
@@ -77,12 +77,12 @@ def harm(folder: Path, seed: int, seconds: float, only: str = "") -> Source:
             source.close()  # gives back what it has mounted
 
 
-def sources(folder: Path, starter: Path, seed: int) -> dict[str, tuple[Source, int]]:
+def sources(directory: Path, starter: Path, seed: int) -> dict[str, tuple[Source, int]]:
     """Everything that does harm, each in a home of its own, and how often at a turn."""
-    tiny = tiny_files(folder)
+    tiny = tiny_files(directory)
 
     def home(name: str) -> Home:
-        return Home(folder / name, starter)
+        return Home(directory / name, starter)
 
     def made(name: str, make: Callable[[Home, Random], Source], turns: int) -> None:
         found[name] = make(home(name), Random(f"{seed} {name}")), turns
@@ -94,14 +94,14 @@ def sources(folder: Path, starter: Path, seed: int) -> dict[str, tuple[Source, i
     made("network", lambda at, random: _network(at, tiny, random), 3)
     made("limits", _limits, 1)
     made("together", lambda at, random: _together(at, tiny, random), 1)
-    made("writers", lambda at, random: _writers(at.folder, random), 6)
+    made("writers", lambda at, random: _writers(at.directory, random), 6)
     if why := why_no_small_disk():
         print(f"left out: full disks and permissions: {why}")
     else:
         made("permissions", _permissions, 2)
         random = Random(f"{seed} disk")
-        found["disk"] = faults_files.disk_full(folder / "disk", starter, 150, random), 1
-        found["full chats"] = _full_chats(folder / "chat disk", starter), 1
+        found["disk"] = faults_files.disk_full(directory / "disk", starter, 150, random), 1
+        found["full chats"] = _full_chats(directory / "chat disk", starter), 1
     return found
 
 
@@ -129,12 +129,12 @@ def _chats(home: Home, random: Random) -> Source:
         yield _tried(hurt, kind, moment)
 
 
-def _full_chats(folder: Path, starter: Path) -> Source:
+def _full_chats(directory: Path, starter: Path) -> Source:
     number = 0
     while True:
         for ending in ("there is room again", "the person quits", "it is killed"):
             number += 1
-            full = partial(faults_chat.disk_full, folder, starter, ending, number)
+            full = partial(faults_chat.disk_full, directory, starter, ending, number)
             yield _tried(full, "disk full", ending)
 
 
@@ -204,7 +204,7 @@ def _together(home: Home, files: dict[str, bytes], random: Random) -> Source:
     number = 0
     while True:
         number += 1
-        yield concurrency.remembered_together(home.folder / f"memory{number}")
+        yield concurrency.remembered_together(home.directory / f"memory{number}")
         yield concurrency.read_while_migrated(home)
         yield concurrency.killed_migration(home, random.uniform(0.1, 0.8))
         home.conversations.unlink()
@@ -214,10 +214,10 @@ def _together(home: Home, files: dict[str, bytes], random: Random) -> Source:
         yield concurrency.remove_meanwhile(home)
 
 
-def _writers(folder: Path, random: Random) -> Source:
+def _writers(directory: Path, random: Random) -> Source:
     while True:
-        yield writers.killed_store(folder, random)
-        yield writers.killed_memory(folder, random)
+        yield writers.killed_store(directory, random)
+        yield writers.killed_memory(directory, random)
 
 
 def _tried(harm: Callable[[], Outcome], kind: str, moment: str = "") -> Outcome:

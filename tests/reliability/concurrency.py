@@ -103,7 +103,7 @@ def remove_meanwhile(home: Home) -> Outcome:
     return outcome
 
 
-def remembered_together(folder: Path, processes: int = 4, answers: int = 30) -> Outcome:
+def remembered_together(directory: Path, processes: int = 4, answers: int = 30) -> Outcome:
     """Processes that remember answers in one memory, which is folded all the time: none is lost."""
     outcome = Outcome("at once", f"{processes} writers of one memory", f"{answers} answers each")
     code = (
@@ -114,7 +114,7 @@ def remembered_together(folder: Path, processes: int = 4, answers: int = 30) -> 
         "print(e.memory.total, learned.LearnedState(Path('/a/model'), 't', 'l', memory=True)"
         ".memory.total, e.warnings)\n"
     )
-    done = [finished(process) for process in _python(code, folder, processes)]
+    done = [finished(process) for process in _python(code, directory, processes)]
     for each in done:
         outcome.check(each.code == 0 and "[]" in each.out, f"{each}")
     most = max(int(each.out.split()[1]) for each in done if each.out)
@@ -187,10 +187,10 @@ def _at_once(home: Home, wanted: Sequence[Command]) -> list[Done]:
     return [finished(process) for process in [home.start(command) for command in wanted]]
 
 
-def _python(code: str, folder: Path, processes: int) -> list[subprocess.Popen[bytes]]:
+def _python(code: str, directory: Path, processes: int) -> list[subprocess.Popen[bytes]]:
     import os
 
-    environment = os.environ | {"XDG_CACHE_HOME": str(folder)}
+    environment = os.environ | {"XDG_CACHE_HOME": str(directory)}
     return [
         subprocess.Popen(
             [sys.executable, "-c", code],

@@ -124,13 +124,13 @@ def give_back() -> None:
             ctypes.CDLL(None).malloc_trim(0)
 
 
-def tiny_model(folder: Path) -> Path:
+def tiny_model(directory: Path) -> Path:
     """Bytes are its tokens; its context holds 300 turns."""
-    write_model(folder, byte_level(MARKERS), end=MARKERS[0])
-    config = (folder / "config.json").read_text()
-    (folder / "config.json").write_text(config.replace("4096", "32768"))
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return folder
+    write_model(directory, byte_level(MARKERS), end=MARKERS[0])
+    config = (directory / "config.json").read_text()
+    (directory / "config.json").write_text(config.replace("4096", "32768"))
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    return directory
 
 
 def prompts(count: int) -> Iterator[str]:
@@ -260,11 +260,11 @@ def main() -> None:
     parser.add_argument("--model", help="one of the store, in the place of random weights")
     parser.add_argument("--only", default="", help="runs whose name begins so")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as directory:
         for variable in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
-            os.environ[variable] = folder
-        model = store.get(args.model).path if args.model else tiny_model(Path(folder) / "tiny")
-        os.environ["XDG_DATA_HOME"] = folder
+            os.environ[variable] = directory
+        model = store.get(args.model).path if args.model else tiny_model(Path(directory) / "tiny")
+        os.environ["XDG_DATA_HOME"] = directory
         print(f"{args.model or 'random weights'} on {device_name()}\n")
         runs: dict[str, tuple[Callable[[Path, int, int], list[Sample]], int]] = {
             "conversation: turns of one": (chat, args.turns),

@@ -1,7 +1,7 @@
 """What all faults share: a home to do harm in, the real commands, and the verdict on what they did.
 
-A home has its own data, cache and settings folders and the starter's files by hard links; whoever
-alters one of them gives the home a copy first. Nothing outside the home is touched.
+A home has its own data, cache and settings directories and the starter's files by hard links;
+whoever alters one of them gives the home a copy first. Nothing outside the home is touched.
 """
 
 from __future__ import annotations
@@ -89,14 +89,14 @@ class Command:
 
 
 class Home:
-    """Folders of its own for everything that akunu keeps, below `folder`."""
+    """Folders of its own for everything that akunu keeps, below `directory`."""
 
-    def __init__(self, folder: Path, starter: Path, *, link: bool = False) -> None:
-        """link: the starter as a link to its folder, for a home without room for it."""
-        self.folder = folder
-        self.data = folder / "data" / "akunu"
-        self.cache = folder / "cache" / "akunu"
-        self.config = folder / "config" / "akunu"
+    def __init__(self, directory: Path, starter: Path, *, link: bool = False) -> None:
+        """link: the starter as a link to its directory, for a home without room for it."""
+        self.directory = directory
+        self.data = directory / "data" / "akunu"
+        self.cache = directory / "cache" / "akunu"
+        self.config = directory / "config" / "akunu"
         self.models = self.data / "models"
         self.conversations = self.data / "conversations.db"
         self.changes: dict[str, str] = {}
@@ -112,11 +112,11 @@ class Home:
     def variables(self) -> dict[str, str]:
         """What a command's environment has beyond ours."""
         return {
-            "XDG_DATA_HOME": str(self.folder / "data"),
-            "XDG_CACHE_HOME": str(self.folder / "cache"),
-            "XDG_CONFIG_HOME": str(self.folder / "config"),
-            "HF_HOME": str(self.folder / "hub"),
-            "HOME": str(self.folder),
+            "XDG_DATA_HOME": str(self.directory / "data"),
+            "XDG_CACHE_HOME": str(self.directory / "cache"),
+            "XDG_CONFIG_HOME": str(self.directory / "config"),
+            "HF_HOME": str(self.directory / "hub"),
+            "HOME": str(self.directory),
             **self.changes,
         }
 
@@ -134,7 +134,7 @@ class Home:
                 stdout=stdout,
                 stderr=subprocess.PIPE,
                 env=os.environ | self.variables,
-                cwd=self.folder,
+                cwd=self.directory,
                 preexec_fn=limit,
                 start_new_session=True,
             )
@@ -160,10 +160,10 @@ class Home:
 
     def belongs_to_nobody(self) -> None:
         """Gives it to a user who can be refused something; the administrator cannot."""
-        for folder, _, files in os.walk(self.folder):
-            os.chown(folder, NOBODY, NOBODY)
+        for directory, _, files in os.walk(self.directory):
+            os.chown(directory, NOBODY, NOBODY)
             for name in files:
-                path = Path(folder, name)
+                path = Path(directory, name)
                 if path.lstat().st_nlink == 1:  # not the starter's own
                     os.lchown(path, NOBODY, NOBODY)
         user = (f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
@@ -209,15 +209,15 @@ def check_restart(home: Home, command: Command, outcome: Outcome) -> None:
 
 
 @contextlib.contextmanager
-def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
-    """A disk in memory that can be filled, mounted on `folder`. Needs the administrator."""
-    folder.mkdir(parents=True, exist_ok=True)
+def small_disk(directory: Path, megabytes: int) -> Iterator[Path]:
+    """A disk in memory that can be filled, mounted on `directory`. Needs the administrator."""
+    directory.mkdir(parents=True, exist_ok=True)
     size = f"size={megabytes}m,mode=755"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(folder)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(directory)], check=True)
     try:
-        yield folder
+        yield directory
     finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+        subprocess.run(["umount", "--lazy", str(directory)], check=True)
 
 
 def why_no_small_disk() -> str:
@@ -228,9 +228,9 @@ def why_no_small_disk() -> str:
     return "" if done.returncode == 0 else "mounting is not allowed here"
 
 
-def fill(folder: Path) -> Path:
-    """Takes every byte that is left on the disk of `folder`; gives the file that has them."""
-    filler = folder / "filler"
+def fill(directory: Path) -> Path:
+    """Takes every byte that is left on the disk of `directory`; gives the file that has them."""
+    filler = directory / "filler"
     with filler.open("ab", buffering=0) as file:
         for size in (1 << 20, 1 << 12, 1):
             with contextlib.suppress(OSError):

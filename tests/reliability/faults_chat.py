@@ -87,10 +87,10 @@ def said_after(screen: str, prompt: str) -> str:
 def terminals() -> Iterator[Callable[[], Terminal]]:
     """Makes terminals, and closes them all in the end."""
     made: list[Terminal] = []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as directory:
 
         def make() -> Terminal:
-            made.append(Terminal(Path(folder) / f"tmux{len(made)}"))
+            made.append(Terminal(Path(directory) / f"tmux{len(made)}"))
             return made[-1]
 
         try:
@@ -132,12 +132,12 @@ def hurt(home: Home, kind: str, moment: str, random: Random, number: int) -> Out
     return outcome
 
 
-def disk_full(folder: Path, starter: Path, ending: str, number: int) -> Outcome:
+def disk_full(directory: Path, starter: Path, ending: str, number: int) -> Outcome:
     """The disk is full in the middle of an answer, and further prompts are sent. `ending`: there is
     room again, or a person quits, or the chat is killed before there is any."""
     outcome = Outcome("disk full", "chat", f"while answering, then {ending}")
     first, second = f"Tell me about walrus {number}.", f"Tell me about whale {number}."
-    with small_disk(folder, 24) as disk, terminals() as make:
+    with small_disk(directory, 24) as disk, terminals() as make:
         home = Home(disk / "home", starter, link=True)
         chat = Chat(home, make(), "--no-memory").ready()
         chat.send(first)

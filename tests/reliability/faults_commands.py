@@ -30,7 +30,7 @@ def commands(home: Home) -> dict[str, Command]:
     """Those that a fault is done to, with what they say undisturbed."""
     requests = [{"id": n, "prefix": f"def area_{n}(width, height):\n    "} for n in (1, 2)]
     lines = "".join(json.dumps(request) + "\n" for request in requests)
-    cached = ("--prompt-cache", str(home.folder / "said.safetensors"))
+    cached = ("--prompt-cache", str(home.directory / "said.safetensors"))
     said = ("--max-tokens", "24", "--temperature", "0", "Tell me about walruses.")
     source = str(home.models / "starter")
     all_ = [
@@ -204,8 +204,8 @@ def leftovers(home: Home) -> list[str]:
     """What unfinished commands left behind, beyond lock files."""
     unfinished = (".partial-*", ".memory-*", ".curve-*", "*.incomplete")
     return sorted(
-        str(path.relative_to(home.folder))
-        for root in (home.models, home.cache, home.folder / "hub")
+        str(path.relative_to(home.directory))
+        for root in (home.models, home.cache, home.directory / "hub")
         for pattern in unfinished
         for path in root.rglob(pattern)
     )

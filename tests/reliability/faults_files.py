@@ -65,7 +65,7 @@ def _gone(path: Path, random: Random) -> None:
     path.unlink()
 
 
-def _folder(path: Path, random: Random) -> None:
+def _directory(path: Path, random: Random) -> None:
     path.unlink()
     path.mkdir()
 
@@ -76,16 +76,16 @@ HARMS: dict[str, Callable[[Path, Random], None]] = {
     "bytes altered": _flip,
     "replaced by rubbish": _rubbish,
     "deleted": _gone,
-    "replaced by a folder": _folder,
+    "replaced by a directory": _directory,
 }
 
 
 def altered(home: Home, path: Path, harm: str, random: Random, command: Command) -> Outcome:
     """Harms a file, runs the command, which does its work or says what is wrong; then puts the
     file back, or where it is only of the cache, lets the command help itself."""
-    outcome = Outcome(f"file {harm}", command.name, str(path.relative_to(home.folder)))
+    outcome = Outcome(f"file {harm}", command.name, str(path.relative_to(home.directory)))
     of_store = home.models / "starter" in path.parents
-    backup = home.folder / ".backup"
+    backup = home.directory / ".backup"
     shutil.copyfile(path, backup)
     if of_store:
         home.own_copy(path)
@@ -143,12 +143,12 @@ def _judged(home: Home, command: Command, outcome: Outcome, done: Done, *codes: 
 
 
 def disk_full(
-    folder: Path, starter: Path, megabytes: int, random: Random
+    directory: Path, starter: Path, megabytes: int, random: Random
 ) -> Generator[Outcome, None, None]:
     """Commands on a disk that is full from the start, or fills up on the way, or takes only files
     of a size; afterwards there is room again."""
     options = ("--max-tokens", "16", "--temperature", "0", "Tell me about walruses.")
-    cached = ("--prompt-cache", str(folder / "home" / "said.safetensors"))
+    cached = ("--prompt-cache", str(directory / "home" / "said.safetensors"))
     source = str(starter)
     wanted = [
         Command("run", ("run", *options), answers=lambda d: len(d.out.split()) > 3),
@@ -160,14 +160,14 @@ def disk_full(
         ),
         CHATS,
     ]
-    with small_disk(folder, megabytes):
-        home = Home(folder / "home", starter, link=True)
+    with small_disk(directory, megabytes):
+        home = Home(directory / "home", starter, link=True)
         keep_conversations(home, 3)
         while True:
             command = random.choice(wanted)
             left = random.choice([0, random.randrange(1, 200_000), random.randrange(1, 90 << 20)])
             outcome = Outcome("disk full", command.name, f"{left:,} bytes are left")
-            filler = fill(folder)
+            filler = fill(directory)
             os.truncate(filler, max(0, filler.stat().st_size - left))
             done = home.run(command)
             filler.unlink()
@@ -202,8 +202,8 @@ def output_full(home: Home, command: Command) -> Outcome:
 
 
 def forbidden(home: Home, path: Path, mode: int, command: Command) -> Outcome:
-    """Takes permissions from a file or a folder, runs the command, and gives them back."""
-    where = str(path.relative_to(home.folder))
+    """Takes permissions from a file or a directory, runs the command, and gives them back."""
+    where = str(path.relative_to(home.directory))
     outcome = Outcome("permissions revoked", command.name, f"{where} {mode:03o}")
     with _mode(path, mode):
         done = home.run(command)
@@ -212,7 +212,7 @@ def forbidden(home: Home, path: Path, mode: int, command: Command) -> Outcome:
 
 def forbidden_meanwhile(home: Home, path: Path, command: Command, seconds: float) -> Outcome:
     """The same, while the command runs."""
-    where = str(path.relative_to(home.folder))
+    where = str(path.relative_to(home.directory))
     outcome = Outcome("permissions revoked", command.name, f"{where} 000 after {seconds:.1f} s")
     process = home.start(command)
     with contextlib.suppress(subprocess.TimeoutExpired):

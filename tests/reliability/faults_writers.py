@@ -22,14 +22,14 @@ MODEL = Path("/a/model")
 _LENGTH = 40  # tokens of an answer
 
 
-def killed_store(folder: Path, random: Random) -> Outcome:
+def killed_store(directory: Path, random: Random) -> Outcome:
     """Kills a process that saves messages; every one that `save` returned for must be there."""
     from akunu_py.chats.store import ConversationStore
 
     seconds = random.uniform(0.0, 0.3)
     outcome = Outcome("SIGKILL", "the conversation store, writing", f"after {seconds:.3f} s")
-    said = _killed("store", folder, seconds, outcome)
-    store = ConversationStore.open(folder / "conversations.db")
+    said = _killed("store", directory, seconds, outcome)
+    store = ConversationStore.open(directory / "conversations.db")
     outcome.check(not store.warnings, f"warnings: {store.warnings}")
     kept = {message.id for info in store.list() for message in store.load(info.id).messages}
     hits = {found.info.id for found in store.search("walrus")}
@@ -41,38 +41,38 @@ def killed_store(folder: Path, random: Random) -> Outcome:
     return outcome
 
 
-def killed_memory(folder: Path, random: Random) -> Outcome:
+def killed_memory(directory: Path, random: Random) -> Outcome:
     """Kills a process that remembers answers; nothing may be set aside, and none may be lost."""
     from akunu_py.decoding.learned import LearnedState
 
     seconds = random.uniform(0.0, 0.3)
     outcome = Outcome("SIGKILL", "the memory, writing", f"after {seconds:.3f} s")
-    before = _remembered(folder)
-    said = _killed("memory", folder, seconds, outcome)
-    os.environ["XDG_CACHE_HOME"] = str(folder)
+    before = _remembered(directory)
+    said = _killed("memory", directory, seconds, outcome)
+    os.environ["XDG_CACHE_HOME"] = str(directory)
     learned = LearnedState(MODEL, "tokens", "layout", memory=True)
     outcome.check(not learned.warnings, f"warnings: {learned.warnings}")
-    grown = _remembered(folder) - before
+    grown = _remembered(directory) - before
     expected = len(said) * (_LENGTH + 1)
     outcome.check(grown >= expected, f"{grown} tokens are there, {expected} were safe")
     outcome.word = f"{len(said)} answers were safe"
     return outcome
 
 
-def _remembered(folder: Path) -> int:
+def _remembered(directory: Path) -> int:
     from akunu_py.decoding.learned import LearnedState
 
-    os.environ["XDG_CACHE_HOME"] = str(folder)
+    os.environ["XDG_CACHE_HOME"] = str(directory)
     memory = LearnedState(MODEL, "tokens", "layout", memory=True).memory
     assert memory is not None
     return memory.total
 
 
-def _killed(part: str, folder: Path, seconds: float, outcome: Outcome) -> list[str]:
+def _killed(part: str, directory: Path, seconds: float, outcome: Outcome) -> list[str]:
     """What the process had said is safe when it was killed."""
-    environment = os.environ | {"XDG_CACHE_HOME": str(folder)}
+    environment = os.environ | {"XDG_CACHE_HOME": str(directory)}
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.reliability.faults_writers", part, str(folder)],
+        [sys.executable, "-m", "tests.reliability.faults_writers", part, str(directory)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment,
@@ -86,11 +86,11 @@ def _killed(part: str, folder: Path, seconds: float, outcome: Outcome) -> list[s
     return (first + done.out).split()
 
 
-def _write_messages(folder: Path) -> None:
+def _write_messages(directory: Path) -> None:
     from akunu_py.chats.store import ConversationStore
     from akunu_py.chats.tree import ChatMessage
 
-    store = ConversationStore.open(folder / "conversations.db")
+    store = ConversationStore.open(directory / "conversations.db")
     number = 0
     while True:
         conversation = f"{os.getpid()}-{number // 6}"
@@ -100,7 +100,7 @@ def _write_messages(folder: Path) -> None:
         number += 1
 
 
-def _remember_answers(folder: Path) -> None:
+def _remember_answers(directory: Path) -> None:
     from akunu_py.decoding import learned
 
     learned._JOURNAL_TOKENS = 400  # so that a snapshot is made every ten answers

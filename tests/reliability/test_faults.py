@@ -118,10 +118,10 @@ def test_a_disk_without_any_room(home: Home) -> None:
 def test_writers_that_are_killed(tmp_path: Path) -> None:
     random = Random(1)
     for number in range(4):
-        folder = tmp_path / str(number % 2)
-        folder.mkdir(exist_ok=True)
-        good(faults_writers.killed_store(folder, random))
-        good(faults_writers.killed_memory(folder, random))
+        directory = tmp_path / str(number % 2)
+        directory.mkdir(exist_ok=True)
+        good(faults_writers.killed_store(directory, random))
+        good(faults_writers.killed_memory(directory, random))
 
 
 @needs_tmux
@@ -159,6 +159,6 @@ def test_minutes_of(source: str, tmp_path: Path, starter: StoredModel) -> None:
 @pytest.mark.skipif(bool(why_no_small_disk()), reason=why_no_small_disk() or "it can be done")
 @pytest.mark.parametrize("source", ["permissions", "disk", "full chats"])
 def test_minutes_as_administrator(source: str, starter: StoredModel) -> None:
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        Path(folder).chmod(0o755)  # another user must get there
-        good(*all_faults.harm(Path(folder), 2, 90, source))
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
+        Path(directory).chmod(0o755)  # another user must get there
+        good(*all_faults.harm(Path(directory), 2, 90, source))

@@ -154,8 +154,8 @@ def test_what_is_no_regular_file_or_too_large_is_refused_at_once(
     session = Session(tiny)
     os.mkfifo(tmp_path / "fifo.safetensors")
     (tmp_path / "zero.safetensors").symlink_to("/dev/zero")
-    (tmp_path / "folder.safetensors").mkdir()
-    for name in ("fifo", "zero", "folder"):
+    (tmp_path / "directory.safetensors").mkdir()
+    for name in ("fifo", "zero", "directory"):
         with pytest.raises(StoreError, match="cannot read"):
             session.load_prompt_cache(tmp_path / f"{name}.safetensors")
     path = saved(engine_of(tiny, "llama"), tmp_path / "x.safetensors")

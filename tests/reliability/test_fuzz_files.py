@@ -151,7 +151,7 @@ def test_catalogue_rows(examples: int) -> None:
 # The store and the bench
 
 MANIFEST = {
-    "format": 1, "name": "tiny", "source": "a folder", "created": "2026-11-21T05:46:40+00:00",
+    "format": 1, "name": "tiny", "source": "a directory", "created": "2026-11-21T05:46:40+00:00",
     "context_length": 4096, "parameters": 1000, "quantisation": "4-bit", "licence": "mit",
     "files": {"config.json": {"size": 3, "sha256": "00"}}, "repository": "a/b", "commit": "c",
 }  # fmt: skip
@@ -169,10 +169,10 @@ def test_descriptions_of_models(examples: int, tmp_path: Path) -> None:
 
 @lengths(50)
 def test_notes_of_use(examples: int, tmp_path: Path) -> None:
-    folder = tmp_path / "data" / "akunu" / "models"
-    folder.mkdir(parents=True)
+    directory = tmp_path / "data" / "akunu" / "models"
+    directory.mkdir(parents=True)
     note_usage("tiny", tokens=3)
-    path = folder / ".usage" / "tiny.json"
+    path = directory / ".usage" / "tiny.json"
     whole = json.loads(path.read_text())
 
     def check(value: Any) -> None:

@@ -41,7 +41,7 @@ def replaced(path: Path, by: str, precious: Path) -> None:
     path.unlink()
     if by == "fifo":
         os.mkfifo(path)
-    elif by == "folder":
+    elif by == "directory":
         path.mkdir()
     elif by == "holes":
         path.touch()
@@ -51,7 +51,7 @@ def replaced(path: Path, by: str, precious: Path) -> None:
         path.symlink_to(others.get(by, precious))
 
 
-@pytest.mark.parametrize("by", ["link", "nothing", "zero", "fifo", "folder", "holes"])
+@pytest.mark.parametrize("by", ["link", "nothing", "zero", "fifo", "directory", "holes"])
 @pytest.mark.parametrize("kind", ["lock", ".json", ".journal", ""])
 def test_what_is_no_file_of_ours_is_never_written_through(
     kind: str, by: str, tmp_path: Path

@@ -127,8 +127,8 @@ def test_tokens_that_the_model_does_not_have_are_not_drafted(tiny: Engine) -> No
 
 
 def test_a_tokenizer_of_another_model_is_noticed(tmp_path: Path) -> None:
-    folder = write_model(tmp_path, byte_level(["<|end|>"]), end="<|end|>")
-    byte_level(["<|end|>", "<|new|>"]).save(str(folder / "tokenizer.json"))
-    engine = Engine.load(folder)
+    directory = write_model(tmp_path, byte_level(["<|end|>"]), end="<|end|>")
+    byte_level(["<|end|>", "<|new|>"]).save(str(directory / "tokenizer.json"))
+    engine = Engine.load(directory)
     with pytest.raises(DamagedModel, match="its weights only 257 tokens"):
         Session(engine).generate(engine.encode("a<|new|>"), OPTIONS)

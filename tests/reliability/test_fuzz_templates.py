@@ -27,9 +27,9 @@ ASK = [Message("system", "Be brief."), Message("user", "Hello")]
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    folder = write_model(tmp_path_factory.mktemp("tiny"), byte_level(["<|end|>"]), end="<|end|>")
-    (folder / "chat_template.jinja").write_text(GOOD)
-    return Engine.load(folder, name="tiny")
+    directory = write_model(tmp_path_factory.mktemp("tiny"), byte_level(["<|end|>"]), end="<|end|>")
+    (directory / "chat_template.jinja").write_text(GOOD)
+    return Engine.load(directory, name="tiny")
 
 
 @pytest.fixture(autouse=True)
@@ -357,21 +357,21 @@ def test_code_of_a_model_is_never_run_nor_asked_about(
         return "y"
 
     monkeypatch.setattr("builtins.input", agree)
-    folder = write_model(tmp_path / "model", byte_level(["<|end|>"]), end="<|end|>")
+    directory = write_model(tmp_path / "model", byte_level(["<|end|>"]), end="<|end|>")
     ran = tmp_path / "ran"
     code = f"open({str(ran)!r}, 'w')\nclass Evil: pass\n"
     for name in ("evil.py", "tokenization_evil.py"):
-        (folder / name).write_text(code)
-    path = folder / "tokenizer_config.json"
+        (directory / name).write_text(code)
+    path = directory / "tokenizer_config.json"
     settings = json.loads(path.read_text())
     for name in ("Evil", "PreTrainedTokenizerFast", "TokenizersBackend"):
         settings |= {"tokenizer_class": name, "auto_map": {"AutoTokenizer": [None, "evil.Evil"]}}
         path.write_text(json.dumps(settings))
         with contextlib.suppress(AkunuError):
-            Engine.load(folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"model_file": "evil.py"}))
+            Engine.load(directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"model_file": "evil.py"}))
     with pytest.raises(AkunuError):
-        Engine.load(folder)
+        Engine.load(directory)
     assert asked == []
     assert not ran.exists()

@@ -151,7 +151,7 @@ def on_screen(chat: Chat) -> str:
 
 
 async def test_the_chat_shows_and_does_not_obey() -> None:
-    """Names, reasons and errors come from model folders; answers from the model."""
+    """Names, reasons and errors come from model directories; answers from the model."""
     evil = EVIL.replace("\udc80", "")
     async with chat(loaded=False, size=(100, 40)) as here:
         await here.post(Loaded(evil, evil, 8192, evil, evil, GAUGES))

@@ -30,10 +30,10 @@ TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     """Where somebody imported a model, was answered by it, and kept the session."""
     home = Home(tmp_path_factory.mktemp("home"))
-    write_tiny(home.folder / "tiny.gguf")
-    folder = write_model(home.folder / "plain", byte_level(["<|end|>"]), end="<|end|>")
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    (home.folder / "trace.json").write_text(
+    write_tiny(home.directory / "tiny.gguf")
+    directory = write_model(home.directory / "plain", byte_level(["<|end|>"]), end="<|end|>")
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    (home.directory / "trace.json").write_text(
         json.dumps({"tokenizer": "t", "workloads": {"a": [{"prompt": [1, 2], "output": [1, 2]}]}})
     )
     done = home.akunu("models", "import", "tiny.gguf", "--name", "tiny")
@@ -69,9 +69,9 @@ def test_nothing_leaves_the_machine(words: list[str], data: bytes, home: Home) -
 
 @needs_tmux
 def test_a_chat_leaves_the_machine_alone(terminal: Terminal, home: Home) -> None:
-    script = home.folder / "chat.sh"
+    script = home.directory / "chat.sh"
     own = (f"export {name}='{value}'" for name, value in home.own.items())
-    plain = str(home.folder / "plain")
+    plain = str(home.directory / "plain")
     command = " ".join([*home.command, "chat", "--max-tokens", "8", plain])
     script.write_text("\n".join([*own, "umask 022", "cd /", "clear", command, "echo code=$?"]))
     terminal.type(f"sh {script}", "Enter")
@@ -82,7 +82,7 @@ def test_a_chat_leaves_the_machine_alone(terminal: Terminal, home: Home) -> None
     terminal.type("C-q")
     terminal.wait_for("code=0", seconds=60)
     assert home.attempts == []
-    store = ConversationStore.open(home.folder / "data" / "akunu" / "conversations.db")
+    store = ConversationStore.open(home.directory / "data" / "akunu" / "conversations.db")
     kept = [info.title for info in store.list()]
     store.close()
     assert "Hello" in kept
@@ -124,20 +124,24 @@ def test_what_was_said_is_for_its_owner_alone(home: Home) -> None:
     assert done.returncode == 0, done.stderr
     before = os.umask(0o022)
     try:
-        store = ConversationStore.open(home.folder / "data" / "akunu" / "conversations.db")
+        store = ConversationStore.open(home.directory / "data" / "akunu" / "conversations.db")
         store.save_tree(exchange_of("private", "secret", "secret", 1e9))
-        found = {path.name: mode(path) for path in (home.folder / "data" / "akunu").glob("conv*")}
+        found = {
+            path.name: mode(path) for path in (home.directory / "data" / "akunu").glob("conv*")
+        }
         store.close()
     finally:
         os.umask(before)
     assert {"conversations.db", "conversations.db-wal", "conversations.db.lock"} <= set(found)
     assert set(found.values()) == {"0o600"}
-    assert mode(home.folder / "modes.safetensors") == "0o600"
-    learned = home.folder / "cache" / "akunu" / "learned"
-    folders = [folder for folder in learned.iterdir() if folder.is_dir()]
-    assert folders
-    assert {mode(folder) for folder in folders} == {"0o700"}
-    kept = [path for folder in folders for path in folder.iterdir() if path.name != "lock"]
+    assert mode(home.directory / "modes.safetensors") == "0o600"
+    learned = home.directory / "cache" / "akunu" / "learned"
+    directories = [directory for directory in learned.iterdir() if directory.is_dir()]
+    assert directories
+    assert {mode(directory) for directory in directories} == {"0o700"}
+    kept = [
+        path for directory in directories for path in directory.iterdir() if path.name != "lock"
+    ]
     assert [path for path in kept if path.name.startswith("memory-")]
     assert {mode(path) for path in kept} == {"0o600"}
 
@@ -156,7 +160,7 @@ def test_settings_are_for_their_owner_alone(
     assert mode(settings_file()) == "0o600"
 
 
-def test_kernels_are_compiled_in_a_folder_of_ones_own(
+def test_kernels_are_compiled_in_a_directory_of_ones_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """MLX loads the libraries that it finds below TMPDIR, so they must be nobody else's."""
@@ -187,6 +191,6 @@ def test_kernels_are_compiled_in_a_folder_of_ones_own(
     assert mode(other) == "0o700"
 
 
-def test_nothing_else_is_left_in_the_folder_for_temporary_files(home: Home) -> None:
-    kept = {path.name for path in (home.folder / "tmp").iterdir()}
+def test_nothing_else_is_left_in_the_directory_for_temporary_files(home: Home) -> None:
+    kept = {path.name for path in (home.directory / "tmp").iterdir()}
     assert {name for name in kept if not name.startswith("tmux")} <= {"mlx"}

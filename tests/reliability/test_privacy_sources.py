@@ -12,8 +12,8 @@ from tests.support.paths import ROOT
 
 SOURCES = sorted(
     path
-    for folder in ("akunu_py", "ngram", "tui", "models", "bench")
-    for path in (ROOT / folder).rglob("*.py")
+    for directory in ("akunu_py", "ngram", "tui", "models", "bench")
+    for path in (ROOT / directory).rglob("*.py")
     if not any(parent.is_symlink() for parent in path.parents)
 )
 RUNS_CODE = {"pickle", "cPickle", "marshal", "shelve", "dill", "joblib", "cloudpickle", "code"}

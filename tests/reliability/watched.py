@@ -38,19 +38,19 @@ class Home:
     """Folders of a person, and how programs are started there. own: the variables that lead
     there. command: what akunu is started with."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._log, self._calls = folder / "attempts", folder / "calls"
-        watch = folder / "watch"
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._log, self._calls = directory / "attempts", directory / "calls"
+        watch = directory / "watch"
         watch.mkdir()
         (watch / "sitecustomize.py").write_text(WATCH)
-        (folder / "tmp").mkdir()
+        (directory / "tmp").mkdir()
         self.own = {
-            "HOME": str(folder),
-            "XDG_DATA_HOME": str(folder / "data"),
-            "XDG_CACHE_HOME": str(folder / "cache"),
-            "XDG_CONFIG_HOME": str(folder / "config"),
-            "TMPDIR": str(folder / "tmp"),
+            "HOME": str(directory),
+            "XDG_DATA_HOME": str(directory / "data"),
+            "XDG_CACHE_HOME": str(directory / "cache"),
+            "XDG_CONFIG_HOME": str(directory / "config"),
+            "TMPDIR": str(directory / "tmp"),
             "PYTHONPATH": f"{watch}:{ROOT}",
             "AKUNU_WATCH": str(self._log),
         }
@@ -70,7 +70,7 @@ class Home:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=inherited | self.own,
-            cwd=self.folder,
+            cwd=self.directory,
             umask=0o022,
             start_new_session=True,
         )

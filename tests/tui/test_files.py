@@ -73,7 +73,7 @@ def test_files_that_exist_are_attached_once_and_other_words_stay(directory: Path
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda path: path.mkdir(), "is a folder"),
+        (lambda path: path.mkdir(), "is a directory"),
         (lambda path: path.write_bytes(b"PK\x03\0\0"), "binary file"),
         (lambda path: path.write_bytes("naïve".encode("latin-1")), "not UTF-8 text"),
         (lambda path: os.mkfifo(path), "a device or a pipe"),

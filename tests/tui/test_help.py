@@ -63,7 +63,7 @@ def test_what_is_a_command(prompt: str, name: str, argument: str) -> None:
         "//",
         "/ new",
         "and /new",
-        "/etc is a folder",
+        "/etc is a directory",
         "/export a\nb",
         "",
     ],

@@ -171,7 +171,7 @@ def read(name: str, path: Path, room: int | None = None) -> Attachment:
 
 def _checked_size(name: str, status: os.stat_result, room: int | None) -> int:
     if stat.S_ISDIR(status.st_mode):
-        raise UsageError(f"{name} is a folder; name a text file in it")
+        raise UsageError(f"{name} is a directory; name a text file in it")
     if not stat.S_ISREG(status.st_mode):
         raise UsageError(f"{name} is a device or a pipe; name a text file")
     if room is not None and status.st_size > room:
