@@ -4,7 +4,7 @@ Importing the package loads OpenBLAS where MLX needs it. It must happen here, be
 can import `mlx.core`, because MLX binds to the BLAS that the process already holds.
 """
 
-from akunu_py.interrupts import end_at_once
+from akunu_py.sigint import end_at_once
 
 end_at_once()  # from the first moment; the rest takes some
 

@@ -19,7 +19,7 @@ from typing import NoReturn
 from akunu_py import crashes
 from akunu_py.arguments import Parser
 from akunu_py.errors import INTERRUPTED, AkunuError
-from akunu_py.interrupts import end_at_once, raise_again
+from akunu_py.sigint import end_at_once, raise_again
 from akunu_py.text import escape_what_cannot_be_encoded, print_warnings
 from akunu_py.version import __version__
 

@@ -1,8 +1,4 @@
-"""How the process ends where Python's own way is a traceback or a crash.
-
-Ctrl-C before the command line is there and after it is done ends a process that is akunu at once;
-nothing changes in other programs that import us.
-"""
+"""How the process ends while a thread is deep in MLX, where Python would wait for it, or crash."""
 
 from __future__ import annotations
 
@@ -15,19 +11,6 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 from akunu_py.errors import INTERRUPTED
-
-
-def end_at_once() -> None:
-    """An interrupt ends the process from here on, if it is ours and interrupts are not ignored."""
-    # While Python looks for the module that `python -m` names, that is what the program is called.
-    name = os.path.basename((getattr(sys, "argv", None) or [""])[0])
-    if name in ("akunu", "-m", "__main__.py"):
-        _replace(signal.default_int_handler, signal.SIG_DFL)
-
-
-def raise_again() -> None:
-    """An interrupt is a KeyboardInterrupt again."""
-    _replace(signal.SIG_DFL, signal.default_int_handler)
 
 
 def exit_without_teardown(code: int) -> NoReturn:
@@ -64,8 +47,3 @@ def ends_within(seconds: float) -> Iterator[None]:
         ended.set()
         signal.set_wakeup_fd(before)
         os.close(write)
-
-
-def _replace(handler: object, by: object) -> None:
-    if signal.getsignal(signal.SIGINT) == handler:
-        signal.signal(signal.SIGINT, by)  # type: ignore[arg-type]
