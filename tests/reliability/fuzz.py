@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from akunu_py.errors import AkunuError
 
 LONGEST = 1200  # characters of an error's line
-LONGER = 60  # times as many examples in the long run
+LONGER = 10  # times as many examples in the long run
 # By the module of tests: how many inputs it tried, and how many seconds the longest took.
 TRIED: Counter[str] = Counter()
 LONGEST_S: dict[str, float] = {}
@@ -63,7 +63,8 @@ def clear() -> Iterator[None]:
 
 def lengths(quick: int) -> pytest.MarkDecorator:
     """Parametrises `examples`: `quick` of them, or many more where slow tests are asked for."""
-    long = pytest.param(quick * LONGER, marks=pytest.mark.slow, id="long")
+    marks = [pytest.mark.slow, pytest.mark.timeout(3600)]  # making inputs up takes most of the time
+    long = pytest.param(quick * LONGER, marks=marks, id="long")
     return pytest.mark.parametrize("examples", [pytest.param(quick, id="quick"), long])
 
 
