@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STARTER := starter
 
 .DEFAULT_GOAL := help
-.PHONY: help setup chat test test-slow reliability lint format bench pictures wheel clean
+.PHONY: help setup chat test test-slow reliability lint format bench check-mac pictures wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,10 @@ format: $(VENV)/.installed-dev ## format the sources
 bench: setup ## measure this machine
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	@$(BIN)/akunu bench
+
+check-mac: setup ## what only a Mac can show, judged line by line: docs/bench.md
+	@$(BIN)/akunu models pull $(STARTER) --if-missing
+	@$(BIN)/akunu bench check $(if $(MODEL),--model $(MODEL))
 
 pictures: setup ## draw the pictures of the README anew, from a real conversation
 	@$(BIN)/akunu models pull $(STARTER) --if-missing

@@ -312,6 +312,25 @@ def chat(options: argparse.Namespace) -> int:
     return _exit_code(interrupted)
 
 
+def check(options: argparse.Namespace) -> int:
+    from akunu_py.bench import check
+    from akunu_py.bench.report.pages import check_to_html
+    from akunu_py.bench.report.printing import print_check
+    from akunu_py.bench.result import json_text, write_text
+
+    models = check.choose_models(options.model or [])
+    found = check.Check(options.command_line)
+    interrupted = _interrupted(
+        lambda: check.run_check(models, check.default_plan(), found, _progress)
+    )
+    page = options.output.with_suffix(".html")
+    write_text(options.output, json_text(found.as_dict()), parents=True)
+    write_text(page, check_to_html(found))
+    _show(options, found.as_dict(), lambda: print_check(found))
+    print(f"{options.output}: every figure; {page}: the same to read", file=sys.stderr)
+    return _exit_code(interrupted, "checked") or FAILED * found.failed
+
+
 def report(options: argparse.Namespace) -> int:
     if options.readme:
         return _readme(options.readme, check=options.check)

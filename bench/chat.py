@@ -34,6 +34,7 @@ from akunu_py.errors import AkunuError
 from akunu_py.types import DraftMode, Stats, WeightMode
 
 SCREEN = (24, 80)  # lines, columns
+GOAL_MS, GOAL_RATIO = 50, 0.95  # the median of a key while decoding, at most; the ratio, at least
 IDLE, DECODING, LONG = "idle", "decoding", "decoding, long chat"
 # Letters that no answer is likely to have, a column wide, a new one for each key. There are fewer
 # than fit into a line of the box, which is cleared in between.
@@ -178,7 +179,7 @@ class ChatBench:
         every round starts with the other one."""
         repeats = self._options.repeats
         self._progress("warm-up")
-        self._run(min(_WARM_UP_TOKENS, self._options.max_tokens))
+        self.run_alone(min(_WARM_UP_TOKENS, self._options.max_tokens))
         for number in range(1, repeats + 1):
             sides = [self._alone, self._in_chat]
             for side in sides if number % 2 else reversed(sides):
@@ -188,9 +189,10 @@ class ChatBench:
 
     def _alone(self, result: ChatResult, round_: str) -> None:
         self._progress(f"without the chat, {round_}")
-        result.alone.append(self._run(self._options.max_tokens))
+        result.alone.append(self.run_alone(self._options.max_tokens))
 
-    def _run(self, max_tokens: int) -> tuple[str, Stats]:
+    def run_alone(self, max_tokens: int) -> tuple[str, Stats]:
+        """The answer of `akunu run`, in a process of its own."""
         model = str(self._options.model)
         command = [*self._program, "run", self._options.prompt, "--model", model, *self._common]
         command += ["--max-tokens", str(max_tokens), "--format", "json"]

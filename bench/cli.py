@@ -211,6 +211,31 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
     _add_format(parser)
 
 
+def _add_check(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model",
+        action="append",
+        metavar="NAME_OR_PATH",
+        help="beside the starter; may be repeated (default: the largest 4-bit model of the store "
+        "up to 3.5 GB)",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=_json_file,
+        default="akunu-check.json",
+        metavar="FILE.json",
+        help="all figures; a page, FILE.html, is written beside it (default: %(default)s)",
+    )
+    _add_format(parser)
+
+
+def _json_file(text: str) -> Path:
+    if not text.endswith(".json"):
+        raise argparse.ArgumentTypeError(f"expected a name that ends in .json, got {text!r}")
+    return Path(text)
+
+
 def _add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "files", nargs="*", type=Path, metavar="FILE", help="results of akunu bench"
@@ -329,6 +354,11 @@ _ACTIONS = {
         "how soon the chat answers a key, and what drawing takes from decoding",
         _add_chat,
         actions.chat,
+    ),
+    "check": _Action(
+        "what only this machine can show, judged line by line; exit code 1 where a line fails",
+        _add_check,
+        actions.check,
     ),
     "report": _Action(
         "charts and tables from results, as a page, as Markdown or for a terminal",

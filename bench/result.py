@@ -200,9 +200,8 @@ class Result:
         return content
 
     def to_json(self) -> str:
-        """The file's text: lists of plain values stand in one line each."""
-        text = json.dumps(self.as_dict(), indent=1, ensure_ascii=False)
-        return re.sub(r"\[\n\s+([^][{}\"]*?)\n\s+\]", _one_line, text) + "\n"
+        """The file's text."""
+        return json_text(self.as_dict())
 
     def save(self, path: Path) -> None:
         """Raises StoreError where the file cannot be written."""
@@ -212,6 +211,12 @@ class Result:
 def to_file_keys(entry: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a dataclass under the names that they have in files, in the same order."""
     return {_FILE_KEYS.get(name, name): value for name, value in entry.items()}
+
+
+def json_text(content: dict[str, Any]) -> str:
+    """A file's text: lists of plain values stand in one line each."""
+    text = json.dumps(content, indent=1, ensure_ascii=False)
+    return re.sub(r"\[\n\s+([^][{}\"]*?)\n\s+\]", _one_line, text) + "\n"
 
 
 def _one_line(match: re.Match[str]) -> str:

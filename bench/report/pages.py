@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from typing import TYPE_CHECKING
 
 from akunu_py.bench.report import charts, tables
 from akunu_py.bench.result import Result, Series
+
+if TYPE_CHECKING:
+    from akunu_py.bench.check import Check
 
 _SPREAD = "Medians; the line through a bar goes from the slowest repetition to the fastest."
 _CHOSEN = "auto, share of passes; 0 is a plain step."
@@ -26,7 +30,7 @@ h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2.2rem}p.quiet,pre.quiet{col
 pre{white-space:pre-wrap;font-size:.85rem}.wide{overflow-x:auto}
 table{border-collapse:collapse;font-size:.85rem;font-variant-numeric:tabular-nums}
 td,th{padding:.2rem .6rem;border-bottom:1px solid var(--grid);text-align:left;white-space:nowrap}
-details{margin:.3rem 0}
+details{margin:.3rem 0}td.pass{color:#15803d}td.FAIL{color:#dc2626;font-weight:bold}
 """
     + charts.STYLE
 )
@@ -34,7 +38,22 @@ details{margin:.3rem 0}
 
 def to_html(results: Sequence[Result]) -> str:
     """The whole report as one page: style, charts and figures inline, no script."""
-    body = "".join(_html_of(result) for result in results)
+    return _page("".join(_html_of(result) for result in results))
+
+
+def check_to_html(check: Check) -> str:
+    """What was promised, line by line, then the whole report of each model."""
+    about = (
+        check.command if check.complete else f"{check.command}; interrupted: not all was checked"
+    )
+    head = f'<h1>akunu bench check</h1>\n<pre class="quiet">{escape(about)}</pre>\n'
+    verdicts = _html_table(tables.check_table(check.lines))
+    for verdict in ("pass", "FAIL"):
+        verdicts = verdicts.replace(f"<td>{verdict}</td>", f'<td class="{verdict}">{verdict}</td>')
+    return _page(head + verdicts + "".join(_html_of(result) for result in check.results))
+
+
+def _page(body: str) -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width,initial-scale=1">\n'

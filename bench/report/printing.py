@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +12,12 @@ from akunu_py.types import Stats
 
 if TYPE_CHECKING:
     from akunu_py.bench.chat import ChatResult
+    from akunu_py.bench.check import Check
     from akunu_py.bench.compare import Comparison
     from akunu_py.bench.fidelity import FidelitySummary
     from akunu_py.bench.profile import Profile
 
 _BAR = 40  # characters
-_CHAT_GOAL_MS, _CHAT_GOAL_RATIO = 50, 0.95
 _CONTEXTS = ("the prompt alone", "+ the rest of the buffer", "+ the other files")
 _FIDELITY_NOTE = """\
 Greedy answers with drafts beside the same without. Where one differs it is at a near-tie: a pass
@@ -167,7 +168,16 @@ def _print_contexts(name: str, contexts: Mapping[str, Any]) -> None:
         name = ""
 
 
+def print_check(check: Check) -> None:
+    """The verdicts; the figures behind them are in the file."""
+    print(tables.to_text(tables.check_table(check.lines)))
+    verdicts = Counter(line.verdict for line in check.lines)
+    print(", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()))
+
+
 def print_chat(model: str, draft: str, result: ChatResult) -> None:
+    from akunu_py.bench.chat import GOAL_MS, GOAL_RATIO
+
     print(f"{model}, drafting {draft}, in a terminal of 80 x 24\n")
     cells = [
         [name, str(len(keys.seconds)), str(keys.lost)]
@@ -181,8 +191,7 @@ def print_chat(model: str, draft: str, result: ChatResult) -> None:
     if result.ratio:
         same = "the same answer" if result.identical else "NOT the same answer each time"
         print(f"in the chat: x{result.ratio:.3f} ± {result.spread:.3f}; {same}")
-    print(f"goals: a median of {_CHAT_GOAL_MS} ms at most while decoding, "
-          f"x{_CHAT_GOAL_RATIO} at least")  # fmt: skip
+    print(f"goals: a median of {GOAL_MS} ms at most while decoding, x{GOAL_RATIO} at least")
     if result.history:
         print(f"the long chat: {result.history} tokens before the answer")
 

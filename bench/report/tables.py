@@ -11,10 +11,13 @@ import io
 import json
 import unicodedata
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from akunu_py.bench.result import Result, Series, Throughput, half_range, median
 from akunu_py.bench.theory import predict
+
+if TYPE_CHECKING:
+    from akunu_py.bench.check import Line
 
 Row = dict[str, Any]
 Table = tuple[list[str], list[list[str]]]
@@ -156,6 +159,16 @@ def speed_table(result: Result) -> Table:
             ]
         )
     return headings, cells
+
+
+def check_table(lines: Sequence[Line]) -> Table:
+    """Promises, the figures that were measured, and what they had to be."""
+    cells = []
+    for line in lines:
+        figure = "" if line.value is None else f"{line.value:.3g} {line.unit}".strip()
+        limit = f"{'at least' if line.least else 'at most'} {line.limit:.3g} {line.unit}".strip()
+        cells.append([line.about, line.name, figure, limit, line.verdict, line.note])
+    return ["of", "promise", "measured", "must be", "verdict", ""], cells
 
 
 def theory_table(result: Result) -> Table:

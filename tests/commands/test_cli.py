@@ -115,6 +115,8 @@ def test_plausible_accidents_are_one_line(loaded_shallow_starter: Engine) -> Non
         (f"{shell} run <&-", 2, "empty"),
         (f"{shell} run hi --quiet --max-tokens 3 >/dev/full", 1, "space"),
     ):
+        if "/dev/full" in script and not Path("/dev/full").exists():  # a Mac
+            continue
         done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=120)
         assert done.returncode == code, (script, done.stderr)
         assert len(done.stderr.strip().splitlines()) == 1, (script, done.stderr)

@@ -112,7 +112,8 @@ def test_a_disk_without_any_room(home: Home) -> None:
 
     done = home.run(LIST, limit)
     assert (done.code, done.err) == (0, "")
-    good(faults_files.output_full(home, LIST))
+    if Path("/dev/full").exists():  # not on a Mac
+        good(faults_files.output_full(home, LIST))
 
 
 def test_writers_that_are_killed(tmp_path: Path) -> None:

@@ -1,0 +1,312 @@
+"""`akunu bench check`: the verdicts on given figures, and every line of it run on a tiny model.
+
+No timing is asserted. What holds of Metal says on a processor that it was not shown there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from akunu_py.bench import check
+from akunu_py.bench.chat import DECODING, ChatBench, ChatResult
+from akunu_py.bench.check import Check, CheckPlan, Line
+from akunu_py.bench.report import pages, tables
+from akunu_py.bench.result import Repeat, Throughput
+from akunu_py.cli import main
+from akunu_py.decoding import device
+from akunu_py.errors import INTERRUPTED, AkunuError
+from akunu_py.models import store
+from akunu_py.models.store import StoredModel
+from akunu_py.types import Stats
+from tests.support.bench_fakes import drafted_series, fake_result
+from tests.support.command import assert_one_line_error, run_here
+from tests.support.tiny_fim import write_chat_model
+
+QUICK = CheckPlan(
+    workloads=["chat"],
+    repeats=1,
+    max_tokens=8,
+    prompts=(16, 100_000),
+    contexts=(0, 64, 100_000),
+    rows=(1, 2, 32, 33),
+    curve_repeats=1,
+    kernels=((64, 64),),
+    kernel_context=16,
+    chats=1,
+    keys=2,
+    idle_s=0.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "limit", "least", "verdict"),
+    [
+        (0.99, 1.0, False, "pass"),
+        (1.0, 1.0, False, "pass"),
+        (1.0049, 1.0, False, "pass"),  # shown as 1
+        (1.01, 1.0, False, "FAIL"),
+        (1.01, 1.0, True, "pass"),
+        (0.9951, 1.0, True, "FAIL"),
+        (0.99951, 1.0, True, "pass"),
+        (math.nan, 1.0, False, "FAIL"),
+        (math.nan, 1.0, True, "FAIL"),
+        (math.inf, 1.0, False, "FAIL"),
+        (None, 1.0, False, "not measured"),
+    ],
+)
+def test_a_verdict_is_that_of_the_figure_shown(
+    value: float | None, limit: float, least: bool, verdict: str
+) -> None:
+    assert Line("model", "promise", value, limit, least=least).verdict == verdict
+    there = Line("model", "promise", value, limit, least=least, here=False)
+    assert there.verdict == "not on this machine"
+    assert not Check(lines=[there]).failed
+    assert Check(lines=[there, Line("m", "p", value, limit, least=least)]).failed == (
+        verdict == "FAIL"
+    )
+
+
+def _speed_result(off: float, auto: float, **more: Any) -> list[Line]:
+    """The lines of three runners at these speeds beside mlx-lm's 100 tokens per second."""
+    rates = {"mlx-lm": 100.0, "off": off, "auto": auto}
+    result = fake_result(
+        [
+            drafted_series(name, repeats=[Repeat(100, 100 / rate, 0.1)], **more)
+            for name, rate in rates.items()
+        ]
+    )
+    result.throughput = [
+        Throughput("pp512", "mlx-lm", [1000.0]),
+        Throughput("pp512", "akunu", [off * 10]),
+    ]
+    found = Check()
+    check.judge_speed("tiny", result, found)
+    return found.lines
+
+
+def test_speed_is_held_against_mlx_lm_and_against_off() -> None:
+    lines = {line.name: line for line in _speed_result(97.0, 98.0)}
+    verdicts = {name: line.verdict for name, line in lines.items()}
+    assert verdicts["edit: off beside mlx-lm"] == "FAIL"
+    assert verdicts["edit: auto beside mlx-lm"] == "FAIL"
+    assert verdicts["edit: auto beside off"] == "pass"
+    assert verdicts["reading a prompt, pp512, beside mlx-lm"] == "pass"
+    assert lines["edit: auto beside off"].value == pytest.approx(98 / 97)
+    assert {line.verdict for line in _speed_result(98.0, 99.0)} == {"pass"}
+    assert any(
+        "pp512" in line.name and line.verdict == "FAIL" for line in _speed_result(90.0, 90.0)
+    )
+
+
+@pytest.mark.parametrize(
+    ("difference", "verdict"),
+    [
+        (None, "pass"),
+        ({"margin": 0.25}, "pass"),
+        ({"margin": 1.5}, "FAIL"),
+        ({"margin": None}, "FAIL"),  # other prompts
+    ],
+)
+def test_answers_may_differ_at_near_ties(difference: dict[str, Any] | None, verdict: str) -> None:
+    lines = _speed_result(100, 100, identical=difference is None, difference=difference)
+    (line,) = [line for line in lines if line.unit == "logits"]
+    assert line.verdict == verdict
+    assert line.note.startswith("0 of" if difference else "3 of 3")
+
+
+def test_a_kernel_that_is_wrong_beyond_some_rows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "on_metal", lambda: True)
+
+    def kernel(start: int, stop: int) -> mx.array:
+        rows = mx.ones((stop - start, 64))
+        return rows if stop - start < 13 else rows * mx.where(mx.arange(64) == 5, wrong, 1.0)
+
+    for wrong, verdict in ((1.0, "pass"), (1 + 2**-7, "pass"), (1.5, "FAIL")):
+        found, checked = check._compare_rows(kernel), Check()
+        check._add_rows(checked, "a kernel", mx.bfloat16, [found])
+        (line,) = checked.lines
+        assert line.verdict == verdict
+        assert line.value == pytest.approx(wrong - 1)
+        same = [1.0] * check.MOST_ROWS if wrong == 1 else [1.0] * 12 + [63 / 64] * 21
+        assert found["identical"] == pytest.approx(same)
+        assert f"up to {33 if wrong == 1 else 12} rows" in line.note
+
+
+def test_the_rows_of_a_causal_pass_are_those_of_one_at_a_time() -> None:
+    """In float32, where nothing but an error in what is compared could set them apart."""
+    for found in (
+        check.attention_rows(mx.float32, 16),
+        check.quantized_rows(4, mx.float32, 64, 64),
+    ):
+        assert max(found["difference"]) < 1e-5
+        assert len(found["identical"]) == check.MOST_ROWS
+
+
+class NoPrograms(ChatBench):
+    """A chat and a command line that answer at once: what starts programs is in test_chat.py."""
+
+    def run_alone(self, max_tokens: int) -> tuple[str, Stats]:
+        return "a", Stats()
+
+    def measure(self, result: ChatResult) -> None:
+        answer = ("a", Stats(generated_tokens=11, decode_s=1.0))
+        result.alone.append(answer)
+        result.chat.append(answer)
+        result.keys[DECODING].seconds.append(0.06)
+
+
+def test_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(check, "ChatBench", NoPrograms)
+    found = _run_command(tmp_path, monkeypatch, capsys)
+    verdicts = {line["name"]: line["verdict"] for line in found["lines"]}
+    assert verdicts["the chat's speed beside akunu run's"] == "pass"
+    assert verdicts["a key while decoding"] == "FAIL"
+
+
+@pytest.mark.slow
+def test_the_command_with_its_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = _run_command(tmp_path, monkeypatch, capsys)
+    (chat,) = [figures["chat"] for figures in found["figures"].values() if "chat" in figures]
+    assert chat["identical"]
+
+
+def _run_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> dict[str, Any]:
+    """All of it on a tiny model."""
+    directory = write_chat_model(tmp_path / "model")
+    monkeypatch.setattr(check, "DEFAULT_MODEL", str(directory))
+    monkeypatch.setattr(check, "default_plan", lambda: QUICK)
+    out = tmp_path / "there" / "mac.json"
+    code = main(["bench", "check", "--model", str(directory), "-o", str(out), "--format", "json"])
+    captured = capsys.readouterr()
+    found: dict[str, Any] = json.loads(captured.out)
+    assert json.loads(out.read_text()) == found
+    assert found["complete"], captured.err
+    lines = found["lines"]
+    assert "checked to its end" not in {line["name"] for line in lines}
+    assert code == any(line["verdict"] == "FAIL" for line in lines)
+    of_metal = [
+        line
+        for line in lines
+        if line["about"] == "kernels" or re.search("32 rows|idling|wired", line["name"])
+    ]
+    assert len(of_metal) == 6 + 3 + 2
+    if not device.on_metal():
+        assert {line["verdict"] for line in of_metal} == {"not on this machine"}
+        rest = [line for line in lines if line not in of_metal]
+        assert "not on this machine" not in {line["verdict"] for line in rest}
+    (beyond,) = [line for line in lines if "100,000" in line["name"]]
+    assert beyond["note"] == "the context ends at 16,384 tokens"
+    assert {line["name"] for line in lines if line["value"] is None} <= {
+        beyond["name"],
+        "a key while decoding",
+    }
+    (curves,) = [each["curves_s"] for each in found["figures"].values() if "curves_s" in each]
+    assert {name: list(costs) for name, costs in curves.items()} == {
+        "0": ["1", "2", "32", "33"],
+        "64": ["1", "2", "32", "33"],
+    }
+    (result,) = found["results"]
+    assert {run["contestant"] for run in result["runs"]} == {"mlx-lm", "off", "auto"}
+    assert {test["test"] for test in result["throughput"]} == {"pp16"}
+    page = out.with_suffix(".html").read_text()
+    assert all(f"<td>{escape(line['name'])}</td>" in page for line in lines)
+    assert "<h2>All figures</h2>" in page
+    return found
+
+
+def test_what_breaks_off_a_model_is_a_line_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = [StoredModel("first", Path("a")), StoredModel("second", Path("b"))]
+
+    def measure(model: StoredModel, *_: object) -> None:
+        if model.name == "first":
+            raise AkunuError("the chat ended with 1, expected 0")
+
+    monkeypatch.setattr(check, "check_kernels", lambda *_: None)
+    monkeypatch.setattr(check, "check_model", measure)
+    found = Check()
+    check.run_check(models, QUICK, found, lambda line: None)
+    assert found.complete
+    (line,) = found.lines
+    assert (line.about, line.verdict) == ("first", "FAIL")
+    assert "ended with 1" in line.note
+
+
+def test_an_interrupt_keeps_what_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(bench: object, tokens: int) -> None:
+        raise KeyboardInterrupt
+
+    directory = write_chat_model(tmp_path / "model")
+    monkeypatch.setattr(check, "DEFAULT_MODEL", str(directory))
+    monkeypatch.setattr(check, "default_plan", lambda: QUICK)
+    monkeypatch.setattr(ChatBench, "run_alone", interrupted)
+    out = tmp_path / "mac.json"
+    assert main(["bench", "check", "-o", str(out)]) == INTERRUPTED
+    assert "6 " in capsys.readouterr().out  # the kernels
+    found = json.loads(out.read_text())
+    assert not found["complete"]
+    assert len(found["lines"]) == 6
+    assert "interrupted" in out.with_suffix(".html").read_text()
+
+
+def test_the_largest_4_bit_model_that_is_quick_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def model(name: str, size: float, quantization: str, damaged: str = "") -> StoredModel:
+        return StoredModel(name, Path(name), int(size), quantization=quantization, damaged=damaged)
+
+    starter = model("starter", 1e8, "4-bit, groups of 32")
+    there = [
+        starter,
+        model("small", 1e9, "4-bit, groups of 64"),
+        model("fitting", 3e9, "4-bit, groups of 64"),
+        model("damaged", 3.1e9, "4-bit, groups of 64", "no weights"),
+        model("wide", 3.2e9, "8-bit, groups of 64"),
+        model("large", 9e9, "4-bit, groups of 64"),
+    ]
+    by_name = {each.name: each for each in there}
+    monkeypatch.setattr(store, "list_models", lambda: there)
+    monkeypatch.setattr(store, "resolve", by_name.__getitem__)
+    monkeypatch.setattr(store, "check", lambda model: None)
+    assert [each.name for each in check.choose_models([])] == ["starter", "fitting"]
+    assert [each.name for each in check.choose_models(["large", "starter"])] == ["starter", "large"]
+    there[1:] = []
+    assert [each.name for each in check.choose_models([])] == ["starter"]
+
+
+def test_the_page_and_the_table_show_every_line() -> None:
+    found = Check(
+        "akunu bench check",
+        lines=[
+            Line("kernels", "<rows>", 0.01234567, 0.125, note="identical up to 13 rows"),
+            Line("starter", "speed", 0.9, 0.99, "x", least=True),
+            Line("starter", "wired", None, 10, here=False),
+        ],
+    )
+    _, cells = tables.check_table(found.lines)
+    assert cells == [
+        ["kernels", "<rows>", "0.0123", "at most 0.125", "pass", "identical up to 13 rows"],
+        ["starter", "speed", "0.9 x", "at least 0.99 x", "FAIL", ""],
+        ["starter", "wired", "", "at most 10", "not on this machine", ""],
+    ]
+    page = pages.check_to_html(found)
+    assert "&lt;rows&gt;" in page
+    assert '<td class="FAIL">FAIL</td>' in page
+    assert "interrupted" in page
+
+
+def test_the_result_file_is_json() -> None:
+    assert_one_line_error(run_here("bench", "check", "-o", "mac.html"), 2, ".json", "mac.html")
