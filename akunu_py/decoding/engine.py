@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -117,9 +116,7 @@ class Engine:
             vocabulary=vocabulary,
             weights=layout,
             load_s=time.perf_counter() - started,
-            tokenizer_digest=hashlib.sha256(
-                tokenizer.backend_tokenizer.to_str().encode()
-            ).hexdigest(),
+            tokenizer_digest=tokenizer.digest,
             no_draft=kvcache.why_no_rollback(cache),
             recurrent=kvcache.is_recurrent(cache),
             kv_bits=kv_bits,
