@@ -4,7 +4,8 @@ Most of what is promised is tested wherever the tests run; how Metal's kernels r
 passes cost, and what the system does with memory is not. How MLX multiplies by a quantized matrix
 depends on the rows, the matrix and the chip (mlx/backend/metal/quantized.cpp): a few rows one by
 one, since M3 up to five together; many, which begin between 6 (M1) and 32 (Ultra), in tiles of 32.
-Attention changes above 8 rows. So each number of rows from 1 to 33 is held against one.
+Attention changes above 8 rows, and where rows times the heads that share their keys exceed 32. So
+each number of rows from 1 to 33 is held against one.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ START_S, AGAIN_S, LOAD_RATE = 4.0, 3.0, 1e9  # a process to its first token, and
 _SPEEDS = (("off", PLAIN, OFF), ("auto", PLAIN, AUTO), ("auto", "off", AUTO))
 _LARGEST = 3.5e9  # bytes of a model that ten minutes are enough for
 _BIT_WIDTHS, _FORMATS = (4, 8), (mx.bfloat16, mx.float16)
-_GROUP, _HEADS, _KV_HEADS, _HEAD = 64, 8, 2, 64
+_GROUP, _GROUPS, _KV_HEADS, _HEAD = 64, (4, 8), 2, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +78,18 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class CheckPlan:
-    """How much is measured of each model. kernels: (inputs, outputs) of matrices. kernel_context:
+    """How much is measured of each model. kernels: (inputs, outputs) of matrices; depths:
     tokens behind the rows of attention. chats: answers in the chat; keys: typed into each."""
 
     workloads: Sequence[str] | None = None
     repeats: int = 3
-    max_tokens: int = 128
+    max_tokens: int = 96
     prompts: Sequence[int] = (512, 2048)
     contexts: Sequence[int] = (0, 4096, 16384)
     rows: Sequence[int] = (1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12, 14, 16, 18, 24, 32, 33)
     curve_repeats: int = 3
     kernels: Sequence[tuple[int, int]] = ((2048, 2048), (4096, 4096), (2560, 9728))
-    kernel_context: int = 512
+    depths: Sequence[int] = (512, 4096)
     chats: int = 2
     keys: int = 24
     idle_s: float = 5.0
@@ -178,7 +179,8 @@ def check_kernels(plan: CheckPlan, check: Check) -> None:
         for bits in _BIT_WIDTHS:
             found = [quantized_rows(bits, kind, *sizes) for sizes in plan.kernels]
             _add_rows(check, f"{bits}-bit matrices, {name}", kind, found)
-        _add_rows(check, f"attention, {name}", kind, [attention_rows(kind, plan.kernel_context)])
+        attention = [attention_rows(kind, n, heads) for n in plan.depths for heads in _GROUPS]
+        _add_rows(check, f"attention, {name}", kind, attention)
 
 
 def _add_rows(
@@ -213,13 +215,13 @@ def quantized_rows(bits: int, kind: mx.Dtype, inputs: int, outputs: int) -> dict
     return _compare_rows(product)
 
 
-def attention_rows(kind: mx.Dtype, context: int) -> dict[str, list[float]]:
-    """Causal attention of the last rows, as in a pass behind `context` tokens; see
-    `_compare_rows`."""
+def attention_rows(kind: mx.Dtype, context: int, group: int) -> dict[str, list[float]]:
+    """Causal attention of the last rows, as in a pass behind `context` tokens, where `group` heads
+    share their keys; see `_compare_rows`."""
     mx.random.seed(0)
     queries, keys, values = (
         mx.random.normal((1, heads, context + MOST_ROWS, _HEAD)).astype(kind)
-        for heads in (_HEADS, _KV_HEADS, _KV_HEADS)
+        for heads in (_KV_HEADS * group, _KV_HEADS, _KV_HEADS)
     )
 
     def attend(start: int, stop: int) -> mx.array:

@@ -39,7 +39,7 @@ QUICK = CheckPlan(
     rows=(1, 2, 32, 33),
     curve_repeats=1,
     kernels=((64, 64),),
-    kernel_context=16,
+    depths=(16,),
     chats=1,
     keys=2,
     idle_s=0.0,
@@ -143,7 +143,7 @@ def test_a_kernel_that_is_wrong_beyond_some_rows_is_found(monkeypatch: pytest.Mo
 def test_the_rows_of_a_causal_pass_are_those_of_one_at_a_time() -> None:
     """In float32, where nothing but an error in what is compared could set them apart."""
     for found in (
-        check.attention_rows(mx.float32, 16),
+        check.attention_rows(mx.float32, 16, 4),
         check.quantized_rows(4, mx.float32, 64, 64),
     ):
         assert max(found["difference"]) < 1e-5

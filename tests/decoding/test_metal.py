@@ -57,8 +57,11 @@ def test_rows_together_are_rows_alone_but_for_rounding(
 
 @pytest.mark.parametrize("kind", FORMATS, ids=str)
 @pytest.mark.parametrize("context", [0, 512, 4096])
-def test_attention_of_several_rows_is_that_of_one_at_a_time(kind: mx.Dtype, context: int) -> None:
-    found = attention_rows(kind, context)
+@pytest.mark.parametrize("group", [1, 4, 8])
+def test_attention_of_several_rows_is_that_of_one_at_a_time(
+    kind: mx.Dtype, context: int, group: int
+) -> None:
+    found = attention_rows(kind, context, group)
     assert max(found["difference"]) <= ROUNDING * mx.finfo(kind).eps
 
 
