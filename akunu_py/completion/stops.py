@@ -6,6 +6,7 @@ know no language beyond that: a rule that holds for most is better here than a p
     behind the cursor              the completion is
     -----------------              -----------------
     more code on the line          the rest of this line
+    only what closes there         all up to it
     nothing, line begun            this line, and the block that it opens, if it does
     nothing, indented              the lines indented as deep, up to a shallower one
     nothing, at the margin         one statement, and its block
@@ -17,23 +18,35 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_SCANNED = 20_000  # characters on each side of the cursor that brackets are looked for in
+from akunu_py.completion.brackets import OpenBrackets, width
+
+_LONGEST = 20_000  # characters of the cursor's line that are looked at
 _LEADING_LINES = 2  # empty lines before the first that is not
 _CLOSING_WORDS = ("end", "fi", "done", "esac")
-_CLOSING = re.compile(rf"[)\]}}]|(?:{'|'.join(_CLOSING_WORDS)})\b")
-_OPENING = re.compile(r"(?:[:({\[]|[=-]>|\b(?:then|do|else|begin))\s*(?:#.*|//.*)?$")
-
-# Brackets count outside of quotes and comments, as far as one can tell without parsing: quotes end
-# in their line, a comment begins with # or // at its start or behind a space. Strings that go over
-# lines are read as code, and so are very long ones: looking for their ends from every quote would
-# take for ever. A quote inside a word, or before one where it should end, is an apostrophe or a
-# lifetime.
-_DOUBLE = r"\"(?:\\.|[^\"\\\n]){0,1000}+"
-_SINGLE = r"(?<!\w)'(?:\\.|[^'\\\n]){0,1000}+"
-_OTHER = r"(?<!\S)(?:#|//)[^\n]*|[()\[\]{}]"
-_CLOSED = re.compile(rf"{_DOUBLE}\"|{_SINGLE}'(?!\w)|{_OTHER}")
-_MAY_CLOSE = re.compile(rf"{_DOUBLE}(?:\"|\\?\Z)|{_SINGLE}(?:'(?!\w)|\\?\Z)|{_OTHER}")
-_STEPS = dict.fromkeys("([{", 1) | dict.fromkeys(")]}", -1)
+_CLOSING = re.compile(rf"[)\]}}]|</|(?:{'|'.join(_CLOSING_WORDS)})\b")
+_OPENING = re.compile(
+    r"(?:[:({\[]|[=-]>|\b(?:then|do(?:\s*\|[^|]*\|)?|else|begin))\s*(?:#.*|//.*)?$"
+)
+# What goes on with a statement that had its block, at its own indentation.
+_TRY = re.compile(r"\s*(?:try|begin)\b")
+_MIDDLE_WORDS = ("except", "finally", "catch", "rescue", "ensure")
+_MIDDLE = re.compile(rf"(?:{'|'.join(_MIDDLE_WORDS)})\b")
+# What goes on with a line that was left: a brace, a method, a pipe; in SQL, a clause.
+_FOLLOWING = re.compile(r"[{.]|\?\.|\|>|&&|\|\|")
+_SQL_WORDS = tuple(
+    re.findall(
+        r"\w+",
+        "select from where and or join left right inner outer full cross on using group order "
+        "having limit offset union except intersect values set returning returns as begin with "
+        "insert update delete when language",
+    )
+)
+_SQL = re.compile(
+    r"\s*(?!from\b.*\bimport\b)(?:select|insert\s+into|update\s+\w+|delete\s+from|create|alter"
+    r"|with\s+\w+\s+as|from\s+\w+(?:\s+\w+)?|where)\b(?![^\n]*[=({:]\s*$)",
+    re.IGNORECASE,
+)
+_AUTO_CLOSED = re.compile(r"(?:[)\]};,>\s]|\"\"\"|\'\'\'|\*/|</[\w.:-]+>)+")
 
 _MARKDOWN = (".md", ".markdown", ".mdx", ".qmd", ".rmd")
 _FENCE_OPENING = re.compile(r"```[\w+#.-]*[ \t]*\n")
@@ -57,35 +70,36 @@ class CompletionStops:
 
     def __init__(self, prefix: str, suffix: str, max_lines: int = 0) -> None:
         """prefix, suffix: around the cursor. max_lines: 0 for as many as the rules allow."""
-        self._begun = prefix[max(prefix.rfind("\n") + 1, len(prefix) - _SCANNED) :]
+        self._begun = prefix[max(prefix.rfind("\n") + 1, len(prefix) - _LONGEST) :]
         rest, _, below = suffix.partition("\n")
         self._rest_of_line = rest.rstrip()  # behind the cursor
         self._next_line = next((line.rstrip() for line in below.split("\n") if line.strip()), "")
         self._max_lines = max_lines
-        open_before = left_open(prefix[-_SCANNED:])
-        self._closable = max(0, open_before - closed_from_before(suffix[:_SCANNED]))
-        # Brackets of the cursor's own line that the completion is to close.
-        self._open_here = min(max(0, depth(self._begun)), self._closable)
+        self._brackets = OpenBrackets(prefix, suffix)
 
     def cut(self, text: str, *, final: bool = False) -> Cut:
         """What stays of `text`, the completion so far; with `final` nothing more will come."""
-        end = first_excess(text, self._closable, ended=final)
+        end = self._brackets.first_excess(text, ended=final)
         if end is not None:
             return self._cut_lines(text[: self._end_before_rest(text, end)], final=True, done=True)
         if not final:
             # What is in quotes now may turn out not to be: a letter behind a quote shows it.
-            text = text[: first_excess(text + "a", self._closable)]
+            ends = [self._brackets.first_excess(more) for more in (text, text + "a")]
+            text = text[: min((end for end in ends if end is not None), default=len(text))]
+            text = text[: len(text) - self._brackets.undecided(text)]
         return self._cut_lines(text, final=final, done=False)
 
     def _cut_lines(self, text: str, *, final: bool, done: bool) -> Cut:
         lines = text.split("\n")
+        if self._rest_of_line and self._fills(lines):
+            return self._cut_filling(lines, final, done)
         if self._rest_of_line:
             return self._cut_one_line(lines, final, done)
         first = self._first_line(lines)
         if first is None or first > _LEADING_LINES:
             return Cut("", done or final or len(lines) > _LEADING_LINES + 1)
         kept = lines[:first]
-        base = _width(self._begun + lines[0] if first == 0 else lines[first])
+        base = width(self._begun + lines[0] if first == 0 else lines[first])
         block = base if base and not self._begun.strip() else None
         for number in range(first, len(lines)):
             line, whole = lines[number], number < len(lines) - 1 or final
@@ -103,24 +117,58 @@ class CompletionStops:
                 return Cut(_trimmed(kept), True)
         return Cut(_trimmed(kept), done)
 
+    def _fills(self, lines: Sequence[str]) -> bool:
+        """Whether more than a line belongs between the cursor and what closes behind it."""
+        if len(lines) == 1 or not _AUTO_CLOSED.fullmatch(self._rest_of_line):
+            return False
+        first = lines[0].rstrip()
+        return not first or first[-1] in ",([{" or self._brackets.inside_long
+
+    def _cut_filling(self, lines: Sequence[str], final: bool, done: bool) -> Cut:
+        """What goes between the cursor and what closes behind it, up to the line break before."""
+        base = width(self._begun)
+        kept = [lines[0]]
+        for number in range(1, len(lines)):
+            line, last = lines[number], number == len(lines) - 1
+            if last and not line.strip():
+                break
+            over = not self._brackets.inside_long and line.strip() and width(line) <= base
+            if over or not (line.strip() or kept[-1].strip()):
+                return Cut("\n".join([*kept, ""]), True)
+            kept.append(line)
+            if 0 < self._max_lines <= len(kept) and (final or not last):
+                return Cut(_trimmed(kept), done or not last, full=not last)
+        if done or final:  # the rest behind the cursor begins a line of its own, if it is to
+            kept += lines[len(kept) :]
+            return Cut("\n".join(kept) if "".join(kept).strip() else "", done)
+        text = _trimmed(kept)
+        return Cut(text[: self._held_from(text)].rstrip())
+
     def _cut_one_line(self, lines: Sequence[str], final: bool, done: bool) -> Cut:
         """The rest of the cursor's line, without what stands behind the cursor already."""
         line = lines[0]
         if len(lines) > 1:
             line, final, done = line.rstrip(), True, True
         if not final:
-            # What may turn out to be the rest is held back, and spaces, which may end the line.
-            held = [
+            return Cut(line[: self._held_from(line)].rstrip())
+        shorter = line[: len(line) - len(self._rest_of_line)]
+        if line.endswith(self._rest_of_line):
+            opened = [self._brackets.depth(each, taken=True) for each in (shorter, line)]
+            line = shorter if opened[0] == opened[1] else line
+        return Cut(line, done)
+
+    def _held_from(self, text: str) -> int:
+        """Where the end of `text` begins that may turn out to be what stands behind the cursor, or
+        spaces, which may end the line."""
+        return min(
+            (
                 len(part) - length
-                for part in (line, line.rstrip())
+                for part in (text, text.rstrip())
                 for length in range(1, min(len(part), len(self._rest_of_line)) + 1)
                 if part.endswith(self._rest_of_line[:length])
-            ]
-            return Cut(line[: min(held, default=len(line))].rstrip())
-        shorter = line[: len(line) - len(self._rest_of_line)]
-        if line.endswith(self._rest_of_line) and depth(shorter) == depth(line):
-            line = shorter
-        return Cut(line, done)
+            ),
+            default=len(text),
+        )
 
     def _end_before_rest(self, text: str, end: int) -> int:
         """Where to cut `text` whose bracket at `end` stands behind the cursor already: there, or
@@ -143,40 +191,58 @@ class CompletionStops:
         base: how deep the first line is indented. block: the same where the cursor's line was
         empty, so that its neighbours belong to it.
         """
-        if self._open_here + depth("\n".join(kept)) > 0 or kept[-1].lstrip().startswith("@"):
+        if self._brackets.depth("\n".join(kept)) > 0 or kept[-1].lstrip().startswith("@"):
             return True
+        statement = self._begun + kept[0] if first == 0 else kept[first]
+        before = statement if len(kept) == first + 1 else kept[-1]
         in_block = block is not None or self._opens(kept, first)
-        if not in_block:
+        in_block = in_block or any(width(each) > base for each in kept[first + 1 :] if each.strip())
+        left = first == 0 and not kept[0].strip()  # the first thing the model did
+        sql = bool(_SQL.match(statement)) and not before.rstrip().endswith(";")
+        if not (in_block or left or sql):
             return False
         content = line.strip()
         if not content:
-            return bool(kept[-1].strip()) if whole else None
-        width = _width(line)
-        if width > base or width == block:
+            return (in_block and bool(before.strip())) if whole else None
+        indented = width(line)
+        if indented > base or indented == block:
             return True
-        if not whole and any(word.startswith(content) for word in _CLOSING_WORDS):
+        words = [*_CLOSING_WORDS, *_MIDDLE_WORDS, "else", "</", "?.", "|>", "&&", "||"]
+        words += _SQL_WORDS if sql else ()
+        if not whole and any(word.startswith(content.lower()) for word in words):
             return None
-        return bool(_CLOSING.match(content)) and (block is not None or width == base)
+        if block is not None or indented != base:
+            return block is not None and bool(_CLOSING.match(content))
+        if in_block and (_CLOSING.match(content) or _MIDDLE.match(content)):
+            return True
+        if _TRY.match(statement) and content.startswith("else"):
+            return True
+        if _FOLLOWING.match(content):
+            return not before.rstrip().endswith((";", "}"))
+        return sql and re.split(r"\W", content.lower(), maxsplit=1)[0] in _SQL_WORDS
 
     def _opens(self, kept: list[str], first: int) -> bool:
         """Whether the statement that the completion begins with opens a block."""
-        text = self._begun if first == 0 else ""
+        text = ""
         for line in kept[first:]:
             if line.lstrip().startswith("@"):  # what it decorates follows
                 continue
             text += line
-            if _OPENING.search(text):
+            if _OPENING.search((self._begun if first == 0 else "") + text):
                 return True
-            if depth(text) <= 0:
+            if self._brackets.depth(text) <= 0:
                 return False
             text += "\n"
         return False
 
     def _closed_all(self, kept: list[str], line: str, base: int, block: int | None) -> bool:
         """Whether `line` closes the block, so that nothing behind it belongs to it."""
-        if not _CLOSING.match(line.strip()) or self._open_here + depth("\n".join(kept)) > 0:
+        if not _CLOSING.match(line.strip()) or self._brackets.depth("\n".join(kept)) > 0:
             return False
-        return _width(line) < base if block is not None else _width(line) == base
+        if block is not None:
+            return width(line) < base
+        begun = next((each for each in [self._begun + kept[0], *kept[1:]] if each.strip()), "")
+        return width(line) == base and not (_TRY.match(begun) and line.strip()[0] == "}")
 
     def _may_repeat(self, line: str, whole: bool) -> bool:
         """Whether `line` is the next line of the buffer, or may become it."""
@@ -188,55 +254,6 @@ class CompletionStops:
 
 def _trimmed(lines: list[str]) -> str:
     return "\n".join(lines).rstrip()
-
-
-def _width(line: str) -> int:
-    """How deep a line is indented; a tab counts up to the next multiple of 8."""
-    expanded = line.expandtabs()
-    return len(expanded) - len(expanded.lstrip())
-
-
-def brackets(text: str, *, ended: bool = True) -> list[tuple[int, int]]:
-    """(position, 1 for an opening or -1 for a closing one) of all brackets in `text`.
-
-    ended: whether the last line is whole. If not, a quote that is open at its end may yet be
-    closed, and what is behind it is not counted.
-    """
-    pattern = _CLOSED if ended else _MAY_CLOSE
-    found = ((each.start(), each.group()) for each in pattern.finditer(text))
-    return [(position, _STEPS[token]) for position, token in found if token in _STEPS]
-
-
-def depth(text: str) -> int:
-    """How many brackets `text` opens more than it closes."""
-    return sum(step for _, step in brackets(text))
-
-
-def left_open(text: str) -> int:
-    """How many brackets are open at the end of `text`, whatever came before it."""
-    now = 0
-    for _, step in brackets(text):
-        now = max(0, now + step)
-    return now
-
-
-def closed_from_before(text: str) -> int:
-    """How many brackets `text` closes that were opened before it."""
-    now = lowest = 0
-    for _, step in brackets(text):
-        now += step
-        lowest = min(lowest, now)
-    return -lowest
-
-
-def first_excess(text: str, closable: int, *, ended: bool = True) -> int | None:
-    """Where `text` closes a bracket that neither it nor one of `closable` before it opened."""
-    now = closable
-    for position, step in brackets(text, ended=ended):
-        now += step
-        if now < 0:
-            return position
-    return None
 
 
 def is_markdown(path: str, language: str) -> bool:

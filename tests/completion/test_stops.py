@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from akunu_py.completion.stops import CompletionStops, closed_from_before, depth, left_open
+from akunu_py.completion.brackets import OpenBrackets
+from akunu_py.completion.stops import CompletionStops
 
 FUNCTION = "def f(n):\n"
 
@@ -81,18 +82,24 @@ def test_quotes_without_an_end_take_no_time() -> None:
     assert depth("'" + "x" * 9_999 + "('") == 1  # and so long ones are read as code
 
 
+def depth(text: str) -> int:
+    return OpenBrackets("", "").depth(text)
+
+
 def test_brackets() -> None:
     assert depth("f([{") == 3
     assert depth("f('(' \"[\" # {\n") == 1
     assert depth("don't (it's") == 1
     assert depth('"(') == 1  # no end in its line: not a quote
-    assert left_open(")) ( [") == 2
-    assert closed_from_before("() ) (]] ") == 2
+    assert depth("#count() {\n# (\n#a .b {\ncolor: #fff; [") == 3
+    assert depth("x = /[)]/; s = `(`; -- (\n/* ( */ (") == 1
+    assert depth("{ ( }") == 0  # what was left open inside is closed too
+    assert depth("f(function() { a) b") == 2
 
 
-WORDS = ["    ", "  ", "b = ", "def f", "end", "//", ", ", "done"]
+WORDS = ["    ", "  ", "b = ", "def f", "end", "//", ", ", "done", '"' * 3, "/*", "*/", "try", "- "]
 PIECES = st.lists(
-    st.sampled_from([*"\n\na()[]{}:\"'# x@\\\t", *WORDS]),
+    st.sampled_from([*"\n\na()[]{}:\"'# x@\\\t/`;.|", *WORDS]),
     max_size=16,
 ).map("".join)
 
