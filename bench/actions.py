@@ -155,10 +155,10 @@ def curve(options: argparse.Namespace) -> int:
 def theory(options: argparse.Namespace) -> int:
     from akunu_py.bench import theory
     from akunu_py.bench.report.printing import print_theory
-    from akunu_py.bench.result import load_result, merged
+    from akunu_py.bench.result import load_results, merged
 
     results = (
-        merged([load_result(file) for file in options.files])
+        merged([each for file in options.files for each in load_results(file)])
         if options.files
         else [_measure_fixed(options)]
     )
@@ -335,11 +335,11 @@ def report(options: argparse.Namespace) -> int:
     if options.readme:
         return _readme(options.readme, check=options.check)
     from akunu_py.bench.report import pages
-    from akunu_py.bench.result import load_result, merged, write_text
+    from akunu_py.bench.result import load_results, merged, write_text
 
     if not options.files:
         raise UsageError("expected result files: akunu bench report FILE ... (akunu bench -o FILE)")
-    results = merged([load_result(file) for file in options.files])
+    results = merged([each for file in options.files for each in load_results(file)])
     if not options.output:
         print(pages.to_text(results))
         print(pages.to_markdown(results), end="")

@@ -21,7 +21,7 @@ import mlx.core as mx
 
 from akunu_py.bench.chat import DECODING, GOAL_MS, GOAL_RATIO, ChatBench, ChatOptions, ChatResult
 from akunu_py.bench.curve import measure_curve
-from akunu_py.bench.result import Result, describe_machine, median, today
+from akunu_py.bench.result import CHECK_FORMAT, Result, describe_machine, median, today
 from akunu_py.bench.runners import PLAIN
 from akunu_py.bench.speed import OURS, Plan, Setup, run_speed
 from akunu_py.bench.workloads import load_workloads
@@ -33,7 +33,6 @@ from akunu_py.errors import AkunuError
 from akunu_py.models import store
 from akunu_py.types import DEFAULT_MODEL, GenerateOptions, Message
 
-FORMAT = "akunu bench check 1"
 Verdict = Literal["pass", "FAIL", "not measured", "not on this machine"]
 
 MOST_ROWS = 33  # one more than a draft and its token ever have, and than a tile
@@ -118,7 +117,7 @@ class Check:
     def as_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
         return {
-            "format": FORMAT,
+            "format": CHECK_FORMAT,
             "command": self.command,
             "date": today(),
             "machine": describe_machine(),

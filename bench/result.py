@@ -22,7 +22,7 @@ from akunu_py.version import __version__
 if TYPE_CHECKING:
     from akunu_py.decoding.engine import Engine
 
-FORMAT = "akunu bench 1"
+FORMAT, CHECK_FORMAT = "akunu bench 1", "akunu bench check 1"
 _FILE_KEYS = {"runner": "contestant", "sources": "evidence"}  # of the format, for these fields
 _FIELDS = {key: name for name, key in _FILE_KEYS.items()}
 _PERIOD = 64  # tokens; the longest passage that counts as a loop when it comes again and again
@@ -235,12 +235,30 @@ def write_text(path: Path, text: str, *, parents: bool = False) -> None:
 
 def load_result(path: Path) -> Result:
     """Reads a result file. Raises UsageError where it cannot be read or is no such file."""
+    return _result(path, _read(path))
+
+
+def load_results(path: Path) -> list[Result]:
+    """Those in a file of `akunu bench check`, one for each model, or the one in any other.
+
+    Raises UsageError as `load_result` does.
+    """
+    content = _read(path)
+    several = isinstance(content, dict) and content.get("format") == CHECK_FORMAT
+    parts = content.get("results") if several else [content]
+    return [_result(path, part) for part in (parts if isinstance(parts, list) else [parts])]
+
+
+def _read(path: Path) -> Any:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"expected a result of akunu bench, found {path}: {error}") from error
+
+
+def _result(path: Path, content: Any) -> Result:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UsageError(
             f'expected a result file with "format": "{FORMAT}", found {path}; '

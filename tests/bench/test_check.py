@@ -222,6 +222,9 @@ def _run_command(
     (result,) = found["results"]
     assert {run["contestant"] for run in result["runs"]} == {"mlx-lm", "off", "auto"}
     assert {test["test"] for test in result["throughput"]} == {"pp16"}
+    plots = run_here("bench", "report", str(out))
+    assert plots.returncode == 0, plots.stderr
+    assert "Tokens per second" in plots.stdout
     page = out.with_suffix(".html").read_text()
     assert all(f"<td>{escape(line['name'])}</td>" in page for line in lines)
     assert "<h2>All figures</h2>" in page

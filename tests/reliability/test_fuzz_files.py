@@ -20,7 +20,7 @@ import tomlkit
 from hypothesis import strategies as st
 
 from akunu_py.bench import trace
-from akunu_py.bench.result import Result, load_result
+from akunu_py.bench.result import CHECK_FORMAT, Result, load_result, load_results
 from akunu_py.bench.trace import load_trace
 from akunu_py.chats.json import read_json
 from akunu_py.errors import AkunuError, UsageError
@@ -185,13 +185,13 @@ def test_notes_of_use(examples: int, tmp_path: Path) -> None:
 @lengths(75)
 def test_results_of_the_bench(examples: int, tmp_path: Path) -> None:
     path = tmp_path / "result.json"
-    path.write_text(Result(command="akunu bench", curve_s={1: 0.01}).to_json())
-    whole = json.loads(path.read_text())
+    whole = json.loads(Result(command="akunu bench", curve_s={1: 0.01}).to_json())
 
     def check(value: Any) -> None:
-        path.write_text(json.dumps(value))
-        with clear():
-            load_result(path)
+        for content in (value, {"format": CHECK_FORMAT, "results": value}):
+            path.write_text(json.dumps(content))
+            with clear():
+                load_results(path)
 
     explore(check, examples, changed(whole))
 
