@@ -10,10 +10,13 @@ each number of rows from 1 to 33 is held against one.
 
 from __future__ import annotations
 
+import gc
+import math
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -157,14 +160,15 @@ def run_check(
     progress: Callable[[str], None],
 ) -> None:
     """Fills `check`, which is valid whenever this is interrupted."""
-    progress("kernels")
-    check_kernels(plan, check)
-    for model in models:
+    parts: list[tuple[str, Callable[[], None]]] = [("kernels", partial(check_kernels, plan, check))]
+    parts += [(each.name, partial(check_model, each, plan, check, progress)) for each in models]
+    for about, measure in parts:
+        progress(about)
         try:
-            check_model(model, plan, check, progress)
+            measure()
         except (AkunuError, RuntimeError, OSError) as error:  # MLX's are RuntimeErrors
             why = f"{type(error).__name__}: {error}"
-            check.add(model.name, "checked to its end", 0, 1, least=True, note=why)
+            check.add(about, "checked to its end", 0, 1, least=True, note=why)
     check.complete = True
 
 
@@ -248,7 +252,8 @@ def _compare_rows(compute: Callable[[int, int], mx.array]) -> dict[str, list[flo
         together, expected = compute(0, count), alone[:count]
         apart = mx.abs(together.astype(mx.float32) - expected.astype(mx.float32))
         identical.append(mx.mean(together == expected).item())
-        difference.append(mx.max(apart).item() / typical)
+        worst = mx.max(apart).item() / typical if mx.all(mx.isfinite(apart)).item() else math.inf
+        difference.append(worst)
     return {"identical": identical, "difference": difference}
 
 
@@ -329,7 +334,7 @@ def judge_speed(about: str, result: Result, check: Check) -> None:
     compared = [series for series in result.runs if series.identical is not None]
     different = [series.difference for series in compared if series.difference]
     # Without a margin the prompts differed, which is no tie.
-    margins = [float("inf") if d["margin"] is None else d["margin"] for d in different]
+    margins = [math.inf if d["margin"] is None else d["margin"] for d in different]
     note = f"{len(compared) - len(different)} of {len(compared)} answers are the same"
     name = "ties at which answers are not mlx-lm's"
     check.add(about, name, max(margins, default=0.0), NEAR_TIE, unit="logits", note=note)
@@ -358,6 +363,7 @@ def _check_curves(
         cost, note = None, f"the context ends at {engine.context_length:,} tokens"
         if context + MOST_ROWS < engine.context_length:
             show(f"cost curve behind {context:,} tokens")
+            gc.collect()  # sessions that are done with hold their caches
             mx.reset_peak_memory()
             costs = measure_curve(engine, plan.rows, plan.curve_repeats, context)
             peak, estimate = mx.get_peak_memory() - before, engine.fit.needs.at(context).total

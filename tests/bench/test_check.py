@@ -129,12 +129,12 @@ def test_a_kernel_that_is_wrong_beyond_some_rows_is_found(monkeypatch: pytest.Mo
         rows = mx.ones((stop - start, 64))
         return rows if stop - start < 13 else rows * mx.where(mx.arange(64) == 5, wrong, 1.0)
 
-    for wrong, verdict in ((1.0, "pass"), (1 + 2**-7, "pass"), (1.5, "FAIL")):
+    for wrong, verdict in ((1.0, "pass"), (1 + 2**-7, "pass"), (1.5, "FAIL"), (math.nan, "FAIL")):
         found, checked = check._compare_rows(kernel), Check()
         check._add_rows(checked, "a kernel", mx.bfloat16, [found])
         (line,) = checked.lines
         assert line.verdict == verdict
-        assert line.value == pytest.approx(wrong - 1)
+        assert line.value == (math.inf if math.isnan(wrong) else pytest.approx(wrong - 1))
         same = [1.0] * check.MOST_ROWS if wrong == 1 else [1.0] * 12 + [63 / 64] * 21
         assert found["identical"] == pytest.approx(same)
         assert f"up to {33 if wrong == 1 else 12} rows" in line.note
