@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import Any, NoReturn
 
+from akunu_py.errors import UsageError
+from akunu_py.files import read_bounded
 from akunu_py.text import on_one_line
 from akunu_py.types import (
     DEFAULT_DRAFT_TOKENS,
     DEFAULT_MAX_TOKENS,
     DRAFT_MODES,
     WEIGHT_MODES,
+    Constraint,
     GenerateOptions,
     SamplingOptions,
 )
@@ -106,6 +110,56 @@ def options_from(args: argparse.Namespace) -> GenerateOptions:
         sampling=sampling,
         stop=tuple(args.stop or ()),
     )
+
+
+MAX_CONSTRAINT_FILE = 4 << 20  # bytes of a schema or a grammar
+
+
+def add_constraint(parser: argparse.ArgumentParser) -> None:
+    """Adds what an answer must match."""
+    group = parser.add_argument_group("structured output: the answer matches, or is cut off")
+    kinds = group.add_mutually_exclusive_group()
+    kinds.add_argument("--json-schema", metavar="FILE|JSON", help="JSON that fits a JSON schema")
+    kinds.add_argument("--json", action="store_true", help="any JSON")
+    kinds.add_argument("--regex", metavar="RE", help="the whole answer matches RE")
+    kinds.add_argument(
+        "--choice", action="append", metavar="TEXT", help="one of these; may be repeated"
+    )
+    kinds.add_argument("--grammar", metavar="FILE", help="a Lark grammar in a file")
+    group.add_argument(
+        "--compact",
+        action="store_true",
+        help="JSON without whitespace, which CHANGES what a model would write",
+    )
+
+
+def constraint_from(args: argparse.Namespace) -> Constraint | None:
+    """What `add_constraint` was given. Raises UsageError for files that cannot be read."""
+    if args.compact and not (args.json_schema or args.json):
+        raise UsageError("--compact is for JSON: use it with --json-schema or --json")
+    if args.json_schema is not None:
+        text = args.json_schema.strip()
+        if not text.startswith(("{", "[")):
+            text = _text_of(args.json_schema, "--json-schema")
+        return Constraint("json_schema", text, compact=args.compact)
+    if args.json:
+        return Constraint("json", compact=args.compact)
+    if args.regex is not None:
+        return Constraint("regex", args.regex)
+    if args.choice:
+        return Constraint("choice", choices=tuple(args.choice))
+    if args.grammar is not None:
+        return Constraint("grammar", _text_of(args.grammar, "--grammar"))
+    return None
+
+
+def _text_of(path: str, option: str) -> str:
+    try:
+        return read_bounded(Path(path), MAX_CONSTRAINT_FILE).decode("utf-8-sig")
+    except OSError as error:
+        raise UsageError(f"{option}: cannot read {path}: {error.strerror}") from error
+    except ValueError as error:  # not UTF-8, or a null in the path
+        raise UsageError(f"{option}: {path} is not UTF-8 text: {error}") from error
 
 
 def add_drafting(group: argparse._ArgumentGroup) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 DraftMode = Literal["auto", "fixed", "off"]
 FinishReason = Literal["stop", "length", "context", "cancelled"]
+ConstraintKind = Literal["json_schema", "json", "regex", "choice", "grammar"]
 WeightMode = Literal["auto", "keep", "float32", "bfloat16"]
 
 DRAFT_MODES: tuple[DraftMode, ...] = ("auto", "fixed", "off")
@@ -67,13 +68,29 @@ class Drafter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Constraint:
+    """What an answer must match, whole: JSON of a schema, any JSON, a regular expression, one of
+    several choices, or a grammar in llguidance's dialect of Lark.
+
+    text: the schema as JSON, the expression or the grammar. compact: JSON without whitespace,
+    which a model might have chosen otherwise.
+    """
+
+    kind: ConstraintKind
+    text: str = ""
+    choices: tuple[str, ...] = ()
+    compact: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingOptions:
     """How a token is chosen. Temperature 0 is greedy: the most likely one.
 
     The filters top_p, min_p and top_k apply at temperatures above 0; 1, 0 and 0 switch them off.
     The penalties (1, 0 and 0: none) look at the last `penalty_window` tokens, the prompt's too.
     logit_bias: (token, what is added to its logit). allowed_tokens: the only ones that may be
-    sampled, empty for any. seed: None draws one.
+    sampled, empty for any. seed: None draws one. constraint: only what matches it is sampled; at
+    every temperature, and before anything is filtered or accepted.
 
     These two accept drafts that exact sampling would not, so they change the output. lenience:
     1 is exact; a drafted x is accepted with probability p(x) / lenience, greedily where p(x) is at
@@ -94,6 +111,7 @@ class SamplingOptions:
     seed: int | None = None
     lenience: float = 1.0
     typical: float = 0.0
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,11 @@ import json
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from akunu_py.arguments import add_generation, options_from
+from akunu_py.arguments import add_constraint, add_generation, constraint_from, options_from
 from akunu_py.decoding.load import engine_from, load_learned, note_peak
 from akunu_py.errors import INTERRUPTED, EmptyPrompt, UsageError
 from akunu_py.files import read_stream
@@ -40,12 +41,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="keep the tokens read and generated in FILE, and do not read again those it has",
     )
+    add_constraint(parser)
     add_generation(parser, temperature=0.0, top_p=1.0)
 
 
 def run(args: argparse.Namespace) -> int:
     prompt = read_prompt(args.prompt)
     options = options_from(args)
+    constraint = constraint_from(args)
+    options = replace(options, sampling=replace(options.sampling, constraint=constraint))
     engine = engine_from(args)
     from akunu_py.decoding.session import (
         Session,  # takes a second, which no mistake should wait for
@@ -66,6 +70,10 @@ def run(args: argparse.Namespace) -> int:
         else:
             stream(generation)
     print_warnings(learned.warnings)
+    if constraint and generation.finish_reason in ("length", "context"):
+        print_warnings(
+            [f"the answer is not whole, it was {ENDINGS[generation.finish_reason].command}"]
+        )
     note_peak(engine, generation)
     if args.prompt_cache:
         session.save_prompt_cache(args.prompt_cache)

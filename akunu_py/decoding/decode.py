@@ -31,9 +31,10 @@ def decode(
     `drafter` knows all tokens up to and with the pending ones, and observes what follows. Where it
     drafted nothing `plain_steps_before_pipelining` times in a row (None: however often), plain
     steps are pipelined: each is launched before the one before it is collected. That hides the
-    time between two steps, and costs a pass when there is a draft again.
+    time between two steps, and costs a pass when there is a draft again. Under a constraint what
+    a step may sample depends on the one before it, so none are pipelined.
     """
-    wait = plain_steps_before_pipelining
+    wait = None if target.constraint is not None else plain_steps_before_pipelining
     ahead: mx.array | None = None  # the token of a plain step that is under way
     last = target.clock()
     passes = idle = 0
@@ -55,7 +56,7 @@ def decode(
             last = target.clock()
             drafter.observe(len(drafted), accepted, rows, last - started)
             drafter.extend(tokens)
-            limit = 0 if tokens[-1] in stop else limit - len(tokens)
+            limit = 0 if ended(target, tokens[-1], stop) else limit - len(tokens)
             passes += 1
             if passes % _CLEAR_EVERY == 0:
                 mx.clear_cache()
@@ -86,6 +87,8 @@ def speculate(
     sampled = target.read(target.launch(rows, 1 + len(drafted)))
     accepted = accept(drafted, sampled)
     tokens = cut(sampled[: accepted + 1], stop)
+    if target.constraint is not None:
+        tokens = target.constraint.consume(tokens)
     kept = len(target.pending) + len(tokens) - 1
     if kept < len(rows):
         kept = target.roll_back(before, len(rows), kept)
@@ -96,6 +99,11 @@ def speculate(
 def accept(drafted: Sequence[int], sampled: Sequence[int]) -> int:
     """How many drafted tokens the target sampled too, up to the first that it did not."""
     return common_prefix(drafted, sampled)
+
+
+def ended(target: Target, token: int, stop: Collection[int]) -> bool:
+    """Whether an answer ends with `token`: it says so, or nothing may follow it."""
+    return token in stop or (target.constraint is not None and target.constraint.complete)
 
 
 def cut(tokens: list[int], stop: Collection[int]) -> list[int]:

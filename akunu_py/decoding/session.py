@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from akunu_py.decoding import prompt_cache
-from akunu_py.decoding.decode import decode, speculate
+from akunu_py.decoding.constraint import ConstraintMatcher
+from akunu_py.decoding.decode import decode, ended, speculate
 from akunu_py.decoding.device import wired_memory
 from akunu_py.decoding.drafting import Drafting
 from akunu_py.decoding.engine import Engine
@@ -107,6 +108,10 @@ class Generation:
         self._options = options
         self._draft_context = draft_context
         self._sampler = Sampler(options.sampling)
+        constraint = options.sampling.constraint
+        self._constraint = (
+            ConstraintMatcher(engine, constraint, self._prompt) if constraint else None
+        )
         self._room = engine.context_length - len(self._prompt)
         self._cancelled = threading.Event()
         self._decoder = StreamDecoder(engine, self._prompt, options.stop)
@@ -146,14 +151,14 @@ class Generation:
         """The first token, which comes from the prefill; then a piece per decode pass."""
         started = time.perf_counter()
         target, stop = self._target, self._engine.stop_tokens
-        target.sampler = self._sampler
+        target.sampler, target.constraint = self._sampler, self._constraint
         if not self._prefill():
             return
         first, _ = speculate(target, (), stop)
         prefilled = time.perf_counter()
         self.stats.prefill_s = prefilled - started
         yield Piece(tuple(first), seconds=self.stats.prefill_s)
-        if first[0] in stop or self._cancelled.is_set():
+        if ended(target, first[0], stop) or self._cancelled.is_set():
             return
         drafting = self._session.drafting
         history = [*self._prompt, *first]
@@ -211,7 +216,9 @@ class Generation:
         return decoded
 
     def _finish_reason(self) -> FinishReason:
-        if self._decoder.stopped or (self.tokens and self.tokens[-1] in self._engine.stop_tokens):
+        last = self.tokens[-1] if self.tokens else -1
+        complete = self._constraint is not None and self._constraint.complete
+        if self._decoder.stopped or complete or last in self._engine.stop_tokens:
             return "stop"
         if len(self.tokens) == self._options.max_tokens:
             return "length"

@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from akunu_py.decoding import kvcache
+from akunu_py.decoding.constraint import ConstraintMatcher
 from akunu_py.decoding.sampling import Sampler
 from akunu_py.types import SamplingOptions
 
@@ -41,6 +42,7 @@ class Target:
         self.vocabulary: int | None = None  # width of the logits, known after a pass
         self._kv_bits = kv_bits
         self.sampler = Sampler(SamplingOptions())
+        self.constraint: ConstraintMatcher | None = None  # of the answer that is being sampled
         self.reset()
 
     def reset(self) -> None:
@@ -80,7 +82,8 @@ class Target:
     def launch(self, rows: Sequence[int], wanted: int, after: mx.array | None = None) -> mx.array:
         """Starts one pass over `rows`, which nobody waits for.
 
-        after: the token of the plain step that is under way, the first row of this pass then.
+        after: the token of the plain step that is under way, the first row of this pass then; not
+        with a constraint, which needs to know that token.
         Returns the tokens [wanted] sampled after each of the last `wanted` rows.
         """
         tokens = mx.array(rows, mx.int32)
@@ -93,6 +96,9 @@ class Target:
             )
         logits = self.forward(tokens)[-wanted:]
         self.vocabulary = logits.shape[-1]
+        if self.constraint is not None:
+            mx.async_eval(logits)  # the masks are made meanwhile
+            logits = self.constraint.masked(logits, rows[len(rows) - wanted + 1 :])
         window = self.sampler.window
         before = mx.concatenate([mx.array(known[-window:], mx.int32), tokens]) if window else tokens
         sampled = self.sampler.sample(logits, before, count + tokens.shape[0] - wanted + 1)

@@ -43,7 +43,8 @@ def test_help_and_mistakes_load_nothing_heavy(words: str) -> None:
         "import sys; from akunu_py.cli import main\n"
         f"try: main({words.split()})\n"
         "except SystemExit: pass\n"
-        "heavy = {'mlx', 'mlx_lm', 'transformers', 'textual', 'numpy', 'huggingface_hub'}\n"
+        "heavy = {'mlx', 'mlx_lm', 'transformers', 'textual', 'numpy', 'huggingface_hub',\n"
+        "         'llguidance'}\n"
         "sys.exit(repr(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"
     )
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)

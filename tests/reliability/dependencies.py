@@ -51,6 +51,7 @@ _FOR = {
     "httpx2": "the errors of pulls",
     "filelock": "the locks of the hub's cache",
     "tokenizers": "tokenizers of imported models",
+    "llguidance": "structured output: which tokens a grammar allows",
     "platformdirs": "where files belong on each system",
     "pygls": "the Language Server Protocol",
     "tqdm": "progress bars",

@@ -1,0 +1,278 @@
+"""Structured output: which tokens a grammar allows at each position, by llguidance.
+
+The mask is applied to the logits before anything is sampled, so an answer is distributed as the
+model's own among those that match, and a drafted token that the grammar forbids is never accepted.
+Verification walks the draft (consume, mask), and takes the matcher back to what was accepted.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import mlx.core as mx
+
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.thinking import prompt_opens_thinking, thinking_markers
+from akunu_py.errors import UsageError
+from akunu_py.files import parse_json
+from akunu_py.text import on_one_line
+from akunu_py.types import Constraint
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+MAX_CONSTRAINT = 1 << 20  # characters of a schema, a grammar, an expression
+COMPILE_SECONDS = 5.0
+_WORD = 32  # tokens in a word of a mask
+_COMPACT = {"item_separator": ",", "key_separator": ":", "whitespace_flexible": False}
+_NAMES = {
+    "json_schema": "the JSON schema",
+    "json": "JSON",
+    "regex": "the regular expression",
+    "choice": "the choices",
+    "grammar": "the grammar",
+}
+_MAX_PLACES = 200  # parts of a schema compiled to find the one that is refused
+_State = Literal["start", "thinking", "thought", "structure"]  # "start": thinking may open
+_Result = TypeVar("_Result")
+_built: dict[tuple[str, int, frozenset[int]], LLTokenizer] = {}  # the last model's
+
+
+class ConstraintMatcher:
+    """How far an answer has come in its grammar.
+
+    A reasoning model may think first; until its thinking is closed nothing but the end of the
+    answer is forbidden.
+    """
+
+    def __init__(self, engine: Engine, constraint: Constraint, prompt: Sequence[int]) -> None:
+        """Raises UsageError where the constraint cannot be honoured."""
+        self._name = _NAMES[constraint.kind]
+        self._matcher = compile_constraint(engine, constraint)
+        self._ends = engine.stop_tokens
+        self._mask_bytes = 4 * -(-engine.vocabulary // _WORD)
+        self._start, self._end, self._newlines = _thinking_tokens(engine)
+        self._state: _State = "structure" if not self._end else "start"
+        if self._end and prompt_opens_thinking(engine.tokenizer, prompt):
+            self._state = "thinking"
+        self._tail: tuple[int, ...] = ()  # the last tokens of the thinking
+        self._consumed = 0  # by the matcher
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing may follow."""
+        return self._state == "structure" and self._matcher.is_stopped()
+
+    def masked(self, logits: mx.array, draft: Sequence[int]) -> mx.array:
+        """Logits [1 + draft, vocab] with minus infinity for what may not follow the answer so far
+        and, row by row, the draft. Behind a drafted token that is forbidden rows stay as they are:
+        that token is never accepted."""
+        masks = self._masks(draft)
+        words = mx.array(memoryview(b"".join(masks)).cast("I")).reshape(len(masks), -1)
+        bits = (words[:, :, None] >> mx.arange(_WORD, dtype=mx.uint32)) & 1
+        allowed = bits.reshape(len(masks), -1)[:, : logits.shape[-1]] != 0
+        return mx.where(allowed, logits, -mx.inf)
+
+    def consume(self, tokens: Sequence[int]) -> list[int]:
+        """Takes in what was sampled; returns it up to where the grammar is complete."""
+        for index, token in enumerate(tokens):
+            if not self._step(token):
+                raise UsageError(self._failure())
+            if self.complete:
+                return list(tokens[: index + 1])
+        return list(tokens)
+
+    def _masks(self, draft: Sequence[int]) -> list[bytes]:
+        """For each row a bit for each token, the lowest first."""
+        before = self._state, self._tail, self._consumed
+        masks = [self._mask()]
+        for token in draft:
+            if not self._step(token) or self.complete:
+                break
+            masks.append(self._mask())
+        if undone := self._consumed - before[-1]:
+            self._matcher.rollback(undone)
+        self._state, self._tail, self._consumed = before
+        return masks + [b"\xff" * self._mask_bytes] * (1 + len(draft) - len(masks))
+
+    def _mask(self) -> bytes:
+        if self._state == "thinking":
+            mask = bytearray(b"\xff" * self._mask_bytes)
+            for token in self._ends:
+                mask[token // 8] &= ~(1 << token % 8)
+            return bytes(mask)
+        bits = self._matcher.compute_bitmask()[: self._mask_bytes]
+        if self._matcher.is_error() or not any(bits):
+            raise UsageError(self._failure())
+        more = {"start": self._start, "thought": self._newlines}.get(self._state, ())
+        if not more:
+            return bits
+        mask = bytearray(bits)
+        for token in more:
+            mask[token // 8] |= 1 << token % 8
+        return bytes(mask)
+
+    def _step(self, token: int) -> bool:
+        """Takes in a token; False, and nothing changes, where it is forbidden."""
+        if self._state == "thinking":
+            if token in self._ends:
+                return False
+            self._tail = (*self._tail, token)[-len(self._end) :]
+            if self._tail == self._end:
+                self._state = "thought"
+        elif self._state == "start" and token in self._start:
+            self._state = "thinking"
+        elif self._matcher.try_consume_tokens([token]) == 1:
+            self._state = "structure"
+            self._consumed += 1
+        else:
+            return self._state == "thought" and token in self._newlines
+        return True
+
+    def _failure(self) -> str:
+        reason = on_one_line(self._matcher.get_error()) or "no token of the model may follow"
+        return f"{self._name} cannot be followed any further: {reason}; make it simpler"
+
+
+def compile_constraint(engine: Engine, constraint: Constraint) -> LLMatcher:
+    """Raises UsageError where it is too large, takes too long, or cannot be satisfied."""
+    name = _NAMES[constraint.kind]
+    size = len(constraint.text) + sum(map(len, constraint.choices))
+    if size > MAX_CONSTRAINT:
+        raise UsageError(f"{name} must have {MAX_CONSTRAINT:,} characters at most, has {size:,}")
+    if not engine.stop_tokens:
+        raise UsageError(f"{engine.name} has no token that ends an answer, so nothing can be held")
+    grammar = _grammar(constraint)
+    tables = _tables(engine)
+    matcher, error = _within(COMPILE_SECONDS, name, lambda: _compiled(tables, grammar))
+    if error:
+        place = ""
+        if constraint.kind == "json_schema":
+            schema = parse_json(constraint.text)
+            found = _within(COMPILE_SECONDS, name, lambda: _place(tables, schema, error))
+            place = f" at {found}" if found else ""
+        raise UsageError(f"{name} cannot be used{place}: {on_one_line(error)}")
+    return matcher
+
+
+def _grammar(constraint: Constraint) -> str:
+    """In llguidance's own format."""
+    from llguidance import LLMatcher
+
+    kind = constraint.kind
+    overrides = _COMPACT if constraint.compact else None
+    if constraint.compact and kind not in ("json_schema", "json"):
+        raise UsageError("compact is for JSON: give a JSON schema, or ask for any JSON")
+    if kind == "json":
+        return LLMatcher.grammar_from_json_schema("{}", overrides=overrides)  # type: ignore[arg-type]
+    if kind == "json_schema":
+        try:
+            schema = parse_json(constraint.text)
+        except ValueError as error:
+            raise UsageError(f"the JSON schema is not JSON: {error}") from error
+        if not isinstance(schema, dict | bool):
+            raise UsageError(f"expected a JSON schema, an object, found {constraint.text!r:.80}")
+        schema = {} if schema is True else {"not": {}} if schema is False else schema
+        return LLMatcher.grammar_from_json_schema(schema, overrides=overrides)  # type: ignore[arg-type]
+    if kind == "regex":
+        return LLMatcher.grammar_from_regex(constraint.text)
+    if kind == "grammar":
+        return LLMatcher.grammar_from_lark(constraint.text)
+    if not constraint.choices or not all(constraint.choices):
+        raise UsageError("expected at least one choice, none of them empty")
+    choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in constraint.choices)
+    # The one character that JSON leaves as it is and a string in a grammar cannot hold.
+    return LLMatcher.grammar_from_lark(f"start: {choices}".replace("\x7f", "\\u007f"))
+
+
+def _compiled(tables: LLTokenizer, grammar: str) -> tuple[LLMatcher, str]:
+    """The matcher, and why it cannot be used, empty where it can."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    # The states of a failed parser say more of us than of the grammar.
+    matcher = LLMatcher(tables, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+    if not matcher.is_error():
+        mask = matcher.compute_bitmask()  # the first is the dearest
+        if not matcher.is_error() and not any(mask):
+            return matcher, "there is nothing that it allows"
+    return matcher, matcher.get_error()
+
+
+def _place(tables: LLTokenizer, schema: Any, error: str) -> str:
+    """Where in a schema the part is that is refused with `error`: a JSON pointer; empty for the
+    whole. Each part is compiled for itself, with the definitions that it may refer to."""
+    from llguidance import LLMatcher
+
+    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    tried = 0
+
+    def fails(part: dict[str, Any]) -> bool:
+        nonlocal tried
+        tried += 1
+        grammar = LLMatcher.grammar_from_json_schema(shared | part)
+        return tried <= _MAX_PLACES and _compiled(tables, grammar)[1] == error
+
+    def find(part: Any, pointer: str) -> str | None:
+        inner = part.items() if isinstance(part, dict) else enumerate(part)
+        for key, value in inner:
+            here = f"{pointer}/{str(key).replace('~', '~0').replace('/', '~1')}"
+            if isinstance(value, dict | list) and (found := find(value, here)):
+                return found
+        return pointer if isinstance(part, dict) and pointer != "#" and fails(part) else None
+
+    return find(schema, "#") or ""
+
+
+def _within(seconds: float, name: str, work: Callable[[], _Result]) -> _Result:
+    """What `work` returns. It runs in a thread of its own, which is left alone where it takes too
+    long: llguidance holds no lock meanwhile, and has limits to its work."""
+    done: Future[_Result] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001  (a panic of Rust's is no Exception)
+            done.set_exception(UsageError(f"{name} cannot be used: {on_one_line(str(error))}"))
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        return done.result(seconds)
+    except TimeoutError:
+        raise UsageError(f"{name} took longer than {seconds:g} s; make it simpler") from None
+
+
+def _tables(engine: Engine) -> LLTokenizer:
+    """The bytes of all tokens, in a trie, built once for a model."""
+    key = engine.tokenizer_digest, engine.vocabulary, engine.stop_tokens
+    if key not in _built:
+        from llguidance import LLTokenizer
+
+        try:
+            tables = LLTokenizer(
+                engine.tokenizer.backend_tokenizer.to_str(),
+                n_vocab=engine.vocabulary,
+                eos_token=sorted(engine.stop_tokens),
+            )
+        except ValueError as error:
+            raise UsageError(
+                f"the tokenizer of {engine.name} is of a kind that answers cannot be constrained "
+                f"with: {on_one_line(str(error))}"
+            ) from error
+        _built.clear()
+        _built[key] = tables
+    return _built[key]
+
+
+def _thinking_tokens(engine: Engine) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """What opens thinking (one token, or none), what closes it, and the newlines after that."""
+    tokenizer = engine.tokenizer
+    if thinking_markers(tokenizer) is None:
+        return (), (), ()
+    start, end = tuple(tokenizer.think_start_tokens), tuple(tokenizer.think_end_tokens)
+    newlines = [tokenizer.encode(text, add_special_tokens=False) for text in ("\n", "\n\n")]
+    gap = tuple(tokens[0] for tokens in newlines if len(tokens) == 1)
+    return start if len(start) == 1 else (), end, gap

@@ -1,0 +1,377 @@
+"""Structured output: of the grammar, distributed as the model's own, the same with drafts."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import llguidance
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel as Split
+from tokenizers.trainers import BpeTrainer
+from transformers import PreTrainedTokenizerFast
+
+from akunu_py.decoding import constraint as constraint_module
+from akunu_py.decoding.constraint import MAX_CONSTRAINT, ConstraintMatcher
+from akunu_py.decoding.decode import accept
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.sampling import Sampler, filtered
+from akunu_py.decoding.session import Generation, Session
+from akunu_py.errors import UsageError
+from akunu_py.types import Answer, Constraint, Drafter, GenerateOptions, SamplingOptions
+from tests.support.tiny import Adversary, tiny_llama
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"enum": ["get_weather", "get_news"]},
+        "arguments": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 9}, "days": {"type": "integer"}},
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+        "tags": {"type": "array", "items": {"const": "x"}, "maxItems": 2},
+    },
+    "required": ["name", "arguments"],
+    "additionalProperties": False,
+}
+CONSTRAINTS = {
+    "schema": Constraint("json_schema", json.dumps(SCHEMA)),
+    "compact": Constraint("json_schema", json.dumps(SCHEMA), compact=True),
+    "json": Constraint("json"),
+    "regex": Constraint("regex", r"[A-Z][a-z]+ (costs|weighs) [0-9]{1,3}\.[0-9]{2} (EUR|kg)"),
+    "choice": Constraint("choice", choices=("yes", "no", "not at all", "ja", "ñandú \"q\" \\ \n.")),
+    "grammar": Constraint("grammar", 'start: sum\nsum: NUM ("+" NUM)+ "=" NUM\nNUM: /[0-9]{1,3}/'),
+}  # fmt: skip
+TOKENS = 40
+PROMPT = 'Call get_weather: {"name": "get_weather", "arguments": {"city": "Oslo"'
+
+
+@pytest.fixture(scope="module")
+def engine(shallow_starter: Engine) -> Engine:
+    """A tiny model of random weights, with a tokenizer that knows all bytes and a few words."""
+    backend = Tokenizer(BPE())
+    backend.pre_tokenizer, backend.decoder = Split(add_prefix_space=False), ByteLevel()
+    trainer = BpeTrainer(
+        vocab_size=400,
+        special_tokens=["</s>", "<think>", "</think>"],
+        initial_alphabet=Split.alphabet(),
+        show_progress=False,
+    )
+    texts = [PROMPT, json.dumps(SCHEMA), json.dumps(SCHEMA, indent=1), "costs weighs yes no\n\n"]
+    backend.train_from_iterator(texts * 3, trainer)
+    size = backend.get_vocab_size()
+    return replace(
+        shallow_starter,
+        model=tiny_llama(2, vocab_size=size + 7),  # weights are often wider than the tokenizer
+        tokenizer=PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>"),
+        tokenizer_digest="tiny",
+        vocabulary=size + 7,
+        stop_tokens=frozenset([0]),
+    )
+
+
+def naive(engine: Engine, prompt: list[int], sampling: SamplingOptions, grammar: str) -> list[int]:
+    """Plain decoding without any cache: each step reads everything again, into a new matcher."""
+    plain = Sampler(replace(sampling, constraint=None))
+    tables = constraint_module._tables(engine)
+    tokens: list[int] = []
+    while len(tokens) < TOKENS:
+        matcher = llguidance.LLMatcher(tables, grammar)
+        assert matcher.consume_tokens(tokens)
+        if matcher.is_stopped() or (tokens and tokens[-1] in engine.stop_tokens):
+            break
+        history = mx.array([*prompt, *tokens])
+        logits = np.array(engine.model(history[None])[0, -1:])
+        allowed = np.frombuffer(matcher.compute_logit_bias(), np.uint8)
+        logits[0, allowed == 0] = -np.inf
+        tokens.append(int(plain.sample(mx.array(logits), history, history.shape[0]).item()))
+    return tokens
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("name", CONSTRAINTS)
+def test_the_tokens_are_those_of_masked_plain_decoding(
+    engine: Engine, name: str, temperature: float
+) -> None:
+    constraint = CONSTRAINTS[name]
+    sampling = SamplingOptions(temperature=temperature, seed=5, constraint=constraint)
+    answer, truth = assert_exact(engine, sampling, seeds=range(4))
+    assert answer.finish_reason == "stop" or len(truth) == TOKENS
+    if answer.finish_reason == "stop" and "json" in constraint.kind:
+        json.loads(answer.text)
+    if answer.finish_reason == "stop" and name == "regex":
+        assert re.fullmatch(constraint.text, answer.text)
+    if name == "choice":
+        assert answer.text in constraint.choices
+
+
+def test_the_starter_too(shallow_starter: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.decoding.test_constraint.TOKENS", 12)
+    assert_exact(shallow_starter, SamplingOptions(constraint=CONSTRAINTS["schema"]), seeds=[1])
+
+
+def assert_exact(
+    engine: Engine, sampling: SamplingOptions, seeds: Sequence[int]
+) -> tuple[Answer, list[int]]:
+    """With each kind of drafts, and with `Adversary` of each seed."""
+    assert sampling.constraint is not None
+    prompt = engine.encode(PROMPT)
+    truth = naive(engine, prompt, sampling, constraint_module._grammar(sampling.constraint))
+    rightly = wrongly = 0
+    for mode in ("off", "fixed", "auto"):
+        answer = answered(engine, prompt, GenerateOptions(TOKENS, mode, 4, sampling))
+        assert list(answer.tokens) == truth
+    for seed in seeds:
+        session = Session(engine)
+
+        def adversary(_: Drafter, seed: int = seed) -> Drafter:
+            return Adversary(prompt, truth, seed)
+
+        session.drafting.wrap = adversary
+        answer = session.generate(prompt, GenerateOptions(TOKENS, "auto", 4, sampling)).answer()
+        assert list(answer.tokens) == truth
+        rightly += answer.stats.accepted
+        wrongly += answer.stats.drafted - answer.stats.accepted
+    assert len(truth) < 12 or (rightly and wrongly)
+    return answer, truth
+
+
+def answered(engine: Engine, prompt: list[int], options: GenerateOptions) -> Answer:
+    return Session(engine).generate(prompt, options).answer()
+
+
+@settings(max_examples=25, deadline=None)
+@example(["\x7f"], None)
+@given(st.lists(st.text(min_size=1, max_size=12), min_size=1, max_size=5, unique=True), st.data())
+def test_any_choice_can_be_made(engine: Engine, choices: list[str], data: Any) -> None:
+    """Whatever characters the choices have; with a nudge towards one of them it is often that."""
+    wanted = data.draw(st.sampled_from(choices)) if data else choices[0]
+    bias = tuple((token, 1000.0) for token in set(engine.encode(wanted)))
+    constraint = Constraint("choice", choices=tuple(choices))
+    sampling = SamplingOptions(seed=1, logit_bias=bias, constraint=constraint)
+    answer = answered(engine, [5, 6], GenerateOptions(60, sampling=sampling))
+    assert answer.text in choices
+    assert answer.finish_reason == "stop"
+
+
+def test_an_answer_cut_off_is_the_beginning_of_one_that_matches(engine: Engine) -> None:
+    whole = {"type": "string", "minLength": 300, "pattern": "^a*$"}
+    sampling = SamplingOptions(constraint=Constraint("json_schema", json.dumps(whole)))
+    answer = answered(engine, [5, 6], GenerateOptions(12, sampling=sampling))
+    assert answer.finish_reason == "length"
+    assert re.fullmatch('"a+', answer.text)
+    done = replace(sampling, constraint=Constraint("choice", choices=("no",)))
+    length = len(answered(engine, [5, 6], GenerateOptions(9, sampling=done)).tokens)
+    answer = answered(engine, [5, 6], GenerateOptions(length, sampling=done))
+    assert answer.finish_reason == "stop", "complete with the last token that was left"
+
+
+REFUSED = {
+    "not JSON": (Constraint("json_schema", '{"type": '), "not JSON"),
+    "no schema": (Constraint("json_schema", "[1]"), "expected a JSON schema"),
+    "a place": (
+        Constraint("json_schema", '{"properties": {"a/b": {"items": {"not": {"type": "null"}}}}}'),
+        "at #/properties/a~1b/items: Unimplemented keys",
+    ),
+    "a definition": (
+        Constraint("json_schema", '{"$ref": "#/$defs/a", "$defs": {"a": {"contains": {}}}}'),
+        "at #/$defs/a: Unimplemented",
+    ),
+    "no type": (Constraint("json_schema", '{"anyOf": [{"type": "foo"}]}'), "at #/anyOf/0"),
+    "unsatisfiable": (
+        Constraint("json_schema", '{"type": "integer", "minimum": 3, "maximum": 2}'),
+        "Unsatisfiable",
+    ),
+    "expression": (Constraint("regex", "a(b"), "unclosed group"),
+    "rule": (Constraint("grammar", "start: foo"), 'unknown name: "foo"'),
+    "nothing": (Constraint("regex", r"[^\s\S]"), "cannot be used"),
+    "too large": (Constraint("regex", "a" * (MAX_CONSTRAINT + 1)), "at most"),
+    "no choice": (Constraint("choice"), "at least one choice"),
+    "an empty choice": (Constraint("choice", choices=("a", "")), "none of them empty"),
+    "compact text": (Constraint("regex", "a", compact=True), "for JSON"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_honoured_is_refused_before_anything_is_read(
+    engine: Engine, name: str
+) -> None:
+    constraint, message = REFUSED[name]
+    options = GenerateOptions(sampling=SamplingOptions(constraint=constraint))
+    with pytest.raises(UsageError, match=re.escape(message)):
+        Session(engine).generate([5], options)
+
+
+def test_one_that_compiles_for_too_long_is_given_up(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constraint_module, "COMPILE_SECONDS", 0.0)
+    options = GenerateOptions(sampling=SamplingOptions(constraint=CONSTRAINTS["schema"]))
+    with pytest.raises(UsageError, match=r"took longer than 0 s; make it simpler"):
+        Session(engine).generate([5], options)
+
+
+class Thinking:
+    """A tokenizer with markers of thinking, tokens 1 and 2."""
+
+    has_thinking = True
+    think_start_tokens, think_end_tokens = (1,), (2,)
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.think_start, self.think_end = "<think>", "</think>"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tokenizer, name)
+
+
+@pytest.mark.parametrize("opened_by", ["prompt", "model", "nobody"])
+def test_a_model_may_think_before_the_structure(engine: Engine, opened_by: str) -> None:
+    engine = replace(engine, tokenizer=Thinking(engine.tokenizer))
+    prompt = [*engine.encode("Why?"), *([1] if opened_by == "prompt" else [])]
+    constraint = Constraint("choice", choices=("yes", "no"))
+    words = engine.encode("so\n")
+    newline = engine.encode("\n")[0]
+    yes = engine.encode("yes")[0]  # and not the letter alone
+    assert engine.tokenizer.decode([yes]) == "yes"
+    matcher = ConstraintMatcher(engine, constraint, prompt)
+
+    def allowed(draft: Sequence[int]) -> set[int]:
+        logits = mx.zeros((len(draft) + 1, engine.vocabulary))
+        return set(np.flatnonzero(np.isfinite(np.array(matcher.masked(logits, draft)[-1]))))
+
+    if opened_by != "prompt":
+        assert {yes, 1} <= allowed([])
+        assert newline not in allowed([])
+    if opened_by == "nobody":
+        assert 1 not in allowed([engine.encode("n")[0]])
+        return
+    opening = [1] if opened_by == "model" else []
+    everything = set(range(engine.vocabulary)) - engine.stop_tokens
+    assert allowed([*opening, *words]) == everything
+    assert allowed([*opening, *words, 2]) == allowed([*opening, 2, newline])
+    assert {yes, newline} <= allowed([*opening, 2]) < everything - {1}
+    assert not matcher.complete
+    thought = [*opening, *words, 2, newline]
+    assert matcher.consume([*thought, yes, yes]) == [*thought, yes]
+    assert matcher.complete
+
+
+# A vocabulary that an answer's words can be spelled with in several ways.
+SMALL = ("</s>", "a", "b", "c", "d", "ab", "bc", "cd", "abc", "bcd", "da", "dd")
+SEEDS = 1500
+Rule = Callable[[Sampler, ConstraintMatcher, mx.array, list[int]], list[int]]
+
+
+@pytest.fixture(scope="module")
+def small_engine(shallow_starter: Engine) -> Engine:
+    vocabulary = {token: index for index, token in enumerate(SMALL)}
+    pairs = [("a", "b"), ("b", "c"), ("c", "d"), ("ab", "c"), ("bc", "d"), ("d", "a"), ("d", "d")]
+    backend = Tokenizer(BPE(vocabulary, pairs))
+    backend.decoder = ByteLevel()
+    backend.add_special_tokens(["</s>"])
+
+    class Small:
+        backend_tokenizer = backend
+
+    return replace(
+        shallow_starter,
+        tokenizer=Small(),
+        vocabulary=len(SMALL),
+        stop_tokens=frozenset([0]),
+        tokenizer_digest="small",
+    )
+
+
+def our_rule(
+    sampler: Sampler, matcher: ConstraintMatcher, logits: mx.array, draft: list[int]
+) -> list[int]:
+    """What the loop accepts of a pass over the draft."""
+    masked = matcher.masked(logits, draft)
+    sampled = [int(token) for token in sampler.sample(masked, mx.array([1, *draft]), 1).tolist()]
+    return sampled[: accept(draft, sampled) + 1]
+
+
+def masked_after_acceptance(
+    sampler: Sampler, matcher: ConstraintMatcher, logits: mx.array, draft: list[int]
+) -> list[int]:
+    """With a planted bug: drafts are held against the unmasked model, and the mask only serves for
+    what is drawn where one was rejected."""
+    sampled = [int(token) for token in sampler.sample(logits, mx.array([1, *draft]), 1).tolist()]
+    accepted = accept(draft, sampled)
+    again = Sampler(replace(sampler.options, seed=sampler.seed + 77777))
+    bonus = again.sample(matcher.masked(logits, draft), mx.array([1, *draft]), 1).tolist()
+    return [*draft[:accepted], int(bonus[accepted])]
+
+
+def forced_injected(
+    sampler: Sampler, matcher: ConstraintMatcher, logits: mx.array, draft: list[int]
+) -> list[int]:
+    """With a planted bug: the forced token that was drafted is taken without asking the model."""
+    tokens = our_rule(sampler, matcher, logits, draft)
+    return [*draft[:1], *(tokens[1:] if tokens[0] == draft[0] else ())]
+
+
+def p_values(engine: Engine, rule: Rule) -> list[float]:
+    """Of each row of a pass over a draft, from the runs that got there."""
+    generator = np.random.default_rng(3)
+    logits = generator.normal(size=(3, len(SMALL))).astype(np.float32)
+    constraint = Constraint("regex", "abc(d|da|dd)*")  # "abc" is forced, in four tokenizations
+    draft = [SMALL.index("ab"), SMALL.index("c")]
+    logits[[0, 1], draft] += 1.5  # so that many runs get to the end of the draft
+    options = SamplingOptions(temperature=0.8)
+    counts = np.zeros(logits.shape)
+    matcher = ConstraintMatcher(engine, constraint, [1])
+    for seed in range(SEEDS):
+        sampler = Sampler(replace(options, seed=seed))
+        for row, token in enumerate(rule(sampler, matcher, mx.array(logits), draft)):
+            counts[row, token] += 1
+    values = []
+    for row, fitting in enumerate((["a", "ab", "abc"], ["c", "cd"], ["</s>", "d", "da", "dd"])):
+        fits = np.array([token in fitting for token in SMALL])
+        logprobs = np.array(filtered(mx.array(logits[row : row + 1]), options), np.float64)[0]
+        expected = np.exp(logprobs) * fits
+        expected *= counts[row].sum() / expected.sum()
+        if counts[row].sum() < 100:
+            continue
+        if counts[row][expected == 0].sum():
+            return [0.0]
+        if (expected > 0).sum() > 1:
+            values.append(
+                float(chisquare(counts[row][expected > 0], expected[expected > 0]).pvalue)
+            )
+    return values
+
+
+def test_the_distribution_is_the_models_own_under_the_mask(small_engine: Engine) -> None:
+    values = p_values(small_engine, our_rule)
+    print(f"p = {', '.join(f'{value:.3f}' for value in values)}")
+    assert len(values) == 3
+    assert min(values) > 1e-4
+
+
+@pytest.mark.parametrize("rule", [masked_after_acceptance, forced_injected])
+def test_a_planted_bug_is_found(small_engine: Engine, rule: Rule) -> None:
+    assert min(p_values(small_engine, rule)) < 1e-6
+
+
+def test_a_generation_without_a_constraint_has_no_mask(engine: Engine) -> None:
+    session = Session(engine)
+    sampling = SamplingOptions(constraint=CONSTRAINTS["choice"])
+    session.generate([5, 6], GenerateOptions(3, sampling=sampling)).answer()
+    generation: Generation = session.generate([5, 6], GenerateOptions(3))
+    generation.answer()
+    assert session.target.constraint is None
