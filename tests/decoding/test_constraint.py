@@ -331,7 +331,7 @@ def p_values(engine: Engine, rule: Rule) -> list[float]:
     logits = generator.normal(size=(3, len(SMALL))).astype(np.float32)
     constraint = Constraint("regex", "abc(d|da|dd)*")  # "abc" is forced, in four tokenizations
     draft = [SMALL.index("ab"), SMALL.index("c")]
-    logits[[0, 1], draft] += 1.5  # so that many runs get to the end of the draft
+    logits[[0, 1], draft] += 3  # so that many runs get to the end of the draft
     options = SamplingOptions(temperature=0.8)
     counts = np.zeros(logits.shape)
     matcher = ConstraintMatcher(engine, constraint, [1])
