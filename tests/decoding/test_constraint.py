@@ -330,8 +330,8 @@ def p_values(engine: Engine, rule: Rule) -> list[float]:
     logits = np.zeros((3, len(SMALL)), np.float32)
     # What the grammar allows has half of the chances, so that the mask matters.
     for row, likely in enumerate(({"ab": 2, "a": 2, "d": 2, "dd": 2}, {"c": 2, "b": 2}, {"da": 1})):
-        for token, logit in likely.items():
-            logits[row, SMALL.index(token)] = logit
+        for word, logit in likely.items():
+            logits[row, SMALL.index(word)] = logit
     constraint = Constraint("regex", "abc(d|da|dd)*")  # "abc" is forced, in four tokenizations
     draft = [SMALL.index("ab"), SMALL.index("c")]
     options = SamplingOptions(temperature=0.8)
