@@ -198,7 +198,8 @@ def _add_rows(
         max(max(each["difference"]) for each in found),
         ROUNDING * mx.finfo(kind).eps,
         here=device.on_metal(),
-        note=f"identical up to {exact} rows; from there {min(least):.1%} of values at least",
+        note=f"identical up to {exact} rows"
+        + (f", {min(least):.1%} of values beyond, at least" if exact < len(least) else ""),
     )
 
 
