@@ -67,6 +67,23 @@ class Drafter(Protocol):
         tokens had to be run again."""
 
 
+class DraftGuide(Protocol):
+    """Walks a draft through the grammar that the answer must match; see `Constraint`."""
+
+    def begin_draft(self) -> None:
+        """Starts at the end of the history."""
+
+    def forced(self) -> list[int]:
+        """What follows for sure, or by the custom of the format, none where that is open. The
+        target may spell the same text with other tokens."""
+
+    def advance(self, token: int) -> bool:
+        """Takes `token` as drafted; False, and no further, where the grammar forbids it."""
+
+    def end_draft(self) -> None:
+        """Forgets what was drafted."""
+
+
 @dataclass(frozen=True, slots=True)
 class Constraint:
     """What an answer must match, whole: JSON of a schema, any JSON, a regular expression, one of

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from akunu_py.types import DraftGuide
+
 ORDERS = (2, 3, 4)  # of the n-gram; its context is one token shorter
 LONGEST_CONTEXT = ORDERS[-1] - 1
 WINDOW = 512
@@ -64,18 +66,22 @@ class Predictor:
         """The last `WINDOW` tokens."""
         return self.history[-WINDOW:]
 
-    def predict(self, limit: int = DEFAULT_LIMIT) -> list[int]:
+    def predict(self, limit: int = DEFAULT_LIMIT, guide: DraftGuide | None = None) -> list[int]:
         """Drafts up to `limit` tokens, each after the longest context that was seen.
 
         A drafted token joins the context of the next one. The draft ends at the first position
         where no order knows the context. Of continuations seen equally often the one seen first
-        wins: only a strictly greater count displaces it.
+        wins: only a strictly greater count displaces it. Where a grammar guides the draft, what it
+        forces comes first, and what it forbids ends the draft.
         """
         context = self.history[-LONGEST_CONTEXT:]
         draft: list[int] = []
+        forced: list[int] = []
         while len(draft) < limit:
-            token = self._continuation(context)
-            if token is None:
+            if guide is not None and not forced:
+                forced = guide.forced()
+            token = forced.pop(0) if forced else self._continuation(context)
+            if token is None or (guide is not None and not guide.advance(token)):
                 break
             draft.append(token)
             context = [*context[1 - LONGEST_CONTEXT :], token]
@@ -99,13 +105,19 @@ class FixedDrafter:
         if draft_tokens < 0:
             raise ValueError(f"draft_tokens must be 0 or more, got {draft_tokens}")
         self.draft_tokens = draft_tokens
+        self.guide: DraftGuide | None = None
         self.predictor = Predictor()
 
     def extend(self, tokens: Sequence[int]) -> None:
         self.predictor.update_batch(tokens)
 
     def propose(self, limit: int) -> list[int]:
-        return self.predictor.predict(min(limit, self.draft_tokens))
+        if self.guide is None:
+            return self.predictor.predict(min(limit, self.draft_tokens))
+        self.guide.begin_draft()
+        draft = self.predictor.predict(min(limit, self.draft_tokens), self.guide)
+        self.guide.end_draft()
+        return draft
 
     def observe(self, drafted: int, accepted: int, rows: int, seconds: float) -> None:
         """Ignored."""

@@ -28,12 +28,12 @@ _VOTES = [6.0 ** min(length, LONGEST_MATCH) for length in range(LONGEST_MATCH + 
 _MEMORY_BELOW = 0.85
 # What a guess comes from: a match, a copy from before the answer or from the answer itself, what
 # replaced the copy's token before, the next field of the copied table, a match within such a field,
-# the memory. No enumerations here and in `acceptance`: on Python 3.11 looking up a member of one
-# takes seven times as long as a constant, and a guess does so a dozen times.
+# the memory, a grammar. No enumerations here and in `acceptance`: on Python 3.11 looking up a
+# member of one takes seven times as long as a constant, and a guess does so a dozen times.
 FROM_MATCH, FROM_PROMPT, FROM_ANSWER = 0, 1, 2
-FROM_SUBSTITUTION, FROM_SKIP, FROM_FIELD, FROM_MEMORY = 3, 4, 5, 6
+FROM_SUBSTITUTION, FROM_SKIP, FROM_FIELD, FROM_MEMORY, FROM_GRAMMAR = 3, 4, 5, 6, 7
 # By these; the names are those in files with results of the benchmark.
-_SOURCE_NAMES = ("match", "copy", "copy", "correction", "leap", "match", "memory")
+_SOURCE_NAMES = ("match", "copy", "copy", "correction", "leap", "match", "memory", "grammar")
 
 
 @dataclass(slots=True)

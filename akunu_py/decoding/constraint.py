@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 MAX_CONSTRAINT = 1 << 20  # characters of a schema, a grammar, an expression
 COMPILE_SECONDS = 5.0
 _WORD = 32  # tokens in a word of a mask
+# How JSON is written as a rule. What it forces is drafted as long as an answer keeps to it.
+_STYLES = [{"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}]
 _COMPACT = {"item_separator": ",", "key_separator": ":", "whitespace_flexible": False}
 _NAMES = {
     "json_schema": "the JSON schema",
@@ -52,7 +54,11 @@ class ConstraintMatcher:
     def __init__(self, engine: Engine, constraint: Constraint, prompt: Sequence[int]) -> None:
         """Raises UsageError where the constraint cannot be honoured."""
         self._name = _NAMES[constraint.kind]
+        self._engine, self._constraint = engine, constraint
         self._matcher = compile_constraint(engine, constraint)
+        self._styles: list[_Style] | None = None  # made for the first draft
+        self._before: tuple[Any, ...] = ()
+        self._structure: list[int] = []  # the tokens that the matcher consumed
         self._ends = engine.stop_tokens
         self._mask_bytes = 4 * -(-engine.vocabulary // _WORD)
         self._start, self._end, self._newlines = _thinking_tokens(engine)
@@ -60,7 +66,6 @@ class ConstraintMatcher:
         if self._end and prompt_opens_thinking(engine.tokenizer, prompt):
             self._state = "thinking"
         self._tail: tuple[int, ...] = ()  # the last tokens of the thinking
-        self._consumed = 0  # by the matcher
 
     @property
     def complete(self) -> bool:
@@ -86,17 +91,51 @@ class ConstraintMatcher:
                 return list(tokens[: index + 1])
         return list(tokens)
 
+    def begin_draft(self) -> None:
+        """See `DraftGuide`."""
+        self._before = self._state, self._tail, len(self._structure)
+
+    def forced(self) -> list[int]:
+        """See `DraftGuide`."""
+        if self._state == "thinking" or self.complete:
+            return []
+        for style in self._customs():
+            if tokens := style.forced(self._structure):
+                return tokens
+        text = self._matcher.compute_ff_bytes()
+        return _tables(self._engine).tokenize_bytes(text) if text else []
+
+    def advance(self, token: int) -> bool:
+        """See `DraftGuide`."""
+        return not self.complete and self._step(token)
+
+    def end_draft(self) -> None:
+        """See `DraftGuide`."""
+        self._state, self._tail, length = self._before
+        if undone := len(self._structure) - length:
+            self._matcher.rollback(undone)
+            del self._structure[length:]
+
+    def _customs(self) -> list[_Style]:
+        if self._styles is None:
+            self._styles = []
+            if self._constraint.kind in ("json_schema", "json") and not self._constraint.compact:
+                tables = _tables(self._engine)
+                for overrides in _STYLES:
+                    matcher, error = _compiled(tables, _grammar(self._constraint, overrides))
+                    if not error:
+                        self._styles.append(_Style(tables, matcher))
+        return self._styles
+
     def _masks(self, draft: Sequence[int]) -> list[bytes]:
         """For each row a bit for each token, the lowest first."""
-        before = self._state, self._tail, self._consumed
+        self.begin_draft()
         masks = [self._mask()]
         for token in draft:
             if not self._step(token) or self.complete:
                 break
             masks.append(self._mask())
-        if undone := self._consumed - before[-1]:
-            self._matcher.rollback(undone)
-        self._state, self._tail, self._consumed = before
+        self.end_draft()
         return masks + [b"\xff" * self._mask_bytes] * (1 + len(draft) - len(masks))
 
     def _mask(self) -> bytes:
@@ -128,7 +167,7 @@ class ConstraintMatcher:
             self._state = "thinking"
         elif self._matcher.try_consume_tokens([token]) == 1:
             self._state = "structure"
-            self._consumed += 1
+            self._structure.append(token)
         else:
             return self._state == "thought" and token in self._newlines
         return True
@@ -136,6 +175,27 @@ class ConstraintMatcher:
     def _failure(self) -> str:
         reason = on_one_line(self._matcher.get_error()) or "no token of the model may follow"
         return f"{self._name} cannot be followed any further: {reason}; make it simpler"
+
+
+class _Style:
+    """A narrower grammar than that of the answer, to draft by."""
+
+    def __init__(self, tables: LLTokenizer, matcher: LLMatcher) -> None:
+        self._tables, self._matcher = tables, matcher
+        self._consumed: list[int] = []
+
+    def forced(self, tokens: list[int]) -> list[int]:
+        """What follows `tokens`, none where they are not of this style or the next one is open."""
+        while self._consumed != tokens[: len(self._consumed)]:  # of a draft that was not accepted
+            self._matcher.rollback(1)
+            self._consumed.pop()
+        new = tokens[len(self._consumed) :]
+        taken = self._matcher.try_consume_tokens(new) if new else 0
+        self._consumed += new[:taken]
+        if taken < len(new) or self._matcher.is_stopped():
+            return []
+        text = self._matcher.compute_ff_bytes()
+        return self._tables.tokenize_bytes(text) if text else []
 
 
 def compile_constraint(engine: Engine, constraint: Constraint) -> LLMatcher:
@@ -159,12 +219,12 @@ def compile_constraint(engine: Engine, constraint: Constraint) -> LLMatcher:
     return matcher
 
 
-def _grammar(constraint: Constraint) -> str:
-    """In llguidance's own format."""
+def _grammar(constraint: Constraint, overrides: dict[str, Any] | None = None) -> str:
+    """In llguidance's own format. overrides: how JSON is to be written."""
     from llguidance import LLMatcher
 
     kind = constraint.kind
-    overrides = _COMPACT if constraint.compact else None
+    overrides = _COMPACT if constraint.compact else overrides
     if constraint.compact and kind not in ("json_schema", "json"):
         raise UsageError("compact is for JSON: give a JSON schema, or ask for any JSON")
     if kind == "json":

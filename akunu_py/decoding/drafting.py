@@ -10,7 +10,7 @@ from akunu_py.decoding.target import common_prefix
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
-from akunu_py.types import Drafter, DraftMode, GenerateOptions
+from akunu_py.types import Drafter, DraftGuide, DraftMode, GenerateOptions
 
 # Off: at once. Auto: replays of chat lose 3 % to steps that are under way when a draft comes up,
 # 0.4 % with these four. Fixed: never, as akunu does.
@@ -32,7 +32,8 @@ class Drafting:
         self._memory = learned.memory if learned else None
         self.curve = learned.curve if learned else CostCurve()
         self._made_for: tuple[DraftMode, int] | None = None
-        self._drafter = TrackedDrafter(NoDrafter(), None)
+        self._inner: Drafter = NoDrafter()  # what is wrapped and tracked
+        self._drafter = TrackedDrafter(self._inner, None)
         self.plain_steps_before_pipelining: int | None = 0
         self.wrap: Callable[[Drafter], Drafter] = lambda drafter: drafter
 
@@ -56,7 +57,7 @@ class Drafting:
         known += history
         shared = common_prefix(self._drafter.tokens, known)
         if wanted != self._made_for or not self._drafter.rewind(shared):
-            drafter = self._new(mode, options.draft_tokens)
+            drafter = self._inner = self._new(mode, options.draft_tokens)
             auto = drafter if isinstance(drafter, AutoDrafter) else None
             self._drafter, self._made_for = TrackedDrafter(self.wrap(drafter), auto), wanted
         end = None if read is None else unread + read
@@ -64,6 +65,11 @@ class Drafting:
         self._drafter.extend(known[len(self._drafter.tokens) : end])
         self.plain_steps_before_pipelining = PLAIN_STEPS_BEFORE_PIPELINING[mode]
         return self._drafter
+
+    def set_guide(self, guide: DraftGuide | None) -> None:
+        """The grammar of the answer that is drafted for next, None where it has none."""
+        if isinstance(self._inner, AutoDrafter | FixedDrafter):
+            self._inner.guide = guide
 
     def costs(self, context: int) -> Sequence[float] | None:
         """What passes over 1, 2, ... rows cost at `context` tokens, as the planner reckons; None

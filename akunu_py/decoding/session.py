@@ -163,6 +163,7 @@ class Generation:
         drafting = self._session.drafting
         history = [*self._prompt, *first]
         drafter = drafting.drafter(self._options, history, draft_context=self._draft_context)
+        drafting.set_guide(self._constraint)
         limit = min(self._options.max_tokens, self._room) - 1
         passes = decode(
             target,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -29,7 +30,7 @@ from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.sampling import Sampler, filtered
 from akunu_py.decoding.session import Generation, Session
 from akunu_py.errors import UsageError
-from akunu_py.types import Answer, Constraint, Drafter, GenerateOptions, SamplingOptions
+from akunu_py.types import Answer, Constraint, Drafter, DraftMode, GenerateOptions, SamplingOptions
 from tests.support.tiny import Adversary, tiny_llama
 
 SCHEMA = {
@@ -218,10 +219,49 @@ def test_what_cannot_be_honoured_is_refused_before_anything_is_read(
 def test_one_that_compiles_for_too_long_is_given_up(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(constraint_module, "COMPILE_SECONDS", 0.0)
+    given_up = threading.Event()
+
+    def endless(*_: Any) -> tuple[None, str]:
+        given_up.wait()
+        return None, ""
+
+    monkeypatch.setattr(constraint_module, "COMPILE_SECONDS", 0.01)
+    monkeypatch.setattr(constraint_module, "_compiled", endless)
     options = GenerateOptions(sampling=SamplingOptions(constraint=CONSTRAINTS["schema"]))
-    with pytest.raises(UsageError, match=r"took longer than 0 s; make it simpler"):
+    with pytest.raises(UsageError, match=r"took longer than 0.01 s; make it simpler"):
         Session(engine).generate([5], options)
+    given_up.set()
+
+
+@pytest.mark.parametrize("mode", ["fixed", "auto"])
+def test_what_is_forced_is_drafted_and_verified(engine: Engine, mode: DraftMode) -> None:
+    """A text that nobody has seen before, but for a letter in the middle."""
+    text = "the quick brown (fox|dog) jumps over the lazy (cat|cow) and never comes back"
+    sampling = SamplingOptions(constraint=Constraint("regex", text))
+    plain = answered(engine, [5, 6], GenerateOptions(200, "off", sampling=sampling))
+    session = Session(engine)
+    curve = session.drafting.curve
+    for rows, seconds in ((1, 1.0), (33, 1.1)):
+        for _ in range(20):
+            curve.observe(rows, seconds, 0)
+    answer = session.generate([5, 6], GenerateOptions(200, mode, 4, sampling)).answer()
+    assert answer.tokens == plain.tokens
+    assert re.fullmatch(text, answer.text)
+    assert answer.stats.accepted
+    # The random model likes to spell the text in tokens of its own, so not all is accepted.
+    assert answer.stats.tokens_per_pass > 1.2
+    assert session.generate([5, 6], GenerateOptions(9, mode)).answer().finish_reason == "length"
+
+
+def test_what_is_forbidden_is_not_drafted(engine: Engine) -> None:
+    """N-grams know well how the prompt goes on, and a grammar forbids it."""
+    prompt = engine.encode("one two one two one two one")
+    sampling = SamplingOptions(constraint=Constraint("regex", "[x-z]{30}"))
+    answer = answered(engine, prompt, GenerateOptions(20, "fixed", 4, sampling))
+    words = set(prompt)
+    assert not words & set(answer.tokens)
+    pieces = Session(engine).generate(prompt, GenerateOptions(20, "fixed", 4, sampling))
+    assert all(not words & set(piece.piece.rejected) for piece in pieces)
 
 
 class Thinking:
