@@ -130,6 +130,57 @@ def test_a_ghost_of_several_lines(terminal: Terminal, tmp_path: Path) -> None:
     assert vim.written() == "first\none two(\n\tthree\n\nlast\n"
 
 
+LINE_HELPER = HELPER.replace('"one two(\\n\\tthree\\n\\n)"', '"foo(teh, 1)"').replace(
+    '"" if', '"foo(teh, 1)" if request["prefix"].endswith(" x = ") else "" if'
+)
+# All that changes what is typed, and an abbreviation that the ghost would trigger.
+OPTIONS = (
+    "set autoindent smartindent cindent textwidth=9 formatoptions=tcro comments=b:two\n"
+    "inoreabbrev teh the\ninoreabbrev three 3\ninoremap t T\n"
+)
+
+
+def test_an_accepted_ghost_is_undone_with_what_was_typed_around_it(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    settings = helper(tmp_path, LINE_HELPER) + "set autoindent\ninoreabbrev teh the\n"
+    vim = Vim(terminal, tmp_path, text="first\nlast\n", settings=settings)
+    vim.type("G", "A", " x = ")
+    vim.wait_for(r"last x = foo\(teh, 1\)")
+    vim.type("Tab", "Enter", "teh more", "Escape")
+    vim.wait_for(r"last x = foo\(teh, 1\) *\nthe more")
+    vim.type("u")
+    vim.wait_for(r"first *\nlast *\n~")
+    vim.type("C-r")
+    vim.wait_for(r"last x = foo\(teh, 1\) *\nthe more")
+    vim.type("g", "g", ".")
+    vim.wait_for(r"first x = foo\(teh, 1\) *\nthe more *\nlast x")
+    vim.type("u", "u")
+    vim.wait_for(r"first *\nlast *\n~")
+    vim.type("g", "g", "2", "A", " x = ")
+    vim.wait_for(r"first x = foo\(teh, 1\)")
+    vim.type("Tab", "!")
+    assert vim.written() == "first x = foo(teh, 1)! x = foo(teh, 1)!\nlast\n"
+
+
+def test_an_accepted_block_is_what_was_shown_and_is_repeated(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    settings = helper(tmp_path) + OPTIONS
+    vim = Vim(terminal, tmp_path, text="first\n  last\n", settings=settings)
+    vim.type("G", "o")
+    vim.wait_for("one two")
+    vim.type("Tab", ".", "Escape")
+    vim.wait_for(r"\n {0,2}one two\( *\n {8}three *\n *\n\)\.")
+    vim.type(":set ai? si? cin? tw? fo?", "Enter")
+    vim.wait_for(r"(?s)\bautoindent.*\bsmartindent.*\bcindent.*textwidth=9.*formatoptions=tcro")
+    vim.type("Enter", "u")
+    vim.wait_for(r"first *\n  last *\n~")
+    vim.type(":set noai nosi nocin tw=0 fo=", "Enter", "C-r", "G", ".")
+    block = "one two(\n\tthree\n\n)."
+    assert vim.written() == f"first\n  last\n  {block}\n{block}\n"
+
+
 def test_without_a_ghost_keys_do_what_they_did(terminal: Terminal, tmp_path: Path) -> None:
     settings = helper(tmp_path) + "inoremap <expr> <C-F> '[' .. line('.') .. ']'\n"
     vim = Vim(terminal, tmp_path, text="first\n", settings=settings)

@@ -17,6 +17,9 @@ var asked: dict<any> = {} # the request under way: {id, spot}
 var spot: dict<any> = {}  # where the cursor was at the last look
 var ghost = ''
 var timer = -1
+var rest_to_show = ''          # of a ghost of which a part is being typed
+var typed_options: dict<any> = {} # as they were before, while it is
+var typed_options_of = 0       # the buffer
 
 # ---- where
 
@@ -55,6 +58,7 @@ enddef
 
 # The text or the cursor changed in insert mode.
 export def Update()
+  RestoreOptions()  # where an interrupt ended the typing
   if !IsWanted()
     Dismiss()
     return
@@ -75,6 +79,7 @@ enddef
 
 # Insert mode ends, or the buffer is left.
 export def Leave()
+  RestoreOptions()
   timer_stop(timer)
   Dismiss()
   if !asked->empty()
@@ -272,17 +277,50 @@ export def Accept(part: string)
     line: '^\n\=[^\n]*',
   }->get(part, '^\_.*')
   const text = matchstr(ghost, pattern)
-  const rest = strpart(ghost, strlen(text))
+  rest_to_show = strpart(ghost, strlen(text))
   Hide()
-  const lines = (spot.before .. text)->split("\n", true)
-  append(spot.lnum, lines[1 :])
-  setline(spot.lnum, lines[0])
-  const lnum = spot.lnum + len(lines) - 1
-  setline(lnum, lines[-1] .. spot.after)
-  cursor(lnum, strlen(lines[-1]) + 1)
-  if rest !=# ''
-    spot = Here()
-    Show(rest)
+  TypeLiterally()
+  feedkeys(Keys(text) .. "\<Cmd>call akunu#Accepted()\<CR>", 'ni')
+enddef
+
+# The keys that type `text`, so that undo, repeating and counts know it: a repeated line break is
+# indented by Vim, which 0 CTRL-D takes back.
+def Keys(text: string): string
+  const lines = text->split("\n", true)
+    ->map((_, line) => line->substitute('[[:cntrl:]]', "\<C-V>&", 'g'))
+  return lines->join("\<CR>0\<C-D>")
+enddef
+
+# The options that change what is typed are off until `Accepted`.
+def TypeLiterally()
+  if typed_options->empty()
+    const plain = {
+      autoindent: false, smartindent: false, cindent: false, lisp: false, indentexpr: '',
+      formatoptions: '', textwidth: 0, wrapmargin: 0,
+    }
+    for [name, value] in plain->items()
+      typed_options[name] = getbufvar('', $'&{name}')
+      noautocmd setbufvar('', $'&{name}', value)
+    endfor
+    typed_options_of = bufnr()
+  endif
+enddef
+
+def RestoreOptions()
+  for [name, value] in typed_options->items()
+    noautocmd setbufvar(typed_options_of, $'&{name}', value)
+  endfor
+  typed_options = {}
+enddef
+
+# The keys of `Accept` were typed.
+export def Accepted()
+  RestoreOptions()
+  spot = Here()
+  if rest_to_show !=# ''
+    Show(rest_to_show)
+  else
+    AskSoon()
   endif
 enddef
 
