@@ -62,10 +62,10 @@ class CodeTokens:
 
         The end of a prefix was cut where the cursor is, not where a token ends; the model continues
         badly after a token that it would have chosen otherwise. The text is empty, and nothing is
-        taken away, where the last token could not have been longer: behind punctuation.
+        taken away, where no longer token begins as the last one does.
         """
         tokens = self.encode(text)
-        if len(tokens) < 2 or not (text[-1].isalnum() or text[-1] == "_" or text[-1].isspace()):
+        if len(tokens) < 2 or not self._may_be_longer(tokens[-1], text):
             return tokens, ""
         start = max(0, len(text) - _MAX_HEALED)
         for last in range(len(tokens) - 1, max(0, len(tokens) - 4), -1):
@@ -73,6 +73,18 @@ class CodeTokens:
             if len(rest) >= start and text.startswith(rest):
                 return tokens[:last], text[len(rest) :]
         return tokens, ""
+
+    def _may_be_longer(self, last: int, text: str) -> bool:
+        """Whether a token of the vocabulary is longer than `last`, the last of `text`, and begins
+        with it. A word and spaces always may be; part of a character is none to ask for."""
+        if text[-1].isalnum() or text[-1] == "_" or text[-1].isspace():
+            return True
+        piece = self.text(last)
+        if not piece:
+            return False
+        texts, _ = self._table or self._make_table()
+        after = bisect.bisect_right(texts, piece)
+        return after < len(texts) and texts[after].startswith(piece)
 
     def compatible_tokens(self, text: str) -> tuple[int, ...]:
         """All tokens of whole characters that `text` begins with, or that begin with `text`."""

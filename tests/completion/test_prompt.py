@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
+from string import punctuation
 
 import pytest
 
@@ -74,7 +76,8 @@ def test_an_empty_neighbour_does_not_hide_the_next(tmp_path: Path) -> None:
     markers = ["<|endoftext|>", "<fim_prefix>", "<fim_suffix>", "<fim_middle>"]
     engine = load_tiny(tmp_path, [*markers, "<repo_name>", "<file_sep>"])
     files = (SourceFile("a.py", ""), SourceFile("b.py", "value = 1\n"))
-    made = Completer(engine).prompt(CompletionRequest("x", "y", "c.py", files=files))
+    completer = Completer(engine, CompleteOptions(fim="starcoder2"))
+    made = completer.prompt(CompletionRequest("x", "y", "c.py", files=files))
     assert "<file_sep>b.py\nvalue = 1\n<file_sep>" in engine.tokenizer.decode(made.tokens)
 
 
@@ -90,7 +93,11 @@ def test_evidence_has_the_tokens_that_the_model_would_say(code: CodeTokens) -> N
     ("prefix", "healed"),
     [
         ("import os\nimport s", " s"),
-        ("def f(", ""),
+        ("def f(", "("),
+        ("https:", ":"),
+        ("def main() -", " -"),
+        ("if x =", " ="),
+        ("std:", ":"),
         ("return ", " "),
         ("def f(x):\n    ", "\n    "),
         ("x = 'é", "é"),
@@ -106,6 +113,19 @@ def test_the_end_of_a_prefix_is_said_again(code: CodeTokens, prefix: str, healed
     # The tokens that were taken away are one way to write it.
     taken = code.encode(prefix)[len(tokens) :]
     assert len(taken) != 1 or taken[0] in allowed
+
+
+def test_whatever_a_longer_token_could_have_begun_is_healed(code: CodeTokens) -> None:
+    """Behind punctuation: healed is the last token where another one begins with its text."""
+    texts = {code.text(token) for token in range(49_152)}
+    pairs = ["".join(pair) for pair in product(punctuation, repeat=2)]
+    for end in [*punctuation, *pairs[::8]]:
+        text = f"a {end}"
+        last = code.text(code.encode(text)[-1])
+        longer = any(each.startswith(last) for each in texts if len(each) > len(last))
+        tokens, healed = code.heal(text)
+        assert healed == (last if longer else ""), text
+        assert code.encode(text)[: len(tokens)] == tokens
 
 
 def test_short_contexts_shrink_the_budgets(tmp_path: Path) -> None:
