@@ -35,7 +35,7 @@ _EXPECTED = {
 @dataclass(frozen=True, slots=True)
 class Settings:
     """memory: whether answers are remembered, on this machine, to draft from. model: the one that
-    is used when none is named.
+    is used when none is named. completion_model: the same for `akunu complete`; empty for `model`.
 
     Of the chat: temperature, of sampling. system_prompt: what the model reads before all else.
     personas: further system prompts by name. persona: the one in use, empty for `system_prompt`.
@@ -44,6 +44,7 @@ class Settings:
 
     memory: bool = True
     model: str = DEFAULT_MODEL
+    completion_model: str = ""
     temperature: float = 0.7
     system_prompt: str = ""
     persona: str = ""
@@ -130,8 +131,9 @@ def _set(document: TOMLDocument, name: str, value: Any) -> None:
 def _text(value: str) -> Any:
     import tomlkit
 
-    # A newline right after the quotes of a multi-line string would not count.
-    return tomlkit.string(value, multiline="\n" in value and not value.startswith("\n"))
+    # In a multi-line string a newline right after the quotes would not count, and \r\n is \n.
+    lines = "\n" in value and "\r" not in value and not value.startswith("\n")
+    return tomlkit.string(value, multiline=lines)
 
 
 def _checked(content: Mapping[str, Any], where: str) -> Settings:

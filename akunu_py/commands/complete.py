@@ -13,7 +13,9 @@ from akunu_py.completion.editor_config import EDITORS, editor_config
 from akunu_py.completion.types import CompletionRequest
 from akunu_py.errors import UsageError
 from akunu_py.models import store
+from akunu_py.models.catalogue import recommend
 from akunu_py.settings import load_settings
+from akunu_py.text import print_warnings
 
 if TYPE_CHECKING:  # a second or two, which the thread that completes spends, not we
     from akunu_py.completion.completer import Completer
@@ -39,11 +41,13 @@ def run(args: argparse.Namespace) -> int:
     if sum(map(bool, (args.filter, args.lsp, args.print_config))) > 1:
         raise UsageError("expected one of --filter, --lsp and --print-config")
     used = [name for name in ("cursor", "offset", "whole", "file") if getattr(args, name)]
-    if used and not args.filter:
+    if used and not (args.filter or args.lsp):
         raise UsageError(f"--{used[0]} goes with --filter")
     if args.print_config:
         print(editor_config(args.print_config, passed_on(args)), end="")
         return 0
+    settings = load_settings()
+    args.model = args.model or settings.completion_model or settings.model
     load, base = partial(load_completer, args), base_request(args)
     if args.filter:
         from akunu_py.completion.filter import run_filter
@@ -57,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         from akunu_py.completion.jsonl import serve_jsonl
 
-        store.check(store.resolve(args.model or load_settings().model))  # before it is loaded
+        store.check(store.resolve(args.model))  # before it is loaded
         serve_jsonl(load, base)
     return 0
 
@@ -77,7 +81,19 @@ def load_completer(args: argparse.Namespace) -> Completer:
         draft=args.draft,
         draft_tokens=args.draft_tokens,
     )
-    return Completer(engine, options, load_learned(engine, no_memory=args.no_memory))
+    completer = Completer(engine, options, load_learned(engine, no_memory=args.no_memory))
+    if completer.family is None and args.fim == "auto" and not (args.filter or args.lsp):
+        print_warnings([_better_model(engine.name)])
+    return completer
+
+
+def _better_model(name: str) -> str:
+    """What a user should know whose model cannot fill in the middle, in one line."""
+    from akunu_py.decoding import device
+
+    best = recommend(device.available_memory())[1].entry
+    line = f"{name} is not known to fill in the middle: it does not read behind the cursor"
+    return f"{line}; akunu models pull {best.name} gets one that does" if best else line
 
 
 def base_request(args: argparse.Namespace) -> CompletionRequest:

@@ -15,6 +15,8 @@ from typing import Any
 from akunu_py.errors import UsageError
 
 _FILE = Path(__file__).with_name("fim.toml")
+# In the names of models that were made of a coder, for edits or for reasoning.
+_OTHERWISE = ("zeta", "sweep", "distill", "next-edit", "instinct")
 _SLOT = re.compile(r"\{(prefix|suffix|path|text|repository)\}")
 
 
@@ -22,9 +24,8 @@ _SLOT = re.compile(r"\{(prefix|suffix|path|text|repository)\}")
 class FimFamily:
     """The format of one family, as its maker published it (`source`; `quote`: in these words).
 
-    tokens: what a vocabulary must have for it. absent: what it must not have. named: parts of
-    model names; a model called so is of this family, and needs the `tokens` only. recognised:
-    whether "auto" detects it.
+    tokens: what a vocabulary must have for it. named: parts of model names; "auto" detects only
+    models that are called so, since many have the tokens that were never trained for them.
     prompt: the buffer around the cursor. repository, file, prompt_with_files: where other files
     are read too, what comes first, each of them, and the buffer; empty where no such format was
     published. before, after: around all of it.
@@ -39,9 +40,7 @@ class FimFamily:
     prompt: str
     stop: tuple[str, ...]
     quote: str = ""
-    absent: tuple[str, ...] = ()
     named: tuple[str, ...] = ()
-    recognised: bool = True
     repository: str = ""
     file: str = ""
     prompt_with_files: str = ""
@@ -112,19 +111,15 @@ def find_family(name: str, vocabulary: Container[str], model: str) -> FimFamily 
 def detect_family(
     families: Iterable[FimFamily], vocabulary: Container[str], model: str
 ) -> FimFamily | None:
-    """The family that a vocabulary has the tokens of. Some families share theirs: the model's name
-    decides between them where it can, otherwise tokens that one of them lacks."""
-    possible = [
-        family
-        for family in families
-        if family.recognised and all(token in vocabulary for token in family.tokens)
-    ]
-    name = model.lower()
-    for family in possible:
-        if any(part in name for part in family.named):
-            return family
-    for family in possible:
-        if not any(token in vocabulary for token in family.absent):
+    """The family whose name a model has and whose tokens a vocabulary has; None where it has not,
+    and for what was trained to do something else."""
+    name = re.sub(r"[\s_]+", "-", model.lower())
+    if any(word in name for word in _OTHERWISE):
+        return None
+    for family in families:
+        if any(part in name for part in family.named) and all(
+            token in vocabulary for token in family.tokens
+        ):
             return family
     return None
 

@@ -195,9 +195,11 @@ def parse(line: bytes | None, defaults: CompletionRequest) -> RequestLine | Canc
         raise BadLine(f"the line is not JSON: {str(error) or type(error).__name__}") from error
     if not isinstance(message, dict):
         raise BadLine(f"expected an object, found {type(message).__name__}")
-    if "cancel" in message:
+    if set(message) == {"cancel"}:
         return CancelLine(_id(message, "cancel"))
     id = _id(message, "id")
+    if "cancel" in message:
+        raise BadLine('"cancel" goes in a line of its own, with no other field', id)
     try:
         return RequestLine(
             id,

@@ -152,7 +152,7 @@ def test_sampling_gives_another_sample(tiny: Completer) -> None:
 def test_fim_reads_the_suffix_and_draws_on_the_rest(tmp_path: Path) -> None:
     markers = ["<|endoftext|>", "<fim_prefix>", "<fim_suffix>", "<fim_middle>"]
     engine = load_tiny(tmp_path, [*markers, "<repo_name>", "<file_sep>"])
-    completer = Completer(engine, CompleteOptions(suffix_tokens=20))
+    completer = Completer(engine, CompleteOptions("starcoder2", suffix_tokens=20))
     assert completer.family is not None
     suffix = "\n" + "line()\n" * 50
     done = completer.complete(CompletionRequest("x = ", suffix, max_tokens=5))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from akunu_py.completion.completer import Completer
+from akunu_py.completion.completer import CompleteOptions, Completer
 from akunu_py.completion.fim import load_families
 from akunu_py.completion.stops import is_markdown, strip_fence
 from akunu_py.completion.types import CompletionRequest
@@ -18,7 +18,7 @@ from akunu_py.decoding.session import Session
 from akunu_py.types import Stats
 from tests.support.tiny_fim import byte_level, write_model
 
-MARKERS = [*load_families()["qwen3-coder"].markers]
+MARKERS = [*load_families()["qwen3-coder-chat"].markers]
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 
 
 def test_an_answer_in_a_fence_is_its_code(engine: Engine) -> None:
-    completer = Completer(engine)
-    assert completer.family is load_families()["qwen3-coder"]
+    completer = Completer(engine, CompleteOptions(fim="qwen3-coder-chat"))
+    assert completer.family is load_families()["qwen3-coder-chat"]
     session = completer.session = FixedAnswer(engine)
     parts: list[str] = []
     for path, answer, text in [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -73,8 +72,10 @@ def test_every_family_has_its_golden_prompt() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_prompt_is_the_published_one(name: str, tmp_path: Path) -> None:
     golden = EXPECTED["families"][name]
-    asked = "auto" if load_families()[name].recognised else name
-    completer = completer_for(name, tmp_path, fim=asked)
+    named = load_families()[name].named
+    completer = completer_for(
+        name, tmp_path, named[0] if named else "tiny", "auto" if named else name
+    )
     assert completer.family is load_families()[name]
     spm = bool(golden.get("spm"))
     made = completer.prompt(request(files=False))
@@ -122,21 +123,35 @@ def test_a_model_without_markers_continues_the_prefix(tmp_path: Path) -> None:
     assert completer.engine.tokenizer.decode(made.tokens) == "a = ("
 
 
-def test_names_decide_where_vocabularies_do_not() -> None:
-    families = load_families()
-    shared = {*families["granite-code"].tokens, "<filename>"}
-    assert _name(find_family("auto", shared, "Mellum-4b-base-4bit")) == "mellum"
-    assert _name(find_family("auto", shared, "granite-3b-code")) == "granite-code"
-    assert _name(find_family("auto", shared | {"<reponame>"}, "some model")) == "granite-code"
-    qwen = set(families["qwen3-coder"].tokens) | set(families["qwen2.5-coder"].tokens)
-    assert _name(find_family("auto", qwen, "Qwen3-Coder")) == "qwen3-coder"
-    assert _name(find_family("auto", qwen - {"<tool_response>"}, "x")) == "qwen2.5-coder"
-    assert find_family("none", qwen, "Qwen3-Coder") is None
-    assert find_family("auto", set(), "granite") is None
-
-
-def _name(family: Any) -> str:
-    return str(family.name)
+@pytest.mark.parametrize(
+    ("model", "family"),
+    [
+        ("Qwen2.5-Coder-7B-Instruct-4bit", "qwen2.5-coder"),
+        ("coder-1.5b", "qwen2.5-coder"),
+        ("Qwen3-Coder-30B-A3B-Instruct", "qwen3-coder"),
+        ("qwen3-coder-30b", "qwen3-coder"),
+        ("Qwen3-8B", None),
+        ("Qwen2.5-7B-Instruct", None),
+        ("DeepSeek-R1-Distill-Qwen-7B", None),
+        ("Qwen2.5-Coder-7B-zeta", None),
+        ("sweep-next-edit-1.5b", None),
+        ("starcoder2-3b", "starcoder2"),
+        ("Mellum-4b-base-4bit", "mellum"),
+        ("granite-3b-code", "granite-code"),
+        ("granite-4.0-h-tiny", "granite"),
+        ("CodeGeeX4-ALL-9B", "codegeex4"),
+        ("glm-4-9b-chat", None),
+        ("some model", None),
+    ],
+)
+def test_only_models_that_are_called_so_are_detected(model: str, family: str | None) -> None:
+    """Also where a vocabulary has the tokens of all families, as far as they go together."""
+    tokens = {token for each in load_families().values() for token in each.tokens}
+    tokens -= {"<fim_prefix>"} if model.startswith("granite-4") else set()
+    found = find_family("auto", tokens, model)
+    assert (found.name if found else None) == family
+    assert find_family("none", tokens, model) is None
+    assert find_family("auto", set(), model) is None
 
 
 def test_what_cannot_be_asked_for_is_refused(tmp_path: Path) -> None:
@@ -148,7 +163,7 @@ def test_what_cannot_be_asked_for_is_refused(tmp_path: Path) -> None:
 
 
 def test_repository_is_what_the_paths_share(tmp_path: Path) -> None:
-    completer = completer_for("qwen2.5-coder", tmp_path)
+    completer = completer_for("qwen2.5-coder", tmp_path, fim="qwen2.5-coder")
     for paths, name in [
         (("/home/me/app/src/a.py", "/home/me/app/lib/b.py"), "app"),
         (("a.py", "b.py"), "project"),

@@ -17,7 +17,7 @@ import pytest
 from akunu_py.completion.jsonl import BadLine, CancelLine, parse, read_lines
 from akunu_py.completion.types import CompletionRequest
 from akunu_py.models.store import StoredModel
-from tests.support.command import AKUNU
+from tests.support.command import AKUNU, assert_one_line_error, run_here
 from tests.support.paths import DOCS
 from tests.support.tiny_fim import sentence_piece, write_model
 
@@ -119,6 +119,9 @@ def test_garbage_is_named_and_survived(helper: Helper) -> None:
         (b'{"id": true, "prefix": "x"}\n', "id: expected"),
         (b'{"id": 1, "prefix": "x", "temperature": NaN}\n', "NaN is no number"),
         (b'{"cancel": [1]}\n', "cancel: expected"),
+        (b'{"id": 1, "cancel": 5}\n', "a line of its own"),
+        (b'{"id": 1, "cancel": 5, "prefix": "x"}\n', "a line of its own"),
+        (b'{"cancel": 5, "prefix": "x"}\n', 'no "id"'),
     ]:
         helper.send(line)
         reply = helper.read()
@@ -191,7 +194,9 @@ def test_half_a_line_then_the_end(helper: Helper) -> None:
     """The last test of this helper."""
     helper.send({"id": 1, "prefix": "import numpy as n", "suffix": "\n"}, b'{"id": 2, "pre')
     code, replies, error = helper.end()
-    assert (code, error) == (0, b"")
+    assert code == 0
+    assert error.count(b"\n") == 1  # the line about the model
+    assert b"fill in the middle" in error
     assert sorted((str(r["id"]), r.get("text")) for r in replies) == [("1", "p"), ("None", None)]
 
 
@@ -237,3 +242,16 @@ def test_limits_of_the_command_hold_where_a_request_sets_none() -> None:
     assert asked is not None
     assert not isinstance(asked, CancelLine)
     assert (asked.request.max_tokens, asked.request.seconds) == (7, 0.5)
+
+
+def test_completion_has_a_model_of_its_own(tmp_path: Path, starter: StoredModel) -> None:
+    """And where the model cannot fill in the middle, one to pull is named."""
+    env = {"XDG_CONFIG_HOME": str(tmp_path)}
+    settings = tmp_path / "akunu" / "settings.toml"
+    settings.parent.mkdir()
+    settings.write_text('model = "starter"\ncompletion_model = "nonesuch"\n')
+    assert_one_line_error(run_here("complete", env=env), 1, "nonesuch")
+    settings.write_text('model = "nonesuch"\ncompletion_model = "starter"\n')
+    done = run_here("complete", env=env)
+    assert done.returncode == 0
+    assert "starter is not known to fill in the middle" in done.stderr
