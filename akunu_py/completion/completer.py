@@ -38,6 +38,7 @@ _RESERVED = 1024  # tokens of the context that are left for the completion
 _REPLACEMENT = "\ufffd"  # what bytes that make no character are decoded to
 _PATH = 200  # characters of a path that the model reads, its end
 _CACHED = 16  # completions
+_SLICE_S = 0.1  # of reading a prompt, between two looks at the time and at who waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +248,7 @@ class _Run:
             self._prompt.draft_context,
         )
         generation.on_prefill = lambda done, total: self._check_limits(generation)
+        generation.chunk_seconds = _SLICE_S
         for piece in generation:
             if not allowed_tokens:
                 self._append(piece.text)

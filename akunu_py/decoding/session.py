@@ -90,6 +90,7 @@ class Generation:
     finish_reason: None until the end, then "stop" (the model ended its answer, or a stop sequence
     came), "length" (max_tokens), "context" (the context is full) or "cancelled".
     on_prefill: called with (prompt tokens read, prompt tokens in all) while the prompt is read.
+    chunk_seconds: about how long that may take from one call to the next, None for as it comes.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class Generation:
         self._cancelled = threading.Event()
         self._decoder = StreamDecoder(engine, self._prompt, options.stop)
         self.on_prefill: Callable[[int, int], None] = lambda done, total: None
+        self.chunk_seconds: float | None = None
         self.stats = Stats(prompt_tokens=len(self._prompt))
         self.tokens: list[int] = []
         self.text = ""
@@ -202,7 +204,7 @@ class Generation:
             self.on_prefill(cached + done, total)
             return not self._cancelled.is_set()
 
-        return prefill(self._target, keep_going)
+        return prefill(self._target, keep_going, self.chunk_seconds)
 
     def _decoded(self, piece: Piece) -> TextPiece:
         """Turns a piece into text, and counts what of it belongs to the answer."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
 from akunu_py.completion.completer import CompleteOptions, Completer
 from akunu_py.completion.types import CompletionRequest
 from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
 from tests.support.tiny_fim import load_tiny, sentence_piece, write_model
 
@@ -116,6 +118,38 @@ def test_a_time_budget_gives_the_best_so_far(
     assert whole.text.startswith(cut.text)
     none = tiny.complete(CompletionRequest("y = [[[[", seconds=0.5))
     assert (none.text, none.finish_reason) == ("", "time")
+
+
+@pytest.mark.parametrize("seconds", [0.1, 0.3, 1.0, 2.0])
+def test_a_time_budget_is_kept_within_one_slice_and_what_was_read_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """On a device that reads 400 tokens a second and takes 20 ms a pass."""
+    slow = Completer(load_tiny(tmp_path, [END]))
+    now = [0.0]
+    forward = Target.forward
+
+    def timed(target: Target, tokens: mx.array) -> mx.array:
+        now[0] += max(0.02, tokens.size / 400)
+        return forward(target, tokens)
+
+    monkeypatch.setattr(Target, "forward", timed)
+    monkeypatch.setattr("akunu_py.decoding.target.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("akunu_py.completion.completer.time.monotonic", lambda: now[0])
+    asked = CompletionRequest("x = [1, 2]\n" * 120 + "y = ", seconds=seconds, max_tokens=2)
+    tokens = len(slow.prompt(asked).tokens)
+    read = 0
+    for _ in range(100):
+        before = now[0]
+        done = slow.complete(asked)
+        assert done.stats.cached_tokens >= read
+        if done.finish_reason != "time":
+            break
+        # The first slice is as long as it is while the speed is not known.
+        assert now[0] - before <= seconds + (0.1 if read else 0.16) + 0.021
+        read = len(slow.session.target.tokens)
+    assert done.finish_reason != "time"
+    assert now[0] <= tokens / 400 + 1  # nothing was read twice
 
 
 def test_limits(tiny: Completer) -> None:
