@@ -56,7 +56,7 @@ COPY = (
 COPY_RECENT = (-0.2, 0, 0, 0.1, 0, 0.1, 0.1, 0.3)
 COPY_TOKEN = (0, 0, -0.5, 0.6, -0.6, -0.2, 0.3, 1.0, -1.4, -0.3, -0.2, 0.5, -0.3, 0.4, 0.4, 1.3)
 SKIP = (0, -0.4, -1.5, 1.3, -2, -0.5, 0.3, 1.5, -3, -1, -0.5, 1.5, -0.5, 0.5, 0.5, 2.7)
-SUBSTITUTION = (0, -2.2, -2.9, 0.2, -3, -1.5, -1.5, 2, -4, -2, -2, 0.5, -2, 0, 0, 3.5)
+EDIT = (0, -2.2, -2.9, 0.2, -3, -1.5, -1.5, 2, -4, -2, -2, 0.5, -2, 0, 0, 3.5)
 
 # Memory: contexts of 1, 2, 3, 4, 5 and more tokens; places that agree (1, 2, more) and that do not
 # (0, 1, more). Its part in a guess of the conversation's own: none, the same token, another one.
@@ -153,7 +153,7 @@ class AcceptanceModel:
         self.copy_recent = list(COPY_RECENT)
         self.copy_token = list(COPY_TOKEN)
         self.skip = list(SKIP)
-        self.substitution = list(SUBSTITUTION)
+        self.edit = list(EDIT)
         self.memory_match = list(MEMORY_MATCH)
         self.memory_agreeing = list(MEMORY_AGREEING)
         self.memory_opposing = list(MEMORY_OPPOSING)
@@ -167,7 +167,7 @@ class AcceptanceModel:
         self.copy_outcomes: dict[int, Outcomes] = {}
         self.memory_outcomes: dict[int, Outcomes] = {}
         self.skip_outcomes: dict[int, Outcomes] = {}
-        self.substitution_outcomes: dict[int, Outcomes] = {}
+        self.edit_outcomes: dict[int, Outcomes] = {}
 
     def calibrate(self, source: int, logit: float) -> tuple[float, int]:
         """The last stage: the probability, and which of `calibration[source]` corrected it."""

@@ -62,7 +62,7 @@ class AutoDrafter:
         self._forced_chances = list(_FORCED_PRIORS)
         self.model = AcceptanceModel()
         self.index = SuffixIndex()
-        self.tracker = CopyTracker(self.index.tokens, self.model.substitution_outcomes)
+        self.tracker = CopyTracker(self.index.tokens, self.model.edit_outcomes)
         self.guesser = Guesser(self.index, self.model, self.tracker, memory)
         self._recent = 0
         self._guesses: list[Guess] = []  # of the last proposal, drafted or not
@@ -181,7 +181,8 @@ class AutoDrafter:
                 or token in self.stop_tokens
             ):
                 break
-            copies = tracker.advance(copies, token, guess.copy_guesses, guess.skip)
+            copies = tracker.advance(copies, token, guess.copy_guesses, guess.edits, guess.skip)
+            copies = tracker.restart(copies, token, matches)
             continued = [
                 (position + 1, min(length + 1, LONGEST_MATCH))
                 for position, length in matches
@@ -222,7 +223,9 @@ class AutoDrafter:
 
     def _advance(self, guess: Guess, token: int) -> None:
         self._recent = (self._recent << 1 | (guess.token == token)) & 7
-        self.tracker.observe(token, guess.copy_guesses, guess.skip, guess.pair, guess.matches)
+        self.tracker.observe(
+            token, guess.copy_guesses, guess.edits, guess.skip, guess.pair, guess.matches
+        )
         self.index.append(token)
 
     def _probe(self, guesses: Sequence[Guess], longest: int) -> int:

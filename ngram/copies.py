@@ -3,8 +3,7 @@ before the answer (a file to rewrite, rows to convert), one of the answer itself
 
 A copy has a position in its source. It is broken off by an output token that differs, and resumed
 at the same place: where its context comes up again a little further on, or after a skip over a
-delimiter, as from one field of a table to the next. What replaced a token of the source once is
-expected to replace it again.
+delimiter, as from one field of a table to the next, or by an edit that was seen before (`edits`).
 """
 
 from __future__ import annotations
@@ -19,26 +18,31 @@ from akunu_py.ngram.acceptance import (
     FIRST_SKIP,
     IN_PLACE,
     KNOWN_SKIP,
-    NO_OUTCOMES,
     Outcomes,
     run_class,
 )
+from akunu_py.ngram.edits import UNKNOWN, Edits
 from akunu_py.ngram.index import SuffixMatch
 
 WINDOW = 48  # how far ahead of where it broke off a copy may be resumed
 MAX_SKIP = 6  # tokens that a skip may pass over
-NEW_COPY = 3  # tokens of context that start a copy elsewhere
+NEW_COPY = 3  # tokens of context that start a copy elsewhere, in the output
+NEW_COPY_IN_DRAFT = 5  # and in a draft, whose tokens are guesses
+RESUMED = 2  # tokens copied after a break tell where the source went on
 DELIMITERS = 4  # remembered at most for a context
 
 
 class Copy(NamedTuple):
     """A copy in progress. position: of the token expected next. run: tokens copied since it was
     last resumed, 0 when broken off. resumed: IN_PLACE, or by a FIRST_SKIP or KNOWN_SKIP, which is
-    where its run lengths start in acceptance.COPY."""
+    where its run lengths start in acceptance.COPY. written: what a known edit has yet to write,
+    before the copy goes on at `behind`."""
 
     position: int
     run: int
     resumed: int
+    written: tuple[int, ...] = ()
+    behind: int = 0
 
 
 Copies = tuple[Copy | None, Copy | None]
@@ -57,30 +61,49 @@ CopyGuesses = tuple[CopyGuess | None, CopyGuess | None]
 """Of `Copies`; None for a copy that is broken off for good, or none at all."""
 
 
+class EditGuess(NamedTuple):
+    """What a known edit expects: a token, the key of its outcomes, the copy after that token."""
+
+    token: int
+    key: int
+    after: Copy
+
+
+EditGuesses = tuple[EditGuess | None, EditGuess | None]
+"""Of `Copies`; None where no edit is known."""
+
+
 class CopyTracker:
     """The copies of one conversation.
 
-    tokens: the index's list, shared. outcomes: of guessed substitutions, by their keys, shared
-    with the acceptance model.
+    tokens: the index's list, shared. outcomes: of guessed edits, by their keys, shared with the
+    acceptance model.
     """
 
     def __init__(self, tokens: list[int], outcomes: dict[int, Outcomes]) -> None:
         self.tokens = tokens
-        self.outcomes = outcomes
+        self.edits = Edits(tokens, outcomes)
         self.answer_start = 0
         self.copies: Copies = (None, None)
         self.delimiters: dict[int, list[int]] = {}  # by pair of tokens: what a skip passed over
-        self.substitutions: dict[int, int] = {}  # by source token or pair: what replaced it
+        # For each copy, where in the source it was broken off, and by which token of the history;
+        # and the key of the edit that it follows, with how many tokens behind it are still to come.
+        self._breaks: list[tuple[int, int] | None] = [None, None]
+        self._followed: list[tuple[int, int] | None] = [None, None]
 
     def begin_answer(self, start: int) -> None:
         """A new answer starts at position `start`; what is before it can be copied from."""
         self.answer_start = start
         self.copies = (None, None)
+        self._breaks = [None, None]
+        self._followed = [None, None]
 
     def guess(self, which: int, copy: Copy) -> CopyGuess | None:
         """What `copy`, 0 or 1 of `Copies`, expects next; None when it is broken off for good."""
         tokens = self.tokens
-        position, run, resumed = copy
+        position, run, resumed, written, _ = copy
+        if written:
+            return CopyGuess(written[0], resumed + run_class(run), position)
         if run:
             if position >= len(tokens):
                 return None
@@ -117,28 +140,50 @@ class CopyTracker:
                 return tokens[place], place
         return None
 
-    def substitution(self, position: int) -> tuple[int, int] | None:
-        """(token, key) of what replaced the source's token at `position` before."""
-        for key in self._substitution_keys(position):
-            token = self.substitutions.get(key)
-            if token is not None:
-                return token, key
-        return None
+    def guess_edit(self, copy: Copy) -> EditGuess | None:
+        """What `copy` expects where an edit that was seen before is made again."""
+        position, run, resumed, written, _ = copy
+        if written or not run or position >= len(self.tokens):
+            return None
+        found = self.edits.find(position)
+        if found is None:
+            return None
+        key, edit, place = found
+        if edit.passed == UNKNOWN:
+            return EditGuess(edit.written[0], key, Copy(position, 0, IN_PLACE))
+        if not edit.written:
+            if place >= len(self.tokens):
+                return None
+            return EditGuess(self.tokens[place], key, Copy(place + 1, run, resumed))
+        token, *rest = edit.written
+        after = Copy(position, run, resumed, tuple(rest), place)
+        return EditGuess(token, key, after if rest else Copy(place, run, resumed))
 
     def advance(
         self,
         copies: Copies,
         token: int,
         guesses: CopyGuesses,
+        edits: EditGuesses,
         skip: tuple[int, int] | None,
     ) -> Copies:
         """The copies after `token`, of the output or a draft: continued, resumed, or broken off."""
         moved: list[Copy | None] = []
-        for copy, guess in zip(copies, guesses, strict=True):
+        for copy, guess, edit in zip(copies, guesses, edits, strict=True):
             if copy is None:
                 moved.append(None)
+            elif copy.written:
+                position, run, resumed, (expected, *rest), behind = copy
+                if token != expected:
+                    moved.append(Copy(position, 0, IN_PLACE))
+                elif rest:
+                    moved.append(copy._replace(written=tuple(rest)))
+                else:
+                    moved.append(Copy(behind, run, resumed))
             elif guess and guess.token == token and (copy.run or guess.state == CONTEXT_3):
                 moved.append(Copy(guess.position + 1, copy.run + 1, copy.resumed))
+            elif edit is not None and edit.token == token:
+                moved.append(edit.after)
             else:
                 moved.append(Copy(copy.position, 0, IN_PLACE))
         first = moved[0]
@@ -146,62 +191,80 @@ class CopyTracker:
             moved[0] = Copy(skip[1] + 1, 1, KNOWN_SKIP)
         return moved[0], moved[1]
 
+    def restart(self, copies: Copies, token: int, matches: Sequence[SuffixMatch]) -> Copies:
+        """`copies` after `token` of a draft; the answer's own, if broken off, starts again as
+        `observe` would have it, lest a draft goes on at a chance place."""
+        first, second = copies
+        if second is None or not second.run:
+            found = self._longest_match(token, matches, NEW_COPY_IN_DRAFT, before_answer=False)
+            if found is not None:
+                second = Copy(found + 1, 1, IN_PLACE)
+        return first, second
+
     def observe(
         self,
         token: int,
         guesses: CopyGuesses,
+        edits: EditGuesses,
         skip: tuple[int, int] | None,
         pair: int,
         matches: Sequence[SuffixMatch],
     ) -> None:
         """Moves the copies past the output token `token`, and learns from it. To be called before
         the token is appended; `matches` are those of the context before it."""
-        before = self.copies
-        first, second = self.advance(before, token, guesses, skip)
-        for old, new in zip(before, (first, second), strict=True):
-            if old is not None and old.run and new is not None and not new.run:
-                self._substitute(old.position, token)
+        first, second = moved = self.advance(self.copies, token, guesses, edits, skip)
+        for which, copy in enumerate(moved):
+            if copy is not None:
+                self._learn_edit(which, token, copy, edits[which])
         broken = (first is None or not first.run, second is None or not second.run)
         if broken[0]:
-            found = self._longest_match(token, matches, before_answer=True)
+            found = self._longest_match(token, matches, NEW_COPY, before_answer=True)
             if found is not None:
                 first = Copy(found + 1, 1, IN_PLACE)
             elif first is not None and broken[1]:
                 first = self._first_skip(first, token, pair)
         if broken[1]:
-            found = self._longest_match(token, matches, before_answer=False)
+            found = self._longest_match(token, matches, NEW_COPY, before_answer=False)
             if found is not None:
                 second = Copy(found + 1, 1, IN_PLACE)
         self.copies = first, second
+        for which, copy in enumerate(self.copies):
+            broke = self._breaks[which]
+            if broke is not None and copy is not None and copy.run >= RESUMED:
+                self._breaks[which] = None
+                position, began = broke
+                if position < copy.position <= position + WINDOW:
+                    self.edits.complete(position, began, copy.position - 1, len(self.tokens))
 
-    def _substitution_keys(self, position: int) -> Sequence[int]:
-        """Of the source's token with the one behind it, and of the token alone."""
-        tokens = self.tokens
-        token = tokens[position]
-        if position + 1 == len(tokens):
-            return (token,)
-        return -1 - (token << 20 | tokens[position + 1]), token  # a pair's is negative
-
-    def _substitute(self, position: int, token: int) -> None:
-        outcomes = self.outcomes
-        for key in self._substitution_keys(position):
-            known = self.substitutions.get(key)
-            # One that was right last time gets a second chance.
-            if known != token and (known is None or outcomes.get(key, NO_OUTCOMES) & 1 == 0):
-                self.substitutions[key] = token
-                outcomes[key] = NO_OUTCOMES
+    def _learn_edit(self, which: int, token: int, new: Copy, edit: EditGuess | None) -> None:
+        """A copy became `new` by `token`, where `edit` was expected: did it depart from its source,
+        by this edit, and did it go on as the edit has it?"""
+        old, followed = self.copies[which], self._followed[which]
+        if old is None or not old.run:
+            return
+        if new.run:
+            if followed is not None:
+                key, left = followed
+                self._followed[which] = (key, left - (not new.written)) if left else None
+            elif edit is not None and new == edit.after:
+                self._followed[which] = edit.key, RESUMED
+            return
+        self._breaks[which] = self._followed[which] = None
+        if followed is not None:
+            self.edits.vary(followed[0])
+        if not old.written:
+            self.edits.begin(old.position, token)
+            self._breaks[which] = old.position, len(self.tokens)
 
     def _longest_match(
-        self, token: int, matches: Sequence[SuffixMatch], *, before_answer: bool
+        self, token: int, matches: Sequence[SuffixMatch], least: int, *, before_answer: bool
     ) -> int | None:
-        """The position of the longest match that `token` follows, if it can start a copy."""
+        """The position of the longest match, of at least `least` tokens, that `token` follows."""
         tokens, start = self.tokens, self.answer_start
         found = [
             (length, position)
             for position, length in matches
-            if length >= NEW_COPY
-            and (position < start) == before_answer
-            and tokens[position] == token
+            if length >= least and (position < start) == before_answer and tokens[position] == token
         ]
         return max(found)[1] if found else None
 

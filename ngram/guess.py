@@ -18,7 +18,15 @@ from akunu_py.ngram.acceptance import (
     Candidate,
     match_class,
 )
-from akunu_py.ngram.copies import Copies, Copy, CopyGuess, CopyGuesses, CopyTracker
+from akunu_py.ngram.copies import (
+    Copies,
+    Copy,
+    CopyGuess,
+    CopyGuesses,
+    CopyTracker,
+    EditGuess,
+    EditGuesses,
+)
 from akunu_py.ngram.index import LONGEST_MATCH, SuffixIndex, SuffixMatch
 from akunu_py.ngram.memory import Memory
 
@@ -27,11 +35,11 @@ _VOTES = [6.0 ** min(length, LONGEST_MATCH) for length in range(LONGEST_MATCH + 
 # In logits, 70 %: for a surer guess of the conversation's own the memory is not asked.
 _MEMORY_BELOW = 0.85
 # What a guess comes from: a match, a copy from before the answer or from the answer itself, what
-# replaced the copy's token before, the next field of the copied table, a match within such a field,
+# an edit seen before expects, the next field of the copied table, a match within such a field,
 # the memory, a grammar. No enumerations here and in `acceptance`: on Python 3.11 looking up a
 # member of one takes seven times as long as a constant, and a guess does so a dozen times.
 FROM_MATCH, FROM_PROMPT, FROM_ANSWER = 0, 1, 2
-FROM_SUBSTITUTION, FROM_SKIP, FROM_FIELD, FROM_MEMORY, FROM_GRAMMAR = 3, 4, 5, 6, 7
+FROM_EDIT, FROM_SKIP, FROM_FIELD, FROM_MEMORY, FROM_GRAMMAR = 3, 4, 5, 6, 7
 # By these; the names are those in files with results of the benchmark.
 _SOURCE_NAMES = ("match", "copy", "copy", "correction", "leap", "match", "memory", "grammar")
 
@@ -50,6 +58,7 @@ class Guess:
     recent: int
     matches: Sequence[SuffixMatch]
     copy_guesses: CopyGuesses
+    edits: EditGuesses
     token: int = -1
     logit: float = -inf
     probability: float = 0.0
@@ -100,7 +109,11 @@ class Guesser:
             None if first is None else tracker.guess(0, first),
             None if second is None else tracker.guess(1, second),
         )
-        guess = Guess(pair, recent, matches, copy_guesses)
+        edits = (
+            None if first is None else tracker.guess_edit(first),
+            None if second is None else tracker.guess_edit(second),
+        )
+        guess = Guess(pair, recent, matches, copy_guesses, edits)
         if matches:
             self._from_match(guess)
         for which in (0, 1):
@@ -108,8 +121,9 @@ class Guesser:
             if copy_guess is None or copy is None:
                 continue
             self._from_copy(guess, which, copy_guess)
-            if copy.run:
-                self._from_substitution(guess, copy_guess)
+            edit = edits[which]
+            if edit is not None:
+                self._from_edit(guess, edit)
         if first is not None:
             self._from_skip(guess, first)
             if guess.source == FROM_MATCH and first.resumed == KNOWN_SKIP:
@@ -204,16 +218,12 @@ class Guesser:
         source = FROM_ANSWER if which else FROM_PROMPT
         guess.consider(Candidate(token, COPY_RATE, features, [outcome]), source)
 
-    def _from_substitution(self, guess: Guess, copy_guess: CopyGuess) -> None:
-        found = self.tracker.substitution(copy_guess.position)
-        if found is None:
-            return
+    def _from_edit(self, guess: Guess, edit: EditGuess) -> None:
         model = self.model
-        token, key = found
-        before = model.substitution_outcomes.get(key, NO_OUTCOMES)
-        features = [(model.substitution, before)]
-        outcomes = [(model.substitution_outcomes, key, before)]
-        guess.consider(Candidate(token, COPY_RATE, features, outcomes), FROM_SUBSTITUTION)
+        before = model.edit_outcomes.get(edit.key, NO_OUTCOMES)
+        features = [(model.edit, before)]
+        outcomes = [(model.edit_outcomes, edit.key, before)]
+        guess.consider(Candidate(edit.token, COPY_RATE, features, outcomes), FROM_EDIT)
 
     def _from_skip(self, guess: Guess, first: Copy) -> None:
         skip = guess.skip = self.tracker.skip(first, guess.pair)
