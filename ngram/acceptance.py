@@ -45,13 +45,16 @@ COPY_AGREES = (0.0, 0.15, -0.4)
 
 # A copy that contradicts the longest match, by its state: 1, 2, 3-4, 5-8, 9-16, more tokens copied
 # so far; then broken off, with a context of 1, 2, 3 tokens at which it could be resumed; then the
-# same six run lengths after a skip to the next field, a first one and a known one.
+# same six run lengths after a skip to the next field, a first one and a known one; then behind a
+# token that was replaced in a long copy.
 IN_PLACE, CONTEXT_1, CONTEXT_2, CONTEXT_3, FIRST_SKIP, KNOWN_SKIP = 0, 6, 7, 8, 9, 15
+REPLACED = 21
 COPY = (
     *(-1.9, -1.5, -1.1, -0.3, 1.2, 2.2),
     *(-2.3, -1.7, -1.5),
     *(-2.0, -1.2, -1.0, -0.3, 0.6, 1.5),
     *(0.2, 0.8, 1.0, 0.8, 1.2, 2.0),
+    -0.8,
 )
 COPY_RECENT = (-0.2, 0, 0, 0.1, 0, 0.1, 0.1, 0.3)
 COPY_TOKEN = (0, 0, -0.5, 0.6, -0.6, -0.2, 0.3, 1.0, -1.4, -0.3, -0.2, 0.5, -0.3, 0.4, 0.4, 1.3)

@@ -18,6 +18,7 @@ from akunu_py.ngram.acceptance import (
     FIRST_SKIP,
     IN_PLACE,
     KNOWN_SKIP,
+    REPLACED,
     Outcomes,
     run_class,
 )
@@ -28,6 +29,7 @@ WINDOW = 48  # how far ahead of where it broke off a copy may be resumed
 MAX_SKIP = 6  # tokens that a skip may pass over
 NEW_COPY = 3  # tokens of context that start a copy elsewhere, in the output
 NEW_COPY_IN_DRAFT = 5  # and in a draft, whose tokens are guesses
+LONG_RUN = 17  # tokens copied before one is replaced: the next one is expected behind it
 RESUMED = 2  # tokens copied after a break tell where the source went on
 DELIMITERS = 4  # remembered at most for a context
 
@@ -35,7 +37,8 @@ DELIMITERS = 4  # remembered at most for a context
 class Copy(NamedTuple):
     """A copy in progress. position: of the token expected next. run: tokens copied since it was
     last resumed, 0 when broken off. resumed: IN_PLACE, or by a FIRST_SKIP or KNOWN_SKIP, which is
-    where its run lengths start in acceptance.COPY. written: what a known edit has yet to write,
+    where its run lengths start in acceptance.COPY; REPLACED just behind the last of a long run.
+    written: what a known edit has yet to write,
     before the copy goes on at `behind`."""
 
     position: int
@@ -110,6 +113,8 @@ class CopyTracker:
             return CopyGuess(tokens[position], resumed + run_class(run), position)
         if len(tokens) < 3:
             return None
+        if resumed == REPLACED and position + 1 < (len(tokens) if which else self.answer_start):
+            return CopyGuess(tokens[position + 1], REPLACED, position + 1)
         third, second, last = tokens[-3:]
         end = min(position + WINDOW, len(tokens) - 1 if which else self.answer_start) - 1
         nearest = -1
@@ -180,12 +185,14 @@ class CopyTracker:
                     moved.append(copy._replace(written=tuple(rest)))
                 else:
                     moved.append(Copy(behind, run, resumed))
-            elif guess and guess.token == token and (copy.run or guess.state == CONTEXT_3):
-                moved.append(Copy(guess.position + 1, copy.run + 1, copy.resumed))
+            elif guess and guess.token == token and (copy.run or guess.state >= CONTEXT_3):
+                resumed = copy.resumed if copy.run else IN_PLACE
+                moved.append(Copy(guess.position + 1, copy.run + 1, resumed))
             elif edit is not None and edit.token == token:
                 moved.append(edit.after)
             else:
-                moved.append(Copy(copy.position, 0, IN_PLACE))
+                long = copy.run >= LONG_RUN and copy.resumed == IN_PLACE
+                moved.append(Copy(copy.position, 0, REPLACED if long else IN_PLACE))
         first = moved[0]
         if skip is not None and skip[0] == token and first is not None and not first.run:
             moved[0] = Copy(skip[1] + 1, 1, KNOWN_SKIP)

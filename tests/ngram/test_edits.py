@@ -65,7 +65,7 @@ def replay(prompt: Sequence[int], output: Sequence[int]) -> tuple[int, int, int]
         right = 0
         while right < len(draft) and draft[right] == output[done + right]:
             right += 1
-        drafter.observe(right, 1 + len(draft), 1.0)
+        drafter.observe(right, len(draft), 1 + len(draft), 1.0)
         drafter.extend(output[done : done + right + 1])
         done += right + 1
         passes, drafted, accepted = passes + 1, drafted + len(draft), accepted + right
