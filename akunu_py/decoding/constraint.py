@@ -7,6 +7,7 @@ Verification walks the draft (consume, mask), and takes the matcher back to what
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Sequence
@@ -213,8 +214,9 @@ def compile_constraint(engine: Engine, constraint: Constraint) -> LLMatcher:
         place = ""
         if constraint.kind == "json_schema":
             schema = parse_json(constraint.text)
-            found = _within(COMPILE_SECONDS, name, lambda: _place(tables, schema, error))
-            place = f" at {found}" if found else ""
+            with contextlib.suppress(UsageError):  # what is known is told, where it takes too long
+                found = _within(COMPILE_SECONDS, name, lambda: _place(tables, schema, error))
+                place = f" at {found}" if found else ""
         raise UsageError(f"{name} cannot be used{place}: {on_one_line(error)}")
     return matcher
 
