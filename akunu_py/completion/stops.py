@@ -48,6 +48,7 @@ _SQL = re.compile(
 )
 _AUTO_CLOSED = re.compile(r"(?:[)\]};,>\s]|\"\"\"|\'\'\'|\*/|</[\w.:-]+>)+")
 
+_COMMENT = re.compile(r"\s*(?:#|//|--|/\*|\*)")
 _MARKDOWN = (".md", ".markdown", ".mdx", ".qmd", ".rmd")
 _FENCE_OPENING = re.compile(r"```[\w+#.-]*[ \t]*\n")
 _FENCE_MAY_OPEN = re.compile(r"`{1,3}|```[\w+#.-]*[ \t]*")  # so far
@@ -73,7 +74,7 @@ class CompletionStops:
         self._begun = prefix[max(prefix.rfind("\n") + 1, len(prefix) - _LONGEST) :]
         rest, _, below = suffix.partition("\n")
         self._rest_of_line = rest.rstrip()  # behind the cursor
-        self._next_line = next((line.rstrip() for line in below.split("\n") if line.strip()), "")
+        self._next_lines = _next_lines(below)
         self._max_lines = max_lines
         self._brackets = OpenBrackets(prefix, suffix)
 
@@ -246,10 +247,24 @@ class CompletionStops:
 
     def _may_repeat(self, line: str, whole: bool) -> bool:
         """Whether `line` is the next line of the buffer, or may become it."""
-        if not self._next_line or not line.strip():
+        if not line.strip():
             return False
-        same = line.rstrip() == self._next_line
-        return same or (not whole and self._next_line.startswith(line))
+        return any(
+            line.rstrip() == there or (not whole and there.startswith(line))
+            for there in self._next_lines
+        )
+
+
+def _next_lines(below: str) -> list[str]:
+    """The next line of the buffer that is not empty, and where that is a comment, up to the next
+    that is none."""
+    found: list[str] = []
+    for line in below[:_LONGEST].split("\n"):
+        if line.strip():
+            found.append(line.rstrip())
+            if not _COMMENT.match(line):
+                break
+    return found
 
 
 def _trimmed(lines: list[str]) -> str:

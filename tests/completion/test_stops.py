@@ -50,6 +50,8 @@ FUNCTION = "def f(n):\n"
         ("a = 1\n", "\nb = 2\n", "b = 2\nc = 3\n", ""),
         (FUNCTION + "    ", "\n    return n\n", "n += 1\n    return n\n", "n += 1"),
         ("a = 1\n", "\nb = 2\n", "b = 22\n", "b = 22"),
+        (FUNCTION + "    ", "\n    # It.\n    return a\n", "return a\n", ""),
+        (FUNCTION + "    ", "\n    // A\n    // B\n    c()\n", "a()\n    // B\n", "a()"),
     ],
 )
 def test_ends(prefix: str, suffix: str, output: str, kept: str) -> None:

@@ -188,7 +188,7 @@ def test_without_a_ghost_keys_do_what_they_did(terminal: Terminal, tmp_path: Pat
     vim.wait_for("one two")
     vim.type("C-]")
     vim.wait_for(r"first *\n *\n~")
-    vim.type("Tab", "C-f")
+    vim.type("Tab", "C-l", "C-f")
     vim.wait_for(r"\[2\]")
     vim.type("Enter")
     vim.wait_for("one two")

@@ -72,3 +72,22 @@ def test_the_manifest() -> None:
     assert manifest["version"] == __version__
     assert (DIRECTORY / manifest["main"]).exists()
     assert "dependencies" not in manifest  # the directory is all there is to install
+
+
+@needs_node
+def test_the_window_of_a_long_buffer_stays_while_one_types() -> None:
+    """Else nothing that the helper remembers would hold beyond it."""
+    code = """
+      const { windowStart } = require(process.argv[1])
+      const starts = []
+      for (let offset = 0; offset < 1000000; offset += 7) {
+        const start = windowStart(offset, 200000)
+        if (start < 0 || offset - start > 200000) throw new Error(`${offset}: ${start}`)
+        if (offset > 200000 && offset - start < 100000) throw new Error(`${offset}: ${start}`)
+        starts.push(start)
+      }
+      console.log(new Set(starts).size)
+    """
+    command = ["node", "-e", code, str(DIRECTORY / "helper.js")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("9\n", "")

@@ -341,7 +341,8 @@ def Map(key: string, action: string)
   const otherwise = $'<Plug>(akunu-else-{action})'
   var before = maparg(key, 'i', false, true)
   if before->empty()
-    execute $'inoremap {otherwise} {key}'
+    # Nobody wants the form feed that CTRL-L would insert.
+    execute $'inoremap {otherwise} {key ==? '<C-L>' ? '<Nop>' : key}'
   else
     before->filter((field, _) => field !=# 'lhsrawalt')
     mapset('i', false, before->extend({lhs: otherwise, lhsraw: $"\<Plug>(akunu-else-{action})", buffer: 0}))

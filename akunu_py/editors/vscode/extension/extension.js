@@ -2,7 +2,7 @@
 'use strict'
 
 const vscode = require('vscode')
-const { Helper } = require('./helper.js')
+const { Helper, windowStart } = require('./helper.js')
 
 const MAX_CHARACTERS = 200000 // on either side of the cursor
 const MAX_FILES = 8
@@ -50,7 +50,7 @@ function requestAt(document, position, chosen) {
   const end = document.offsetAt(chosen ? chosen.range.end : position)
   const request = {
     channel: 'vscode',
-    prefix: text.slice(Math.max(0, start - MAX_CHARACTERS), start) + (chosen ? chosen.text : ''),
+    prefix: text.slice(windowStart(start, MAX_CHARACTERS), start) + (chosen ? chosen.text : ''),
     suffix: text.slice(end, end + MAX_CHARACTERS),
     path: document.fileName,
     language: document.languageId,

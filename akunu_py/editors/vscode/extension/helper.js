@@ -4,6 +4,13 @@
 const { spawn } = require('node:child_process')
 const readline = require('node:readline')
 
+// Where to begin reading a text whose cursor is at `offset`, so that it is at most `longest`
+// characters: it moves in steps, so that what the helper remembers stays good while one types.
+function windowStart(offset, longest) {
+  const step = longest / 2
+  return offset <= longest ? 0 : Math.floor((offset - step) / step) * step
+}
+
 class Helper {
   // `notify` is given each message that the user should read, once.
   constructor(command, notify) {
@@ -88,4 +95,4 @@ class Helper {
   }
 }
 
-module.exports = { Helper }
+module.exports = { Helper, windowStart }
