@@ -52,19 +52,30 @@ class Drafter(Protocol):
 
     The history grows by `extend`; each pass of the target over a proposal is `propose`, then
     `observe`, then `extend` with what the pass yielded.
+
+    After a proposal of nothing `pipelines` says whether another pass is to be launched behind the
+    plain step, before that is read. The next proposal is made `ahead` then: while a plain step is
+    under way, which is observed and extends the history before the pass of the proposal does.
     """
+
+    @property
+    def pipelines(self) -> bool:
+        """Whether plain steps are pipelined."""
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Appends `tokens` to the history."""
 
-    def propose(self, limit: int) -> list[int]:
-        """Drafts at most `limit` tokens to follow the history; none means a plain step."""
+    def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
+        """Drafts at most `limit` tokens to follow the history or, `ahead`, the token after it,
+        which is not known yet; none means a plain step."""
 
-    def observe(self, drafted: int, accepted: int, rows: int, seconds: float) -> None:
-        """Takes in how the last proposal fared: how many of its tokens were drafted (all or, where
-        a plain step was under way, none) and accepted by the target, and over how many rows the
-        pass ran and how long it took. There is one row more than drafted tokens, or several, where
-        tokens had to be run again."""
+    def observe(
+        self, drafted: int, accepted: int, rows: int, seconds: float, *, behind: bool = False
+    ) -> None:
+        """Takes in how a pass fared: how many tokens were drafted for it and accepted by the
+        target, over how many rows it ran, how long after the pass before it was done (or after the
+        start), and whether it was launched behind that one. There is one row more than drafted
+        tokens, or several, where tokens had to be run again."""
 
 
 class DraftGuide(Protocol):

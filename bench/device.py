@@ -19,11 +19,10 @@ from akunu_py.bench.curve import Curve, FixedCosts
 from akunu_py.bench.replay import ReplayCounts
 from akunu_py.bench.trace import Trace, TraceItem
 from akunu_py.decoding.decode import decode
-from akunu_py.decoding.drafting import PLAIN_STEPS_BEFORE_PIPELINING
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
-from akunu_py.ngram.cost import MAX_ROWS, CostCurve
+from akunu_py.ngram.cost import MAX_ROWS, PIPELINED, CostCurve
 from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
 from akunu_py.ngram.memory import Memory
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, Drafter, DraftMode
@@ -38,10 +37,12 @@ class DeviceOptions:
 
     gap: of the host, to build a pass and launch it. reader: of whoever reads the answer, a piece.
     noise: the standard deviation of the times that are told, as a share. outliers: the share of
-    passes told to have taken ten times as long. first: how much longer the first pass over so many
-    rows takes. seed: of the noise. known: 1 where the drafter knows the costs beforehand.
+    passes told to have taken ten times as long. first: how much longer the first pass over each
+    number of rows is told to take. seed: of the noise. known: 1 where the drafter knows the costs
+    beforehand.
 
-    Noise and outliers are told but do not count in the score, which they would blur.
+    Noise, outliers and first uses are told but do not count in the score: chance would blur it, and
+    kernels are compiled once, however short the traces.
     """
 
     gap: float = 0.0
@@ -101,12 +102,15 @@ class Device:
     def launch(self, rows: int) -> tuple[float, float]:
         """When a pass over `rows` rows is done, in true and in told time."""
         options = self._options
-        cost = self._curve(rows) + (0.0 if rows in self._used else options.first)
+        cost = self._curve(rows)
+        first = 0.0 if rows in self._used else options.first
         self._used.add(rows)
         factor = max(_LEAST, self._random.gauss(1.0, options.noise))
         if self._random.random() < options.outliers:
             factor *= _SLOWER
-        return self.true.launch(options.gap, cost), self.told.launch(options.gap, cost * factor)
+        return self.true.launch(options.gap, cost), self.told.launch(
+            options.gap, cost * factor + first
+        )
 
     def wait(self, done: tuple[float, float]) -> None:
         self.true.wait(done[0])
@@ -129,6 +133,7 @@ class SimulatedTarget(Target):
 
     def __init__(self, device: Device, item: TraceItem) -> None:
         self.vocabulary = None
+        self.constraint = None
         self.tokens = list(item.prompt)
         self.pending = [item.output[0]]
         self._device = device
@@ -181,8 +186,8 @@ def replay_on_device(
         costs = known_costs(curve, options) if options.known else CostCurve()
         drafter = partial(_make_drafter, mode, costs, learned, draft_tokens)
         items = trace.workloads[name]
-        counts = replay_items(items, curve, options, mode, drafter, learned)
-        plain = replay_items(items, curve, options, "off", NoDrafter)
+        counts = replay_items(items, curve, options, drafter, learned)
+        plain = replay_items(items, curve, options, NoDrafter)
         found[name] = counts.as_dict()
         del found[name]["draft_us_per_token"]  # no time of this machine
         found[name]["score"] = round(plain.cost / counts.cost, 4) if counts.cost else 0.0
@@ -201,7 +206,6 @@ def replay_items(
     items: Sequence[TraceItem],
     curve: Callable[[int], float],
     options: DeviceOptions,
-    mode: DraftMode,
     make_drafter: Callable[[], Drafter],
     memory: Memory | None = None,
 ) -> ReplayCounts:
@@ -212,11 +216,10 @@ def replay_items(
         drafter = make_drafter()
         drafter.extend(item.prompt)
         drafter.extend(item.output[:1])
-        wait = PLAIN_STEPS_BEFORE_PIPELINING[mode]
         limit = len(item.output) - 1
         target = SimulatedTarget(device, item)
         said = [item.output[0]]
-        for piece in decode(target, drafter, limit, (), plain_steps_before_pipelining=wait):
+        for piece in decode(target, drafter, limit, ()):
             said += piece.tokens
             counts.passes += 1
             counts.drafted += piece.accepted + len(piece.rejected)
@@ -234,4 +237,5 @@ def replay_items(
 
 def known_costs(curve: Curve, options: DeviceOptions) -> CostCurve:
     """What passes take on such a device, known beforehand."""
-    return FixedCosts({rows: options.gap + curve(rows) for rows in range(1, MAX_ROWS + 1)})
+    fresh = {rows: options.gap + curve(rows) for rows in range(1, MAX_ROWS + 1)}
+    return FixedCosts({PIPELINED: max(curve(1), options.gap + options.reader)} | fresh)

@@ -161,6 +161,7 @@ class PromptLookupDrafter:
     adopted by transformers. The earliest match wins there, also over a later one.
     """
 
+    pipelines = False
     DRAFT_TOKENS = 10
     MAX_NGRAM = 3
 
@@ -177,7 +178,7 @@ class PromptLookupDrafter:
                 self._first.setdefault(tuple(history[end - n : end]), end)
             history.append(token)
 
-    def propose(self, limit: int) -> list[int]:
+    def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
         end = len(self.history)
         for n in range(min(self.MAX_NGRAM, end), 0, -1):
             start = self._first.get(tuple(self.history[end - n : end]))
@@ -185,5 +186,7 @@ class PromptLookupDrafter:
                 return self.history[start : start + min(limit, self.DRAFT_TOKENS)]
         return []
 
-    def observe(self, drafted: int, accepted: int, rows: int, seconds: float) -> None:
+    def observe(
+        self, drafted: int, accepted: int, rows: int, seconds: float, *, behind: bool = False
+    ) -> None:
         """Ignored."""

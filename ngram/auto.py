@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 
 from akunu_py.ngram.acceptance import CALIBRATION_RATE, AcceptanceModel
 from akunu_py.ngram.copies import CopyTracker
-from akunu_py.ngram.cost import MAX_ROWS, CostCurve
+from akunu_py.ngram.cost import MAX_ROWS, PIPELINED, CostCurve
 from akunu_py.ngram.guess import FROM_GRAMMAR, Guess, Guesser
 from akunu_py.ngram.index import LONGEST_MATCH, SuffixIndex
 from akunu_py.ngram.memory import Memory
@@ -24,6 +24,11 @@ NEGLIGIBLE = 0.1  # chances of a longer draft below this are not worth the time 
 
 _RATE_DECAY = 0.97  # of the rate of tokens per cost, per pass
 _RATE_PRIOR = 6.0  # passes, at one token each
+# How likely a draft comes up after so many plain steps in a row, 1 to 8 and more, at first.
+_RETURN = (0.35, 0.25, 0.2, 0.15, 0.12, 0.1, 0.1, 0.08)
+_RETURN_RATE = 0.03
+_LOST = 0.5  # of what is lost at most when that happens while the next step is under way
+_LIKELY = 0.6  # chance of a first drafted token
 PROBE_EVERY, PROBE_RARELY = 64, 2048  # plain passes between two probes; doubles with each probe
 PROBE_LENGTH = 4
 PROBE_CHANCE = 0.3
@@ -64,9 +69,13 @@ class AutoDrafter:
         self.index = SuffixIndex()
         self.tracker = CopyTracker(self.index.tokens, self.model.edit_outcomes)
         self.guesser = Guesser(self.index, self.model, self.tracker, memory)
+        self.pipelines = False
         self._recent = 0
+        self._idle = 0  # plain steps since the last draft
+        self._returns = list(_RETURN)
         self._guesses: list[Guess] = []  # of the last proposal, drafted or not
-        self._drafted = 0
+        self._drafted = 0  # for the pass that was observed last
+        self._planned = slice(0)  # which guesses are the last proposal
         self._answering = False
         self._earned = self._spent = _RATE_PRIOR
         self._since_probe = 0
@@ -76,12 +85,13 @@ class AutoDrafter:
     def extend(self, tokens: Sequence[int]) -> None:
         """Learns `tokens`, which follow the history.
 
-        After a proposal, tokens that its pass can have yielded are output; so is a single token
-        later in an answer. Anything else is a prompt, and the answer is taken to begin at the last
-        of its tokens.
+        After a proposal, tokens that the observed pass can have yielded are output; so is a single
+        token later in an answer. Anything else is a prompt, and the answer is taken to begin at the
+        last of its tokens.
         """
         guesses, self._guesses = self._guesses, []
-        if not self._answering or len(tokens) > (self._drafted + 1 if guesses else 1):
+        drafted, self._drafted = self._drafted, 0
+        if not self._answering or len(tokens) > drafted + 1:
             self.index.extend(tokens)
             self.tracker.begin_answer(max(0, self.index.size - 1))
             self._answering = False
@@ -92,6 +102,8 @@ class AutoDrafter:
             learned += 1
             if guess.token != token:
                 break
+        else:
+            self._guesses = guesses[learned:]  # of what a pass that is under way will say
         for token in tokens[learned:]:
             matches = self.index.matches()
             self._advance(self.guesser.guess(self._recent, matches, self.tracker.copies), token)
@@ -107,50 +119,81 @@ class AutoDrafter:
         self._drafted = 0
         self._answering = False
 
-    def propose(self, limit: int) -> list[int]:
-        """Drafts at most `limit` tokens to follow the history; none means a plain step."""
+    def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
+        """Drafts at most `limit` tokens to follow the history or, `ahead`, the token after it;
+        none means a plain step."""
         longest = max(0, min(limit, MAX_DRAFT))
         if self.guide is not None:
             self.guide.begin_draft()
-        guesses = self._chain(max(1, min(HORIZON, limit + 1)))
+        guesses = self._chain(max(1, min(HORIZON, limit + 1)) + ahead)
         if self.guide is not None:
             self.guide.end_draft()
-        costs = self.curve.table(self._context)
         found = sum(guess.token >= 0 for guess in guesses)
+        chances = [guess.probability for guess in guesses[:found]]
+        if ahead:  # a draft behind the step under way needs that one's token to be guessed right
+            chances[:2] = [chances[0] * chances[1]] if found > 1 else []
+        gained = max(self._earned / self._spent, 1.0)  # tokens in the time of a pipelined step
+        costs = self._costs(gained)
         length = choose_length(
-            [guess.probability for guess in guesses[:found]],
+            chances,
             costs,
-            max(self._earned / self._spent, 1.0) / costs[0],
+            gained / self.curve.pipelined(self._context),
             longest,
-            ongoing=found == HORIZON,
+            ongoing=found == HORIZON + ahead,
             rerun_on_reject=self.rerun_on_reject,
         )
+        if self._idle:
+            place = min(self._idle, len(_RETURN)) - 1
+            self._returns[place] += _RETURN_RATE * (bool(length) - self._returns[place])
         self._probing = not length
         if not length:
-            length = self._probe(guesses[:found], longest)
+            length = self._probe(guesses[ahead:found], longest)
         self._guesses = guesses
         self._answering = True
-        self._drafted = length
-        return [guess.token for guess in guesses[:length]]
+        self._planned = slice(int(ahead), ahead + length)
+        self._idle = 0 if length else self._idle + 1
+        return [guess.token for guess in guesses[self._planned]]
 
-    def observe(self, drafted: int, accepted: int, rows: int, seconds: float) -> None:
-        """Learns how the last proposal fared, and how long the pass over it took."""
+    def _costs(self, gained: float) -> list[float]:
+        """Of passes over 1, 2, ... rows. A plain step costs what it does in a pipeline, and what is
+        lost when a draft comes up while the next step is under way; or, if that is less, what it
+        does alone."""
+        alone, *more = self.curve.table(self._context)
+        if self.guide is not None:  # its passes wait for each other
+            self.pipelines = False
+            return [alone, *more]
+        pipelined = self.curve.pipelined(self._context)
+        back = self._returns[min(self._idle, len(_RETURN) - 1)]
+        lost = _LOST * back * pipelined * (1.0 - (1.0 - _LIKELY) / gained)
+        self.pipelines = pipelined + lost < alone
+        return [min(alone, pipelined + lost), *more]
+
+    def observe(
+        self, drafted: int, accepted: int, rows: int, seconds: float, *, behind: bool = False
+    ) -> None:
+        """Learns how a pass fared, and how long it took."""
         self._drafted = drafted
+        costs = self.curve.table(self._context)
+        pipelined = self.curve.pipelined(self._context)
+        hidden = costs[0] - pipelined if behind else 0.0
         if drafted and self._probing:
             self._since_probe = 0
             self._probe_every = min(2 * self._probe_every, PROBE_RARELY)
         if not self.curve.first_use(rows):
-            self.curve.observe(rows, seconds, self._context)
+            if behind and rows == 1:
+                self.curve.observe(PIPELINED, seconds, self._context)
+            else:
+                self.curve.observe(rows, seconds + hidden, self._context)
         # Planned costs, not measured ones: a slow outlier must not look like a slow text.
         costs = self.curve.table(self._context)
-        spent = costs[min(rows, MAX_ROWS) - 1] / costs[0]
+        spent = (costs[min(rows, MAX_ROWS) - 1] - hidden) / pipelined
         self._earned = self._earned * _RATE_DECAY + accepted + 1
         self._spent = self._spent * _RATE_DECAY + spent
 
     @property
     def sources(self) -> list[tuple[str, int]]:
         """Where the last proposal's tokens come from (`Guess.named_source`), until `extend`."""
-        return [guess.named_source for guess in self._guesses[: self._drafted]]
+        return [guess.named_source for guess in self._guesses[self._planned]]
 
     @property
     def _context(self) -> int:

@@ -23,6 +23,9 @@ _TOLERANCE = 0.02  # a smaller change of a median is not worth a new table
 _REACH = 0.1
 _PRIOR_WEIGHT = 1.0  # of the prior shape, against the square of the number of times measured
 
+PIPELINED = 0  # in the place of a number of rows: a plain step behind another
+_GAP = 0.1  # of a plain step, assumed to be hidden by that before it was measured
+
 # The shape assumed before anything was measured: between a fast and a slow machine.
 PRIOR_SHAPE: Mapping[int, float] = {1: 1.0, 2: 1.15, 4: 1.5, 5: 1.7, 8: 2.4, 16: 3.2, 32: 3.8}
 
@@ -31,18 +34,22 @@ class CostCurve:
     """Cost of a pass by rows. Costs are in seconds once times were observed; before that they
     are in units of the points given (1 = a plain step for the built-in shape).
 
-    points: a curve known beforehand, by rows; 1 row must be among them. ValueError where a cost
-        is not positive and finite.
+    points: a curve known beforehand, by rows; 1 row must be among them, and PIPELINED may.
+        ValueError where a cost is not positive and finite.
     given: whether the curve was known beforehand, so that there is nothing to probe.
     """
 
     def __init__(self, points: Mapping[int, float] | None = None) -> None:
         self.given = points is not None
         points = dict(sorted((PRIOR_SHAPE if points is None else points).items()))
-        if 1 not in points or any(rows < 1 or not 0.0 < points[rows] < inf for rows in points):
+        if 1 not in points or any(rows < 0 or not 0.0 < points[rows] < inf for rows in points):
             raise ValueError(f"expected positive costs by rows, 1 row among them, got {points}")
         self._points = points
-        self._prior = [interpolate(points, rows) for rows in range(1, MAX_ROWS + 1)]
+        self._hidden = (
+            points.get(PIPELINED, points[1] * (1 if self.given else 1 - _GAP)) / points[1]
+        )
+        shape = {rows: points[rows] for rows in points if rows}
+        self._prior = [interpolate(shape, rows) for rows in range(1, MAX_ROWS + 1)]
         if not all(0.0 < cost < inf for cost in self._prior):
             raise ValueError(f"expected costs that stay finite and positive, got {points}")
         self._times: list[dict[int, list[float]]] = [{} for _ in range(len(BANDS) + 1)]
@@ -58,9 +65,21 @@ class CostCurve:
             table = self._tables[band] = self._make_table(band)
         return table
 
+    def pipelined(self, context: int) -> float:
+        """The cost of a plain step that is launched behind another, so that building it is hidden;
+        at most that of 1 row in the table."""
+        band = bisect(BANDS, context)
+        shares = [
+            typical[PIPELINED] / typical[1]
+            for _, typical in self._by_distance(band)
+            if PIPELINED in typical and 1 in typical
+        ]
+        return self.table(context)[0] * min(1.0, shares[0] if shares else self._hidden)
+
     def observe(self, rows: int, seconds: float, context: int) -> None:
-        """A pass over `rows` rows took `seconds`. Times that cannot be are ignored."""
-        if not 0.0 < seconds < inf or not 1 <= rows <= MAX_ROWS:
+        """A pass over `rows` rows took `seconds`, a PIPELINED one behind another plain step. Times
+        that cannot be are ignored."""
+        if not 0.0 < seconds < inf or not 0 <= rows <= MAX_ROWS:
             return
         band = bisect(BANDS, context)
         times = self._times[band].setdefault(rows, [])
@@ -71,7 +90,7 @@ class CostCurve:
         if known is None or len(times) < KEPT or abs(typical - known) > _TOLERANCE * known:
             self._typical[band][rows] = typical
             table = self._tables[band]
-            if table is None or abs(typical - table[rows - 1]) > _TOLERANCE * typical:
+            if rows and (table is None or abs(typical - table[rows - 1]) > _TOLERANCE * typical):
                 self._tables = [None] * len(self._tables)
 
     def first_use(self, rows: int) -> bool:
@@ -160,16 +179,19 @@ class CostCurve:
         result = {
             rows: (time, len(self._times[band][rows])) for rows, time in self._typical[band].items()
         }
-        bands = sorted(range(len(self._typical)), key=lambda other: abs(other - band))
-        for other in bands[1:]:
-            theirs = self._typical[other]
+        for other, theirs in self._by_distance(band)[1:]:
             shared = [result[rows][0] / theirs[rows] for rows in result.keys() & theirs.keys()]
             if result and not shared:
                 continue
             scale = median_low(shared) if shared else 1.0
             for rows, time in theirs.items():
                 result.setdefault(rows, (time * scale, len(self._times[other][rows])))
+        result.pop(PIPELINED, None)
         return result
+
+    def _by_distance(self, band: int) -> list[tuple[int, dict[int, float]]]:
+        """(band, its typical times), nearest first, itself at the start."""
+        return sorted(enumerate(self._typical), key=lambda each: abs(each[0] - band))
 
 
 def interpolate(points: Mapping[int, float], rows: int) -> float:

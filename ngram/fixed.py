@@ -101,6 +101,8 @@ class Predictor:
 class FixedDrafter:
     """A `Drafter` that drafts up to `draft_tokens` tokens at every pass."""
 
+    pipelines = False  # as in akunu
+
     def __init__(self, draft_tokens: int = DEFAULT_LIMIT) -> None:
         if draft_tokens < 0:
             raise ValueError(f"draft_tokens must be 0 or more, got {draft_tokens}")
@@ -111,7 +113,7 @@ class FixedDrafter:
     def extend(self, tokens: Sequence[int]) -> None:
         self.predictor.update_batch(tokens)
 
-    def propose(self, limit: int) -> list[int]:
+    def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
         if self.guide is None:
             return self.predictor.predict(min(limit, self.draft_tokens))
         self.guide.begin_draft()
@@ -119,18 +121,24 @@ class FixedDrafter:
         self.guide.end_draft()
         return draft
 
-    def observe(self, drafted: int, accepted: int, rows: int, seconds: float) -> None:
+    def observe(
+        self, drafted: int, accepted: int, rows: int, seconds: float, *, behind: bool = False
+    ) -> None:
         """Ignored."""
 
 
 class NoDrafter:
     """A `Drafter` that drafts nothing: every pass is a plain step."""
 
+    pipelines = True
+
     def extend(self, tokens: Sequence[int]) -> None:
         """Ignored."""
 
-    def propose(self, limit: int) -> list[int]:
+    def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
         return []
 
-    def observe(self, drafted: int, accepted: int, rows: int, seconds: float) -> None:
+    def observe(
+        self, drafted: int, accepted: int, rows: int, seconds: float, *, behind: bool = False
+    ) -> None:
         """Ignored."""

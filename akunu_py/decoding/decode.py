@@ -7,6 +7,8 @@ small model. The output is exactly that of plain decoding (see `sampling` for te
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 
@@ -18,82 +20,121 @@ _MAX_PENDING = 8  # tokens; above it a pass runs only these, instead of adding a
 _CLEAR_EVERY = 256  # passes between giving MLX's buffer cache back, as mlx-lm does
 
 
-def decode(
-    target: Target,
-    drafter: Drafter,
-    limit: int,
-    stop: Collection[int],
-    *,
-    plain_steps_before_pipelining: int | None,
-) -> Generator[Piece]:
+@dataclass(slots=True)
+class _Pass:
+    """A pass that was launched.
+
+    sampled: what `Target.launch` returned. before: see `Target.pass_state`. behind: whether another
+    pass was under way when this one was launched.
+    """
+
+    sampled: mx.array
+    drafted: list[int]
+    before: Any
+    behind: bool
+
+
+def decode(target: Target, drafter: Drafter, limit: int, stop: Collection[int]) -> Generator[Piece]:
     """Yields a piece per pass: up to `limit` tokens, ending with a token of `stop` if it comes.
 
     `drafter` knows all tokens up to and with the pending ones, and observes what follows. Where it
-    drafted nothing `plain_steps_before_pipelining` times in a row (None: however often), plain
-    steps are pipelined: each is launched before the one before it is collected. That hides the
-    time between two steps, and costs a pass when there is a draft again. Under a constraint what
-    a step may sample depends on the one before it, so none are pipelined.
+    wants plain steps pipelined, another pass is launched behind a plain step before that is
+    collected: another plain step, or one over the token of the first, which nobody knows yet, and a
+    draft of what follows it. Whatever the token turns out to be, that pass yields the next one.
+
+    While the reader has a piece, a pass is under way; at the end it is waited for by nobody. Under
+    a constraint what a pass may sample depends on the one before it, and may be nothing: passes are
+    neither pipelined nor launched before the piece is delivered.
     """
-    wait = None if target.constraint is not None else plain_steps_before_pipelining
-    ahead: mx.array | None = None  # the token of a plain step that is under way
+    passes = 0
+    launched: _Pass | None = None
     last = target.clock()
-    passes = idle = 0
     try:
         while limit > 0:
-            started = last if ahead is not None else target.clock()
-            drafted = draft(target, drafter, limit)
-            rows = len(target.pending) + len(drafted)
-            idle = 0 if drafted else idle + 1
-            if ahead is None and (drafted or wait is None or idle <= wait):
-                tokens, accepted = speculate(target, drafted, stop)
-            else:
-                sampled = target.launch(target.pending, 1) if ahead is None else ahead
-                # With a draft at hand, collect what is under way and launch nothing behind it.
-                ahead = None if drafted or limit == 1 else target.launch((), 1, sampled)
-                drafted, rows = [], len(target.pending)
-                tokens, accepted = target.read(sampled), 0
-                target.commit(tokens, rows)
-            last = target.clock()
-            drafter.observe(len(drafted), accepted, rows, last - started)
+            launched = launched or launch(target, drafter, limit)
+            behind = None
+            if not launched.drafted and limit > 1 and target.constraint is None:
+                behind = launch_behind(target, drafter, limit - 1, launched)
+            rows = len(target.pending) + len(launched.drafted)
+            tokens, accepted = collect(target, launched, stop)
+            started, last = last, target.clock()
+            drafter.observe(
+                len(launched.drafted), accepted, rows, last - started, behind=launched.behind
+            )
             drafter.extend(tokens)
+            rejected = tuple(launched.drafted[accepted:])
+            launched = behind
             limit = 0 if ended(target, tokens[-1], stop) else limit - len(tokens)
+            if limit and launched is None and target.constraint is None:
+                launched = launch(target, drafter, limit)
             passes += 1
             if passes % _CLEAR_EVERY == 0:
                 mx.clear_cache()
-            yield Piece(tuple(tokens), accepted, tuple(drafted[accepted:]), last - started)
-    finally:
-        if ahead is not None:  # the step that nobody collects has put its token into the cache
-            target.commit((), 1)
+            yield Piece(tuple(tokens), accepted, rejected, last - started)
+    except GeneratorExit:  # the reader left
+        pass
+    if launched is not None:
+        abandon(target, launched)
 
 
-def draft(target: Target, drafter: Drafter, limit: int) -> list[int]:
+def launch(target: Target, drafter: Drafter, limit: int) -> _Pass:
+    """A pass over the pending tokens and a draft, that yields `limit` tokens at most."""
+    return _launch(target, draft(target, drafter, limit), None)
+
+
+def launch_behind(target: Target, drafter: Drafter, limit: int, step: _Pass) -> _Pass | None:
+    """A pass behind the plain step that is under way, that yields `limit` tokens at most; None
+    where the drafter would rather wait for the step."""
+    # A step that runs behind another one was launched before its history was known.
+    drafted = draft(target, drafter, limit, ahead=True) if step.behind else []
+    if not drafted and not drafter.pipelines:
+        return None
+    return _launch(target, drafted, step.sampled)
+
+
+def _launch(target: Target, drafted: list[int], after: mx.array | None) -> _Pass:
+    rows = drafted if after is not None else [*target.pending, *drafted]
+    # A state that is held must not be in the way of steps that write in place.
+    before = target.pass_state() if drafted else None
+    return _Pass(target.launch(rows, 1 + len(drafted), after), drafted, before, after is not None)
+
+
+def draft(target: Target, drafter: Drafter, limit: int, *, ahead: bool = False) -> list[int]:
     """Tokens to verify in the next pass, which yields one more, `limit` at most."""
     room = limit - 1 if len(target.pending) <= _MAX_PENDING else 0
-    drafted = drafter.propose(room)
+    drafted = drafter.propose(room, ahead=ahead)
     # What is drafted from may come from a file.
     vocabulary = target.vocabulary
     return drafted if vocabulary is None else drafted[: first_outside(drafted, vocabulary)]
 
 
-def speculate(
-    target: Target, drafted: Sequence[int], stop: Collection[int]
-) -> tuple[list[int], int]:
-    """One pass over the pending tokens and a draft.
-
-    Returns the new tokens, the last of them the bonus token, and how many of them were drafted.
-    """
-    before = target.pass_state()
-    rows = [*target.pending, *drafted]
-    sampled = target.read(target.launch(rows, 1 + len(drafted)))
-    accepted = accept(drafted, sampled)
+def collect(target: Target, launched: _Pass, stop: Collection[int]) -> tuple[list[int], int]:
+    """Waits for a pass. Returns the new tokens, the last of them the bonus token, and how many of
+    them were drafted."""
+    sampled = target.read(launched.sampled)
+    accepted = accept(launched.drafted, sampled)
     tokens = cut(sampled[: accepted + 1], stop)
     if target.constraint is not None:
         tokens = target.constraint.consume(tokens)
+    written = len(target.pending) + len(launched.drafted)
     kept = len(target.pending) + len(tokens) - 1
-    if kept < len(rows):
-        kept = target.roll_back(before, len(rows), kept)
+    if kept < written:
+        kept = target.roll_back(launched.before, written, kept)
     target.commit(tokens, kept)
     return tokens, min(accepted, len(tokens))
+
+
+def abandon(target: Target, launched: _Pass) -> None:
+    """Books a pass that nobody collects: the pending tokens are in the cache, its draft is not."""
+    kept = len(target.pending)
+    if launched.drafted:
+        kept = target.roll_back(launched.before, kept + len(launched.drafted), kept)
+    target.commit((), kept)
+
+
+def plain_step(target: Target, stop: Collection[int] = ()) -> list[int]:
+    """The token after the pending ones."""
+    return collect(target, _launch(target, [], None), stop)[0]
 
 
 def accept(drafted: Sequence[int], sampled: Sequence[int]) -> int:

@@ -12,10 +12,6 @@ from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
 from akunu_py.types import Drafter, DraftGuide, DraftMode, GenerateOptions
 
-# Off: at once. Auto: replays of chat lose 3 % to steps that are under way when a draft comes up,
-# 0.4 % with these four. Fixed: never, as akunu does.
-PLAIN_STEPS_BEFORE_PIPELINING: dict[DraftMode, int | None] = {"off": 0, "auto": 4, "fixed": None}
-
 
 class Drafting:
     """A session's drafter, kept from turn to turn, so that it keeps learning.
@@ -24,7 +20,6 @@ class Drafting:
     made again, as it is for other options.
 
     wrap: what a drafter is wrapped in when it is made, for those who count what it does.
-    plain_steps_before_pipelining: see `decode`; of the drafter that was asked for last.
     """
 
     def __init__(self, engine: Engine, learned: LearnedState | None) -> None:
@@ -34,7 +29,6 @@ class Drafting:
         self._made_for: tuple[DraftMode, int] | None = None
         self._inner: Drafter = NoDrafter()  # what is wrapped and tracked
         self._drafter = TrackedDrafter(self._inner, None)
-        self.plain_steps_before_pipelining: int | None = 0
         self.wrap: Callable[[Drafter], Drafter] = lambda drafter: drafter
 
     def drafter(
@@ -63,7 +57,6 @@ class Drafting:
         end = None if read is None else unread + read
         self._drafter.set_unread(unread)
         self._drafter.extend(known[len(self._drafter.tokens) : end])
-        self.plain_steps_before_pipelining = PLAIN_STEPS_BEFORE_PIPELINING[mode]
         return self._drafter
 
     def set_guide(self, guide: DraftGuide | None) -> None:
@@ -104,6 +97,10 @@ class TrackedDrafter:
         self.tokens: list[int] = []
         self.propose = drafter.propose
         self.observe = drafter.observe
+
+    @property
+    def pipelines(self) -> bool:
+        return self._drafter.pipelines
 
     def rewind(self, length: int) -> bool:
         """Knows only the first `length` tokens then; False where it cannot forget the others."""

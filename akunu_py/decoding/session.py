@@ -15,7 +15,7 @@ from pathlib import Path
 
 from akunu_py.decoding import prompt_cache
 from akunu_py.decoding.constraint import ConstraintMatcher
-from akunu_py.decoding.decode import decode, ended, speculate
+from akunu_py.decoding.decode import decode, ended, plain_step
 from akunu_py.decoding.device import wired_memory
 from akunu_py.decoding.drafting import Drafting
 from akunu_py.decoding.engine import Engine
@@ -156,7 +156,7 @@ class Generation:
         target.sampler, target.constraint = self._sampler, self._constraint
         if not self._prefill():
             return
-        first, _ = speculate(target, (), stop)
+        first = plain_step(target)
         prefilled = time.perf_counter()
         self.stats.prefill_s = prefilled - started
         yield Piece(tuple(first), seconds=self.stats.prefill_s)
@@ -167,14 +167,7 @@ class Generation:
         drafter = drafting.drafter(self._options, history, draft_context=self._draft_context)
         drafting.set_guide(self._constraint)
         limit = min(self._options.max_tokens, self._room) - 1
-        passes = decode(
-            target,
-            drafter,
-            limit,
-            stop,
-            plain_steps_before_pipelining=drafting.plain_steps_before_pipelining,
-        )
-        with contextlib.closing(passes):
+        with contextlib.closing(decode(target, drafter, limit, stop)) as passes:
             for piece in passes:
                 yield piece
                 # The reader's time counts too: this is the speed that the user sees.

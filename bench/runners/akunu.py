@@ -106,6 +106,7 @@ class RecordingDrafter:
     def __init__(self, drafter: Drafter, passes: Passes) -> None:
         self._drafter = drafter
         self._passes = passes
+        self.pipelines = drafter.pipelines
         self._draft: list[int] = []
         self._sources: list[str] = []
         self._passed = False  # whether the next tokens to extend by are what a pass yielded
@@ -117,16 +118,19 @@ class RecordingDrafter:
             self._passes.draft_s += time.perf_counter() - started
         self._passed = False
 
-    def propose(self, limit: int) -> list[int]:
+    def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
         started = time.perf_counter()
-        self._draft = self._drafter.propose(limit)
+        self._draft = self._drafter.propose(limit, ahead=ahead)
+        self.pipelines = self._drafter.pipelines
         self._passes.draft_s += time.perf_counter() - started
         self._sources = _sources(self._drafter, self._draft)
         return self._draft
 
-    def observe(self, drafted: int, accepted: int, rows: int, seconds: float) -> None:
+    def observe(
+        self, drafted: int, accepted: int, rows: int, seconds: float, *, behind: bool = False
+    ) -> None:
         started = time.perf_counter()
-        self._drafter.observe(drafted, accepted, rows, seconds)
+        self._drafter.observe(drafted, accepted, rows, seconds, behind=behind)
         self._passed = True
         passes = self._passes
         passes.draft_s += time.perf_counter() - started

@@ -13,6 +13,7 @@ from akunu_py.bench.device import (
     Device,
     DeviceOptions,
     SimulatedTarget,
+    known_costs,
     parse_device,
     replay_items,
     replay_on_device,
@@ -20,8 +21,10 @@ from akunu_py.bench.device import (
 from akunu_py.bench.trace import Trace, TraceItem
 from akunu_py.decoding.decode import decode
 from akunu_py.errors import UsageError
+from akunu_py.ngram.auto import AutoDrafter
+from akunu_py.ngram.cost import MAX_ROWS, PIPELINED, CostCurve
 from akunu_py.ngram.fixed import NoDrafter
-from akunu_py.types import DRAFT_MODES, DraftMode
+from akunu_py.types import DraftMode
 from tests.support.tiny import Adversary
 
 CURVE = parse_curve("1:1,2:1.5,5:3")
@@ -30,16 +33,17 @@ ITEM = TraceItem((1, 2), tuple(random.Random(1).choices(range(100), k=COUNT)))
 
 
 def spent(mode: DraftMode, drafts: Sequence[Sequence[int]] = (), **options: float) -> float:
-    counts = replay_items([ITEM], CURVE, DeviceOptions(**options), mode, lambda: Scripted(drafts))
+    counts = replay_items([ITEM], CURVE, DeviceOptions(**options), lambda: Scripted(mode, drafts))
     assert counts.tokens == COUNT - 1
     return counts.cost
 
 
 class Scripted(NoDrafter):
-    def __init__(self, drafts: Sequence[Sequence[int]]) -> None:
+    def __init__(self, mode: DraftMode, drafts: Sequence[Sequence[int]]) -> None:
+        self.pipelines = mode == "off"
         self.drafts = list(drafts)
 
-    def propose(self, limit: int) -> list[int]:
+    def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
         return list(self.drafts.pop(0))[:limit] if self.drafts else []
 
 
@@ -53,23 +57,38 @@ def test_pipelining_hides_the_gap_and_drafting_does_not() -> None:
     assert spent("fixed", [wrong], gap=0.25) == pytest.approx(3.25 + 38 * 1.25)
 
 
-def test_a_reader_is_waited_for_where_nothing_is_under_way() -> None:
+def test_a_draft_is_verified_behind_a_plain_step() -> None:
+    said = ITEM.output
+    # The first step, and one behind it; then, while that one runs, drafts of what follows it.
+    for draft, passes in ((said[3:6], 37), ((said[3], 999, 999), 39), ((999,) * 3, 40)):
+        drafter = Scripted("off", [(), draft])  # 4 rows, 2.5 plain steps
+        counts = replay_items([ITEM], CURVE, DeviceOptions(gap=0.25), iter([drafter]).__next__)
+        assert counts.passes == passes
+        # Two gaps are not hidden: that of the first step, and that of the one behind the draft.
+        assert counts.cost == pytest.approx(2 * 0.25 + (passes - 1) + 2.5)
+        assert counts.accepted == 40 - passes
+
+
+def test_a_reader_is_served_while_a_pass_is_under_way() -> None:
     assert spent("off", reader=0.5, gap=0.25) == pytest.approx(0.25 + 40 + 0.5)
+    assert spent("fixed", reader=0.5, gap=0.25) == pytest.approx(1.25 * 40 + 0.5)
     # Host and reader together take longer than the device: it waits for them.
     assert spent("off", reader=1.0, gap=0.5) == pytest.approx(1.5 * 40, abs=1.5)
 
 
 def test_the_first_use_of_a_row_count_takes_longer_once() -> None:
-    assert spent("fixed", first=7) == pytest.approx(40 + 7)
-    right = list(ITEM.output[1:5])
-    again = list(ITEM.output[6:10])
-    assert spent("fixed", [right, again], first=7) == pytest.approx(30 + 6 + 14)
+    device = Device(CURVE, DeviceOptions(first=7))
+    target = SimulatedTarget(device, ITEM)
+    drafts = [ITEM.output[1:5], ITEM.output[6:10]]
+    pieces = list(decode(target, Scripted("fixed", drafts), 13, ()))
+    assert [piece.seconds for piece in pieces] == pytest.approx([10, 3, 8, 1, 1])
+    assert device.true.now == pytest.approx(3 + 3 + 1 + 1 + 1)
 
 
 def test_noise_is_told_and_does_not_count() -> None:
     device = Device(CURVE, DeviceOptions(noise=0.1, outliers=0.1, seed=3))
     target = SimulatedTarget(device, ITEM)
-    pieces = decode(target, NoDrafter(), 40, (), plain_steps_before_pipelining=0)
+    pieces = decode(target, NoDrafter(), 40, ())
     told = [piece.seconds for piece in pieces]
     assert device.true.now == pytest.approx(40)
     assert device.told.now == pytest.approx(sum(told))
@@ -77,11 +96,10 @@ def test_noise_is_told_and_does_not_count() -> None:
     assert 1 <= sum(seconds > 5 for seconds in told) <= 10
 
 
-@pytest.mark.parametrize("mode", DRAFT_MODES)
-def test_whatever_is_drafted_the_trace_is_said(mode: DraftMode) -> None:
+def test_whatever_is_drafted_the_trace_is_said() -> None:
     items = [TraceItem((5, 6, seed), ITEM.output) for seed in range(20)]
     drafters = iter([Adversary(item.prompt, item.output, item.prompt[2]) for item in items])
-    counts = replay_items(items, CURVE, DeviceOptions(gap=0.1), mode, lambda: next(drafters))
+    counts = replay_items(items, CURVE, DeviceOptions(gap=0.1), lambda: next(drafters))
     assert counts.drafted > counts.accepted > 0
 
 
@@ -95,6 +113,39 @@ def test_the_same_seed_gives_the_same_figures() -> None:
 
     assert figures(1) == figures(1)
     assert len({figures(seed)["score"] for seed in range(4)}) > 1
+
+
+def spoiled_costs() -> CostCurve:
+    """As if learned while other programs were busy: 60 plain steps for any draft."""
+    costs = CostCurve()
+    for rows, cost in [(PIPELINED, 0.9), (1, 1.0), *((rows, 60.0) for rows in range(2, MAX_ROWS))]:
+        for _ in range(3):  # as many as are saved
+            costs.observe(rows, cost, 10)
+    return costs
+
+
+@pytest.mark.parametrize("gap", [0.0, 0.15, 0.3])
+@pytest.mark.parametrize("name", ["m5max", "m1"])
+def test_a_spoiled_curve_recovers_within_a_thousand_tokens(name: str, gap: float) -> None:
+    source = random.Random(4).choices(range(1000), k=2000)
+    edited = [token if i % 40 else 5000 + i for i, token in enumerate(source)]
+    curve, options = parse_curve(name), DeviceOptions(gap=gap, noise=0.05)
+
+    def rate_after_a_thousand(costs: CostCurve) -> float:
+        drafter = AutoDrafter(costs)
+        drafter.extend([*source, edited[0]])
+        device = Device(curve, options)
+        target = SimulatedTarget(device, TraceItem(tuple(source), tuple(edited)))
+        said, started = 1, 0.0
+        for piece in decode(target, drafter, len(edited) - 1, ()):
+            said += len(piece.tokens)
+            if said < 1000:
+                started, counted = device.true.now, said
+        return (said - counted) / (device.true.now - started)
+
+    undisturbed = rate_after_a_thousand(known_costs(curve, options))
+    assert undisturbed > 3
+    assert rate_after_a_thousand(spoiled_costs()) > 0.9 * undisturbed
 
 
 def test_plain_decoding_scores_one() -> None:

@@ -24,6 +24,8 @@ TRACE = {"tokenizer": "t", "workloads": {"chat": [{"prompt": [1, 2], "output": [
 class Scripted:
     """Proposes the given drafts, and records its calls."""
 
+    pipelines = False
+
     def __init__(self, *drafts: Sequence[int]) -> None:
         self.drafts = list(drafts)
         self.calls: list[object] = []
@@ -31,11 +33,13 @@ class Scripted:
     def extend(self, tokens: Sequence[int]) -> None:
         self.calls.append(tuple(tokens))
 
-    def propose(self, limit: int) -> list[int]:
+    def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
         self.calls.append(limit)
         return list(self.drafts.pop(0))[:limit]
 
-    def observe(self, drafted: int, accepted: int, rows: int, seconds: float) -> None:
+    def observe(
+        self, drafted: int, accepted: int, rows: int, seconds: float, *, behind: bool = False
+    ) -> None:
         self.calls.append((accepted, seconds))
 
 
@@ -71,7 +75,7 @@ def test_plain_decoding_scores_one() -> None:
 
 def test_a_drafter_that_exceeds_its_limit_is_refused() -> None:
     class Greedy(Scripted):
-        def propose(self, limit: int) -> list[int]:
+        def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
             return [0] * (limit + 1)
 
     with pytest.raises(ValueError, match="at most 1"):

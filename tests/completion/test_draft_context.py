@@ -39,6 +39,7 @@ def record_observed(session: Session) -> list[list[int]]:
         def __init__(self, drafter: Any) -> None:
             self.propose, self.observe = drafter.propose, drafter.observe
             self._drafter = drafter
+            self.pipelines = False
 
         def extend(self, tokens: Sequence[int]) -> None:
             calls.append(list(tokens))

@@ -21,6 +21,9 @@ MODEL = tiny_llama()
 TRUTH = plain_greedy(MODEL, PROMPT, COUNT)
 
 
+PIPELINES = [None, False, True]  # of plain steps: see `Adversary`
+
+
 def ready(model: Any, prompt: list[int]) -> Target:
     target = Target(model)
     assert target.reuse_prefix(prompt) == 0
@@ -33,13 +36,12 @@ def run(
     limit: int = COUNT,
     stop: Collection[int] = (),
     *,
-    plain_steps: int | None = None,
     leave_after: int | None = None,
 ) -> tuple[Target, list[Piece]]:
     target = ready(MODEL, PROMPT)
     drafter.extend(PROMPT)
     pieces: list[Piece] = []
-    passes = decode(target, drafter, limit, stop, plain_steps_before_pipelining=plain_steps)
+    passes = decode(target, drafter, limit, stop)
     for piece in passes:
         pieces.append(piece)
         if len(pieces) == leave_after:
@@ -63,11 +65,11 @@ def test_the_truth_varies() -> None:
     assert len(set(TRUTH)) > 20
 
 
-@pytest.mark.parametrize("plain_steps", [None, 0, 2])
+@pytest.mark.parametrize("pipelines", PIPELINES)
 @pytest.mark.parametrize("seed", range(5))
-def test_an_adversarial_drafter_changes_nothing(seed: int, plain_steps: int | None) -> None:
-    drafter = Adversary(PROMPT, TRUTH, seed)
-    target, pieces = run(drafter, plain_steps=plain_steps)
+def test_an_adversarial_drafter_changes_nothing(seed: int, pipelines: bool | None) -> None:
+    drafter = Adversary(PROMPT, TRUTH, seed, pipelines)
+    target, pieces = run(drafter)
     assert tokens_of(pieces) == TRUTH
     assert drafter.history == PROMPT + TRUTH
     assert drafter.accepted == sum(piece.accepted for piece in pieces) > 0
@@ -75,41 +77,40 @@ def test_an_adversarial_drafter_changes_nothing(seed: int, plain_steps: int | No
 
 
 @pytest.mark.parametrize("drafter", [NoDrafter(), FixedDrafter(4), FixedDrafter(16)])
-@pytest.mark.parametrize("plain_steps", [None, 0, 2])
-def test_our_drafters_change_nothing(drafter: Drafter, plain_steps: int | None) -> None:
-    target, pieces = run(drafter, plain_steps=plain_steps)
+def test_our_drafters_change_nothing(drafter: Drafter) -> None:
+    target, pieces = run(drafter)
     assert tokens_of(pieces) == TRUTH
     assert_in_step(target, TRUTH)
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 17])
-@pytest.mark.parametrize("plain_steps", [None, 0, 2])
-def test_the_limit_is_kept_exactly(limit: int, plain_steps: int | None) -> None:
-    target, pieces = run(Adversary(PROMPT, TRUTH, 1), limit, plain_steps=plain_steps)
+@pytest.mark.parametrize("pipelines", PIPELINES)
+def test_the_limit_is_kept_exactly(limit: int, pipelines: bool | None) -> None:
+    target, pieces = run(Adversary(PROMPT, TRUTH, 1, pipelines), limit)
     assert tokens_of(pieces) == TRUTH[:limit]
     assert_in_step(target, TRUTH[:limit])
 
 
-@pytest.mark.parametrize("plain_steps", [None, 0, 2])
+@pytest.mark.parametrize("pipelines", PIPELINES)
 @pytest.mark.parametrize("seed", range(8))
-def test_a_stop_token_ends_it_wherever_it_falls(seed: int, plain_steps: int | None) -> None:
+def test_a_stop_token_ends_it_wherever_it_falls(seed: int, pipelines: bool | None) -> None:
     stop = TRUTH[40 + seed]
     expected = TRUTH[: TRUTH.index(stop) + 1]
-    target, pieces = run(Adversary(PROMPT, TRUTH, seed), stop={stop}, plain_steps=plain_steps)
+    target, pieces = run(Adversary(PROMPT, TRUTH, seed, pipelines), stop={stop})
     assert tokens_of(pieces) == expected
     assert_in_step(target, expected)
 
 
-@pytest.mark.parametrize("plain_steps", [None, 0, 2])
+@pytest.mark.parametrize("pipelines", PIPELINES)
 @pytest.mark.parametrize("drafts", [False, True])
-def test_leaving_early_leaves_the_cache_right(plain_steps: int | None, drafts: bool) -> None:
-    drafter = Adversary(PROMPT, TRUTH, 3) if drafts else NoDrafter()
-    target, pieces = run(drafter, plain_steps=plain_steps, leave_after=9)
+def test_leaving_early_leaves_the_cache_right(pipelines: bool | None, drafts: bool) -> None:
+    drafter = Adversary(PROMPT, TRUTH, 3, pipelines) if drafts else NoDrafter()
+    target, pieces = run(drafter, leave_after=9)
     assert_in_step(target, tokens_of(pieces))
     # What comes next from this very cache is still the truth.
     known = PROMPT + tokens_of(pieces)
     assert target.reuse_prefix(known) == len(known) - 1
-    rest = decode(target, NoDrafter(), 20, (), plain_steps_before_pipelining=0)
+    rest = decode(target, NoDrafter(), 20, ())
     count = len(tokens_of(pieces))
     assert tokens_of(list(rest)) == TRUTH[count : count + 20]
 
@@ -134,7 +135,7 @@ def test_pipelined_plain_steps_take_one_pass_each() -> None:
 
     target = ready(Counting(), PROMPT)
     calls = 0
-    pieces = list(decode(target, NoDrafter(), 50, (), plain_steps_before_pipelining=0))
+    pieces = list(decode(target, NoDrafter(), 50, ()))
     assert tokens_of(pieces) == TRUTH[:50]
     assert calls == 50
 
@@ -174,7 +175,7 @@ def test_every_length_of_the_planner_changes_nothing(
     drafter = AutoDrafter()
     altered = [token if i % 23 else (token + 1) % VOCABULARY for i, token in enumerate(TRUTH)]
     drafter.extend([*PROMPT, *altered])
-    target, pieces = run(drafter, plain_steps=4)
+    target, pieces = run(drafter)
     assert tokens_of(pieces) == TRUTH
     assert_in_step(target, TRUTH)
     drafted = [piece.accepted + len(piece.rejected) for piece in pieces]

@@ -97,12 +97,10 @@ def test_drafting_changes_nothing(name: str, long: bool) -> None:
     prompt, truth = prompt_of(name, long), greedy(name, long)
     assert len(set(truth)) > 20
     assert len(set(truth[-100:])) > 10
-    for plain_steps in [0] if long else [None, 0]:
-        drafter = Adversary(prompt, truth, seed=len(prompt))
+    for pipelines in [None] if long else [False, True]:
+        drafter = Adversary(prompt, truth, len(prompt), pipelines)
         target = Target(build(name))
-        assert [*tokens_of(target, prompt, drafter, len(truth), plain_steps)] == truth, explain(
-            name, long
-        )
+        assert [*tokens_of(target, prompt, drafter, len(truth))] == truth, explain(name, long)
         assert 0.3 < drafter.accepted / drafter.proposed < 0.9
         assert target.tokens + target.pending == prompt + truth
         offsets = {leaf.offset for leaf in leaves(target.cache) if hasattr(leaf, "offset")}
@@ -113,18 +111,18 @@ def test_drafting_changes_nothing(name: str, long: bool) -> None:
 def test_going_back_to_an_earlier_prefix_changes_nothing(name: str) -> None:
     prompt, truth = prompt_of(name, False), greedy(name, False)
     target = Target(build(name))
-    list(tokens_of(target, prompt, Adversary(prompt, truth), COUNT, 0))
+    list(tokens_of(target, prompt, Adversary(prompt, truth), COUNT))
     # Half a window back, several windows, and to before the window was full.
     for kept in (COUNT - 21, 2 * WINDOW, WINDOW // 3):
         known = prompt + truth[:kept]
         drafter = Adversary(known, truth[kept:], seed=kept)
-        sampled = [*tokens_of(target, known, drafter, 20, 0 if kept % 2 else None)]
+        sampled = [*tokens_of(target, known, drafter, 20)]
         assert sampled == truth[kept:][:20]
     # Another continuation than the one that was forgotten.
     for kept in (WINDOW // 4, 0):
         known = [*prompt, *truth[:kept], (truth[kept] + 1) % VOCABULARY]
         expected = plain(name, known, 20)
-        assert [*tokens_of(target, known, Adversary(known, expected), 20, None)] == expected
+        assert [*tokens_of(target, known, Adversary(known, expected), 20)] == expected
 
 
 @by_name

@@ -138,7 +138,7 @@ def test_drafting_and_rolling_back_change_nothing_where_rows_are_quantized(bits:
     plain = Target(model, kv_bits=bits)
     plain.reuse_prefix(prompt)
     assert prefill(plain, lambda done: True)
-    truth = [token for _ in range(100) for token in decode.speculate(plain, (), ())[0]]
+    truth = [token for _ in range(100) for token in decode.plain_step(plain)]
     target = Target(model, kv_bits=bits)
     for kept in (0, 60, 20):
         target.reuse_prefix([*prompt, *truth[:kept]])

@@ -22,7 +22,7 @@ from akunu_py.decoding.sampling import (
 )
 from akunu_py.decoding.target import Target, prefill
 from akunu_py.errors import UsageError
-from akunu_py.ngram.fixed import NoDrafter
+from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
 from akunu_py.types import Drafter, SamplingOptions
 from tests.support.tiny import VOCABULARY, Adversary, tiny_llama
 
@@ -143,27 +143,25 @@ def test_a_planted_bug_is_found() -> None:
 
 
 @pytest.mark.parametrize("name", FILTERS)
-@pytest.mark.parametrize("plain_steps", [None, 0])
-def test_with_a_seed_the_tokens_are_those_of_plain_sampling(
-    name: str, plain_steps: int | None
-) -> None:
+@pytest.mark.parametrize("pipelines", [False, True])
+def test_with_a_seed_the_tokens_are_those_of_plain_sampling(name: str, pipelines: bool) -> None:
     options = replace(FILTERS[name], seed=11)
 
-    def run(drafter: Drafter, plain_steps: int | None) -> list[int]:
+    def run(drafter: Drafter) -> list[int]:
         target = Target(MODEL)
         target.sampler = Sampler(options)
         target.reuse_prefix(PROMPT)
         prefill(target, lambda done: True)
         drafter.extend(PROMPT)
-        passes = decode(target, drafter, 80, (), plain_steps_before_pipelining=plain_steps)
+        passes = decode(target, drafter, 80, ())
         return [token for piece in passes for token in piece.tokens]
 
-    plain = run(NoDrafter(), None)
+    plain = run(FixedDrafter(0))
     assert len(set(plain)) > 10
-    adversary = Adversary(PROMPT, plain)
-    assert run(adversary, plain_steps) == plain
+    adversary = Adversary(PROMPT, plain, pipelines=pipelines)
+    assert run(adversary) == plain
     assert adversary.accepted > 20
-    assert run(NoDrafter(), 0) == plain
+    assert run(NoDrafter()) == plain
 
 
 def test_seeds_differ_and_no_seed_is_a_new_one() -> None:

@@ -222,7 +222,7 @@ def test_costs_are_those_of_the_context_that_the_target_reads() -> None:
     table = drafter.curve.table
     drafter.curve.table = lambda context: seen.append(context) or table(context)  # type: ignore
     drafter.propose(4)
-    assert seen == [2]
+    assert set(seen) == {2}
 
 
 def test_memory_helps_cold_text_and_is_only_read() -> None:

@@ -20,7 +20,7 @@ def test_given_points_are_interpolated_and_extended() -> None:
 
 
 @pytest.mark.parametrize(
-    "points", [{}, {2: 1.0}, {1: 0.0}, {1: -1.0}, {1: float("nan")}, {0: 1.0, 1: 1.0}]
+    "points", [{}, {2: 1.0}, {1: 0.0}, {1: -1.0}, {1: float("nan")}, {-1: 1.0, 1: 1.0}]
 )
 def test_impossible_points_are_refused(points: dict[int, float]) -> None:
     with pytest.raises(ValueError, match="positive costs"):

@@ -39,7 +39,7 @@ def answer(target: Target, prompt: list[int], truth: list[int], count: int = COU
     drafter = Adversary(prompt, truth, seed=len(prompt))
     drafter.extend(prompt)
     assert prefill(target, lambda done: True)
-    pieces = decode.decode(target, drafter, count, (), plain_steps_before_pipelining=None)
+    pieces = decode.decode(target, drafter, count, ())
     return [token for piece in pieces for token in piece.tokens]
 
 
@@ -54,12 +54,9 @@ def tokens_of(
     prompt: list[int],
     drafter: Adversary,
     count: int,
-    plain_steps: int | None = None,
 ) -> Iterator[int]:
     target.reuse_prefix(prompt)
     assert prefill(target, lambda done: True)
     drafter.extend(prompt)
-    for piece in decode.decode(
-        target, drafter, count, (), plain_steps_before_pipelining=plain_steps
-    ):
+    for piece in decode.decode(target, drafter, count, ()):
         yield from piece.tokens

@@ -54,9 +54,19 @@ def plain_greedy(model: Any, prompt: Sequence[int], count: int) -> list[int]:
 
 
 class Adversary:
-    """Knows the truth and drafts right, partly right or wrong tokens, in a seeded pattern."""
+    """Knows the truth and drafts right, partly right or wrong tokens, in a seeded pattern.
 
-    def __init__(self, prompt: Sequence[int], truth: Sequence[int], seed: int = 0) -> None:
+    pipelines: whether plain steps are; None: now and then.
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        truth: Sequence[int],
+        seed: int = 0,
+        pipelines: bool | None = None,
+    ) -> None:
+        self._pipelines = pipelines
         self.prompt, self.truth = list(prompt), list(truth)
         self.history: list[int] = []
         self.accepted = self.proposed = 0
@@ -65,8 +75,8 @@ class Adversary:
     def extend(self, tokens: Sequence[int]) -> None:
         self.history += tokens
 
-    def propose(self, limit: int) -> list[int]:
-        answered = len(self.history) - len(self.prompt)
+    def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
+        answered = len(self.history) - len(self.prompt) + ahead
         count = min(limit, self._random.randrange(17))
         draft = self.truth[answered : answered + count]
         draft += [self._random.randrange(VOCABULARY) for _ in range(count - len(draft))]
@@ -79,6 +89,12 @@ class Adversary:
         self.proposed += len(draft)
         return draft
 
-    def observe(self, drafted: int, accepted: int, rows: int, seconds: float) -> None:
+    @property
+    def pipelines(self) -> bool:
+        return self._random.random() < 0.7 if self._pipelines is None else self._pipelines
+
+    def observe(
+        self, drafted: int, accepted: int, rows: int, seconds: float, *, behind: bool = False
+    ) -> None:
         assert seconds > 0
         self.accepted += accepted
