@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,3 +92,45 @@ def test_the_window_of_a_long_buffer_stays_while_one_types() -> None:
     command = ["node", "-e", code, str(DIRECTORY / "helper.js")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("9\n", "")
+
+
+@needs_node
+def test_a_helper_that_ended_comes_back_by_itself(tmp_path: Path) -> None:
+    """After kill -9, and when a model that was missing is there; it waits longer each time."""
+    helper = tmp_path / "helper.py"
+    helper.write_text(
+        "import json, os, pathlib, sys\n"
+        "if not pathlib.Path(sys.argv[1]).exists(): sys.exit('akunu: no model')\n"
+        "for line in sys.stdin:\n"
+        "    asked = json.loads(line)\n"
+        "    if asked['prefix'] == 'die': os.kill(os.getpid(), 9)\n"
+        "    print(json.dumps({'id': asked['id'], 'text': 'x'}), flush=True)\n"
+    )
+    code = """
+      const { Helper } = require(process.argv[1])
+      const fs = require('node:fs')
+      const [python, script, model] = process.argv.slice(2)
+      const told = []
+      let now = 0
+      const helper = new Helper([python, script, model], (m) => told.push(m), () => now)
+      const ask = async (prefix) => (await helper.ask({ prefix }, () => {}))?.text ?? null
+      const answers = []
+      const run = async () => {
+        for (const wait of [0, 0, 999, 1, 1999]) { now += wait; answers.push(await ask('a')) }
+        fs.writeFileSync(model, '')
+        for (const wait of [0, 1]) { now += wait; answers.push(await ask('a')) }
+        answers.push(await ask('die'), await ask('a'))
+        now += 1000
+        answers.push(await ask('a'))
+        helper.dispose()
+        console.log(JSON.stringify([answers, told]))
+      }
+      run()
+    """
+    command = ["node", "-e", code, str(DIRECTORY / "helper.js"), sys.executable, str(helper)]
+    command.append(str(tmp_path / "model"))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    answers, told = json.loads(done.stdout)
+    assert answers == [None] * 6 + ["x", None, None, "x"]
+    assert told == ["no model", "it ended with SIGKILL"]

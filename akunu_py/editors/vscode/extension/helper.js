@@ -12,15 +12,17 @@ function windowStart(offset, longest) {
 }
 
 class Helper {
-  // `notify` is given each message that the user should read, once.
-  constructor(command, notify) {
+  // `notify` is given each message that the user should read, once. `now`: milliseconds.
+  constructor(command, notify, now = Date.now) {
+    this.now = now
     this.command = command
     this.notify = notify
     this.notified = new Set()
     this.waiting = new Map() // id -> what to do with the reply
     this.lastId = 0
     this.process = null
-    this.broken = false
+    this.failures = 0 // since the last answer
+    this.startAt = 0 // not before; it waits longer after each failure
   }
 
   // The reply to a request, or null where there is none: cancelled, superseded or broken.
@@ -38,13 +40,16 @@ class Helper {
   }
 
   start() {
-    if (this.process || this.broken) return !this.broken
+    if (this.process) return true
+    if (this.now() < this.startAt) return false
     let lastError = ''
     const child = spawn(this.command[0], this.command.slice(1))
     this.process = child
     child.stdin.on('error', () => {}) // its end is reported by 'close'
     child.on('error', (error) => this.end(child, error.message))
-    child.on('close', (code) => this.end(child, code ? lastError || `it ended with ${code}` : null))
+    child.on('close', (code, signal) => {
+      this.end(child, code || signal ? lastError || `it ended with ${code || signal}` : null)
+    })
     readline.createInterface({ input: child.stderr }).on('line', (line) => {
       lastError = line.replace(/^akunu: /, '')
     })
@@ -59,6 +64,10 @@ class Helper {
     } catch {
       this.notifyOnce(`not an answer: ${line.slice(0, 60)}`)
       return
+    }
+    if (!reply.error && this.failures) {
+      this.failures = 0
+      this.notified.clear()
     }
     const resolve = this.waiting.get(reply.id)
     this.waiting.delete(reply.id)
@@ -77,7 +86,7 @@ class Helper {
     for (const resolve of this.waiting.values()) resolve(null)
     this.waiting.clear()
     if (failure) {
-      this.broken = true // it would end again; dispose() and a new Helper try again
+      this.startAt = this.now() + Math.min(60000, 1000 * 2 ** this.failures++)
       this.notifyOnce(failure)
     }
   }
