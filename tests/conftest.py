@@ -14,12 +14,17 @@ from typing import Any
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import hypothesis
 import pytest
 
 from akunu_py.decoding.engine import Engine
 from akunu_py.errors import DamagedModel, UnknownModel
 from akunu_py.models import store
 from akunu_py.models.pull import pull
+
+# How long an example takes says something about the machine, not about us.
+hypothesis.settings.register_profile("akunu", deadline=None)
+hypothesis.settings.load_profile("akunu")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
