@@ -218,6 +218,18 @@ def test_a_helper_that_is_missing_or_fails_is_told_once(
     assert len(re.findall("akunu:", shown)) == 1
 
 
+def test_a_helper_that_was_killed_comes_back_by_itself(terminal: Terminal, tmp_path: Path) -> None:
+    dies = HELPER.replace("import json, sys", "import json, os, sys").replace(
+        '    text = ""', '    if "die" in request["prefix"]: os.kill(os.getpid(), 9)\n    text = ""'
+    )
+    vim = Vim(terminal, tmp_path, text="first\n", settings=helper(tmp_path, dies))
+    vim.type("o", "die")
+    vim.wait_for("the helper ended with")
+    vim.type("C-w", "Escape")
+    vim.type(":call timer_start(2500, {-> feedkeys('i')})", "Enter")
+    vim.wait_for(r"one two\(")
+
+
 def test_the_help_tags_are_those_of_the_help(tmp_path: Path) -> None:
     shutil.copytree(PLUGIN / "doc", tmp_path / "doc")
     subprocess.run(["vim", "-Nu", "NONE", "-es", "-c", f"helptags {tmp_path}/doc", "-c", "q"])

@@ -12,6 +12,8 @@ var job: job
 var last_error = ''            # the last line that the helper wrote to stderr
 var shown_messages: dict<bool> = {} # messages that the user has read
 var off = false
+var failures = 0 # of the helper, since its last answer
+var start_at = 0 # the second before which it is not started again
 var last_id = 0
 var asked: dict<any> = {} # the request under way: {id, spot}
 var spot: dict<any> = {}  # where the cursor was at the last look
@@ -154,6 +156,8 @@ enddef
 def Start(): bool
   if job_status(job) ==# 'run'
     return true
+  elseif localtime() < start_at
+    return false
   endif
   const command = get(g:, 'akunu_command', ['akunu', 'complete'])
   if !executable(command[0])
@@ -181,9 +185,10 @@ enddef
 
 def Ended(code: number)
   asked = {}
-  if code != 0 && !off
-    off = true
-    Notify($'the helper ended with {code}: {last_error}  (:Akunu restart tries again)')
+  if code != 0
+    start_at = localtime() + min([60, float2nr(pow(2, failures))])
+    failures += 1
+    Notify($'the helper ended with {code}: {last_error}  (it is tried again)')
   endif
 enddef
 
@@ -203,7 +208,10 @@ def Answered(line: string)
   asked = {}
   if reply->has_key('error')
     Notify(reply.error)
-  elseif IsWanted()
+    return
+  endif
+  failures = 0
+  if IsWanted()
     spot = Here()
     Show(Rest(reply->get('text', ''), then, spot))
   endif
@@ -362,6 +370,8 @@ export def Command(name: string)
   elseif name ==# 'restart'
     job_stop(job)
     off = false
+    failures = 0
+    start_at = 0
     shown_messages = {}
     asked = {}
   elseif name ==# 'status'
