@@ -16,6 +16,7 @@ import fcntl
 import os
 import re
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -156,6 +157,20 @@ class DatabaseFile:
 
     def _prepare(self, database: sqlite3.Connection) -> None:
         """Checks the database, brings it up to date and sets how it is written."""
+        with _transaction(database, "DEFERRED"):  # what is checked is of one moment
+            version = self._check(database)
+        # With a log beside the database readers do not wait for a writer, and a message is safe
+        # from a killed program as soon as the system has it: no waiting for the disk.
+        _keep_a_log(database)
+        database.execute("PRAGMA synchronous = NORMAL")
+        database.execute("PRAGMA foreign_keys = ON")
+        database.execute("PRAGMA secure_delete = ON")
+        if version < VERSION:
+            with _transaction(database):
+                migrate(database)  # looks at the version again: another program may have done it
+
+    def _check(self, database: sqlite3.Connection) -> int:
+        """The version of the database. Raises ConversationError where it is none of akunu's."""
         version = schema_version(database)
         if is_foreign(database):
             raise ConversationError(
@@ -174,16 +189,8 @@ class DatabaseFile:
                 "program made; move the file away, then try again"
             )
         if version:
-            _check(database)
-        # With a log beside the database readers do not wait for a writer, and a message is safe
-        # from a killed program as soon as the system has it: no waiting for the disk.
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = NORMAL")
-        database.execute("PRAGMA foreign_keys = ON")
-        database.execute("PRAGMA secure_delete = ON")
-        if version < VERSION:
-            with _transaction(database):
-                migrate(database)  # looks at the version again: another program may have done it
+            _check_pages(database)
+        return version
 
     def _set_aside(self, error: Exception) -> None:
         """Renames a damaged database and its log, unless another program has it open."""
@@ -229,7 +236,21 @@ def _create(path: Path) -> None:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
-def _check(database: sqlite3.Connection) -> None:
+def _keep_a_log(database: sqlite3.Connection) -> None:
+    """Sets the write-ahead log. Whoever does so first must be alone, and SQLite does not wait."""
+    until = time.monotonic() + _BUSY_TIMEOUT_S
+    while True:
+        try:
+            database.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+            time.sleep(0.01)
+        else:
+            return
+
+
+def _check_pages(database: sqlite3.Connection) -> None:
     """Raises sqlite3.DatabaseError where a page of the file is damaged. A value that does not fit
     its column damages one row, and `rows` sees to that."""
     for (found,) in database.execute(f"PRAGMA quick_check ({_MAX_PROBLEMS})"):
@@ -255,9 +276,9 @@ def _stranger(database: sqlite3.Connection) -> str | None:
 
 
 @contextlib.contextmanager
-def _transaction(database: sqlite3.Connection) -> Iterator[None]:
+def _transaction(database: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iterator[None]:
     # IMMEDIATE: waits for other writers now, and never finds out half-way that it cannot write.
-    database.execute("BEGIN IMMEDIATE")
+    database.execute(f"BEGIN {kind}")
     try:
         yield
         database.execute("COMMIT")

@@ -10,7 +10,9 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -197,6 +199,20 @@ def test_two_programs_write_at_once(path: Path) -> None:
     with opened(path) as store:
         for name in ("one", "two"):
             assert len(store.load(name).path()) == 60
+
+
+def test_many_open_a_new_database_at_once(path: Path) -> None:
+    def open_and_close(path: Path, start: threading.Barrier) -> list[str]:
+        start.wait()
+        with opened(path) as store:
+            return store.warnings
+
+    with ThreadPoolExecutor(4) as pool:
+        for number in range(200):
+            start = threading.Barrier(4)
+            new = path.with_name(f"{number}.db")
+            opens = [pool.submit(open_and_close, new, start) for _ in range(4)]
+            assert [each.result() for each in opens] == [[]] * 4
 
 
 def test_a_killed_program_loses_nothing_that_was_saved(path: Path) -> None:
