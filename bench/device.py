@@ -16,14 +16,13 @@ from functools import partial
 from typing import Any
 
 from akunu_py.bench.curve import Curve, FixedCosts
-from akunu_py.bench.replay import ReplayCounts
+from akunu_py.bench.replay import ReplayCounts, drafter_named
 from akunu_py.bench.trace import Trace, TraceItem
 from akunu_py.decoding.decode import decode
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
-from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import MAX_ROWS, PIPELINED, CostCurve
-from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
+from akunu_py.ngram.fixed import NoDrafter
 from akunu_py.ngram.memory import Memory
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, Drafter, DraftMode
 
@@ -184,7 +183,7 @@ def replay_on_device(
     for name in workloads or trace.workloads:
         learned = Memory() if memory else None
         costs = known_costs(curve, options) if options.known else CostCurve()
-        drafter = partial(_make_drafter, mode, costs, learned, draft_tokens)
+        drafter = partial(drafter_named, mode, costs, learned, draft_tokens)
         items = trace.workloads[name]
         counts = replay_items(items, curve, options, drafter, learned)
         plain = replay_items(items, curve, options, NoDrafter)
@@ -192,14 +191,6 @@ def replay_on_device(
         del found[name]["draft_us_per_token"]  # no time of this machine
         found[name]["score"] = round(plain.cost / counts.cost, 4) if counts.cost else 0.0
     return found
-
-
-def _make_drafter(
-    mode: DraftMode, costs: CostCurve, memory: Memory | None, draft_tokens: int
-) -> Drafter:
-    if mode == "auto":
-        return AutoDrafter(costs, memory=memory)
-    return FixedDrafter(draft_tokens) if mode == "fixed" else NoDrafter()
 
 
 def replay_items(

@@ -46,15 +46,28 @@ def _replay_items(
     items: Sequence[TraceItem], curve: Curve, drafter: str, draft_tokens: int, memory: bool
 ) -> dict[str, Any]:
     learned = Memory() if memory else None
-    makers: dict[str, Callable[[], Drafter]] = {
-        "auto": lambda: AutoDrafter(CostCurve(curve.points), memory=learned),
-        "fixed": lambda: FixedDrafter(draft_tokens),
-        "off": NoDrafter,
-        "fixed 4": lambda: FixedDrafter(4),
-        "prompt lookup": PromptLookupDrafter,
-    }
+
+    def make() -> Drafter:
+        return drafter_named(drafter, CostCurve(curve.points), learned, draft_tokens)
+
     learn = None if learned is None else (lambda item: learned.learn(item.output))
-    return replay(items, makers[drafter], curve, learn)
+    return replay(items, make, curve, learn)
+
+
+def drafter_named(
+    name: str, costs: CostCurve, memory: Memory | None, draft_tokens: int = DEFAULT_DRAFT_TOKENS
+) -> Drafter:
+    """The drafter of that name: a draft mode, or one of COMPARED."""
+    match name:
+        case "auto":
+            return AutoDrafter(costs, memory=memory)
+        case "fixed":
+            return FixedDrafter(draft_tokens)
+        case "fixed 4":
+            return FixedDrafter(4)
+        case "prompt lookup":
+            return PromptLookupDrafter()
+    return NoDrafter()
 
 
 def replay(

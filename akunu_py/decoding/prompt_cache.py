@@ -111,10 +111,11 @@ def _checked_entries(
     expected = sum(value.nbytes for value in arrays if isinstance(value, mx.array))
     if path.stat().st_size > MAX_HEADER_BYTES + expected * len(tokens):
         raise ValueError("it is larger than such a cache can be")
-    _check_like(mlx_cache.load_prompt_cache(str(path)), like, len(tokens))
-    trial = mlx_cache.load_prompt_cache(str(path))
+    entries = list(mlx_cache.load_prompt_cache(str(path)))
+    _check_like(entries, like, len(tokens))
+    trial = mlx_cache.load_prompt_cache(str(path))  # a pass alters it
     engine.model(mx.zeros((1, 1), mx.int32), cache=trial)  # never evaluated either
-    return list(mlx_cache.load_prompt_cache(str(path)))
+    return entries
 
 
 def _check_like(entries: kvcache.Cache, like: kvcache.Cache, length: int) -> None:
@@ -149,7 +150,8 @@ def _fits(entry: Any, theirs: Any, ours: Any, length: int) -> bool:
         rows = theirs.shape[-2]
         right = rows == length if type(entry) in kvcache.GROWING else 0 < rows <= length
         return right and theirs.shape[:-2] == ours.shape[:-2] and theirs.shape[-1] == ours.shape[-1]
-    # Integers are the last tokens, of which there were fewer (longcat_flash_ngram).
+    # Integers are the last tokens, of which there were fewer (longcat_flash_ngram, which takes what
+    # it looks up with them modulo the size of its tables).
     return theirs.shape == ours.shape or bool(mx.issubdtype(ours.dtype, mx.integer))
 
 

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 from typing import Any
 
 import pytest
 
-from tests.reliability.fuzz import LONGEST_S, TRIED
-
-_KIB_OF_MAXRSS = 1 if sys.platform == "linux" else 1 / 1024
-
-
-def peak_mb() -> float:
-    """The most memory that this process held."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB_OF_MAXRSS / 1024
-
+from tests.reliability.fuzz import LONGEST_S, TRIED, peak_mb
 
 _peaks: list[float] = []
 

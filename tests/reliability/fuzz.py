@@ -7,6 +7,8 @@ fails. `lengths` gives a test its two forms: a short one for every run, a long o
 from __future__ import annotations
 
 import contextlib
+import resource
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,10 +21,17 @@ from hypothesis import strategies as st
 from akunu_py.errors import AkunuError
 
 LONGEST = 1200  # characters of an error's line
+_BYTES_OF_MAXRSS = 1024 if sys.platform == "linux" else 1  # the unit of getrusage
 LONGER = 10  # times as many examples in the long run
 # By the module of tests: how many inputs it tried, and how many seconds the longest took.
 TRIED: Counter[str] = Counter()
 LONGEST_S: dict[str, float] = {}
+
+
+def peak_mb() -> float:
+    """The most memory that this process held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _BYTES_OF_MAXRSS / (1 << 20)
+
 
 # What fits nowhere: the ends of number types, what is no number, half characters, control codes.
 NUMBERS = st.one_of(
@@ -47,6 +56,16 @@ def json_like(keys: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
         lambda inner: st.lists(inner, max_size=4) | st.dictionaries(names, inner, max_size=6),
         max_leaves=24,
     )
+
+
+def refused(error: AkunuError) -> AkunuError:
+    """The error, which is one short line that a terminal and a log may see."""
+    text = str(error)
+    assert len(text.splitlines()) == 1, text
+    assert len(text) < 1000, text
+    assert not set(text) & set("\x1b\x00\x07"), text
+    assert "hf_secr" not in text, text
+    return error
 
 
 @contextlib.contextmanager

@@ -9,15 +9,11 @@ import hashlib
 import json
 import os
 import random
-import resource
 import shutil
-import sys
-import time
-import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pytest
 from huggingface_hub import close_session, constants
@@ -26,13 +22,13 @@ from akunu_py.errors import AkunuError, FetchError
 from akunu_py.models import cleanup, store
 from akunu_py.models.hub import api, cache, download, request
 from akunu_py.models.pull import pull
+from tests.reliability.fuzz import refused
 from tests.support.hub_home import files as files  # fixtures
 from tests.support.hub_home import home as home
 from tests.support.hub_home import server as server
 from tests.support.hub_server import REPOSITORY, Fault, Hub, answering
 
 NAME = "model.safetensors"
-_KIB_OF_MAXRSS = 1024 if sys.platform == "linux" else 1 << 20
 _DEEP = "@deep@"
 WRONG: list[Any] = [
     None, True, False, 0, -1, 1.5, 2**53, 10**400, "", "x", "\ud800", "\x1b[2J\n", "../../x",
@@ -124,22 +120,6 @@ def altered(value: Any, path: tuple[Any, ...], new: Any) -> bytes:
     else:
         value = new
     return json.dumps(value).replace(f'"{_DEEP}"', "[" * 50_000 + "]" * 50_000).encode()
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request, "_FIRST_WAIT_S", 0.0)
-    monkeypatch.setattr(request, "_LONGEST_WAIT_S", 0.0)
-
-
-def refused(error: AkunuError) -> AkunuError:
-    """The error, which is one short line that a terminal and a log may see."""
-    text = str(error)
-    assert len(text.splitlines()) == 1, text
-    assert len(text) < 1000, text
-    assert not set(text) & set("\x1b\x00\x07"), text
-    assert "hf_secr" not in text, text
-    return error
 
 
 def ask(hub: Hub, fault: Fault | None) -> api.HubModel | AkunuError:
@@ -287,124 +267,6 @@ def test_a_file_answered_in_any_way(server: Hub, home: Path) -> None:
 @pytest.mark.slow
 def test_files_answered_in_any_way(server: Hub, home: Path) -> None:
     check_files(server, home, range(1000, 3000))
-
-
-# Servers that send without an end, or next to nothing.
-
-
-WHERE = ["api", pytest.param(NAME, marks=pytest.mark.slow)]
-
-
-def pouring(start: bytes, piece: bytes) -> Fault:
-    """An answer that goes on until nobody listens."""
-
-    def write(out: BinaryIO) -> None:
-        out.write(start)
-        while True:
-            out.write(piece)
-
-    return Fault(raw=write)
-
-
-def gzip_bomb() -> bytes:
-    """3 GB in 3 MB."""
-    pack = zlib.compressobj(1, wbits=31)
-    start = pack.compress(b"[") + pack.flush(zlib.Z_FULL_FLUSH)
-    return start + 3000 * (pack.compress(b" " * (1 << 20)) + pack.flush(zlib.Z_FULL_FLUSH))
-
-
-CHUNKED = b"HTTP/1.1 200 X\r\nTransfer-Encoding: chunked\r\n\r\n"
-POURED = {
-    "a body": pouring(b"HTTP/1.1 200 X\r\n\r\n", b"[0," * 20_000),
-    "a redirect's body": pouring(b"HTTP/1.1 302 X\r\nLocation: /x\r\n\r\n", b"x" * 60_000),
-    "an error's body": pouring(b"HTTP/1.1 404 X\r\n\r\n", b"x" * 60_000),
-    "a busy body": pouring(b"HTTP/1.1 503 X\r\n\r\n", b"x" * 60_000),
-    "chunks": pouring(CHUNKED, b"2710\r\n" + b"x" * 10_000 + b"\r\n"),
-    "tiny chunks": pouring(CHUNKED, b"1\r\n \r\n" * 5000),
-    "a chunk's size": pouring(CHUNKED, b"1" * 60_000),
-    "a chunk's extension": pouring(CHUNKED + b"1;", b"x" * 60_000),
-    "one chunk": pouring(CHUNKED + b"ffffffffffffffff\r\n", b"x" * 60_000),
-    "malformed chunks": pouring(CHUNKED, b"xyz\r\n" * 10_000),
-    "trailers": pouring(CHUNKED + b"0\r\n", b"a: b\r\n" * 10_000),
-    "a status line": pouring(b"HTTP/1.1 200 ", b"X" * 60_000),
-    "headers": pouring(b"HTTP/1.1 200 X\r\n", b"a: b\r\n" * 10_000),
-    "a header": pouring(b"HTTP/1.1 200 X\r\na: ", b"x" * 60_000),
-    "1xx": pouring(b"", b"HTTP/1.1 103 X\r\n\r\n" * 3000),
-    "gzip": answering(gzip_bomb(), 200, {"Content-Encoding": "gzip"}),
-    "gzip of an error": answering(gzip_bomb(), 404, {"Content-Encoding": "gzip"}),
-    "gzip of a redirect": answering(
-        gzip_bomb(), 302, {"Content-Encoding": "gzip", "Location": "/"}
-    ),
-}
-
-
-@pytest.mark.parametrize("what", POURED)
-@pytest.mark.parametrize("where", WHERE)
-def test_an_answer_without_an_end_takes_little_memory(
-    server: Hub, monkeypatch: pytest.MonkeyPatch, where: str, what: str
-) -> None:
-    monkeypatch.setattr(request, "_STALLED_S", 0.3)
-    monkeypatch.setattr(request, "_ATTEMPTS", 2)
-    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.3)
-    server.faults[where] = deque([POURED[what]] * 6)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(AkunuError) as caught:
-        pull(REPOSITORY)
-    refused(caught.value)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 * _KIB_OF_MAXRSS
-
-
-def dripping(start: bytes, drip: bytes) -> Fault:
-    def write(out: BinaryIO) -> None:
-        out.write(start)
-        while True:
-            out.write(drip)
-            time.sleep(0.02)
-
-    return Fault(raw=write)
-
-
-DRIPPED = {
-    "nothing": Fault(raw=lambda out: time.sleep(3)),
-    "a body": dripping(b"HTTP/1.1 200 X\r\n\r\n", b" "),
-    "a sized body": dripping(b"HTTP/1.1 200 X\r\nContent-Length: 64752\r\n\r\n", b" "),
-    "a status line": dripping(b"HTTP/1.1 200 ", b"X"),
-    "headers": dripping(b"HTTP/1.1 200 X\r\n", b"a: b\r\n"),
-    "1xx": dripping(b"", b"HTTP/1.1 103 X\r\n\r\n"),
-    "chunks": dripping(CHUNKED, b"1\r\n \r\n"),
-    "a chunk's size": dripping(CHUNKED, b"0"),
-    "redirects": Fault(status=302, headers={"Location": "/someone/tiny-model/x"}),
-}
-
-
-@pytest.mark.parametrize("what", DRIPPED)
-@pytest.mark.parametrize("where", WHERE)
-def test_a_trickle_is_given_up(
-    server: Hub, home: Path, monkeypatch: pytest.MonkeyPatch, where: str, what: str
-) -> None:
-    monkeypatch.setattr(request, "_STALLED_S", 0.15)
-    monkeypatch.setattr(request, "_ATTEMPTS", 3)
-    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.15)
-    server.faults[where] = deque([DRIPPED[what]] * 6)
-    started = time.monotonic()
-    with pytest.raises(FetchError, match=r"stalled|does not answer|redirect|404"):
-        pull(REPOSITORY)
-    assert time.monotonic() - started < 15
-    assert len(server.asked(where)) <= 3
-    server.faults.clear()
-    with contextlib.suppress(FetchError):  # where it took blanks for bytes of the file
-        pull(REPOSITORY)
-    assert pull(REPOSITORY)
-
-
-def test_a_hub_that_ignores_ranges_and_cuts_at_the_same_place(server: Hub) -> None:
-    server.faults[NAME] = deque([Fault(cut=30_000, no_range=True)] * 100)
-    with pytest.raises(FetchError, match=r"does not answer.*5 tries brought less than 1 MiB"):
-        pull(REPOSITORY)
-    assert len(server.asked(NAME)) == 5
-    server.faults.clear()
-    assert pull(REPOSITORY)
-    assert server.asked(NAME)[-1] == "bytes=30000-"
 
 
 # What is set on this machine.

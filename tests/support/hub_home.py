@@ -41,7 +41,8 @@ def home(tmp_path: Path, server: Hub, monkeypatch: pytest.MonkeyPatch) -> Path:
     template = f"{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(request, "_FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(request, "_FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr(request, "_LONGEST_WAIT_S", 0.0)
     return tmp_path
 
 
