@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import importlib.util
 import json
 import os
@@ -25,8 +26,10 @@ from typing import Any
 from akunu_py.errors import UnsupportedModel, one_line
 
 TIME_LIMIT_S = 10.0  # long conversations take milliseconds
+MEMORY_LIMIT = 512 << 20  # bytes, of which Python and Jinja take 30 million
 LONGEST = 2_000_000  # characters beside those of the conversation
 _START_S = 60.0  # on a machine that is busy with other things
+_LOOK_S = 0.05  # between two looks at the memory of the process
 
 
 def render(tokenizer: Any, turns: Sequence[Mapping[str, str]], model: str) -> str:
@@ -77,7 +80,7 @@ class _Process:
         places = {_place(name) for name in ("jinja2", "markupsafe")}
         program = Path(__file__).with_name("template_process.py")
         self._running = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(program), *sorted(places)],
+            [sys.executable, "-I", "-S", str(program), str(MEMORY_LIMIT), *sorted(places)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -116,8 +119,12 @@ class _Process:
         deadline, parts = time.monotonic() + seconds, [b""]
         while not parts[-1].endswith(b"\n"):
             left = max(0.0, deadline - time.monotonic())
-            if not waiting.poll(left * 1000):
-                raise RuntimeError(f"it did not come to an end within {seconds:g} seconds")
+            if not waiting.poll(min(left, _LOOK_S) * 1000):
+                if left <= _LOOK_S:
+                    raise RuntimeError(f"it did not come to an end within {seconds:g} seconds")
+                if _memory(self._running.pid) > MEMORY_LIMIT:  # where the system sets no limit
+                    raise RuntimeError("it asks for more memory than a template needs")
+                continue
             parts.append(os.read(descriptor, 1 << 20))
             if not parts[-1]:
                 raise RuntimeError("it ended the process that renders it")
@@ -132,6 +139,21 @@ class _Process:
                     pipe.close()
             self._running.wait()
             self._running = None
+
+
+def _memory(process: int) -> int:
+    """Bytes that a process holds; 0 where the system does not say."""
+    if sys.platform == "darwin":
+        # proc_pid_rusage(pid, RUSAGE_INFO_V0, ...), <sys/resource.h>: ri_phys_footprint is the
+        # eighth of the ten 64-bit numbers behind 16 bytes of ri_uuid.
+        found = (ctypes.c_uint64 * 12)()
+        failed = ctypes.CDLL(None).proc_pid_rusage(process, 0, ctypes.byref(found))
+        return 0 if failed else int(found[9])
+    try:
+        pages = Path(f"/proc/{process}/statm").read_text().split()[1]
+    except (OSError, IndexError):
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _place(name: str) -> str:

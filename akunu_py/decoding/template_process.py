@@ -1,10 +1,10 @@
 """Renders chat templates in a process that can be stopped wherever it is and has little memory.
 
-`chat_template` starts it by this file's path, with the directories that hold Jinja as arguments; it
-uses nothing else but the standard library, so it is there within a tenth of a second. A request is
-a line of JSON, so is an answer; the first answer is empty and says that it is ready. Templates see
-the environment that transformers gives them (utils/chat_template_utils.py there), whose sandbox
-reaches neither Python's internals nor files.
+`chat_template` starts it by this file's path. Its arguments are the limit of its memory in bytes
+and the directories that hold Jinja; it uses nothing else but the standard library, so it is there
+within a tenth of a second. A request is a line of JSON, so is an answer; the first answer is empty
+and says that it is ready. Templates see the environment that transformers gives them
+(utils/chat_template_utils.py there), whose sandbox reaches neither Python's internals nor files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Any
 
 if __name__ == "__main__":
-    sys.path += sys.argv[1:]
+    sys.path += sys.argv[2:]
 
 from jinja2 import Template, TemplateError, nodes
 from jinja2.exceptions import SecurityError
@@ -27,7 +27,6 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-MEMORY = 512 << 20  # bytes, of which Python and Jinja take 30 million
 SECONDS = 11  # of CPU time for a template, should nobody be there any more to stop it
 
 
@@ -114,8 +113,10 @@ def answer(request: dict[str, Any]) -> dict[str, str]:
 
 
 def main() -> None:
-    for kind, most in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_FSIZE, 0)):
-        with contextlib.suppress(ValueError, OSError):  # macOS knows no limit of memory
+    for kind, most in ((resource.RLIMIT_AS, int(sys.argv[1])), (resource.RLIMIT_FSIZE, 0)):
+        with contextlib.suppress(
+            ValueError, OSError
+        ):  # macOS knows none of memory; `chat_template` looks
             resource.setrlimit(kind, (most, most))
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     replies = sys.stdout.buffer

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 
-from akunu_py.decoding import chat_template, template_process
+from akunu_py.decoding import chat_template
 from akunu_py.decoding.engine import Engine
 from akunu_py.errors import AkunuError, UnsupportedModel
 from akunu_py.types import Message
@@ -258,7 +258,7 @@ def test_expressions_of_any_size(
         most = max(most, resident())
 
     explore(check, examples, expressions())
-    assert 0 < most < template_process.MEMORY
+    assert 0 < most < chat_template.MEMORY_LIMIT
 
 
 def resident() -> int:
@@ -311,6 +311,23 @@ def test_the_text_is_that_of_transformers(examples: int, tiny: Engine) -> None:
 
 def _shuffled(template: str) -> st.SearchStrategy[str]:
     return damaged(template.encode()).map(lambda data: data.decode("utf-8", "replace"))
+
+
+def test_memory_is_watched_where_the_system_sets_no_limit(
+    tiny: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on macOS: the process starts without a limit, and what it holds is seen from outside."""
+    chat_template._process.end()
+    monkeypatch.setattr(chat_template, "MEMORY_LIMIT", 1 << 40)
+    assert "Hello" in says(tiny, GOOD)
+    monkeypatch.setattr(chat_template, "MEMORY_LIMIT", 200 << 20)
+    held = "{% set x = 'a' * (300 * 2**20) %}"
+    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{{ x | length }}"
+    with pytest.raises(UnsupportedModel, match="more memory than a template needs"):
+        says(tiny, held + loop + "{% endfor %}" * 2)
+    monkeypatch.undo()
+    chat_template._process.end()
+    assert "Hello" in says(tiny, GOOD)
 
 
 def test_an_interrupt_ends_the_process(tiny: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
