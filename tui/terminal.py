@@ -21,6 +21,7 @@ from textual.message import Message
 
 from akunu_py.text import typeable
 from akunu_py.tui.themes import Background
+from akunu_py.tui.widths import keep_columns
 
 _QUERY = b"\x1b]11;?\x1b\\\x1b[c"
 _COLOUR = re.compile(rb"\x1b\]11;rgba?:([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})")
@@ -180,8 +181,8 @@ class PasteParser(XTermParser):
 
 
 class ChatDriver(LinuxDriver):
-    """Textual's driver, with our parser, and bytes that are no UTF-8 end nothing. It survives
-    SIGSTOP and SIGCONT from outside too. For Linux and Macs.
+    """Textual's driver, with our parser, and bytes that are no UTF-8 end nothing. What it writes
+    keeps its columns, and it survives SIGSTOP and SIGCONT from outside too. For Linux and Macs.
 
     Textual takes every SIGCONT for the end of a suspension that it began itself (Ctrl+Z). After a
     SIGSTOP, which no program can catch, it would read the terminal twice, keep raw mode for what
@@ -189,6 +190,9 @@ class ChatDriver(LinuxDriver):
     """
 
     _is_suspended = False
+
+    def write(self, data: str) -> None:
+        super().write(keep_columns(data))
 
     def run_input_thread(self) -> None:
         parser = PasteParser(self._debug)
