@@ -87,15 +87,21 @@ def lengths(quick: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("examples", [pytest.param(quick, id="quick"), long])
 
 
+@contextlib.contextmanager
+def counted(module: str) -> Iterator[None]:
+    """Counts an input that a module of tests tries, and how long it takes."""
+    start = time.perf_counter()
+    yield
+    TRIED[module] += 1
+    LONGEST_S[module] = max(time.perf_counter() - start, LONGEST_S.get(module, 0.0))
+
+
 def explore(check: Callable[[Any], None], examples: int, inputs: st.SearchStrategy[Any]) -> None:
     """Calls `check` with that many of `inputs`, from a fixed seed."""
 
     def count(value: Any) -> None:
-        TRIED[check.__module__] += 1
-        start = time.perf_counter()
-        check(value)
-        seconds = time.perf_counter() - start
-        LONGEST_S[check.__module__] = max(seconds, LONGEST_S.get(check.__module__, 0.0))
+        with counted(check.__module__):
+            check(value)
 
     run = settings(
         max_examples=examples,

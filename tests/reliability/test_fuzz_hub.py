@@ -22,7 +22,7 @@ from akunu_py.errors import AkunuError, FetchError
 from akunu_py.models import cleanup, store
 from akunu_py.models.hub import api, cache, download, request
 from akunu_py.models.pull import pull
-from tests.reliability.fuzz import refused
+from tests.reliability.fuzz import counted, refused
 from tests.support.hub_home import files as files  # fixtures
 from tests.support.hub_home import home as home
 from tests.support.hub_home import server as server
@@ -154,7 +154,8 @@ def check_listings(hub: Hub, tried: list[tuple[str, Fault]]) -> None:
     come = Counter[str]()
     for what, fault in tried:
         try:
-            come[type(ask(hub, fault)).__name__] += 1
+            with counted(__name__):
+                come[type(ask(hub, fault)).__name__] += 1
         except Exception as error:
             raise AssertionError(what) from error
     assert come["HubModel"] > len(tried) / 5  # most fields are of no use to a pull
@@ -254,7 +255,8 @@ def check_files(hub: Hub, home: Path, seeds: range) -> None:
     failed = 0
     for seed in seeds:
         try:
-            failed += check_file(hub, home, seed)
+            with counted(__name__):
+                failed += check_file(hub, home, seed)
         except Exception as error:
             raise AssertionError(f"seed {seed}") from error
     assert len(seeds) / 10 < failed < len(seeds) * 0.95  # neither all, nor hardly any
