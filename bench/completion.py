@@ -245,7 +245,7 @@ def _passes_after(completer: Completer, request: CompletionRequest) -> int:
     try:
         completer.complete(
             replace(request, prefix=request.prefix + "w"),
-            cancelled=lambda: bool(cancelled_at),
+            ended=lambda: "cancelled" if cancelled_at else None,
             on_text=lambda text: cancelled_at.append(passes),
         )
     finally:

@@ -6,21 +6,24 @@ elsewhere: `jsonl`, `lsp`, `filter`, `thread`.
 
 from __future__ import annotations
 
-import hashlib
-import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from akunu_py.completion.fim import find_family, load_families
 from akunu_py.completion.prompt import Budgets, Prompt, make_prompt
+from akunu_py.completion.recall import CompletionCache
 from akunu_py.completion.stops import CompletionStops, Cut, is_markdown, strip_fence
 from akunu_py.completion.tokens import CodeTokens
 from akunu_py.completion.types import (
     Completion,
     CompletionReason,
     CompletionRequest,
+    Ended,
     check_request,
+    has_crlf,
+    time_limit,
+    with_crlf,
+    with_unix_newlines,
 )
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.learned import LearnedState
@@ -37,7 +40,6 @@ from akunu_py.types import (
 _RESERVED = 1024  # tokens of the context that are left for the completion
 _REPLACEMENT = "\ufffd"  # what bytes that make no character are decoded to
 _PATH = 200  # characters of a path that the model reads, its end
-_CACHED = 16  # completions
 _SLICE_S = 0.1  # of reading a prompt, between two looks at the time and at who waits
 
 
@@ -84,11 +86,7 @@ class Completer:
         self._learned = learned
         self._budgets = _budgets(options, engine.context_length)
         self._cache = CompletionCache()
-        self.reset()
-
-    def reset(self) -> None:
-        """Forgets the session."""
-        self.session = Session(self.engine, self._learned)
+        self.session = Session(self.engine, learned)
 
     def close(self) -> None:
         """Keeps what was learned about costs for the next run."""
@@ -98,29 +96,38 @@ class Completer:
     def complete(
         self,
         request: CompletionRequest,
-        cancelled: Callable[[], bool] = lambda: False,
+        ended: Ended | None = None,
         on_text: Callable[[str], None] = lambda text: None,
     ) -> Completion:
         """The completion; `on_text` is given its parts as they become certain.
 
-        `cancelled` is asked before and after every pass. Raises UsageError for a request that
-        cannot be honoured.
+        ended: is asked before and after every pass whether that is enough, and why; without it the
+        time of the request is kept. Where `max_tokens` is 0, the model only reads what it would
+        complete from. Raises UsageError for a request that cannot be honoured.
         """
         check_request(request)
-        crlf = "\r\n" in request.prefix or "\r\n" in request.suffix
-        asked = _with_unix_newlines(request) if crlf else request
+        ended = ended or time_limit(request.seconds)
+        crlf = has_crlf(request)
+        asked = with_unix_newlines(request) if crlf else request
         emit = (lambda text: on_text(text.replace("\n", "\r\n"))) if crlf else on_text
-        completion = self._cache.find(asked)
+        completion = self._cache.find(asked) if asked.max_tokens else None
         if completion is not None:
             if completion.text:
                 emit(completion.text)
         elif not (asked.prefix + (asked.suffix if self.family else "")).strip():
             completion = Completion("", "stop", Stats())  # out of nothing, a model makes things up
         else:
-            completion = _Run(self, asked, cancelled, emit).complete()
+            completion = _Run(self, asked, ended, emit).complete()
             self._cache.add(asked, completion)
-        text = completion.text
-        return replace(completion, text=text.replace("\n", "\r\n")) if crlf else completion
+        return with_crlf(completion) if crlf else completion
+
+    def recall(self, request: CompletionRequest) -> Completion | None:
+        """The rest of an earlier completion, if `request` is where its beginning was typed. May be
+        called from any thread: the model has no part in it."""
+        if not has_crlf(request):
+            return self._cache.find(request)
+        completion = self._cache.find(with_unix_newlines(request))
+        return with_crlf(completion) if completion else None
 
     def prompt(self, request: CompletionRequest) -> Prompt:
         """What the model reads for `request`, and what is drafted from."""
@@ -144,48 +151,6 @@ class Completer:
         return made
 
 
-class CompletionCache:
-    """The last completions, for when the letters that they predicted are typed."""
-
-    def __init__(self) -> None:
-        self._entries: deque[tuple[bytes, str, Completion]] = deque(maxlen=_CACHED)
-
-    def add(self, request: CompletionRequest, completion: Completion) -> None:
-        """Keeps a completion, unless it was cancelled."""
-        if completion.finish_reason != "cancelled":
-            self._entries.append((_digest(request), request.prefix, completion))
-
-    def find(self, request: CompletionRequest) -> Completion | None:
-        """The rest of an earlier completion, where what was typed since is how it began."""
-        digest = _digest(request)
-        for context, prefix, completion in reversed(self._entries):
-            typed = request.prefix[len(prefix) :]
-            if (
-                context != digest
-                or not request.prefix.startswith(prefix)
-                or not completion.text.startswith(typed)
-            ):
-                continue
-            rest = completion.text[len(typed) :]
-            # Asked at the same place again: another sample is wanted, or more than there was.
-            again = request.temperature == 0 and completion.finish_reason != "time"
-            if (typed and rest) or (not typed and again):
-                return Completion(rest, completion.finish_reason, Stats(), reused=True)
-        return None
-
-
-def _digest(request: CompletionRequest) -> bytes:
-    """Of what must be the same for an earlier completion to hold, the prefix apart."""
-    limits = f"{request.max_tokens} {request.max_lines} {request.temperature}"
-    texts = [request.suffix, request.path, request.language, limits]
-    texts += [text for file in request.files for text in (file.path, file.text)]
-    digest = hashlib.blake2b(digest_size=16)
-    for text in texts:
-        data = text.encode("utf-8", "surrogatepass")
-        digest.update(len(data).to_bytes(8, "little") + data)
-    return digest.digest()
-
-
 class _Run:
     """One completion while it is made."""
 
@@ -193,14 +158,13 @@ class _Run:
         self,
         completer: Completer,
         request: CompletionRequest,
-        cancelled: Callable[[], bool],
+        ended: Ended,
         on_text: Callable[[str], None],
     ) -> None:
         self._completer = completer
         self._request = request
-        self._cancelled = cancelled
+        self._ended = ended
         self._on_text = on_text
-        self._started = time.monotonic()
         self._prompt = completer.prompt(request)
         self._stops = CompletionStops(request.prefix, request.suffix, request.max_lines)
         self._stats = Stats(prompt_tokens=len(self._prompt.tokens))
@@ -224,7 +188,7 @@ class _Run:
             healed = healed[len(sampled) :]
             tokens = [*tokens, *generation.tokens]
         if self._reason is None:
-            last = self._generate(tokens, self._request.max_tokens)
+            last = self._generate(tokens, max(1, self._request.max_tokens))
             self._out_of_tokens = last is not None and last.finish_reason in ("length", "context")
         return self._finish()
 
@@ -247,26 +211,29 @@ class _Run:
             ),
             self._prompt.draft_context,
         )
-        generation.on_prefill = lambda done, total: self._check_limits(generation)
+        generation.on_prefill = lambda done, total: self._read(generation, done, total)
         generation.chunk_seconds = _SLICE_S
         for piece in generation:
             if not allowed_tokens:
                 self._append(piece.text)
             if self._reason is None:
-                self._check_limits(generation)
+                self._check(generation)
             if self._reason:
                 break
         _add(self._stats, generation.stats)
         return generation if generation.tokens else None
 
-    def _check_limits(self, generation: Generation) -> None:
+    def _check(self, generation: Generation) -> None:
         """Ends the generation where nobody waits for more of it."""
-        seconds = self._request.seconds
-        if self._cancelled():
-            self._reason = "cancelled"
-        elif seconds is not None and time.monotonic() - self._started >= seconds:
-            self._reason = "time"
+        self._reason = self._ended()
         if self._reason:
+            generation.cancel()
+
+    def _read(self, generation: Generation, done: int, total: int) -> None:
+        """Looks up between two slices of the prompt; once it is read, that may be all."""
+        self._check(generation)
+        if self._reason is None and done == total and not self._request.max_tokens:
+            self._reason = "length"
             generation.cancel()
 
     def _append(self, text: str) -> None:
@@ -309,16 +276,6 @@ def _budgets(options: CompleteOptions, context: int) -> Budgets:
     room = max(16, context - min(_RESERVED, context // 4) - 256)
     share = min(1.0, room / sum(wanted))
     return Budgets(*(int(tokens * share) for tokens in wanted))
-
-
-def _with_unix_newlines(request: CompletionRequest) -> CompletionRequest:
-    """The request as models know text. A cursor between the two characters is before both."""
-    prefix, suffix = request.prefix, request.suffix
-    if prefix.endswith("\r") and suffix.startswith("\n"):
-        prefix = prefix[:-1]
-    return replace(
-        request, prefix=prefix.replace("\r\n", "\n"), suffix=suffix.replace("\r\n", "\n")
-    )
 
 
 def _add(total: Stats, part: Stats) -> None:

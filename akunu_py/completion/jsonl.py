@@ -125,12 +125,14 @@ class JsonLines:
                 del self._tickets[asked.id]
             self._reply({"id": asked.id} | _as_dict(done))
 
+        ticket = Ticket(asked.request, on_done, asked.channel, on_text)
         with self._lock:
             if asked.id in self._tickets:
                 raise BadLine(f"id {json.dumps(asked.id)} is still being answered", asked.id)
-            self._tickets[asked.id] = self._thread.submit(
-                asked.request, channel=asked.channel, on_text=on_text, on_done=on_done
-            )
+            self._tickets[asked.id] = ticket
+        if asked.stream and self._thread.state == "loading":
+            self._reply({"id": asked.id, "status": "loading"})
+        self._thread.submit(ticket)
 
     def _reply(self, message: dict[str, Any]) -> None:
         line = json.dumps(message, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
@@ -152,7 +154,11 @@ def serve_jsonl(load: Callable[[], Completer], base: CompletionRequest) -> None:
     set none. Raises ModelError where the model did not load.
     """
     failed: list[str] = []
-    thread = CompletionThread(load, on_failed=lambda failure: failed.append(failure.message))
+    thread = CompletionThread(
+        load,
+        on_loaded=lambda completer: failed.clear(),
+        on_failed=lambda failure: failed.append(failure.message),
+    )
     thread.start()
     try:
         JsonLines(thread, _write, base).serve(sys.stdin.buffer)

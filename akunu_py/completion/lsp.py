@@ -1,7 +1,8 @@
 """`textDocument/inlineCompletion` of LSP 3.18: from its terms to a completion request and back. The
 other open documents are drafted from.
 
-A request is answered with a list of at most one item. One that a newer request for the same
+A document that is opened is read ahead, and so is the place where one was changed, once the typing
+rests. A request is answered with a list of at most one item. One that a newer request for the same
 document supersedes ends with ContentModified, which clients do not show; one that the client
 cancels, with RequestCancelled.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import sys
@@ -22,8 +24,8 @@ from pygls.exceptions import JsonRpcContentModified, JsonRpcException, JsonRpcIn
 from pygls.lsp.server import LanguageServer
 from pygls.uris import to_fs_path
 
-from akunu_py.completion.lsp_protocol import Document, StrictProtocol, serve
-from akunu_py.completion.thread import CompletionThread, Failure
+from akunu_py.completion.lsp_protocol import Document, StrictProtocol, serve, well_formed
+from akunu_py.completion.thread import CompletionThread, Failure, Ticket
 from akunu_py.completion.types import Completion, CompletionRequest, SourceFile
 from akunu_py.errors import INTERRUPTED, AkunuError
 from akunu_py.version import __version__
@@ -35,7 +37,8 @@ _T = TypeVar("_T")
 
 _REQUEST_FAILED = types.LSPErrorCodes.RequestFailed.value
 _SECONDS = 3.0  # later, nobody waits for ghost text any more
-_LOADING = "akunu/loading"  # the token of the progress report
+_REST_S = 0.1  # of the keyboard, before a changed place is read ahead; clients ask at 0.2 or so
+_HEAD = 4096  # characters at the beginning of a document, that are read when it is opened
 
 
 class InlineCompletions:
@@ -45,21 +48,37 @@ class InlineCompletions:
     def __init__(self, load: Callable[[], Completer], base: CompletionRequest) -> None:
         self.base = replace(base, seconds=base.seconds or _SECONDS)
         self.loop = asyncio.get_running_loop()
-        self.loaded: asyncio.Future[str | Failure] = self.loop.create_future()
+        loads: asyncio.Queue[str | Failure | None] = asyncio.Queue()
+
+        def loading(state: str | Failure | None) -> None:
+            self._call_soon(lambda: loads.put_nowait(state))
+
         self.thread = CompletionThread(
             load,
-            on_loaded=lambda completer: self._resolve(self.loaded, completer.engine.name),
-            on_failed=lambda failure: self._resolve(self.loaded, failure),
+            on_loading=lambda: loading(None),
+            on_loaded=lambda completer: loading(completer.engine.name),
+            on_failed=loading,
         )
         self.reporting: asyncio.Task[None] | None = None  # kept: the event loop does not
         self.server = LanguageServer("akunu", __version__, protocol_cls=StrictProtocol)
+        self.resting: asyncio.TimerHandle | None = None
 
         # pygls marks the functions that it is given, which methods do not allow.
         @self.server.feature(types.INITIALIZED)
         async def initialized(_: types.InitializedParams) -> None:
             self.thread.start()
             # A task of our own: one of pygls' that ends with the program leaves a traceback.
-            self.reporting = asyncio.create_task(self.report_loading())
+            self.reporting = asyncio.create_task(report_loading(self.server, loads))
+
+        @self.server.feature(types.TEXT_DOCUMENT_DID_OPEN)
+        def did_open(params: types.DidOpenTextDocumentParams) -> None:
+            self.read_ahead(params.text_document.uri)
+
+        @self.server.feature(types.TEXT_DOCUMENT_DID_CHANGE)
+        def did_change(params: types.DidChangeTextDocumentParams) -> None:
+            change = params.content_changes[-1] if params.content_changes else None
+            if isinstance(change, types.TextDocumentContentChangePartial):
+                self.read_soon(params.text_document.uri, change)
 
         # Announced with a value: where there is none, clients never ask.
         options = types.InlineCompletionOptions()
@@ -70,38 +89,40 @@ class InlineCompletions:
         ) -> types.InlineCompletionList:
             return await self.complete(params)
 
-    async def report_loading(self) -> None:
-        """Progress while the model loads, where the client shows it; a message if it fails."""
-        progress = self.server.work_done_progress
-        window = self.server.client_capabilities.window
-        shown = bool(window and window.work_done_progress) and not self.loaded.done()
-        if shown:
-            try:
-                await progress.create_async(_LOADING)
-            except JsonRpcException:  # the client declined
-                shown = False
-        if shown:
-            progress.begin(_LOADING, types.WorkDoneProgressBegin("akunu", message="loading"))
-        outcome = await asyncio.shield(self.loaded)
-        failed = isinstance(outcome, Failure)
-        if shown:
-            message = "failed" if failed else f"{outcome} is ready"
-            progress.end(_LOADING, types.WorkDoneProgressEnd(message=message))
-        if isinstance(outcome, Failure):
-            self.server.window_show_message(
-                types.ShowMessageParams(types.MessageType.Error, f"akunu: {outcome.message}")
-            )
+    def read_soon(self, uri: str, change: types.TextDocumentContentChangePartial) -> None:
+        """Reads ahead where a document was changed, if nothing is typed for a moment."""
+        if self.resting is not None:
+            self.resting.cancel()
+        self.resting = self.loop.call_later(_REST_S, self.read_ahead, uri, change)
+
+    def read_ahead(
+        self, uri: str, change: types.TextDocumentContentChangePartial | None = None
+    ) -> None:
+        """Reads a document that was just opened from its beginning, which many places in it share;
+        one that was changed up to the end of the change."""
+        document = self._protocol.documents.use(uri)
+        if document is None:
+            return
+        if change is None:
+            end = document.text.rfind("\n", 0, _HEAD) + 1 or _HEAD
+            before, after = document.text[:end], ""
+        else:
+            position = change.range.start
+            at = document.offset(position.line, position.character, self._encoding)
+            at += len(well_formed(change.text))
+            before, after = document.text[:at], document.text[at:]
+        request = self._request(document, before, after)
+        self.thread.submit(Ticket(replace(request, max_tokens=0), channel=uri))
 
     async def complete(self, params: types.InlineCompletionParams) -> types.InlineCompletionList:
         """Raises a JsonRpcException where there is no answer: see the top of this module."""
-        request, chosen = self._request(params)
+        request, chosen = self._requested(params)
         self.thread.start()  # for a client that never sends initialized
         done: asyncio.Future[Completion | Failure] = self.loop.create_future()
-        ticket = self.thread.submit(
-            request,
-            channel=params.text_document.uri,
-            on_done=lambda outcome: self._resolve(done, outcome),
+        ticket = Ticket(
+            request, lambda outcome: self._resolve(done, outcome), params.text_document.uri
         )
+        self.thread.submit(ticket)
         try:
             outcome = await done
         except asyncio.CancelledError:
@@ -113,36 +134,49 @@ class InlineCompletions:
             raise JsonRpcContentModified("a newer request for the same document came")
         return _items(outcome.text, params.position, chosen)
 
-    def _request(
+    def _requested(
         self, params: types.InlineCompletionParams
     ) -> tuple[CompletionRequest, types.SelectedCompletionInfo | None]:
         """The request, and the entry of a menu that is chosen and not yet inserted: its text counts
         as typed, as the protocol wants it."""
-        protocol = cast(StrictProtocol, self.server.protocol)
-        document = protocol.documents.use(params.text_document.uri)
+        document = self._protocol.documents.use(params.text_document.uri)
         if document is None:
             raise JsonRpcInvalidParams(f"not open: {params.text_document.uri}")
         chosen = params.context.selected_completion_info
         start, end = params.position, params.position
         if chosen is not None:
             start, end = chosen.range.start, chosen.range.end
-        encoding = protocol.position_encoding()
-        before = document.text[: document.offset(start.line, start.character, encoding)]
-        after = document.text[document.offset(end.line, end.character, encoding) :]
+        before = document.text[: document.offset(start.line, start.character, self._encoding)]
+        after = document.text[document.offset(end.line, end.character, self._encoding) :]
+        return self._request(document, before + chosen.text if chosen else before, after), chosen
+
+    def _request(self, document: Document, before: str, after: str) -> CompletionRequest:
         files = tuple(
             SourceFile(_path(other), other.text)
-            for other in protocol.documents
+            for other in self._protocol.documents
             if other is not document and other.text
         )
-        request = replace(
+        return replace(
             self.base,
-            prefix=before + chosen.text if chosen else before,
+            prefix=before,
             suffix=after,
             path=_path(document),
             language=document.language,
             files=files,
         )
-        return request, chosen
+
+    @property
+    def _protocol(self) -> StrictProtocol:
+        return cast(StrictProtocol, self.server.protocol)
+
+    @property
+    def _encoding(self) -> str:
+        return self._protocol.position_encoding()
+
+    def _call_soon(self, call: Callable[[], object]) -> None:
+        """Has it called in the thread of the event loop, from another one."""
+        with contextlib.suppress(RuntimeError):  # the event loop has ended
+            self.loop.call_soon_threadsafe(call)
 
     def _resolve(self, future: asyncio.Future[_T], value: _T) -> None:
         """Resolves `future` from another thread, unless nobody waits any more."""
@@ -151,8 +185,42 @@ class InlineCompletions:
             if not future.done():
                 future.set_result(value)
 
-        with contextlib.suppress(RuntimeError):  # the event loop has ended
-            self.loop.call_soon_threadsafe(resolve)
+        self._call_soon(resolve)
+
+
+async def report_loading(
+    server: LanguageServer, loads: asyncio.Queue[str | Failure | None]
+) -> None:
+    """Progress whenever a model loads, where the client shows it; a message if it fails.
+
+    loads: None when loading begins, then the name of the model or why it failed.
+    """
+    window = server.client_capabilities.window
+    shows = bool(window and window.work_done_progress)
+    told: str | Failure | None = None
+    for number in itertools.count():
+        await loads.get()
+        token = f"akunu/loading/{number}"
+        shown = shows and loads.empty() and await _begin_progress(server, token)
+        outcome = await loads.get()
+        if shown:
+            message = "failed" if isinstance(outcome, Failure) else f"{outcome} is ready"
+            server.work_done_progress.end(token, types.WorkDoneProgressEnd(message=message))
+        if isinstance(outcome, Failure) and outcome != told:
+            server.window_show_message(
+                types.ShowMessageParams(types.MessageType.Error, f"akunu: {outcome.message}")
+            )
+        told = outcome
+
+
+async def _begin_progress(server: LanguageServer, token: str) -> bool:
+    """False where the client declines."""
+    try:
+        await server.work_done_progress.create_async(token)
+    except JsonRpcException:
+        return False
+    server.work_done_progress.begin(token, types.WorkDoneProgressBegin("akunu", message="loading"))
+    return True
 
 
 def serve_lsp(load: Callable[[], Completer], base: CompletionRequest) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from akunu_py.errors import UsageError
 from akunu_py.types import Stats
 
 CompletionReason = Literal["stop", "length", "time", "cancelled"]
+Ended = Callable[[], CompletionReason | None]  # why a completion is to end now, None if it is not
 
 DEFAULT_COMPLETION_TOKENS = 128
 _MAX_TOKENS = 1024  # of one completion
@@ -27,9 +30,10 @@ class CompletionRequest:
     """What is around the cursor.
 
     prefix, suffix: the buffer before and after it. path: of the buffer, empty where unknown;
-    language stands in for it then. files: other open files, the nearest first. max_tokens: at
-    least 1. max_lines: 0 leaves it to the place of the cursor. seconds: the time after which the
-    best text so far is returned, None for as long as it takes. temperature: 0 is greedy.
+    language stands in for it then. files: other open files, the nearest first. max_tokens: 0 for
+    the model to read what it would complete from, and no more. max_lines: 0 leaves it to the place
+    of the cursor. seconds: the time after which the best text so far is returned, None for as long
+    as it takes. temperature: 0 is greedy.
     """
 
     prefix: str
@@ -62,9 +66,35 @@ class Completion:
 
 def check_request(request: CompletionRequest) -> None:
     """Raises UsageError for limits that cannot be honoured."""
-    if not 1 <= request.max_tokens <= _MAX_TOKENS:
-        raise UsageError(f"max_tokens must be from 1 to {_MAX_TOKENS}, got {request.max_tokens}")
+    if not 0 <= request.max_tokens <= _MAX_TOKENS:
+        raise UsageError(f"max_tokens must be from 0 to {_MAX_TOKENS}, got {request.max_tokens}")
     if request.max_lines < 0:
         raise UsageError(f"max_lines must be 0 or more, got {request.max_lines}")
     if request.seconds is not None and not request.seconds > 0:
         raise UsageError(f"the time must be above 0 seconds, got {request.seconds}")
+
+
+def time_limit(seconds: float | None) -> Ended:
+    """Ends a completion so long after now."""
+    end = None if seconds is None else time.monotonic() + seconds
+    return lambda: "time" if end is not None and time.monotonic() >= end else None
+
+
+def has_crlf(request: CompletionRequest) -> bool:
+    """Whether the lines of the buffer end as on Windows."""
+    return "\r\n" in request.prefix or "\r\n" in request.suffix
+
+
+def with_unix_newlines(request: CompletionRequest) -> CompletionRequest:
+    """The request as models know text. A cursor between the two characters is before both."""
+    prefix, suffix = request.prefix, request.suffix
+    if prefix.endswith("\r") and suffix.startswith("\n"):
+        prefix = prefix[:-1]
+    return replace(
+        request, prefix=prefix.replace("\r\n", "\n"), suffix=suffix.replace("\r\n", "\n")
+    )
+
+
+def with_crlf(completion: Completion) -> Completion:
+    """The completion with the newlines of such a buffer."""
+    return replace(completion, text=completion.text.replace("\n", "\r\n"))

@@ -133,7 +133,7 @@ def test_garbage_is_named_and_survived(helper: Helper) -> None:
         ("prefix", 1, "prefix: expected a string, found 1"),
         ("prefix", "a\ud800", "a lone surrogate"),
         ("max_tokens", True, "expected an integer"),
-        ("max_tokens", 0, "max_tokens must be from 1"),
+        ("max_tokens", -1, "max_tokens must be from 0"),
         ("time_ms", 0, "time must be above 0"),
         ("temperature", -1, "temperature"),
         ("files", [{"path": "a"}], 'objects with "path" and "text"'),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.thread import CompletionThread, Failure
+from akunu_py.completion.thread import CompletionThread, Failure, Ticket
 from akunu_py.completion.types import Completion, CompletionRequest
 from akunu_py.decoding.engine import Engine
 from akunu_py.errors import UsageError
@@ -41,20 +41,14 @@ class Host:
     def _load(self) -> Completer:
         self._break_it()
         completer = Completer(Engine.load(self._directory))
-        reset = completer.reset
+        target = completer.session.target
+        forward = target.forward
 
-        def counted() -> None:
-            reset()
-            forward = completer.session.target.forward
+        def count(tokens: Any) -> Any:
+            self.passes += 1
+            return forward(tokens)
 
-            def count(tokens: Any) -> Any:
-                self.passes += 1
-                return forward(tokens)
-
-            completer.session.target.forward = count  # type: ignore[method-assign]
-
-        completer.reset = counted  # type: ignore[method-assign]
-        counted()
+        target.forward = count  # type: ignore[method-assign]
         return completer
 
     def ask(self, name: str, channel: str = "", prefix: str = PREFIX, **options: Any) -> Any:
@@ -68,7 +62,9 @@ class Host:
 
         on_text = options.pop("on_text", lambda text: None)
         request = CompletionRequest(prefix, **options)
-        return self.thread.submit(request, channel=channel, on_text=on_text, on_done=on_done)
+        ticket = Ticket(request, on_done, channel, on_text)
+        self.thread.submit(ticket)
+        return ticket
 
     def wait(self, *names: str) -> None:
         with self.changed:
@@ -148,7 +144,7 @@ def test_a_bad_request_fails_alone(host: Host) -> None:
     host.ask("bad", max_tokens=-1)
     host.ask("good", max_tokens=2)
     host.wait("bad", "good")
-    assert host.done["bad"] == Failure("max_tokens must be from 1 to 1024, got -1")
+    assert host.done["bad"] == Failure("max_tokens must be from 0 to 1024, got -1")
     assert host.reason("good") == "length"
 
 

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 from akunu_py.completion.lsp import serve_lsp
-from akunu_py.completion.types import Completion, CompletionRequest
+from akunu_py.completion.types import Completion, CompletionRequest, Ended
 from akunu_py.types import Stats
 from tests.support.command import AKUNU
 
@@ -31,18 +31,17 @@ class Echo:
     engine = SimpleNamespace(name="echo")
 
     def complete(
-        self,
-        request: CompletionRequest,
-        cancelled: Callable[[], bool],
-        on_text: Callable[[str], None],
+        self, request: CompletionRequest, ended: Ended, on_text: Callable[[str], None]
     ) -> Completion:
-        while request.prefix.endswith("wait") and not cancelled():
+        while request.prefix.endswith("wait") and not ended():
             time.sleep(0.01)
         if request.prefix.endswith("print"):
             print("Content-Length: 1000000", flush=True)
-        reason = "cancelled" if cancelled() else "stop"
         text = json.dumps(asdict(request), ensure_ascii=False)
-        return Completion(text, reason, Stats())  # type: ignore[arg-type]
+        return Completion(text, ended() or "stop", Stats())
+
+    def recall(self, request: CompletionRequest) -> None:
+        return None
 
 
 if __name__ == "__main__":

@@ -1,0 +1,315 @@
+"""What nobody waits for: remembered answers, what was made or read ahead, what is under way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from akunu_py.completion.completer import Completer
+from akunu_py.completion.thread import CompletionThread, Failure, Ticket
+from akunu_py.completion.types import Completion, CompletionRequest
+from akunu_py.decoding.engine import Engine
+from akunu_py.errors import UsageError
+from tests.support.tiny_fim import sentence_piece, write_model
+
+END = "<|endoftext|>"
+ASKED = CompletionRequest("x = [[[[", max_tokens=12)  # the random model never closes the brackets
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    directory = Path(tmp_path_factory.mktemp("tiny"))
+    return Engine.load(write_model(directory, sentence_piece([END]), end=END))
+
+
+@dataclass
+class Asked:
+    """A request, and what came of it."""
+
+    request: CompletionRequest
+    parts: list[str] = field(default_factory=list)
+    done: list[Completion | Failure] = field(default_factory=list)
+    thread: threading.Thread | None = None
+
+    @property
+    def completion(self) -> Completion:
+        (done,) = self.done
+        assert isinstance(done, Completion)
+        return done
+
+
+class Host:
+    """A thread with a tiny model. `on_pass` is called in it before each pass, with its number."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.changed = threading.Condition()
+        self.passes = 0
+        self.rows: list[int] = []
+        self.made: list[CompletionRequest] = []  # by the model, whoever was answered
+        self.on_pass: Callable[[int], None] = lambda number: None
+        self.completer = Completer(engine)
+        target = self.completer.session.target
+        forward, complete = target.forward, self.completer.complete
+
+        def count(tokens: Any) -> Any:
+            self.passes += 1
+            self.rows.append(tokens.size)
+            self.on_pass(self.passes)
+            return forward(tokens)
+
+        def noted(request: CompletionRequest, *others: Any) -> Completion:
+            done = complete(request, *others)
+            with self.changed:
+                self.made.append(request)
+                self.changed.notify_all()
+            return done
+
+        target.forward = count  # type: ignore[method-assign]
+        self.completer.complete = noted  # type: ignore[assignment]
+        self.thread = CompletionThread(lambda: self.completer)
+
+    def ask(
+        self,
+        request: CompletionRequest,
+        channel: str = "",
+        on_part: Callable[[Asked], None] = lambda asked: None,
+    ) -> Asked:
+        asked = Asked(request)
+
+        def on_text(text: str) -> None:
+            asked.parts.append(text)
+            on_part(asked)
+
+        def on_done(done: Completion | Failure) -> None:
+            with self.changed:
+                asked.done.append(done)
+                asked.thread = threading.current_thread()
+                self.changed.notify_all()
+
+        self.thread.submit(Ticket(request, on_done, channel, on_text))
+        return asked
+
+    def wait(self, condition: Callable[[], object]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(condition, 60)
+
+    def has_made(self, number: int) -> bool:
+        return len(self.made) == number
+
+    def answer(self, request: CompletionRequest, channel: str = "") -> Completion:
+        asked = self.ask(request, channel)
+        self.wait(lambda: asked.done)
+        return asked.completion
+
+
+@pytest.fixture
+def host(engine: Engine) -> Iterator[Host]:
+    made = Host(engine)
+    made.thread.start()
+    yield made
+    assert made.thread.close(60)
+
+
+def typed(request: CompletionRequest, text: str) -> CompletionRequest:
+    return replace(request, prefix=request.prefix + text)
+
+
+@pytest.fixture(scope="module")
+def whole(engine: Engine) -> Completion:
+    """What the model alone completes."""
+    done = Completer(engine).complete(ASKED)
+    assert len(done.text) == 12
+    return done
+
+
+def test_a_remembered_answer_waits_for_nobody(host: Host) -> None:
+    """Another document's request is in the middle of a pass, and stays there."""
+    first = host.answer(ASKED)
+    pause, go_on = threading.Event(), threading.Event()
+
+    def hold(number: int) -> None:
+        pause.set()
+        assert go_on.wait(60)
+
+    host.wait(partial(host.has_made, 2))  # and what follows it was made ahead
+    host.on_pass = hold
+    other = host.ask(CompletionRequest("y = ((((", max_tokens=5), "other")
+    assert pause.wait(60)
+    before = host.passes
+    remembered = host.ask(typed(ASKED, first.text[:3]), "this")
+    assert remembered.completion.text == first.text[3:] == "".join(remembered.parts)
+    assert remembered.completion.reused
+    assert remembered.thread is threading.current_thread()
+    assert (host.passes, other.done) == (before, [])
+    go_on.set()
+
+
+def test_when_a_ghost_is_accepted_the_next_one_is_there(host: Host) -> None:
+    asked = typed(ASKED, host.answer(ASKED).text)
+    for number in range(3):  # each has the next one made ahead
+        host.wait(partial(host.has_made, number + 2))
+        assert host.made[-1] == asked
+        following = host.ask(asked)
+        assert following.completion.reused
+        assert following.thread is threading.current_thread()
+        assert following.completion.text
+        asked = typed(asked, following.completion.text)
+
+
+def test_a_ghost_that_is_accepted_while_the_next_is_made_is_not_made_again(
+    host: Host, engine: Engine
+) -> None:
+    first = Completer(engine).complete(ASKED).text
+    alone = Completer(engine).complete(typed(ASKED, first)).text
+    accepted: list[Asked] = []
+    begun = threading.Event()
+
+    def accept(number: int) -> None:
+        if host.made and not accepted:  # the first answer was given
+            accepted.append(host.ask(typed(ASKED, first), "buffer"))
+            begun.set()
+
+    host.on_pass = accept
+    assert host.answer(ASKED, "buffer").text == first
+    assert begun.wait(60)
+    host.wait(lambda: accepted[0].done)
+    assert accepted[0].completion.text == alone == "".join(accepted[0].parts)
+    prefixes = [request.prefix for request in host.made[:2]]
+    assert prefixes == [ASKED.prefix, ASKED.prefix + first]
+
+
+def test_typing_what_is_being_made_does_not_start_again(host: Host, whole: Completion) -> None:
+    """At every place in it, and letter by letter."""
+    text = whole.text
+    for at in range(1, len(text)):
+        host.completer._cache._entries.clear()
+        later: list[Asked] = []
+
+        def type_on(asked: Asked, at: int = at, later: list[Asked] = later) -> None:
+            if len("".join(asked.parts)) >= at and not later:
+                later.append(host.ask(typed(ASKED, text[:at]), "buffer"))
+
+        first = host.ask(ASKED, "buffer", type_on)
+        host.wait(partial(host.has_made, 2))
+        assert host.made == [ASKED, typed(ASKED, text)]  # what follows is made ahead
+        assert later[0].completion.text == text[at:] == "".join(later[0].parts)
+        assert first.completion.finish_reason in ("cancelled", whole.finish_reason)
+        del host.made[:]
+
+
+def test_something_else_is_typed_while_it_is_made(host: Host, engine: Engine) -> None:
+    asked_at: list[int] = []
+    later: list[Asked] = []
+
+    def type_other(asked: Asked) -> None:
+        if len(asked.parts) == 3 and not later:
+            asked_at.append(host.passes)
+            later.append(host.ask(typed(ASKED, "!"), "buffer"))
+
+    first = host.ask(ASKED, "buffer", type_other)
+    host.wait(lambda: first.done)
+    assert first.completion.finish_reason == "cancelled"
+    assert host.passes - asked_at[0] <= 2  # the one under way, and the first of the next
+    host.wait(lambda: later[0].done)
+    assert later[0].completion.text == Completer(engine).complete(typed(ASKED, "!")).text
+
+
+LONG = "value = [1, 2]\n" * 60 + "x = [[[["
+
+
+def test_what_was_read_ahead_is_not_read_again(host: Host, engine: Engine) -> None:
+    request = CompletionRequest(LONG, max_tokens=4)
+    read = host.answer(replace(request, max_tokens=0))
+    assert (read.text, read.finish_reason) == ("", "length")
+    assert read.stats.generated_tokens == 0
+    done = host.answer(request)
+    assert done.stats.prompt_tokens - done.stats.cached_tokens <= 2
+    assert done.text == Completer(engine).complete(request).text
+
+
+def test_reading_ahead_makes_way_and_goes_on_from_there(host: Host) -> None:
+    """A request that comes meanwhile waits for one pass, and has what was read."""
+    request = CompletionRequest(LONG, max_tokens=4)
+    asked: list[Asked] = []
+
+    def ask(number: int) -> None:
+        if not asked:
+            asked.append(host.ask(request))
+
+    host.on_pass = ask
+    reading = host.ask(replace(request, max_tokens=0))
+    host.wait(lambda: asked and asked[0].done)
+    assert reading.completion.finish_reason == "cancelled"
+    assert asked[0].completion.stats.cached_tokens == host.rows[0]
+
+
+def test_only_the_last_place_is_read_ahead_and_nothing_that_is_known(host: Host) -> None:
+    go_on = threading.Event()
+    host.on_pass = lambda number: None if go_on.wait(60) else pytest.fail("nobody goes on")
+    busy = host.ask(replace(ASKED, temperature=0.1), "other")  # nothing follows a sample
+    places = [host.ask(CompletionRequest(LONG + letter, max_tokens=0)) for letter in "abc"]
+    again = host.ask(CompletionRequest(LONG + "c", max_tokens=0))
+    assert again.completion.finish_reason == "cancelled"
+    go_on.set()
+    host.wait(lambda: busy.done and all(place.done for place in places))
+    reasons = [place.completion.finish_reason for place in places]
+    assert reasons == ["cancelled", "cancelled", "length"]
+    host.answer(ASKED)
+    known = host.ask(replace(ASKED, max_tokens=0))
+    assert known.thread is threading.current_thread()
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_closing_does_not_wait_for_what_is_made_ahead(engine: Engine, drain: bool) -> None:
+    host = Host(engine)
+    closing = threading.Event()
+
+    def close(number: int) -> None:
+        if host.made and not closing.is_set():  # what follows is being made
+            closing.set()
+            host.thread._draining = True
+            if not drain:
+                host.thread._thread.closing.set()
+
+    host.on_pass = close
+    host.thread.start()
+    host.answer(ASKED)
+    assert closing.wait(60)
+    before = host.passes
+    assert host.thread.close(60, drain=drain)
+    assert host.passes - before <= 1
+
+
+def test_a_model_that_did_not_load_is_tried_again_with_later_requests(engine: Engine) -> None:
+    now, tries, states = [0.0], [0], list[str]()
+
+    def load() -> Completer:
+        tries[0] += 1
+        states.append(thread.state)
+        if tries[0] < 5:
+            raise UsageError("no such model")
+        return Completer(engine)
+
+    thread = CompletionThread(load, clock=lambda: now[0])
+    thread.start()
+    done: list[Completion | Failure] = []
+    came = threading.Semaphore(0)
+
+    def on_done(outcome: Completion | Failure) -> None:
+        done.append(outcome)
+        came.release()
+
+    for wait in (0, 0.9, 0.1, 1.9, 0.1, 4.0, 7.9, 0.1):
+        now[0] += wait
+        thread.submit(Ticket(ASKED, on_done))
+        assert came.acquire(timeout=60)
+    assert thread.close(60)
+    assert [isinstance(outcome, Failure) for outcome in done] == [True] * 7 + [False]
+    assert tries[0] == 5
+    assert states == ["loading"] * 5
