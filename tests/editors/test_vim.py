@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from functools import cache
 from pathlib import Path
 
@@ -93,7 +94,7 @@ HELPER = """
 import json, sys
 for line in sys.stdin:
     request = json.loads(line)
-    if "cancel" in request:
+    if "cancel" in request or request.get("max_tokens") == 0:
         continue
     text = "" if request["prefix"].split("\\n")[-1].strip() else "one two(\\n\\tthree\\n\\n)"
     print(json.dumps({"id": request["id"], "text": text, "finish_reason": "stop", "stats": {}}))
@@ -222,12 +223,64 @@ def test_a_helper_that_was_killed_comes_back_by_itself(terminal: Terminal, tmp_p
     dies = HELPER.replace("import json, sys", "import json, os, sys").replace(
         '    text = ""', '    if "die" in request["prefix"]: os.kill(os.getpid(), 9)\n    text = ""'
     )
-    vim = Vim(terminal, tmp_path, text="first\n", settings=helper(tmp_path, dies))
+    vim = Vim(terminal, tmp_path, text="first\n", settings=helper(tmp_path, dies) + STATUS)
     vim.type("o", "die")
     vim.wait_for("the helper ended with")
+    vim.wait_for("failed: the helper ended with -1")
     vim.type("C-w", "Escape")
     vim.type(":call timer_start(2500, {-> feedkeys('i')})", "Enter")
     vim.wait_for(r"one two\(")
+
+
+STATUS = "set laststatus=2 statusline=%{akunu#Status()}.\n"
+# Says that it loads, then half of the completion, then all of it, each when a file is there.
+SLOW_HELPER = """
+import json, pathlib, sys, time
+directory = pathlib.Path(sys.argv[0]).parent
+for line in sys.stdin:
+    request = json.loads(line)
+    if "cancel" in request:
+        continue
+    if request.get("max_tokens") == 0:
+        (directory / "read").write_text(request["prefix"])
+        continue
+    for name, said in (
+        ("", {"status": "loading"}), ("loaded", {"delta": "one"}),
+        ("whole", {"text": "one two", "finish_reason": "stop"}),
+    ):
+        while name and not (directory / name).exists():
+            time.sleep(0.01)
+        print(json.dumps({"id": request["id"]} | said), flush=True)
+"""
+
+
+def test_a_ghost_grows_and_loading_is_shown(terminal: Terminal, tmp_path: Path) -> None:
+    settings = helper(tmp_path, SLOW_HELPER) + STATUS
+    vim = Vim(terminal, tmp_path, text="first\n", settings=settings)
+    vim.type("o")
+    vim.wait_for("the model is being loaded")
+    vim.wait_for(r"loading\.")
+    (tmp_path / "loaded").touch()
+    assert "being loaded" not in vim.wait_for(r"first *\none *\n")
+    (tmp_path / "whole").touch()
+    vim.wait_for(r"first *\none two *\n")
+    vim.type("C-f")
+    vim.type("C-f")
+    assert vim.written() == "first\none two\n"
+
+
+def test_the_place_where_the_cursor_rests_is_read_ahead(terminal: Terminal, tmp_path: Path) -> None:
+    settings = helper(tmp_path, SLOW_HELPER) + "let g:akunu_filetypes = {'text': v:false}\n"
+    vim = Vim(terminal, tmp_path, text="first\nlast\n", settings=settings + "set ft=python\n")
+    for keys, expected in (("", ""), ("j", "first\n"), ("l", "first\nl")):
+        if keys:
+            vim.type(keys)
+        end = time.monotonic() + 60
+        while not (read := tmp_path / "read").exists() or read.read_text() != expected:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+    vim.type(":set ft=text", "Enter", "o", ":", "Escape", ":echo akunu#Status()", "Enter")
+    vim.wait_for(r"\noff")
 
 
 def test_the_help_tags_are_those_of_the_help(tmp_path: Path) -> None:

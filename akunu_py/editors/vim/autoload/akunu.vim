@@ -7,18 +7,22 @@ const PROP = 'AkunuGhost'
 const MAX_LINES = 2000  # on either side of the cursor
 const MAX_FILES = 8
 const MAX_FILE_BYTES = 100'000
+const REST_MS = 500 # of the cursor in normal mode, before its place is read ahead
 
 var job: job
 var last_error = ''            # the last line that the helper wrote to stderr
 var shown_messages: dict<bool> = {} # messages that the user has read
-var off = false
+var trouble = ''               # why there are no ghosts, '' where there may be
 var failures = 0 # of the helper, since its last answer
 var start_at = 0 # the second before which it is not started again
+var loading_popup = 0 # says that the model is being loaded, while it is
+var loading = false
 var last_id = 0
-var asked: dict<any> = {} # the request under way: {id, spot}
+var asked: dict<any> = {} # the request under way: {id, spot, text}, what came of it so far
 var spot: dict<any> = {}  # where the cursor was at the last look
 var ghost = ''
 var timer = -1
+var rest_timer = -1
 var rest_to_show = ''          # of a ghost of which a part is being typed
 var typed_options: dict<any> = {} # as they were before, while it is
 var typed_options_of = 0       # the buffer
@@ -34,9 +38,13 @@ def Here(): dict<any>
   }
 enddef
 
+def IsEnabled(): bool
+  const of_type = get(g:, 'akunu_filetypes', {})->get(&filetype, get(g:, 'akunu_enabled', true))
+  return get(b:, 'akunu_enabled', of_type) && &buftype ==# '' && &modifiable
+enddef
+
 def IsWanted(): bool
-  return !off && get(b:, 'akunu_enabled', get(g:, 'akunu_enabled', true))
-    && &buftype ==# '' && &modifiable && mode() ==# 'i' && !pumvisible() && reg_executing() ==# ''
+  return IsEnabled() && mode() ==# 'i' && !pumvisible() && reg_executing() ==# ''
 enddef
 
 # What is left of `text`, which belongs at `then`, now that the cursor is at `now`: '' where
@@ -82,25 +90,30 @@ enddef
 # Insert mode ends, or the buffer is left.
 export def Leave()
   RestoreOptions()
-  timer_stop(timer)
   Dismiss()
-  if !asked->empty()
-    Send({cancel: asked.id})
-    asked = {}
-  endif
   spot = {}
 enddef
 
 export def Dismiss()
   timer_stop(timer)
-  if ghost !=# ''
-    Hide()
+  Hide()
+  if !asked->empty()
+    Send({cancel: asked.id})
+    asked = {}
   endif
 enddef
 
 export def Sweep()
   if !prop_type_get(PROP)->empty()
     prop_remove({type: PROP, all: true})
+  endif
+enddef
+
+# The cursor is somewhere in normal mode: the model reads what is there when it rests.
+export def Rests()
+  timer_stop(rest_timer)
+  if get(g:, 'akunu_read_ahead', true) && IsEnabled()
+    rest_timer = timer_start(get(g:, 'akunu_rest', REST_MS), (_) => ReadAhead())
   endif
 enddef
 
@@ -112,8 +125,19 @@ export def Ask()
   endif
   spot = Here()
   last_id += 1
-  asked = {id: last_id, spot: spot}
-  const [prefix, suffix] = Around(spot)
+  asked = {id: last_id, spot: spot, text: ''}
+  Send(Request(spot)->extend({stream: true}))
+enddef
+
+def ReadAhead()
+  if mode() ==# 'n' && IsEnabled() && Start()
+    last_id += 1
+    Send(Request(Here())->extend({max_tokens: 0}))
+  endif
+enddef
+
+def Request(at: dict<any>): dict<any>
+  const [prefix, suffix] = Around(at)
   var request = {
     id: last_id, channel: 'vim', prefix: prefix, suffix: suffix, path: expand('%:p'),
     language: &filetype, files: OtherFiles(), time_ms: get(g:, 'akunu_time_ms', 3000),
@@ -123,7 +147,7 @@ export def Ask()
       request[name] = g:[$'akunu_{name}']
     endif
   endfor
-  Send(request)
+  return request
 enddef
 
 # The text before and after the cursor. The cuts move in steps, so that what the helper remembers
@@ -161,8 +185,7 @@ def Start(): bool
   endif
   const command = get(g:, 'akunu_command', ['akunu', 'complete'])
   if !executable(command[0])
-    off = true
-    Notify($'{command[0]}: no such program; install akunu or set g:akunu_command, then :Akunu restart')
+    Notify($'{command[0]}: no such program; install akunu or set g:akunu_command')
     return false
   endif
   last_error = ''
@@ -185,6 +208,7 @@ enddef
 
 def Ended(code: number)
   asked = {}
+  Loaded()
   if code != 0
     start_at = localtime() + min([60, float2nr(pow(2, failures))])
     failures += 1
@@ -200,26 +224,54 @@ def Answered(line: string)
     Notify($'not an answer: {strpart(line, 0, 60)}')
     return
   endtry
-  # A line that the helper could not read is answered without its id.
-  if asked->empty() || (reply.id != v:null && reply.id != asked.id)
+  if reply->has_key('status')
+    Loading()
     return
   endif
-  const then = asked.spot
-  asked = {}
+  Loaded()
+  # A line that the helper could not read is answered without its id.
+  const is_ours = !asked->empty() && (reply.id == v:null || reply.id == asked.id)
   if reply->has_key('error')
+    asked = is_ours ? {} : asked
     Notify(reply.error)
     return
   endif
   failures = 0
-  if IsWanted()
-    spot = Here()
-    Show(Rest(reply->get('text', ''), then, spot))
+  if trouble !=# ''
+    trouble = ''
+    shown_messages = {}
   endif
+  if is_ours
+    const then = asked.spot
+    const text = reply->get('text', asked.text .. reply->get('delta', ''))
+    asked.text = text
+    if reply->has_key('text')
+      asked = {}
+    endif
+    if IsWanted()
+      spot = Here()
+      Show(Rest(text, then, spot))
+    endif
+  endif
+enddef
+
+# While the model is being loaded, who waits for it sees that.
+def Loading()
+  loading = true
+  if popup_getpos(loading_popup)->empty()
+    loading_popup = popup_notification('akunu: the model is being loaded', {time: 60000})
+  endif
+enddef
+
+def Loaded()
+  loading = false
+  popup_close(loading_popup)
 enddef
 
 # Each message once: the next keystroke would bring it again. In insert mode "-- INSERT --" is
 # drawn over what is echoed, so it pops up as well.
 def Notify(message: string)
+  trouble = message
   if !shown_messages->has_key(message)
     shown_messages[message] = true
     echohl WarningMsg
@@ -328,7 +380,7 @@ export def Accepted()
   if rest_to_show !=# ''
     Show(rest_to_show)
   else
-    AskSoon()
+    Ask()  # what follows has been made ahead
   endif
 enddef
 
@@ -369,7 +421,7 @@ export def Command(name: string)
     g:akunu_enabled = name ==# 'enable'
   elseif name ==# 'restart'
     job_stop(job)
-    off = false
+    trouble = ''
     failures = 0
     start_at = 0
     shown_messages = {}
@@ -383,10 +435,14 @@ export def Command(name: string)
   endif
 enddef
 
-# One word for a status line: off, idle (not started), asking, shown or ready.
+# For a status line: off, idle (not started), loading, asking, shown or ready; or "failed: " and why.
 export def Status(): string
-  if off || !get(b:, 'akunu_enabled', get(g:, 'akunu_enabled', true))
+  if !IsEnabled()
     return 'off'
+  elseif trouble !=# ''
+    return $'failed: {trouble}'
+  elseif loading
+    return 'loading'
   elseif job_status(job) !=# 'run'
     return 'idle'
   endif

@@ -22,6 +22,7 @@ augroup akunu
   autocmd!
   " After the vimrc and the other plugins, so that their keys are known.
   autocmd VimEnter * call akunu#MapKeys()
+  autocmd BufEnter,CursorMoved * call akunu#Rests()
   autocmd InsertEnter * call akunu#AskSoon()
   autocmd TextChangedI,CursorMovedI * call akunu#Update()
   autocmd TextChangedP,CompleteChanged * call akunu#Dismiss()
