@@ -252,7 +252,12 @@ class ChatApp(App[None]):
             self.view.inform("Nothing is kept here.")
             return
         current = self.conversation.tree.conversation
-        self.push_screen(ConversationsScreen(self._store, current), self.library.open)
+        self.push_screen(
+            ConversationsScreen(
+                self._store, current, self.answering.progress, self.answering.unread
+            ),
+            self.library.open,
+        )
 
     async def chats(self) -> Sequence[ConversationInfo]:
         """For the palette."""
@@ -265,7 +270,7 @@ class ChatApp(App[None]):
         await self.library.on_deleted(message.conversation)
 
     def on_conversations_screen_renamed(self, message: ConversationsScreen.Renamed) -> None:
-        self.library.on_renamed(message.conversation, message.title)
+        self.answering.renamed(message.conversation, message.title)
 
     async def on_saving_failed(self, message: SavingFailed) -> None:
         await self.view.add_notice(f"This chat is not saved for now: {message.error}", "error")

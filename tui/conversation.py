@@ -5,6 +5,7 @@ Text stays as the model wrote it; `text.displayable` is for those who show it.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import time
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ class Turn:
     of rejected drafts, each with the place in `answer` where it was proposed. passes: tokens that
     each pass yielded. These three are of answers made since the program started.
     finish: None until the answer ended, and for an answer that failed or was cut off by a kill.
+    speedup: times faster than plain decoding, the planner's estimate; None where it has none.
     number: tells turns apart. request: of the last request for its answer; 0 where there was none.
     """
 
@@ -39,6 +41,7 @@ class Turn:
     spans: list[Span] = field(default_factory=list)
     rejected: list[Rejected] = field(default_factory=list)
     passes: list[int] = field(default_factory=list)
+    speedup: float | None = None
     state: TurnState = "waiting"
     finish: FinishReason | None = None
     stats: Stats | None = None
@@ -115,6 +118,22 @@ class Conversation:
         self.tree = tree
         self._turns: dict[str, Turn] = {}  # by reply, of all branches seen: they have the drafting
         self.turns: list[Turn] = []
+        self._read_branch()
+
+    def __contains__(self, turn: Turn) -> bool:
+        return self._turns.get(turn.reply_id) is turn
+
+    def set_aside(self) -> Conversation:
+        """What is open, as a conversation of its own, before another one is opened here."""
+        return copy.copy(self)  # `open` makes new containers and leaves these
+
+    def bring_back(self, other: Conversation) -> None:
+        """Makes this the conversation that was set aside."""
+        self.tree, self.turns, self._turns = other.tree, other.turns, other._turns
+
+    def show(self, message: str) -> None:
+        """Makes a branch with that message the active one, as long as the conversation is open."""
+        self.tree.choose(message)
         self._read_branch()
 
     def history(self, until: Turn, system: str = "") -> list[Message]:

@@ -1,14 +1,21 @@
-"""Dialogs over the chat: their frame, and the list in which words find a row."""
+"""Dialogs over the chat: their frame, the list in which words find a row, and a plain question."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
+from textual import on
+from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
+from textual.content import Content
 from textual.screen import ModalScreen
-from textual.widgets import OptionList
+from textual.widgets import OptionList, Static
+from textual.widgets.option_list import Option
+
+from akunu_py.text import displayable
 
 DIALOG_STYLE = Path(__file__).with_suffix(".tcss")
 Result = TypeVar("Result")
@@ -54,3 +61,28 @@ class ListDialog(Dialog[Result]):
             highlighted = self.rows.highlighted
             now = places.index(highlighted) if highlighted in places else 0
             self.rows.highlighted = places[min(max(0, now + steps), len(places) - 1)]
+
+
+class QuestionScreen(Dialog[str]):
+    """A question. choices: what may be answered, in words, by the result; Esc gives None."""
+
+    CSS_PATH = [DIALOG_STYLE]  # noqa: RUF012 - declared so there
+
+    def __init__(self, question: str, choices: Mapping[str, str]) -> None:
+        super().__init__()
+        self._question = question
+        self._choices = choices
+
+    def compose(self) -> ComposeResult:
+        with self.frame("", "Enter choose · Esc leave it as it is"):
+            yield Static(Content(displayable(self._question)), id="question")
+            yield OptionList(
+                *(Option(words, id=result) for result, words in self._choices.items()), compact=True
+            )
+
+    def on_mount(self) -> None:
+        self.query_one(OptionList).focus()
+
+    @on(OptionList.OptionSelected)
+    def _take(self, event: OptionList.OptionSelected) -> None:
+        self.dismiss(event.option_id)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -46,6 +46,7 @@ _EXPORT_FORMATS: dict[ExportFormat, tuple[str, str]] = {
     "svg": ("Picture", "what is on the screen, as SVG"),
 }
 _PREVIEWED = 6  # messages
+_PROGRESS_S = 0.5  # between two looks at how far the answers are
 _PREVIEW_DELAY_S = 0.1  # a row is previewed when the highlight stays on it
 
 
@@ -61,7 +62,9 @@ class Chosen:
 class ConversationsScreen(ListDialog[Chosen]):
     """The list. The result is what to open, None for no change.
 
-    current: the conversation on the screen below. clock: seconds since 1970.
+    current: the conversation on the screen below. progress: how far those are that are being
+    answered, in words. unread: those that were answered behind the screen. clock: seconds since
+    1970.
     """
 
     @dataclass
@@ -96,14 +99,22 @@ class ConversationsScreen(ListDialog[Chosen]):
     }
 
     def __init__(
-        self, store: StoreThread, current: str | None = None, clock: Callable[[], float] = time.time
+        self,
+        store: StoreThread,
+        current: str | None = None,
+        progress: Callable[[], Mapping[str, str]] = dict,
+        unread: Collection[str] = (),
+        clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__()
         self._store = store
         self._current = current
+        self._progress = progress
+        self._unread = unread
         self._clock = clock
         self._found: dict[str, SearchResult] = {}
         self._empty_text = ""  # shown where nothing is found
+        self._drawn_progress: dict[str, str] = {}
         self._renaming: str | None = None  # the conversation that gets another title
         self._search_done = asyncio.Event()  # the list is what the words find
 
@@ -120,6 +131,8 @@ class ConversationsScreen(ListDialog[Chosen]):
         self.query_one("#name").display = False
         self._hint()
         self._search()
+        self._drawn_progress = dict(self._progress())
+        self.set_interval(_PROGRESS_S, self._show_progress)
 
     def on_resize(self) -> None:
         self.call_after_refresh(self._draw)  # once sizes and styles are known
@@ -161,6 +174,8 @@ class ConversationsScreen(ListDialog[Chosen]):
             found.info.title or UNTITLED, title="Deleted; Ctrl+Z brings it back", markup=False
         )
         self.post_message(self.Deleted(conversation))
+        if conversation == self._current:  # the screen below shows a new one
+            self._current = None
         self._search(self._neighbour(conversation))
 
     @work
@@ -253,20 +268,35 @@ class ConversationsScreen(ListDialog[Chosen]):
         rows = self.rows
         if choose is None and (chosen := self._chosen()):
             choose = chosen.info.id
-        width = rows.scrollable_content_region.width
-        names = ("conversations--mark", "conversations--muted", "conversations--match")
-        styles = [self.get_visual_style(name, partial=True) for name in names]
         rows.clear_options()
         for each in self._found.values():
-            mark = "●" if each.info.id == self._current else " "
-            row = row_of(each, width, self._clock(), mark, styles)
-            rows.add_option(Option(row, id=each.info.id))
+            rows.add_option(Option(self._row(each), id=each.info.id))
         if self._found:
             rows.highlighted = list(self._found).index(choose) if choose in self._found else 0
         elif self._empty_text:
             rows.add_option(Option(Content(displayable(self._empty_text)), disabled=True))
         self._hint()
         self._show_preview()
+
+    def _row(self, found: SearchResult) -> Content:
+        names = ("conversations--mark", "conversations--muted", "conversations--match")
+        styles = [self.get_visual_style(name, partial=True) for name in names]
+        conversation = found.info.id
+        state = self._drawn_progress.get(conversation) or (
+            "• new" if conversation in self._unread else ""
+        )
+        mark = "●" if conversation == self._current else " "
+        width = self.rows.scrollable_content_region.width
+        time = moment(found.info.updated, self._clock())
+        return row_of(found, width, (state, True) if state else (time, False), mark, styles)
+
+    def _show_progress(self) -> None:
+        """Draws the rows anew of the conversations that are being answered, or were."""
+        progress = dict(self._progress())
+        before, self._drawn_progress = self._drawn_progress, progress
+        for name in before.keys() | progress.keys():
+            if before.get(name) != progress.get(name) and name in self._found:
+                self.rows.replace_option_prompt(name, self._row(self._found[name]))
 
     @on(OptionList.OptionHighlighted)
     def _show_preview(self) -> None:
@@ -364,15 +394,16 @@ def _previewed(message: ChatMessage, name: Style, prompt: Style) -> Content:
 
 
 def row_of(
-    found: SearchResult, width: int, now: float, mark: str, styles: Sequence[Style]
+    found: SearchResult, width: int, state: tuple[str, bool], mark: str, styles: Sequence[Style]
 ) -> Content:
-    """Two lines of `width` columns: the title and the time, below the match or the last message.
+    """Two lines of `width` columns: the title and the state, below the match or the last message.
 
-    mark: one character before the title. styles: of the mark, of muted text, and of matches.
+    state: the time, or what is going on there, and whether it is that. mark: one character before
+    the title. styles: of the mark, of muted text, and of matches.
     """
     marked, muted, match = styles
-    time = moment(found.info.updated, now)
-    room = max(1, width - len(time) - 4)
+    words, is_news = state
+    room = max(1, width - len(words) - 4)
     title = Content(collapse(found.info.title) or UNTITLED).truncate(room, ellipsis=True)
     gap = " " * (room - title.cell_length + 2)
     below = _snippet(found, match).truncate(max(1, width - 2), ellipsis=True)
@@ -380,7 +411,7 @@ def row_of(
         (f"{mark} ", marked),
         title.stylize("bold"),
         gap,
-        (time, muted),
+        (words, marked if is_news else muted),
         "\n  ",
         below.stylize_before(muted),
     )

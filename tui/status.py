@@ -1,51 +1,34 @@
-"""The status line: what the program is doing, and how well the drafting does.
+"""The status line: what the program is doing, since when, and the numbers of the last answer.
 
-Every number has a place of its own, so nothing moves while they change.
+What is not known is left out, and what there is no room for: from the end, the least needed first.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
 from typing import ClassVar, Literal
 
 from textual.content import Content
 from textual.reactive import reactive
-from textual.style import Style
 from textual.widget import Widget
 
+from akunu_py.text import displayable
 from akunu_py.tui.session_thread import Gauges
 from akunu_py.types import Stats
 
 Phase = Literal["fetching", "loading", "ready", "reading", "answering", "stopped", "failed"]
 
-_MARKS: dict[Phase, str] = {
-    "fetching": "↓",
-    "loading": "○",
-    "ready": "●",
-    "reading": "◐",
-    "answering": "▶",
-    "stopped": "■",
-    "failed": "×",
-}
-_STATE_WIDTH = 9  # the longest is "answering"
-_GAP = 2  # columns between two numbers, at least
-_UNKNOWN = "–"
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """A number of fixed width, and its unit for narrow, usual and wide lines.
-
-    rank: fields with high ranks are left out first.
-    """
-
-    value: str
-    units: tuple[str, str, str]
-    rank: int
+_MARKS: dict[Phase, str] = {"ready": "●", "stopped": "■", "failed": "×"}
+_MOVING = "◐◓◑◒"  # the mark while something is being done
+_STEP_S = 0.25
+_TITLE = 24  # columns of the name of another chat
+_SEPARATOR = " · "
 
 
 class StatusLine(Widget):
-    """One line: the state on the left, the numbers of the last answer on the right."""
+    """One line. behind: the title of another conversation that is being answered, "" for none.
+    context: tokens that the model can hold, 0 where that is not known."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         "status--fetching",
@@ -58,92 +41,100 @@ class StatusLine(Widget):
         "status--number",
         "status--unit",
     }
+    clock: ClassVar[Callable[[], float]] = time.monotonic
 
     phase: reactive[Phase] = reactive[Phase]("loading")
     progress: reactive[float] = reactive(0.0)
     stats: reactive[Stats | None] = reactive[Stats | None](None)
     gauges: reactive[Gauges] = reactive(Gauges())
+    behind: reactive[str] = reactive("")
+    context: reactive[int] = reactive(0)
+
+    def on_mount(self) -> None:
+        self.begin()
+        self._timer = self.set_interval(_STEP_S, self.refresh)
+
+    def begin(self) -> None:
+        """What is being done began now."""
+        self._since = StatusLine.clock()
+        self.progress = 0.0
+
+    @property
+    def is_busy(self) -> bool:
+        return self.phase not in _MARKS
+
+    def watch_phase(self, before: Phase) -> None:
+        if self.is_mounted:
+            if before in _MARKS:
+                self.begin()
+            (self._timer.resume if self.is_busy else self._timer.pause)()
 
     def render(self) -> Content:
-        state = self._state()
-        room = self.size.width - state.cell_length
-        numbers = self._numbers(room)
-        gap = " " * max(0, room - numbers.cell_length)
-        return Content.assemble(state, gap, numbers)
+        shown = Content("")
+        separator = Content.styled(_SEPARATOR, self.get_visual_style("status--unit", partial=True))
+        for part in [self._state(), *self._elapsed(), *self._numbers()]:
+            longer = Content.assemble(shown, separator, part) if shown else part
+            if longer.cell_length <= self.size.width or not shown:
+                shown = longer
+        return shown.truncate(self.size.width, ellipsis=True)
 
     def _state(self) -> Content:
         words: str = self.phase
-        if words == "reading":
-            words = f"read {self.progress:4.0%}"
-        elif words == "fetching":  # 100% would not fit; another phase follows anyway
-            words = f"fetch {min(self.progress, 0.99):3.0%}"
+        if self.phase == "reading":
+            words = f"reading the prompt {self.progress:.0%}" if self.progress else "reading"
+        elif self.phase == "fetching":  # another phase follows, so 100% is never the end
+            words = f"fetching the model {min(self.progress, 0.99):.0%}"
+        elif self.phase == "loading":
+            words = "loading the model"
+        elif self.phase == "answering" and self.behind:
+            title = Content(displayable(self.behind)).truncate(_TITLE, ellipsis=True)
+            words = f"answering another chat: {title.plain}"
         style = self.get_visual_style(f"status--{self.phase}", partial=True)
-        return Content.assemble((f"{_MARKS[self.phase]} {words:<{_STATE_WIDTH}}", style))
+        return Content.styled(f"{self._mark()} {words}", style)
 
-    def _numbers(self, room: int) -> Content:
-        """As many numbers as there is room for, with units as long as there is room for."""
-        number = self.get_visual_style("status--number", partial=True)
-        unit = self.get_visual_style("status--unit", partial=True)
-        fields = fields_of(self.stats, self.gauges)
-        shown, length = _fitting(fields, room)
-        parts: list[str | tuple[str, Style]] = []
-        for field in shown:
-            parts += ["  " if parts else "", (field.value, number), (field.units[length], unit)]
-        return Content.assemble(*parts)
+    def _mark(self) -> str:
+        if not self.is_busy:
+            return _MARKS[self.phase]
+        moves = self.app.animation_level != "none"
+        return _MOVING[int(self._seconds() / _STEP_S) % len(_MOVING) if moves else 0]
 
+    def _seconds(self) -> float:
+        return StatusLine.clock() - self._since
 
-def fields_of(stats: Stats | None, gauges: Gauges) -> list[Field]:
-    """What is known of an answer; a dash stands for what is not known yet."""
-    known = stats or Stats()
-    return [
-        Field(
-            _fixed(f"{known.tokens_per_s:.1f}"[:5].rstrip("."), 5, bool(known.decode_s)),
-            ("/s", " tok/s", " tokens/s"),
-            0,
-        ),
-        Field(
-            _fixed(_seconds(known.prefill_s), 5, bool(known.prefill_s)),
-            (" first", " first", " to first token"),
-            3,
-        ),
-        Field(
-            _fixed(f"{known.acceptance_rate:.0%}", 4, bool(known.drafted)),
-            ("", " acc", " accepted"),
-            1,
-        ),
-        Field(
-            _fixed(f"{known.tokens_per_pass:.2f}"[:4], 4, bool(known.target_passes)),
-            ("x", "/pass", " tokens/pass"),
-            2,
-        ),
-        Field(
-            _fixed(f"{known.cached_tokens}", 5, bool(known.generated_tokens)),
-            (" cached", " cached", " tokens cached"),
-            4,
-        ),
-        Field(
-            _fixed(f"{gauges.memory / 1e9:.1f}", 4, bool(gauges.memory)),
-            ("GB", "GB", " GB memory"),
-            5,
-        ),
-    ]
+    def _elapsed(self) -> list[Content]:
+        """How long it has been at it; at one token a second nothing else may move."""
+        seconds = int(self._seconds())
+        if not self.is_busy or not seconds:
+            return []
+        minutes, rest = divmod(seconds, 60)
+        return [
+            self._number(f"{minutes}:{rest:02}" if minutes else f"{rest}", "" if minutes else "s")
+        ]
+
+    def _numbers(self) -> list[Content]:
+        stats, parts = self.stats, []
+        if stats is None:
+            return []
+        if used := stats.prompt_tokens + stats.generated_tokens:
+            room = f"of {tokens(self.context)} context" if self.context else "tokens of context"
+            parts.append(self._number(tokens(used), room))
+        if stats.decode_s and (speed := stats.tokens_per_s):
+            parts.append(
+                self._number(f"{speed:.0f}" if speed >= 9.95 else f"{speed:.1f}", "tokens/s")
+            )
+        return parts
+
+    def _number(self, number: str, unit: str) -> Content:
+        return Content.assemble(
+            (number, self.get_visual_style("status--number", partial=True)),
+            (f" {unit}" if unit else "", self.get_visual_style("status--unit", partial=True)),
+        )
 
 
-def _fitting(fields: list[Field], room: int) -> tuple[list[Field], int]:
-    """The fields that fit into `room` columns, and which of their units."""
-    for highest in range(len(fields) - 1, 0, -1):
-        shown = [field for field in fields if field.rank <= highest]
-        for length in (2, 1) if highest > 2 else (2, 1, 0):
-            width = sum(len(field.value) + len(field.units[length]) for field in shown)
-            if width + _GAP * (len(shown) - 1) <= room:
-                return shown, length
-    return fields[:1], 0
-
-
-def _fixed(value: str, width: int, known: bool) -> str:
-    return f"{value if known else _UNKNOWN:>{width}}"
-
-
-def _seconds(seconds: float) -> str:
-    """Five characters at most, the unit among them."""
-    return f"{seconds:.2f}s" if seconds < 9.995 else f"{seconds:.1f}s" if seconds < 100 else "99+s"
+def tokens(count: int) -> str:
+    """A number of tokens: 870, 1.2k, 8k for 8,192."""
+    if count < 1000:
+        return str(count)
+    if count % 1024 == 0:
+        return f"{count // 1024}k"
+    return f"{count / 1000:.1f}k" if count < 99_950 else f"{count / 1000:.0f}k"

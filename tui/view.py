@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,6 +10,7 @@ from pathlib import Path
 from textual.app import ComposeResult
 
 from akunu_py.tui.conversation import Conversation
+from akunu_py.tui.dialog import QuestionScreen
 from akunu_py.tui.models import better_model
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.prompt.suggestions import SuggestionPopup
@@ -56,6 +57,8 @@ class ChatView:
         self._state = state
         self._conversation = conversation
         self._offer_better = offer_better
+        self._explained = False  # what drafting is
+        self._question: QuestionScreen | None = None
         self._popup = SuggestionPopup(directory, id="completion")
         self.transcript = Transcript(conversation, self._welcome(model), id="transcript")
         self.panel = DraftingPanel(id="drafting")
@@ -81,6 +84,22 @@ class ChatView:
     def warn(self, text: str) -> None:
         """Notifies of something that did not work; nothing was lost."""
         self._notify(text, severity="warning", timeout=8, markup=False)
+
+    def ask(
+        self,
+        question: str,
+        choices: Mapping[str, str],
+        answered: Callable[[str | None], Awaitable[None]],
+    ) -> None:
+        """Asks, and calls `answered` with what was chosen; with None for nothing."""
+        self._question = QuestionScreen(question, choices)
+        self.prompt.app.push_screen(self._question, answered)
+
+    def withdraw_question(self) -> None:
+        """The question that is open, if there is one, is none any more."""
+        if self._question is not None and self._question.is_current:
+            self._question.dismiss(None)
+        self._question = None
 
     async def add_notice(self, text: str, kind: str = "notice") -> None:
         """Adds a notice or an "error" to the transcript, where it stays."""
@@ -118,8 +137,10 @@ class ChatView:
         )
 
     def toggle_drafting(self) -> None:
-        self.transcript.drafting = not self.transcript.drafting
-        self.panel.display = self.transcript.drafting
+        self.transcript.drafting = self.panel.display = not self.transcript.drafting
+        # Once it was seen, the numbers are more use.
+        self.panel.explains = self.panel.display and not self._explained
+        self._explained = True
 
     def toggle_thinking(self) -> None:
         self.transcript.thinking = not self.transcript.thinking

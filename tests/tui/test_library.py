@@ -50,7 +50,7 @@ class LibraryHost(Host):
 
     def __init__(self, path: Path, theme: str = "dark") -> None:
         self.store_thread = StoreThread(path)
-        self.list = ConversationsScreen(self.store_thread, "haiku", lambda: NOW)
+        self.list = ConversationsScreen(self.store_thread, "haiku", clock=lambda: NOW)
         self.messages: list[Message] = []
         super().__init__(self.list, theme)
 

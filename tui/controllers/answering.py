@@ -1,4 +1,7 @@
-"""The model that answers, the answer under way, and the queue of prompts that wait for theirs."""
+"""The model that answers, the answer under way, and the queue of prompts that wait for theirs.
+
+A conversation that leaves the screen while it is answered is set aside, and its answers go on.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from textual.message import Message
 
 from akunu_py.errors import AkunuError
 from akunu_py.models import store
-from akunu_py.tui.conversation import Conversation, Turn
+from akunu_py.text import collapse
+from akunu_py.tui.conversation import Conversation, Turn, TurnState
 from akunu_py.tui.downloads import DownloadEnded, DownloadMoved, Downloads
 from akunu_py.tui.prompt.files import split
 from akunu_py.tui.session_thread import (
@@ -26,6 +30,7 @@ from akunu_py.tui.session_thread import (
 from akunu_py.tui.settings import SettingsController
 from akunu_py.tui.status import Phase
 from akunu_py.tui.view import ChatView
+from akunu_py.types import FinishReason
 
 
 @dataclass(eq=False)
@@ -43,6 +48,9 @@ class AnswerController:
     context_length: int = 0  # tokens; 0 until the model is loaded
     active: Turn | None = None  # is being answered
     _queue: deque[Turn] = field(default_factory=deque)  # answered after `active`
+    _aside: dict[str, Conversation] = field(default_factory=dict)  # answered behind the screen
+    unread: set[str] = field(default_factory=set)  # conversations that were answered there
+    _is_loading: bool = True
     _requests: int = 0
 
     def start(self, post: Callable[[Message], object]) -> None:
@@ -54,40 +62,98 @@ class AnswerController:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a turn is being answered, or waits for the model."""
-        return self.active is not None or bool(self._queue)
+        """Whether a turn of the conversation on the screen is being answered, or waits for it."""
+        return any(turn in self._conversation for turn in self._pending())
+
+    @property
+    def behind(self) -> Conversation | None:
+        """The conversation behind the screen that is being answered now."""
+        if self.active is None or self.active in self._conversation:
+            return None
+        return self._conversation_of(self.active)
+
+    def progress(self) -> dict[str, str]:
+        """How far the answers are that are under way, by conversation, in words."""
+        shown: dict[str, str] = {}
+        for turn in self._pending():
+            name = self._conversation_of(turn).tree.conversation
+            shown.setdefault(name, _progress_of(turn))
+        return shown
+
+    # Conversations that leave the screen and come back
+
+    def set_aside(self) -> None:
+        """Before the conversation leaves the screen: what is answered in it goes on."""
+        if self.is_busy:
+            self._aside[self._conversation.tree.conversation] = self._conversation.set_aside()
+
+    def is_aside(self, conversation: str) -> bool:
+        return conversation in self._aside
+
+    def bring_back(self, conversation: str) -> bool:
+        """Makes that conversation the one on the screen, if it was set aside."""
+        self.unread.discard(conversation)
+        aside = self._aside.pop(conversation, None)
+        if aside is not None:
+            self._conversation.bring_back(aside)
+        return aside is not None
+
+    def renamed(self, conversation: str, title: str) -> None:
+        """A saved conversation has another title."""
+        for each in (self._conversation, *self._aside.values()):
+            if each.tree.conversation == conversation:
+                each.tree.title = title
+
+    async def stop_behind(self) -> None:
+        """Ends all answers behind the screen, keeping what there is of them."""
+        await self._stop([turn for turn in self._pending() if turn not in self._conversation])
+
+    async def forget(self, conversation: str) -> None:
+        """That conversation was deleted: nothing in it is to be answered any more."""
+        self.unread.discard(conversation)
+        if aside := self._aside.get(conversation):
+            await self._stop([turn for turn in self._pending() if turn in aside])
+            del self._aside[conversation]
+
+    async def _stop(self, turns: Sequence[Turn]) -> None:
+        """Ends the answers of `turns`; prompts without one stay as they are."""
+        for turn in turns:
+            if turn is self.active and self._session is not None:
+                self._session.stop(turn.request)
+            self._leave(turn, "done", "cancelled")
+        self._show_phase("ready")
+        await self._answer_next()
 
     async def submit(self, turn: Turn) -> None:
         """Shows a new turn, and has it answered when the ones before are."""
         await self._view.transcript.show_branch()
         await self._view.transcript.action_follow()
         self._queue.append(turn)
-        self._answer_next()
+        await self._answer_next()
 
-    def resume(self, turn: Turn) -> None:
+    async def resume(self, turn: Turn) -> None:
         """Has the answer of a turn continued."""
         turn.state = "waiting"
         self._queue.append(turn)
-        self._answer_next()
+        await self._answer_next()
 
     async def interrupt(self, discard: Turn | None = None) -> None:
-        """Ends the answer under way, keeping what there is of it, and empties the queue. Prompts
-        that got no answer go back to the box, that of `discard` excepted."""
-        unanswered = list(self._queue)
-        self._queue.clear()
-        if turn := self.active:
-            self.active = None
-            if self._session is not None:
+        """Ends the answer under way on the screen, keeping what there is of it, and takes what
+        waits there from the queue. Prompts that got no answer go back to the box, that of `discard`
+        excepted."""
+        unanswered = []
+        for turn in [turn for turn in self._pending() if turn in self._conversation]:
+            if turn is self.active and self._session is not None:
                 self._session.stop(turn.request)
-            if turn.answer or turn.thinking:
-                turn.state, turn.finish = "done", "cancelled"
-                self._show_end(turn)
+            if turn is self.active and (turn.answer or turn.thinking):
+                self._leave(turn, "done", "cancelled")
                 self._show_phase("stopped")
             else:
-                unanswered.insert(0, turn)
+                self._drop(turn)
+                unanswered.append(turn)
                 self._show_phase("ready")
         await self._take_back(unanswered, discard)
-        self._view.show_state()
+        await self._answer_next()
 
     async def use_model(self, name: str | None) -> None:
         """Has that model answer from here on; an answer under way is finished first. None changes
@@ -106,13 +172,14 @@ class AnswerController:
         self.model = model.name
         self._is_missing = False
         self.context_length = 0
+        self._is_loading = True
         if self.active is None:
             self._view.status.phase = "loading"
         if self._session is not None:
             self._session.switch(model.name)
         if not self._conversation.turns:
             await self._view.show_conversation()
-        self._view.show_state()
+        await self._answer_next()
 
     # Messages of the session thread
 
@@ -125,24 +192,26 @@ class AnswerController:
             case PieceArrived():
                 self._on_piece_arrived(message)
             case Finished():
-                self._on_finished(message)
+                await self._on_finished(message)
             case Failed():
                 if message.request is None or self._turn_of(message.request):
                     await self._fail(message.error)
 
     async def _on_loaded(self, message: Loaded) -> None:
-        self.context_length = message.context_length
-        self._view.status.phase = "reading" if self.active else "ready"
+        self.context_length = self._view.status.context = message.context_length
+        self._is_loading = False
+        self._show_phase("reading" if self.active else "ready")
         self._view.status.gauges = message.gauges
         if message.no_draft and self._settings.options.draft != "off":
             why = f"{message.model} runs without drafting: {message.no_draft}"
             await self._view.add_notice(why)
         if message.note:
             await self._view.add_notice(message.note)
-        self._answer_next()
+        await self._answer_next()
 
     def _on_prefilling(self, message: Prefilling) -> None:
-        if self._turn_of(message.request) and message.total:
+        turn = self._turn_of(message.request)
+        if turn is not None and turn in self._conversation and message.total:
             self._view.status.phase = "reading"
             self._view.status.progress = message.done / message.total
 
@@ -155,26 +224,29 @@ class AnswerController:
         turn.thinking += message.thinking
         turn.add(message.text, message.drafted, message.rejected)
         turn.passes += message.passes
-        self._conversation.save(turn)
+        turn.speedup = message.gauges.speedup
+        self._conversation_of(turn).save(turn)
         if answer := self._view.transcript.answer(turn):
             answer.sync()
-        self._view.status.phase = "answering"
-        self._view.status.stats = message.stats
         self._view.status.gauges = message.gauges
-        self._view.panel.show(turn, message.gauges.speedup)
+        self._show_phase("answering")
+        self._show_numbers(turn)
 
-    def _on_finished(self, message: Finished) -> None:
+    async def _on_finished(self, message: Finished) -> None:
         turn = self._turn_of(message.request)
         if turn is None:
             return
-        turn.state, turn.finish, turn.stats = "done", message.reason, message.stats
-        self.active = None
-        self._view.status.stats = message.stats
+        turn.stats, turn.speedup = message.stats, message.gauges.speedup
+        self._leave(turn, "done", message.reason)
         self._view.status.gauges = message.gauges
         self._show_phase("stopped" if message.reason == "cancelled" else "ready")
-        self._view.panel.show(turn, message.gauges.speedup)
-        self._show_end(turn)
-        self._answer_next()
+        self._show_numbers(turn)
+        if turn not in self._conversation:
+            tree = self._conversation_of(turn).tree
+            self.unread.add(tree.conversation)
+            self._view.inform(f"Answered: {tree.title}. Ctrl+O opens it.")
+        self._view.withdraw_question()
+        await self._answer_next()
 
     # Messages of the downloads
 
@@ -206,43 +278,66 @@ class AnswerController:
         return self._is_missing and model == self.model
 
     async def _fail(self, error: str) -> None:
-        """Shows an error in the transcript; prompts without an answer go back to the box."""
-        unanswered = list(self._queue)
-        self._queue.clear()
-        if turn := self.active:
-            self.active = None
-            turn.state = "failed"
-            if turn.answer or turn.thinking:
-                self._show_end(turn)
+        """Shows an error in the transcript; prompts on the screen that got no answer go back to the
+        box, those behind it stay where they are."""
+        unanswered = []
+        for turn in self._pending():
+            if turn in self._conversation and not (turn.answer or turn.thinking):
+                self._drop(turn)
+                unanswered.append(turn)
             else:
-                unanswered.insert(0, turn)
+                self._leave(turn, "failed", None)
+        self._is_loading = False
         self._view.status.phase = "failed"
         await self._take_back(unanswered)
         await self._view.add_notice(error, "error")
         self._view.show_state()
 
+    def _pending(self) -> list[Turn]:
+        """All turns that are to be answered, in order."""
+        return [self.active, *self._queue] if self.active else list(self._queue)
+
     def _turn_of(self, request: int) -> Turn | None:
         """The active turn, if that is the request for its answer."""
         return self.active if self.active and self.active.request == request else None
 
-    def _answer_next(self) -> None:
+    def _conversation_of(self, turn: Turn) -> Conversation:
+        there = (each for each in self._aside.values() if turn in each)
+        return next(there, self._conversation)
+
+    def _drop(self, turn: Turn) -> None:
+        """It is not to be answered any more."""
+        if turn is self.active:
+            self.active = None
+        else:
+            self._queue.remove(turn)
+
+    def _leave(self, turn: Turn, state: TurnState, finish: FinishReason | None) -> None:
+        """Its answer ended so, and is saved as it is."""
+        self._drop(turn)
+        turn.state, turn.finish = state, finish
+        self._conversation_of(turn).save(turn)
+        if answer := self._view.transcript.answer(turn):
+            answer.show_state()
+
+    async def _answer_next(self) -> None:
         """Requests the next answer of the queue, unless the model is busy."""
         if self._is_missing and self._queue:
             self._fetch()
-        elif self.active is None and self._queue and self._view.status.phase != "loading":
+        elif self.active is None and self._queue and not self._is_loading:
             turn = self.active = self._queue.popleft()
             turn.state, turn.finish, turn.model = "reading", None, self.model
             self._requests += 1
             turn.request = self._requests
-            self._view.status.progress = 0.0
             # A load that failed is tried again with the request.
+            self._view.status.begin()
             self._show_phase("reading")
-            self._view.status.stats = None
-            self._view.panel.show(None, None)
+            self._show_numbers(turn)
             if answer := self._view.transcript.answer(turn):
                 answer.show_state()
             if self._session is not None:
-                messages = self._conversation.history(turn, self._settings.current.system)
+                system = self._settings.current.system
+                messages = self._conversation_of(turn).history(turn, system)
                 self._session.request(turn.request, messages, self._settings.options)
         self._view.show_state()
 
@@ -251,14 +346,27 @@ class AnswerController:
             self._view.status.progress = 0.0
         self._view.status.phase = "fetching"
 
+    def show_status(self) -> None:
+        """Shows the state anew, after another conversation came to the screen."""
+        turns = self._conversation.turns
+        self._show_numbers(turns[-1] if turns else None)
+        if self._view.status.phase in ("stopped", "ready", "reading", "answering"):
+            state = self.active.state if self.active else "done"
+            self._show_phase(
+                "reading" if state == "reading" else "answering" if self.active else "ready"
+            )
+
     def _show_phase(self, phase: Phase) -> None:
-        """Another model may be loading meanwhile."""
+        """Another model may be loading meanwhile, and another conversation be answered."""
+        behind = self.behind
+        self._view.status.behind = collapse(behind.tree.title) if behind else ""
         self._view.status.phase = phase if self.context_length else "loading"
 
-    def _show_end(self, turn: Turn) -> None:
-        self._conversation.save(turn)
-        if answer := self._view.transcript.answer(turn):
-            answer.show_state()
+    def _show_numbers(self, turn: Turn | None) -> None:
+        """Shows the numbers of an answer, if it is one on the screen; None shows none."""
+        if turn is None or turn in self._conversation:
+            self._view.status.stats = turn.stats if turn else None
+            self._view.panel.show(turn)
 
     async def _take_back(self, turns: Sequence[Turn], discard: Turn | None = None) -> None:
         """Removes unanswered turns from the conversation, and puts their prompts into the box."""
@@ -269,7 +377,18 @@ class AnswerController:
                 texts.insert(0, split(turn.prompt.text)[0])
         if turns:
             await self._view.transcript.show_branch()
-        if texts:
-            self._view.prompt.put_back("\n\n".join(texts))
         if self._view.transcript.is_empty:
             await self._view.show_welcome()
+        if texts and not self._view.prompt.text.strip():
+            self._view.prompt.write(texts.pop(0))
+        if texts:
+            many = "A prompt was" if len(texts) == 1 else f"{len(texts)} prompts were"
+            self._view.inform(f"{many} not sent; Ctrl+R finds what you wrote.")
+
+
+def _progress_of(turn: Turn) -> str:
+    if turn.state == "waiting":
+        return "waits"
+    if turn.state == "reading" or turn.stats is None:
+        return "▶ reading"
+    return f"▶ {turn.stats.generated_tokens:,} tokens"

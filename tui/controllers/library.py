@@ -36,28 +36,37 @@ class LibraryController:
         await self.show(Tree())
 
     async def open(self, chosen: Chosen | None) -> None:
-        """Shows a saved conversation, as it was left or at a message; None changes nothing."""
+        """Shows a conversation, as it was left or at a message; None changes nothing. What is being
+        answered goes on, here or behind."""
         if chosen is None or self._store is None:
             return
-        try:
-            tree = await self._store.call(lambda store: store.load(chosen.conversation))
-        except ConversationError as error:
-            self._view.warn(str(error))
-            return
-        if chosen.message is not None and chosen.message in tree:
-            tree.choose(chosen.message)
-        await self.show(tree, chosen.message)
+        wanted, message = chosen.conversation, chosen.message
+        if wanted != self._conversation.tree.conversation:
+            if not self._answering.is_aside(wanted):
+                try:
+                    tree = await self._store.call(lambda store: store.load(wanted))
+                except ConversationError as error:
+                    self._view.warn(str(error))
+                    return
+            self._answering.set_aside()
+            if not self._answering.bring_back(wanted):
+                self._conversation.open(tree)
+        here = self._conversation
+        if message is not None and message in here.tree and not self._answering.is_busy:
+            here.show(message)
+        await self._show(message)
 
     async def show(self, tree: Tree, message: str | None = None) -> None:
-        """Shows another conversation, at that message or its end."""
-        await self._answering.interrupt()
-        self._turns.leave_editing()
+        """Shows a conversation that is not answered anywhere, at that message or its end."""
+        self._answering.set_aside()
         self._conversation.open(tree)
+        await self._show(message)
+
+    async def _show(self, message: str | None = None) -> None:
+        """Shows what the conversation is now, at that message or its end."""
+        self._turns.leave_editing()
         await self._view.show_conversation(message)
-        self._view.status.stats = None
-        self._view.panel.show(None, None)
-        if self._view.status.phase == "stopped":
-            self._view.status.phase = "ready"
+        self._answering.show_status()
         self._view.prompt.focus()
         self._view.show_state()
 
@@ -118,7 +127,4 @@ class LibraryController:
         """A saved conversation was deleted; where it is on the screen, it goes."""
         if conversation == self._conversation.tree.conversation:
             await self.new()
-
-    def on_renamed(self, conversation: str, title: str) -> None:
-        if conversation == self._conversation.tree.conversation:
-            self._conversation.tree.title = title
+        await self._answering.forget(conversation)

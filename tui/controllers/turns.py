@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from akunu_py.errors import UsageError
+from akunu_py.text import collapse
 from akunu_py.tui.controllers.answering import AnswerController
 from akunu_py.tui.conversation import Conversation, Turn
 from akunu_py.tui.prompt.files import attach, join, mentions, split
@@ -61,6 +62,25 @@ class TurnController:
             await self._answering.submit(self._conversation.edit(edited, text))
         else:
             await self._answering.submit(self._conversation.ask(text))
+        if behind := self._answering.behind:
+            self._ask_whether_to_wait(collapse(behind.tree.title))
+
+    def _ask_whether_to_wait(self, title: str) -> None:
+        """Another conversation is being answered: this answer waits, or that one ends."""
+
+        async def carry_out(answer: str | None) -> None:
+            if answer == "stop":
+                await self._answering.stop_behind()
+            elif answer == "back":
+                await self._answering.interrupt()
+
+        question = f"The model is still answering in another chat: {title}"
+        choices = {
+            "wait": "Wait until that answer is whole",
+            "stop": "Stop that answer, and answer here",
+            "back": "Take the prompt back",
+        }
+        self._view.ask(question, choices, carry_out)
 
     def edit(self) -> None:
         """Puts the prompt into the box; sent again, it is a branch."""
@@ -105,7 +125,7 @@ class TurnController:
         if self._view.is_choosing:
             self._view.transcript.choose(again, "answer")
 
-    def continue_answer(self) -> None:
+    async def continue_answer(self) -> None:
         """Continues the last answer, where it was cut off or stopped."""
         if self._answering.is_busy:
             self._view.inform("It is still answering. Esc stops it.")
@@ -119,7 +139,7 @@ class TurnController:
         elif not turn.can_continue:
             self._view.inform("The answer is complete: the model ended it.")
         else:
-            self._answering.resume(turn)
+            await self._answering.resume(turn)
 
     async def switch_branch(self, direction: int) -> None:
         """Shows the branch before (-1) or after (1) that of the chosen message."""

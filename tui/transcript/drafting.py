@@ -13,17 +13,21 @@ from typing import ClassVar
 from textual.containers import Vertical
 from textual.content import Content
 from textual.content import Span as Styled
+from textual.reactive import reactive
 from textual.style import Style
 from textual.widget import Widget
 
 from akunu_py.text import displayable, on_one_line
 from akunu_py.tui.conversation import Turn
+from akunu_py.types import Stats
 
 _BARS = "▁▂▃▄▅▆▇█"
 _MAX_BAR = 8  # tokens in a pass; more look the same
 _MAX_BARS = 16
-_ROOM_FOR_WORDS = 72  # columns
-_ROOM_FOR_LABELS = 60
+_ROOM_FOR_LABELS = 60  # columns
+_EXPLANATION = (
+    "akunu guesses ahead, and the model checks several words at once: the same answer, sooner."
+)
 
 
 class DraftedSection(Widget):
@@ -116,7 +120,8 @@ class DraftedText(Vertical):
 
 
 class DraftingPanel(Widget, can_focus=False):
-    """What the marks mean, how many tokens the last passes yielded, and the estimated speedup."""
+    """What the marks mean, how many words the last steps yielded, the estimated speedup, and the
+    numbers of the answer. explains: the first line says what drafting is."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         "drafted--accepted",
@@ -126,42 +131,71 @@ class DraftingPanel(Widget, can_focus=False):
         "drafted--words",
     }
 
+    explains: reactive[bool] = reactive(False)
+
     def __init__(self, id: str) -> None:
         super().__init__(id=id)
         self._passes: Sequence[int] = ()
         self._speedup: float | None = None
+        self._stats: Stats | None = None
 
-    def show(self, turn: Turn | None, speedup: float | None) -> None:
+    def show(self, turn: Turn | None) -> None:
         """Shows the passes of `turn`, and how much faster than plain decoding they were."""
         self._passes = turn.passes[-_MAX_BARS:] if turn else ()
-        self._speedup = speedup
+        self._speedup = turn.speedup if turn else None
+        self._stats = turn.stats if turn else None
         self.refresh()
 
     def render(self) -> Content:
-        return Content("\n").join([self._legend(), self._speed()])
+        lines = [self._legend(), self._speed(), self._numbers()]
+        if self.explains:
+            lines = [Content(_EXPLANATION), *lines[:2]]
+        width = self.size.width
+        return Content("\n").join(line.truncate(width, ellipsis=True) for line in lines)
 
     def _legend(self) -> Content:
         words = self._style("words")
         long = self.size.width >= _ROOM_FOR_LABELS
+        wrong = "guessed wrong, discarded" if long else "guessed wrong"
         return Content.assemble(
-            ("drafted and accepted" if long else "drafted", self._style("accepted")),
-            ("   the model's own   " if long else "  own  ", words),
-            ("drafted in vain" if long else "in vain", self._style("rejected")),
+            ("guessed right", self._style("accepted")),
+            ("   the model's own words   " if long else "  ", words),
+            (wrong, self._style("rejected")),
             ("   F2 back" if long else "", words),
         )
 
     def _speed(self) -> Content:
         words = self._style("words")
-        wide = self.size.width >= _ROOM_FOR_WORDS
-        bars = sparkline(self._passes, _MAX_BARS)
-        speed = f"≈{self._speedup:.2f}×" if self._speedup else "–"
-        long = " plain speed (planner's estimate)"
-        return Content.assemble(
-            (bars, self._style("bars")),
-            (" tokens a pass   " if self.size.width >= _ROOM_FOR_LABELS else " ", words),
-            (speed, self._style("value")),
-            (long if wide else " plain (estimate)", words),
-        )
+        stats = self._stats
+        parts: list[str | tuple[str, Style]] = [
+            (sparkline(self._passes, _MAX_BARS), self._style("bars"))
+        ]
+        if stats and stats.target_passes:
+            parts += [
+                (f" {stats.tokens_per_pass:.1f}", self._style("value")),
+                (" words a step", words),
+            ]
+        if self._speedup:
+            parts += [
+                (", about " if self.size.width >= _ROOM_FOR_LABELS else ", ", words),
+                (f"{self._speedup:.1f}x", self._style("value")),
+                (" faster (estimate)", words),
+            ]
+        return Content.assemble(*parts)
+
+    def _numbers(self) -> Content:
+        """Acceptance, TTFT and cached tokens, in plain words, as far as they are known."""
+        stats = self._stats
+        if stats is None:
+            return Content("")
+        parts = []
+        if stats.drafted:
+            parts.append(f"{stats.acceptance_rate:.0%} of {stats.drafted:,} guesses right")
+        if stats.prefill_s:
+            parts.append(f"first word after {stats.prefill_s:.1f} s")
+        if stats.cached_tokens:
+            parts.append(f"{stats.cached_tokens:,} tokens read before")
+        return Content.styled(" · ".join(parts), self._style("words"))
 
     def _style(self, name: str) -> Style:
         return self.get_visual_style(f"drafted--{name}", partial=True)
