@@ -162,7 +162,7 @@ async def seconds_to_draw(texts: Sequence[str]) -> float:
     from textual.containers import VerticalScroll
     from textual.widgets import Markdown
 
-    from akunu_py.tui.transcript.markdown import markdown_parser
+    from akunu_py.tui.transcript.parser import markdown_parser
 
     class Page(App[None]):
         def compose(self) -> ComposeResult:

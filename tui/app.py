@@ -37,6 +37,7 @@ from akunu_py.tui.slash_commands import ChatCommands
 from akunu_py.tui.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning
 from akunu_py.tui.terminal import ChatDriver, find_program, run_program
 from akunu_py.tui.themes import Background
+from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.view import ChatState, ChatView
 from akunu_py.types import GenerateOptions
 
@@ -235,6 +236,9 @@ class ChatApp(App[None]):
         # A model's link may lead anywhere, and over ssh a browser would open on this screen.
         self.copy_to_clipboard(event.href)
         self.notify(event.href, title="Link copied", markup=False)
+
+    def on_code_block_copy_wanted(self, event: CodeBlock.CopyWanted) -> None:
+        self.turns.copy_block(event.code, event.language)
 
     def post_from_thread(self, message: Message) -> None:
         """For other threads: the app may have gone meanwhile, and its event loop with it."""

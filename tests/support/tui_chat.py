@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+from rich.cells import cell_len
 from textual.message import Message as TextualMessage
 from textual.pilot import Pilot
 from textual.widgets import Markdown
@@ -53,6 +55,21 @@ class Chat:
     @property
     def markdown(self) -> list[str]:
         return [widget.source for widget in self.app.query(Markdown)]
+
+    def screen_text(self) -> str:
+        """What is on the screen."""
+        return "\n".join(strip.text for strip in self.app.screen._compositor.render_strips())
+
+    async def click_on(self, text: str, which: int = 0) -> None:
+        """Clicks on the first letter of a text on the screen, or of another place of it."""
+        lines = self.screen_text().splitlines()
+        places = [
+            (cell_len(line[: found.start()]), row)
+            for row, line in enumerate(lines)
+            for found in re.finditer(re.escape(text), line)
+        ]
+        await self.pilot.click(offset=places[which])
+        await self.pilot.pause()
 
     @property
     def feet(self) -> list[str]:

@@ -124,6 +124,11 @@ class AnswerController:
         self._show_phase("ready")
         await self._answer_next()
 
+    def is_writing(self, code: str) -> bool:
+        """Whether the answer that is under way ends with `code`."""
+        answer = self.active.answer.rstrip() if self.active else ""
+        return bool(code.strip()) and answer.endswith(code.rstrip())
+
     async def submit(self, turn: Turn) -> None:
         """Shows a new turn, and has it answered when the ones before are."""
         await self._view.transcript.show_branch()

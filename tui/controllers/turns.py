@@ -12,7 +12,7 @@ from akunu_py.text import collapse
 from akunu_py.tui.controllers.answering import AnswerController
 from akunu_py.tui.conversation import Conversation, Turn
 from akunu_py.tui.prompt.files import attach, join, mentions, split
-from akunu_py.tui.transcript.markdown import markdown_parser
+from akunu_py.tui.transcript.parser import markdown_parser
 from akunu_py.tui.view import ChatView
 
 
@@ -188,7 +188,8 @@ class TurnController:
                 answer, last = self._copied_block
                 index = (last + 1) % len(blocks) if answer == turn.reply_id else 0
                 self._copied_block = turn.reply_id, index
-                self._copy_block(blocks[index], index + 1, len(blocks))
+                block = blocks[index]
+                self.copy_block(block.text, block.language, index + 1, len(blocks))
                 return
         self._view.inform("There is no block of code to copy.")
 
@@ -205,12 +206,17 @@ class TurnController:
         self._copy(turn.answer.strip())
         self._view.inform("Copied the answer.")
 
-    def _copy_block(self, block: CodeBlock, which: int, count: int) -> None:
-        self._copy(block.text)
-        lines = block.text.count("\n")
-        what = f"{block.language} code" if block.language else "code"
-        more = f", block {which} of {count}; again copies the next" if count > 1 else ""
-        self._view.inform(f"Copied {what}, {lines} line{'' if lines == 1 else 's'}{more}.")
+    def copy_block(self, code: str, language: str, which: int = 1, count: int = 1) -> None:
+        """Copies a block of code, the `which`th of `count`."""
+        self._copy(code)
+        lines = code.count("\n")
+        what = f"{language} code" if language else "code"
+        text = f"Copied {what}, {lines} line{'' if lines == 1 else 's'}"
+        if self._answering.is_writing(code):
+            text += " so far; it is still being written"
+        if count > 1:
+            text += f", block {which} of {count}; again copies the next"
+        self._view.inform(f"{text}.")
 
 
 def code_blocks(text: str) -> list[CodeBlock]:

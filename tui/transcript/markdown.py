@@ -11,20 +11,31 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.widgets import Markdown
 from textual.widgets.markdown import MarkdownBlock
 
+from akunu_py.tui.transcript.code import CodeBlock
+from akunu_py.tui.transcript.parser import markdown_parser
+from akunu_py.tui.transcript.table import TableBlock
+
 _BLOCKS = 30  # in a section: some screens
 _COLUMNS = 74  # for the height of a section that was never drawn
 
 
-def markdown_parser() -> MarkdownIt:
-    """A parser that shows HTML as text instead of dropping it."""
-    return MarkdownIt("gfm-like", {"html": False})
+class AnswerText(Markdown):
+    """Markdown with tables and blocks of code of our own."""
+
+    BLOCKS = {  # noqa: RUF012 - declared so there
+        **Markdown.BLOCKS,
+        "fence": CodeBlock,
+        "code_block": CodeBlock,
+    }
+
+    def unhandled_token(self, token: Token) -> MarkdownBlock | None:
+        return TableBlock(self, token) if token.type == "table" else None
 
 
 class MarkdownSection(Vertical):
@@ -160,8 +171,8 @@ def _is_list_cut(parts: list[str], place: int) -> bool:
     return place + 1 < len(parts) and not parts[place].endswith("\n\n")
 
 
-def _markdown(text: str) -> Markdown:
-    return Markdown(text, parser_factory=markdown_parser, open_links=False)
+def _markdown(text: str) -> AnswerText:
+    return AnswerText(text, parser_factory=markdown_parser, open_links=False)
 
 
 def _lines(text: str) -> int:

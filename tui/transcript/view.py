@@ -22,6 +22,7 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from akunu_py.tui.conversation import Conversation, Turn
+from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.transcript.markdown import MarkdownSection
 from akunu_py.tui.transcript.turn import AnswerView, PromptView
 
@@ -196,6 +197,7 @@ class SteadyScroll(VerticalScroll):
 
 _NEAR = 2  # screens: sections closer than that are drawn
 _FAR = 3  # screens: sections farther than that are unmounted
+_MEASURE = 100  # columns of text
 _UPDATE_DELAY_S = 0.05  # at most one update of what is drawn in that time
 
 Part = Literal["prompt", "answer"]
@@ -219,6 +221,9 @@ class Transcript(SteadyScroll):
         Binding("g", "app.continue", "Go on with an answer that was cut off"),
         Binding("c,y", "app.copy_message", "Copy the message"),
         Binding("b", "app.copy_code", "Copy a block of code; again for the next"),
+        Binding("w", "wrap_code", "Wrap long lines of code, or cut them again"),
+        Binding("shift+left", "scroll_code(-1)", "Scroll long lines of code", show=False),
+        Binding("shift+right", "scroll_code(1)", "Scroll long lines of code"),
         Binding("question_mark", "app.help", "Keys", show=False),
     ]
 
@@ -235,6 +240,11 @@ class Transcript(SteadyScroll):
         self._chosen: MessageView | None = None
         self._mounting = asyncio.Lock()  # one change of what is mounted at a time
         self._update_pending = False
+
+    def on_resize(self) -> None:
+        """Centres the measure; what is wider has the columns right of it."""
+        left = max(0, self.scrollable_content_region.width - _MEASURE) // 2
+        self._column.styles.padding = (0, 0, 0, left)
 
     def on_mount(self) -> None:
         self.anchor()
@@ -376,6 +386,20 @@ class Transcript(SteadyScroll):
             else:
                 await self._column.trim()
         self.anchor()
+
+    def action_wrap_code(self) -> None:
+        """Wraps the lines of all blocks of code, or cuts them again."""
+        self.toggle_class("-wrap")
+
+    def on_code_block_wrap_wanted(self) -> None:
+        self.action_wrap_code()
+
+    def action_scroll_code(self, steps: int) -> None:
+        """Scrolls the blocks of code of the chosen message."""
+        self.on_focus()
+        if self._chosen is not None:
+            for block in self._chosen.query(CodeBlock):
+                block.scroll_code(steps)
 
     def _mark_chosen(self, view: MessageView) -> None:
         if self._chosen is not None:

@@ -1,0 +1,229 @@
+"""A block of code of an answer: a line that names it, and lines that are cut with a mark, scrolled
+or wrapped, never cut silently.
+
+The style sheet says whether it wraps (`text-wrap`).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from markdown_it.token import Token
+from rich.cells import cell_len, split_graphemes
+from textual import events
+from textual.app import ComposeResult
+from textual.content import Content
+from textual.geometry import Offset, Size
+from textual.message import Message
+from textual.selection import Selection
+from textual.style import Style
+from textual.widgets import Markdown
+from textual.widgets.markdown import MarkdownBlock, MarkdownFence
+
+_MEASURE = 96  # columns, as wide as text: wider where a line needs it and there is room
+_STEP = 8  # columns that a key scrolls
+_AHEAD, _BEHIND, _AGAIN = "›", "‹", "↪ "
+
+
+class CodeBlock(MarkdownFence):
+    """A block of code. Its text is `code`, its language the first word of `lexer`."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"code--head", "code--key", "code--mark"}
+
+    class CopyWanted(Message):
+        """Its `copy` was clicked."""
+
+        def __init__(self, code: str, language: str) -> None:
+            super().__init__()
+            self.code, self.language = code, language
+
+    class WrapWanted(Message):
+        """Its `wrap` was clicked."""
+
+    def __init__(self, markdown: Markdown, token: Token, code: str) -> None:
+        # Not the constructor of the class above, which highlights at once.
+        MarkdownBlock.__init__(self, markdown, token)
+        self.auto_links = False
+        self._scrolled = 0
+        self._was_wrapped = False
+        self._read(code, token.info)
+
+    def _read(self, code: str, info: str) -> None:
+        self.code, self.lexer = code.expandtabs(4), (info.split() or [""])[0]
+        lines = self.code.split("\n")
+        self._widest = max(map(cell_len, lines))
+        self._count = len(lines) if code else 0
+        self._highlighted: list[Content] | None = None
+        self._shown: tuple[tuple[int, bool, int] | None, list[Content]] = None, []
+
+    async def _update_from_block(self, block: MarkdownBlock) -> None:
+        if isinstance(block, CodeBlock):
+            self._read(block.code, block.lexer)
+            self._token = block._token
+            self.refresh(layout=True)
+        else:
+            await MarkdownBlock._update_from_block(self, block)
+
+    def compose(self) -> ComposeResult:
+        return ()
+
+    def notify_style_update(self) -> None:
+        self._highlighted, self._shown = None, (None, [])
+        if self._was_wrapped != self._is_wrapped:
+            self._was_wrapped = self._is_wrapped
+            self.refresh(layout=True)
+        MarkdownBlock.notify_style_update(self)
+
+    # The layout
+
+    def get_content_width(self, container: Size, viewport: Size) -> int:
+        measure = _MEASURE - self.styles.gutter.width
+        return min(container.width, max(measure, self._widest))
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return 1 + (len(self._lines(width)) if self._is_wrapped else self._count)
+
+    @property
+    def _is_wrapped(self) -> bool:
+        return self.styles.text_wrap == "wrap"
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a line is longer than there is room, unless it is wrapped."""
+        return self._widest > self.size.width
+
+    # What it shows
+
+    def render(self) -> Content:
+        return Content("\n").join([self._head(), *self._lines(self.size.width)])
+
+    def _head(self) -> Content:
+        head = self.get_visual_style("code--head", partial=True)
+        key = self.get_visual_style("code--key", partial=True)
+        lines = f"{self._count} line{'' if self._count == 1 else 's'}"
+        parts: list[Content | str | tuple[str, Style]] = [
+            (f"{self.lexer} · {lines} · " if self.lexer else f"{lines} · ", head),
+            *_clickable("b", " copy", "copy", key, head),
+        ]
+        if self.is_cut:
+            wrap = " unwrap" if self._is_wrapped else " wrap"
+            parts += [(" · ", head), *_clickable("w", wrap, "wrap", key, head)]
+            if not self._is_wrapped and self.size.width > 44:
+                parts.append((" · Shift+←→ scroll", head))
+        return Content.assemble(*parts).truncate(self.size.width, ellipsis=True)
+
+    def _lines(self, width: int) -> list[Content]:
+        key = (width, self._is_wrapped, self._scrolled)
+        if self._shown[0] != key:
+            if self._highlighted is None:
+                dark, ansi = self.app.current_theme.dark, self.app.native_ansi_color
+                code = self.highlight(self.code, self.lexer or "text", ansi=ansi, dark=dark)
+                self._highlighted = code.split("\n", allow_blank=True)[: self._count]
+            mark = self.get_visual_style("code--mark", partial=True)
+            show = wrapped if self._is_wrapped else cut
+            self._shown = (
+                key,
+                [
+                    part
+                    for line in self._highlighted
+                    for part in show(line, width, self._scrolled, mark)
+                ],
+            )
+        return self._shown[1]
+
+    def get_selection(self, selection: Selection) -> tuple[str, str] | None:
+        if self._is_wrapped:
+            return super().get_selection(selection)
+        # The first row is no code, and more of a line may be selected than is seen.
+        start, end = selection
+        moved = Offset(self._scrolled, 0)
+        if start is None or start.y == 0:
+            start = Offset(0, 1)
+        elif self._scrolled:
+            start += moved
+        return Selection(start, end and end + moved).extract(f"\n{self.code}"), "\n"
+
+    # What it is told
+
+    def scroll_code(self, steps: int) -> None:
+        """Scrolls what is cut by some steps, to the right where positive."""
+        room = 0 if self._is_wrapped else max(0, self._widest - self.size.width)
+        scrolled = max(0, min(room, self._scrolled + steps * _STEP))
+        if scrolled != self._scrolled:
+            self._scrolled = scrolled
+            self.refresh()
+
+    def on_mouse_scroll_right(self, event: events.MouseScrollRight) -> None:
+        event.stop()
+        self.scroll_code(1)
+
+    def on_mouse_scroll_left(self, event: events.MouseScrollLeft) -> None:
+        event.stop()
+        self.scroll_code(-1)
+
+    def action_copy(self) -> None:
+        self.post_message(self.CopyWanted(f"{self.code}\n", self.lexer))
+
+    def action_wrap(self) -> None:
+        self.post_message(self.WrapWanted())
+
+
+def _clickable(
+    key: str, words: str, action: str, key_style: Style, style: Style
+) -> list[tuple[str, Style]]:
+    click = Style.from_meta({"@click": action})
+    return [(key, key_style + click), (words, style + click)]
+
+
+def cut(line: Content, width: int, start: int, mark: Style) -> list[Content]:
+    """The columns of a line from `start` on, with a mark at each end behind which there is more."""
+    length = line.cell_length
+    if length <= width and not start:
+        return [line]
+    first = start + 1 if start and length else start
+    end = start + width - 1 if length > start + width else start + width
+    parts: list[Content | tuple[str, Style]] = [(_BEHIND if first > start else "", mark)]
+    parts.append(_columns(line, first, end))
+    shown = Content.assemble(*parts)
+    if length > start + width:
+        shown = shown.pad_right(max(0, width - 1 - shown.cell_length))
+        shown = Content.assemble(shown, (_AHEAD, mark))
+    return [shown]
+
+
+def wrapped(line: Content, width: int, start: int, mark: Style) -> list[Content]:
+    """All of a line, on lines of its own; those that continue it have a mark."""
+    if line.cell_length <= width:
+        return [line]
+    first, rest = _split(line, width)
+    room = max(1, width - len(_AGAIN))
+    lines = [first]
+    while rest:
+        part, rest = _split(rest, room)
+        lines.append(Content.assemble((_AGAIN, mark), part))
+    return lines
+
+
+def _split(line: Content, width: int) -> tuple[Content, Content]:
+    """As much as fits, a character at least; cut after a space or comma where one is near."""
+    fits = len(_columns(line, 0, width).plain) or 1
+    text = line.plain
+    if fits < len(text):
+        near = max(text.rfind(mark, fits // 2, fits) for mark in " ,;(")
+        fits = near + 1 if near >= 0 else fits
+    return line[:fits], line[fits:]
+
+
+def _columns(line: Content, start: int, end: int) -> Content:
+    """The columns from `start` to `end`; a wide character that is cut becomes a space."""
+    text = line.plain
+    if cell_len(text) == len(text):
+        return line[start:end]
+    column, first, last, pad = 0, len(text), 0, 0
+    for begin, stop, width in split_graphemes(text)[0]:
+        if column < start < column + width:
+            pad = 1
+        elif column >= start and column + width <= end:
+            first, last = min(first, begin), stop
+        column += width
+    return line[first:last].pad_left(pad) if first < last else Content(" " * pad)
