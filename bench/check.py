@@ -367,7 +367,7 @@ def _check_curves(
             gc.collect()  # sessions that are done with hold their caches
             mx.reset_peak_memory()
             costs = measure_curve(engine, plan.rows, plan.curve_repeats, context)
-            peak, estimate = mx.get_peak_memory() - before, engine.fit.needs.at(context).total
+            peak, estimate = mx.get_peak_memory() - before, engine.fit.at(context).total
             curves[str(context)] = {str(rows): seconds for rows, seconds in costs.items()}
             cost = costs[32] / costs[1] / 32
             note = ", ".join(f"{rows}: {costs[rows] / costs[1]:.2f}" for rows in costs)

@@ -19,7 +19,9 @@ GIB = 1 << 30
 CATALOGUE_CONTEXT = 8192  # tokens that the catalogue's figures are for
 MIN_CONTEXT = 2048  # tokens: with less a chat is over before it began
 _STEP = 256  # tokens: mlx-lm's caches grow by as many
-_PREFILL_ROWS = 512  # of a pass over a prompt (decoding.target.PREFILL_CHUNK; a test compares)
+# Tokens of a prompt that one pass reads: what any machine can do, and where attention is fused and
+# memory allows, which Metal is a fifth faster with (mlx-lm's default).
+PREFILL_ROWS, WIDE_PREFILL_ROWS = 512, 2048
 _DRAFT_ROWS = 33  # of the widest pass of an answer, the only ones that compute logits
 _COMFORT = 0.9  # of the limit: beyond it other programs are pushed out of memory
 # Metal's kernels for attention over a whole prompt; for other sizes all scores are in memory.
@@ -38,12 +40,12 @@ class Growth:
     windows: tuple[tuple[int, int], ...] = ()
     fixed: int = 0
 
-    def at(self, context: int) -> int:
-        """Bytes for `context` tokens."""
+    def at(self, context: int, prefill_rows: int = PREFILL_ROWS) -> int:
+        """Bytes for `context` tokens, read in passes over `prefill_rows`."""
         whole = math.ceil(context / _STEP) * _STEP
         # While a prompt is read, a window holds its rows of the pass as well.
         kept = sum(
-            min(context, size + min(context, _PREFILL_ROWS) - 1) * each
+            min(context, size + min(context, prefill_rows) - 1) * each
             for size, each in self.windows
         )
         return whole * self.per_token + kept + self.fixed
@@ -60,9 +62,9 @@ class Activations:
     vocabulary: int
     itemsize: int
 
-    def at(self, context: int) -> int:
+    def at(self, context: int, prefill_rows: int = PREFILL_ROWS) -> int:
         """Bytes at `context` tokens: reading a prompt or the widest pass of an answer."""
-        rows = min(context, _PREFILL_ROWS)
+        rows = min(context, prefill_rows)
         prefill = rows * (self.wide + self.heads * context) * self.itemsize
         # Logits in float32: as computed, filtered, as probabilities.
         answer = _DRAFT_ROWS * self.vocabulary * 4 * 3
@@ -92,19 +94,35 @@ class Needs:
     activations: Activations
     context: int
 
-    def at(self, context: int) -> Estimate:
-        return Estimate(self.weights, self.cache.at(context), self.activations.at(context), context)
+    def at(self, context: int, prefill_rows: int = PREFILL_ROWS) -> Estimate:
+        cache = self.cache.at(context, prefill_rows)
+        return Estimate(self.weights, cache, self.activations.at(context, prefill_rows), context)
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How a model fits: `estimate` at the context that it gets, `limit` in bytes. note: what the
-    user should know, empty where everything is well."""
+    """How a model fits: `context` is what it gets, in tokens, `limit` in bytes. note: what the user
+    should know, empty where everything is well."""
 
     needs: Needs
-    estimate: Estimate
+    context: int
     limit: int
     note: str = ""
+
+    @property
+    def prefill_rows(self) -> int:
+        """Tokens of a prompt that one pass may read."""
+        wide = self.needs.at(self.context, WIDE_PREFILL_ROWS).total <= comfortable(self.limit)
+        return WIDE_PREFILL_ROWS if wide and not self.needs.activations.heads else PREFILL_ROWS
+
+    @property
+    def estimate(self) -> Estimate:
+        """At that context."""
+        return self.at(self.context)
+
+    def at(self, tokens: int) -> Estimate:
+        """At so many tokens."""
+        return self.needs.at(tokens, self.prefill_rows)
 
 
 def activations_from(config: dict[str, Any], *, on_metal: bool, itemsize: int) -> Activations:
@@ -157,10 +175,10 @@ def choose_context(
     if estimate.total <= limit:
         tight = requested and estimate.total > comfortable(limit)
         note = f"{_figures(name, estimate, limit)}: close other programs if it gets slow"
-        return Fit(needs, estimate, limit, note if tight else "")
+        return Fit(needs, wanted, limit, note if tight else "")
     if force:
         return Fit(
-            needs, estimate, limit, f"{_figures(name, estimate, limit)}; going on with --force"
+            needs, wanted, limit, f"{_figures(name, estimate, limit)}; going on with --force"
         )
     most = largest_context(needs, limit)
     if requested is not None or most < min(MIN_CONTEXT, needs.context):
@@ -172,7 +190,7 @@ def choose_context(
     )
     if (bigger := _most_with(with_8_bits, limit)) > most:
         note += f"; --kv-bits 8 makes it {bigger:,}"
-    return Fit(needs, needs.at(most), limit, note)
+    return Fit(needs, most, limit, note)
 
 
 def largest_context(needs: Needs, limit: int) -> int:

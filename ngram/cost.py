@@ -37,6 +37,7 @@ class CostCurve:
     points: a curve known beforehand, by rows; 1 row must be among them, and PIPELINED may.
         ValueError where a cost is not positive and finite.
     given: whether the curve was known beforehand, so that there is nothing to probe.
+    prefill_rate: how many tokens of a prompt are read in a second, None before any were.
     """
 
     def __init__(self, points: Mapping[int, float] | None = None) -> None:
@@ -56,6 +57,7 @@ class CostCurve:
         self._typical: list[dict[int, float]] = [{} for _ in range(len(BANDS) + 1)]
         self._tables: list[list[float] | None] = [None] * (len(BANDS) + 1)
         self._used: set[int] = set()
+        self.prefill_rate: float | None = None
 
     def table(self, context: int) -> list[float]:
         """The costs of 1 to MAX_ROWS rows at `context` tokens: never falling. Not to be changed."""
@@ -109,6 +111,7 @@ class CostCurve:
         return {
             "points": {str(rows): cost for rows, cost in self._points.items()},
             "given": self.given,
+            "prefill_rate": self.prefill_rate,
             "bands": [
                 {str(rows): [time, len(times[rows])] for rows, time in typical.items()}
                 for typical, times in zip(self._typical, self._times, strict=True)
@@ -128,8 +131,11 @@ class CostCurve:
                 }
                 for band in content["bands"]
             ]
+            rate = content.get("prefill_rate")  # earlier versions had none
+            curve.prefill_rate = None if rate is None else float(rate)
             low, high = _SAVED_COSTS
             costs = [
+                *([] if rate is None else [float(rate)]),
                 *curve._points.values(),
                 *(cost for band in bands for times in band.values() for cost in times),
             ]

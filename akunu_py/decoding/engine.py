@@ -112,7 +112,7 @@ class Engine:
             model=model,
             tokenizer=tokenizer,
             stop_tokens=_stop_tokens(tokenizer),
-            context_length=fit.estimate.context,
+            context_length=fit.context,
             vocabulary=vocabulary,
             weights=layout,
             load_s=time.perf_counter() - started,

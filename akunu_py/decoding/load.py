@@ -89,7 +89,7 @@ def note_peak(engine: Engine, generation: Generation) -> None:
         note_usage(
             engine.name,
             tokens=tokens,
-            estimated_peak=engine.fit.needs.at(tokens).total,
+            estimated_peak=engine.fit.at(tokens).total,
             measured_peak=mx.get_peak_memory(),
         )
 

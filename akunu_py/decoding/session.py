@@ -20,9 +20,10 @@ from akunu_py.decoding.device import wired_memory
 from akunu_py.decoding.drafting import Drafting
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.learned import LearnedState
+from akunu_py.decoding.prefill import ChunkSizes, prefill
 from akunu_py.decoding.sampling import Sampler
 from akunu_py.decoding.stream_decoder import StreamDecoder
-from akunu_py.decoding.target import Target, prefill
+from akunu_py.decoding.target import Target
 from akunu_py.decoding.vocabulary import first_outside
 from akunu_py.errors import DamagedModel, EmptyPrompt, PromptTooLong, UsageError
 from akunu_py.types import (
@@ -89,8 +90,10 @@ class Generation:
     thinking: what a reasoning model wrote before its answer, without the markers.
     finish_reason: None until the end, then "stop" (the model ended its answer, or a stop sequence
     came), "length" (max_tokens), "context" (the context is full) or "cancelled".
-    on_prefill: called with (prompt tokens read, prompt tokens in all) while the prompt is read.
-    chunk_seconds: about how long that may take from one call to the next, None for as it comes.
+    on_prefill: called with (prompt tokens read, prompt tokens in all) while the prompt is read;
+        what was read when it cancels is kept for the next prompt.
+    chunk_seconds: about how long that may take from one call to the next, by how fast prompts were
+        read before; None for a second at most, where reading 512 tokens takes no longer.
     """
 
     def __init__(
@@ -186,18 +189,22 @@ class Generation:
 
     def _prefill(self) -> bool:
         """Reads the prompt into the cache but for its tail; False where cancelled."""
+        drafting, engine = self._session.drafting, self._engine
         cached = self._target.reuse_prefix(self._prompt)
         self.stats.cached_tokens = cached
         total = max(cached, len(self._prompt) - self._target.prompt_tail)
 
-        def keep_going(done: int) -> bool:
-            self._session.drafting.drafter(
-                self._options, self._prompt, cached + done, draft_context=self._draft_context
-            )
-            self.on_prefill(cached + done, total)
+        def keep_going(read: int) -> bool:
+            self.on_prefill(cached + read, total)
             return not self._cancelled.is_set()
 
-        return prefill(self._target, keep_going, self.chunk_seconds)
+        def learn(launched: int) -> None:
+            drafting.drafter(
+                self._options, self._prompt, cached + launched, draft_context=self._draft_context
+            )
+
+        sizes = ChunkSizes(drafting.curve, engine.fit.prefill_rows, self.chunk_seconds)
+        return prefill(self._target, keep_going, sizes, meanwhile=learn)
 
     def _decoded(self, piece: Piece) -> TextPiece:
         """Turns a piece into text, and counts what of it belongs to the answer."""

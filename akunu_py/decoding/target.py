@@ -1,13 +1,13 @@
 """The target model with its KV cache and the token history that the cache holds.
 
-Reads prompts in chunks, keeps what the cache shares with the next prompt, and sets checkpoints for
-that where the cache cannot be trimmed at will.
+Keeps what the cache shares with the next prompt, and sets checkpoints for that where the cache
+cannot be trimmed at will.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -17,13 +17,9 @@ from akunu_py.decoding.constraint import ConstraintMatcher
 from akunu_py.decoding.sampling import Sampler
 from akunu_py.types import SamplingOptions
 
-PREFILL_CHUNK = 512  # tokens; bounds memory, and is how soon a cancellation takes effect
-_FIRST_SLICE = 64  # tokens that are read where chunks are to be short and the speed is not known
-_LEAST_SLICE = 16
 _CHECKPOINTS = 8  # how many a target has at most,
 _RECENT = 4  # how many of them are always the last ones,
 _CHECKPOINT_BYTES = 512 << 20  # and what they may take together; one is kept in any case
-_CHECKPOINT_EVERY = 2048  # tokens of a long prompt between two of them
 _TEMPLATE_TAIL = 16  # tokens; more than what templates add to ask for an answer, and drop later
 _BLOCK = 256  # tokens compared at once
 
@@ -45,7 +41,6 @@ class Target:
         self._kv_bits = kv_bits
         self.sampler = Sampler(SamplingOptions())
         self.constraint: ConstraintMatcher | None = None  # of the answer that is being sampled
-        self.prefill_rate: float | None = None  # tokens a second of the last chunk that was read
         self.reset()
 
     def reset(self) -> None:
@@ -168,43 +163,6 @@ class Target:
             self.reset()
         self.pending = list(prompt[len(self.tokens) :])
         return len(self.tokens)
-
-
-def prefill(
-    target: Target, keep_going: Callable[[int], bool], chunk_seconds: float | None = None
-) -> bool:
-    """Reads the pending tokens into the cache, a chunk at a time, and sets a checkpoint at the end.
-
-    The last `target.prompt_tail` are left to be the first rows of the next pass. `keep_going` gets
-    the number of tokens read, before each chunk and at the end; where it returns False, reading
-    stops there and the result is False. chunk_seconds: how long a chunk may take, by the speed of
-    the one before; None for chunks as long as memory allows.
-    """
-    done = 0
-    while keep_going(done):
-        size = PREFILL_CHUNK if chunk_seconds is None else _slice(target, chunk_seconds)
-        chunk = target.pending[: -target.prompt_tail][:size]
-        if not chunk or len(target.tokens) >= target.last_checkpoint + _CHECKPOINT_EVERY:
-            target.checkpoint()
-        if not chunk:
-            return True
-        started = time.perf_counter()
-        target.forward(mx.array(chunk))
-        # Only the cache is evaluated: the logits of a prompt are never computed.
-        mx.eval([entry.state for entry in target.cache])
-        if len(chunk) >= _LEAST_SLICE and (seconds := time.perf_counter() - started) > 0:
-            target.prefill_rate = len(chunk) / seconds
-        target.commit((), len(chunk))
-        done += len(chunk)
-        mx.clear_cache()
-    return False
-
-
-def _slice(target: Target, seconds: float) -> int:
-    """How many tokens are read in about `seconds`."""
-    if target.prefill_rate is None:
-        return _FIRST_SLICE
-    return max(_LEAST_SLICE, min(PREFILL_CHUNK, int(target.prefill_rate * seconds)))
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from akunu_py.decoding.decode import accept, cut, decode
-from akunu_py.decoding.target import Target, prefill
+from akunu_py.decoding.prefill import prefill
+from akunu_py.decoding.target import Target
 from akunu_py.ngram.auto import PROBE_LENGTH, AutoDrafter
 from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
 from akunu_py.types import Drafter, Piece
@@ -27,7 +28,7 @@ PIPELINES = [None, False, True]  # of plain steps: see `Adversary`
 def ready(model: Any, prompt: list[int]) -> Target:
     target = Target(model)
     assert target.reuse_prefix(prompt) == 0
-    assert prefill(target, lambda done: True)
+    assert prefill(target)
     return target
 
 
@@ -138,20 +139,6 @@ def test_pipelined_plain_steps_take_one_pass_each() -> None:
     pieces = list(decode(target, NoDrafter(), 50, ()))
     assert tokens_of(pieces) == TRUTH[:50]
     assert calls == 50
-
-
-def test_prefill_can_be_cancelled_between_chunks() -> None:
-    target = Target(MODEL)
-    seen: list[int] = []
-
-    def keep_going(done: int) -> bool:
-        seen.append(done)
-        return done < 1024
-
-    target.reuse_prefix([5] * 2000)
-    assert not prefill(target, keep_going)
-    assert seen == [0, 512, 1024]
-    assert target.tokens == [5] * 1024
 
 
 def test_accept_and_cut() -> None:

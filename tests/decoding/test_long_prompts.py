@@ -12,11 +12,13 @@ import pytest
 
 from akunu_py.decoding import decode
 from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.prefill import prefill
 from akunu_py.decoding.session import Session
-from akunu_py.decoding.target import PREFILL_CHUNK, Target, prefill
+from akunu_py.decoding.target import Target
+from akunu_py.models.fit import PREFILL_ROWS
 from akunu_py.types import Drafter, GenerateOptions
 from tests.support.families import build
-from tests.support.targets import Counting, answer, fresh, some
+from tests.support.targets import Counting, Timed, answer, fresh, some
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 
@@ -48,7 +50,7 @@ def test_a_prompt_of_16000_tokens_takes_what_its_cache_needs(name: str) -> None:
     mx.reset_peak_memory()
     target = Target(model)
     target.reuse_prefix(prompt)
-    assert prefill(target, lambda done: True)
+    assert prefill(target)
     held, peak = settled() - before, int(mx.get_peak_memory()) - before
     needed = sum(entry.nbytes for entry in target.cache)
     kept = sum(each.nbytes for each in target.checkpoints)
@@ -73,7 +75,7 @@ def test_the_second_turn_of_4000_tokens_reads_only_what_is_new(name: str) -> Non
     second = [*first, *sampled, *some(30, 2)]
     target.model.rows = 0
     assert target.reuse_prefix(second) == len(first) + len(sampled) - 1
-    assert prefill(target, lambda done: True)
+    assert prefill(target)
     decode.plain_step(target)
     assert target.model.rows == 31  # the last token sampled was not read yet
     target.reuse_prefix(second)
@@ -82,19 +84,19 @@ def test_the_second_turn_of_4000_tokens_reads_only_what_is_new(name: str) -> Non
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
 def test_reading_stops_within_a_chunk(name: str) -> None:
-    target, progress = Target(build(name)), []
+    target, progress = Timed(build(name), 600), []  # tokens a second: one chunk at a time
     target.reuse_prefix(some(LONG, 1))
 
     def keep_going(done: int) -> bool:
         progress.append(done)
-        return done < 3 * PREFILL_CHUNK
+        return done < 3 * PREFILL_ROWS
 
     assert not prefill(target, keep_going)
-    assert progress == [0, PREFILL_CHUNK, 2 * PREFILL_CHUNK, 3 * PREFILL_CHUNK]
-    assert len(target.tokens) == 3 * PREFILL_CHUNK
+    assert progress == [0, PREFILL_ROWS, 2 * PREFILL_ROWS, 3 * PREFILL_ROWS]
+    assert len(target.tokens) == 3 * PREFILL_ROWS
     # What was read is not lost: the same prompt continues from there.
-    assert target.reuse_prefix(some(3 * PREFILL_CHUNK + 90, 1)) == 3 * PREFILL_CHUNK
-    longer = some(3 * PREFILL_CHUNK + 90, 1)
+    assert target.reuse_prefix(some(3 * PREFILL_ROWS + 90, 1)) == 3 * PREFILL_ROWS
+    longer = some(3 * PREFILL_ROWS + 90, 1)
     assert answer(target, longer, []) == fresh(name, longer)
 
 
@@ -108,18 +110,20 @@ def test_the_starter_reads_a_long_prompt(starter_engine: Engine, count: int) -> 
 
     def stop_soon(done: int, total: int) -> None:
         progress.append(done)
-        if done >= 2 * PREFILL_CHUNK:
+        if done >= 2 * PREFILL_ROWS:
             cancelled.cancel()
 
     cancelled.on_prefill = stop_soon
     assert cancelled.answer().finish_reason == "cancelled"
-    assert progress == [0, PREFILL_CHUNK, 2 * PREFILL_CHUNK]
-    assert len(session.target.tokens) == 2 * PREFILL_CHUNK
+    assert progress[0] == 0
+    assert progress[-1] == 2 * PREFILL_ROWS
+    kept = len(session.target.tokens)
+    assert kept >= 2 * PREFILL_ROWS  # on a fast machine one more is under way
 
     before = settled()
     mx.reset_peak_memory()
     whole = session.generate(prompt, GenerateOptions(max_tokens=4)).answer()
-    assert whole.stats.cached_tokens == 2 * PREFILL_CHUNK
+    assert whole.stats.cached_tokens == min(kept, count - 1)
     held, peak = settled() - before, int(mx.get_peak_memory()) - before
     needed = sum(entry.nbytes for entry in session.target.cache)
     print(f"starter: cache {needed / MB:.0f} MB, held {held / MB:.0f}, peak {peak / MB:.0f}")
@@ -147,6 +151,6 @@ def test_the_drafter_learns_the_prompt_as_it_is_read(shallow_starter: Engine) ->
         return drafter
 
     session.drafting.wrap = watched
-    prompt = [token % 1000 + 1000 for token in range(PREFILL_CHUNK + 200)]
+    prompt = [token % 1000 + 1000 for token in range(PREFILL_ROWS + 200)]
     session.generate(prompt, GenerateOptions(max_tokens=1)).answer()
-    assert [count for count in learned if count] == [PREFILL_CHUNK, 199, 2]
+    assert [count for count in learned if count] == [PREFILL_ROWS, 199, 2]

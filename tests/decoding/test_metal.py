@@ -84,7 +84,7 @@ def test_the_memory_of_a_prompt_is_what_was_expected(kept: Engine) -> None:
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     Session(kept).generate(prompt, GenerateOptions(max_tokens=1, draft="off")).answer()
-    estimate = kept.fit.needs.at(len(prompt))
+    estimate = kept.fit.at(len(prompt))
     assert mx.get_peak_memory() - before <= 1.1 * (estimate.total - estimate.weights)
 
 

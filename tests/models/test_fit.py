@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from akunu_py.decoding import device, footprint, kvcache, target
+from akunu_py.decoding import device, footprint, kvcache
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Session
 from akunu_py.errors import DoesNotFit, UsageError
@@ -31,15 +31,11 @@ def cache_bytes(model: Any, tokens: int) -> int:
     """What a cache of the model takes after as many tokens, read a chunk at a time."""
     cache = kvcache.new_cache(model)
     rows = mx.arange(tokens)[None] % 96
-    for start in range(0, tokens, fit._PREFILL_ROWS):
-        model(rows[:, start : start + fit._PREFILL_ROWS], cache=cache)
+    for start in range(0, tokens, fit.PREFILL_ROWS):
+        model(rows[:, start : start + fit.PREFILL_ROWS], cache=cache)
         mx.eval([entry.state for entry in leaves(cache)])
     parts = tree_flatten([vars(entry) for entry in leaves(cache)])
     return sum(part.nbytes for _, part in parts if isinstance(part, mx.array))
-
-
-def test_the_prefill_chunk_is_the_engines() -> None:
-    assert fit._PREFILL_ROWS == target.PREFILL_CHUNK
 
 
 @pytest.mark.usefixtures("uncompiled")
@@ -50,7 +46,7 @@ def test_cache_bytes_are_known_before_anything_runs(name: str) -> None:
     before = mx.get_active_memory()
     growth = footprint.growth(model)
     assert mx.get_active_memory() - before < 1000
-    for tokens in (WINDOW - 8, 300, 2 * fit._PREFILL_ROWS):
+    for tokens in (WINDOW - 8, 300, 2 * fit.PREFILL_ROWS):
         real, expected = cache_bytes(model, tokens), growth.at(tokens)
         if name in _ROUNDED:
             rows = growth.per_token + sum(each for _, each in growth.windows)
@@ -58,6 +54,18 @@ def test_cache_bytes_are_known_before_anything_runs(name: str) -> None:
             assert abs(expected - real) <= slack, tokens
         else:
             assert expected == pytest.approx(real, rel=1e-3), tokens
+
+
+def test_long_passes_over_a_prompt_need_fused_attention_and_memory() -> None:
+    fused = Needs(GIB, Growth(1000), Activations(10_000, 0, 0, 2), 8192)
+    wide = fused.at(8192, fit.WIDE_PREFILL_ROWS).total
+    assert wide - fused.at(8192).total == 1536 * 10_000 * 2
+    for limit, rows in [(2 * wide, 2048), (wide, 512), (fused.at(8192).total, 512)]:
+        granted = choose_context("m", fused, limit)
+        assert (granted.context, granted.prefill_rows) == (8192, rows)
+        assert granted.estimate == fused.at(8192, rows)
+    scores = Needs(GIB, Growth(1000), Activations(10_000, 8, 0, 2), 8192)
+    assert choose_context("m", scores, 100 * GIB).prefill_rows == 512
 
 
 def test_float32_and_quantized_caches_are_counted_as_such() -> None:
@@ -120,7 +128,7 @@ def test_too_little_memory_for_the_real_starter(
 
 def test_a_context_that_fits_has_no_note() -> None:
     assert choose_context("m", TIGHT, 10**9).note == ""
-    assert choose_context("m", TIGHT, 10**9, requested=4096).estimate.context == 4096
+    assert choose_context("m", TIGHT, 10**9, requested=4096).context == 4096
 
 
 def test_a_requested_context_that_does_not_fit_is_refused_with_ways_out() -> None:
@@ -137,18 +145,18 @@ def test_a_requested_context_that_does_not_fit_is_refused_with_ways_out() -> Non
         )
     tight = choose_context("m", TIGHT, limit, requested=4096)
     assert tight.note.startswith("m needs about")
-    assert choose_context("m", TIGHT, limit, requested=8000, force=True).estimate.context == 8000
+    assert choose_context("m", TIGHT, limit, requested=8000, force=True).context == 8000
 
 
 def test_the_default_context_shrinks_to_what_fits() -> None:
     limit = 1000 + 4096 * 10
     granted = choose_context("m", TIGHT, limit)
-    assert granted.estimate.context == 4096
+    assert granted.context == 4096
     assert "4,096 of its 8,192 tokens" in granted.note
     with pytest.raises(DoesNotFit, match="2,048 tokens"):
         choose_context("m", TIGHT, 1000 + 1024 * 10)
     small = Needs(1000, Growth(10), Activations(0, 0, 0, 2), 128)
-    assert choose_context("m", small, 4000).estimate.context == 128
+    assert choose_context("m", small, 4000).context == 128
 
 
 def test_the_largest_context_by_trying_them_all() -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import mlx.core as mx
 
 from akunu_py.decoding import decode
-from akunu_py.decoding.target import Target, prefill
+from akunu_py.decoding.prefill import prefill
+from akunu_py.decoding.target import Target
 from tests.support.families import build
 from tests.support.tiny import VOCABULARY, Adversary
 
@@ -30,6 +31,22 @@ class Counting:
         return self.model(tokens, *args, **options)
 
 
+class Timed(Target):
+    """A target that reads so many tokens in a second of its own clock."""
+
+    def __init__(self, model: Any, speed: float) -> None:
+        super().__init__(model)
+        self.speed, self.now = speed, 0.0
+
+    def forward(self, tokens: mx.array) -> mx.array:
+        self.now += tokens.shape[0] / self.speed
+        return super().forward(tokens)
+
+    def clock(self) -> float:  # type: ignore[override]
+        self.now += 1e-9  # no pass takes no time
+        return self.now
+
+
 def some(count: int, seed: int) -> list[int]:
     randomly = random.Random(seed)
     return [randomly.randrange(VOCABULARY) for _ in range(count)]
@@ -38,7 +55,7 @@ def some(count: int, seed: int) -> list[int]:
 def answer(target: Target, prompt: list[int], truth: list[int], count: int = COUNT) -> list[int]:
     drafter = Adversary(prompt, truth, seed=len(prompt))
     drafter.extend(prompt)
-    assert prefill(target, lambda done: True)
+    assert prefill(target)
     pieces = decode.decode(target, drafter, count, ())
     return [token for piece in pieces for token in piece.tokens]
 
@@ -56,7 +73,7 @@ def tokens_of(
     count: int,
 ) -> Iterator[int]:
     target.reuse_prefix(prompt)
-    assert prefill(target, lambda done: True)
+    assert prefill(target)
     drafter.extend(prompt)
     for piece in decode.decode(target, drafter, count, ()):
         yield from piece.tokens

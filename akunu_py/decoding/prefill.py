@@ -1,0 +1,125 @@
+"""Reads a prompt into the KV cache, a chunk at a time; how long a chunk is depends on how fast
+earlier ones were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from akunu_py.decoding.target import Target
+from akunu_py.models.fit import PREFILL_ROWS
+from akunu_py.ngram.cost import CostCurve
+
+# Seconds that reading goes on at most when it is to stop, as far as chunks of PREFILL_ROWS allow.
+_PATIENCE = 1.0
+_TILE = 64  # rows; kernels compute whole tiles of as many
+_FIRST_SLICE = 64  # tokens that are read where chunks are to be short and the speed is not known
+_LEAST_SLICE = 16
+_CHECKPOINT_EVERY = 2048  # tokens of a long prompt between two checkpoints
+
+
+@dataclass(slots=True)
+class ChunkSizes:
+    """How many tokens of a prompt are read at once.
+
+    costs: keeps how fast prompts are read here, for the next one too. largest: what memory allows.
+    seconds: how long a chunk may take; None for what reads fastest and still stops soon.
+    """
+
+    costs: CostCurve = field(default_factory=CostCurve)
+    largest: int = PREFILL_ROWS
+    seconds: float | None = None
+
+    def next(self) -> int:
+        """Tokens of the next chunk."""
+        rate = self.costs.prefill_rate
+        if self.seconds is not None:
+            size = int(rate * self.seconds) if rate else _FIRST_SLICE
+            return max(_LEAST_SLICE, min(size, self.largest))
+        size = int(rate * _PATIENCE) if rate else 0
+        return max(min(PREFILL_ROWS, self.largest), min(size - size % _TILE, self.largest))
+
+    def may_follow(self, under_way: int, size: int) -> bool:
+        """Whether a chunk is launched behind one of `under_way` tokens before that is read."""
+        rate = self.costs.prefill_rate
+        return self.seconds is None and rate is not None and under_way + size <= rate * _PATIENCE
+
+    def observe(self, tokens: int, seconds: float, *, last: bool) -> None:
+        """A chunk was read. The last one of a prompt is short, so it may be slow for that alone."""
+        if seconds > 0 and (tokens >= _LEAST_SLICE or not last):
+            rate, known = tokens / seconds, self.costs.prefill_rate
+            self.costs.prefill_rate = max(rate, known) if last and known else rate
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """A chunk that was launched. done: an array that is there when the chunk has been read."""
+
+    tokens: int
+    done: mx.array
+    last: bool
+
+
+def prefill(
+    target: Target,
+    keep_going: Callable[[int], bool] = lambda read: True,
+    sizes: ChunkSizes | None = None,
+    meanwhile: Callable[[int], None] = lambda launched: None,
+) -> bool:
+    """Reads the pending tokens into the cache, and sets a checkpoint at the end.
+
+    The last `target.prompt_tail` are left to be the first rows of the next pass. `keep_going` gets
+    the number of tokens read, before each chunk and at the end; where it returns False, reading
+    stops there, what was read is kept, and the result is False. `meanwhile` is called while a chunk
+    is read, with the number of tokens up to its end.
+    """
+    sizes = sizes or ChunkSizes()
+    read = launched = 0
+    under_way: _Chunk | None = None
+    started = 0.0
+    while True:
+        chunk = target.pending[: -target.prompt_tail][: sizes.next()]
+        if under_way and not (chunk and sizes.may_follow(under_way.tokens, len(chunk))):
+            read, started = _wait(target, under_way, sizes, read, started)
+            under_way = None
+            continue
+        if not keep_going(read):
+            return False
+        if not chunk or len(target.tokens) >= target.last_checkpoint + _CHECKPOINT_EVERY:
+            target.checkpoint()
+        if not chunk:
+            return True
+        before = under_way
+        started = started if before else target.clock()
+        under_way = _launch(target, len(chunk))
+        launched += len(chunk)
+        meanwhile(launched)
+        if before:
+            read, started = _wait(target, before, sizes, read, started)
+
+
+def _launch(target: Target, count: int) -> _Chunk:
+    """Starts to read the next `count` pending tokens, and books them."""
+    target.forward(mx.array(target.pending[:count]))
+    # Only the cache is evaluated: the logits of a prompt are never computed.
+    states = [part for _, part in tree_flatten([entry.state for entry in target.cache])]
+    arrays = [part for part in states if isinstance(part, mx.array) and part.size]
+    # The next chunk is written into the cache's own arrays, so none of them can be waited for.
+    done = arrays[-1][(0,) * arrays[-1].ndim] == 0
+    mx.async_eval([*arrays, done])
+    target.commit((), count)
+    return _Chunk(count, done, len(target.pending) <= target.prompt_tail)
+
+
+def _wait(
+    target: Target, chunk: _Chunk, sizes: ChunkSizes, read: int, started: float
+) -> tuple[int, float]:
+    """Waits for a chunk that was begun at `started`. Returns what is read then, and when."""
+    mx.eval(chunk.done)
+    now = target.clock()
+    sizes.observe(chunk.tokens, now - started, last=chunk.last)
+    mx.clear_cache()
+    return read + chunk.tokens, now
