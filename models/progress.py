@@ -18,6 +18,9 @@ ProgressCallback = Callable[[str, int, int], None]
 
 _WINDOW_S = 5.0  # the rate is that of the last seconds: a connection that stalled shows
 _SHORTEST_S = 0.2  # below, a rate tells more about buffers than about the network
+_LONGEST_S = 24 * 3600.0  # more time left is a guess that helps nobody
+# Where a phase ends in the whole of a pull; those before the download take no time to speak of.
+_ENDS = {"download": 0.9, "check": 0.94, "unpack": 0.96, "import": 1.0}
 _STALLED = 1000.0  # bytes a second, below which there is no time left to speak of
 
 
@@ -42,6 +45,16 @@ class Progress:
         return min(1.0, self.done / self.total) if self.total else 0.0
 
     @property
+    def whole(self) -> float:
+        """How much of the whole pull is done, from 0 to 1; 0 where the phase tells nothing."""
+        names = list(_ENDS)
+        if self.phase not in _ENDS:
+            return 0.0
+        place = names.index(self.phase)
+        start = _ENDS[names[place - 1]] if place else 0.0
+        return start + self.share * (_ENDS[self.phase] - start)
+
+    @property
     def stalled(self) -> bool:
         """Whether next to nothing came in the last seconds."""
         return self.rate is not None and self.rate < _STALLED and self.done < self.total
@@ -56,7 +69,7 @@ class Progress:
         if self.stalled:
             return ["stalled"]
         parts = [] if self.rate is None else [f"{human_size(self.rate)}/s"]
-        if self.seconds_left is not None:
+        if self.seconds_left is not None and self.seconds_left < _LONGEST_S:
             minutes, seconds = divmod(round(self.seconds_left), 60)
             hours, minutes = divmod(minutes, 60)
             left = f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

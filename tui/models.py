@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from textual import on
@@ -17,20 +18,22 @@ from textual.style import Style
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
+from akunu_py import paths
 from akunu_py.decoding.thread import release_streams
 from akunu_py.errors import AkunuError
 from akunu_py.models import catalogue, store
 from akunu_py.models.catalogue import CatalogueEntry, recommend
-from akunu_py.models.progress import Progress
+from akunu_py.models.speed import Machine, describe_speed
 from akunu_py.text import displayable, human_size
 from akunu_py.tui.dialog import DIALOG_STYLE, ListDialog
-from akunu_py.tui.downloads import DownloadEnded, DownloadMoved, Downloads
+from akunu_py.tui.downloads import Download, DownloadEnded, DownloadMoved, Downloads
 
 # What the hub calls a repository; a revision may follow.
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
 _HEADINGS = {True: "On this machine", False: "To fetch"}
-_NAME, _SIZE, _MEMORY, _STATE = 22, 8, 13, 13  # columns, with two between them
+_NAME, _SIZE, _MEMORY, _STATE = 22, 8, 13, 13  # columns, with two between them; the last at least
 _BAR = 8
+_USUAL_RATE = 100e6 / 8  # bytes a second, where nothing was fetched yet: 100 Mbit/s
 
 Fits = Literal["fits", "too large", "unknown"]
 
@@ -38,7 +41,8 @@ Fits = Literal["fits", "too large", "unknown"]
 @dataclass(frozen=True, slots=True)
 class ModelRow:
     """A model. size: bytes on disk or to fetch. memory: bytes that it takes with 8,192 tokens of
-    context, 0 where unknown. damaged: what is wrong with its files, "" for nothing known."""
+    context, 0 where unknown. damaged: what is wrong with its files, "" for nothing known.
+    tokens_per_s: an estimate, 0 where there is none."""
 
     name: str
     title: str
@@ -50,6 +54,7 @@ class ModelRow:
     is_stored: bool
     fits: Fits = "unknown"
     damaged: str = ""
+    tokens_per_s: float = 0.0
 
     @property
     def facts(self) -> str:
@@ -60,6 +65,7 @@ class ModelRow:
             f"{human_size(self.size)} {'on disk' if self.is_stored else 'to fetch'}"
             if self.size
             else "",
+            describe_speed(self.tokens_per_s) if self.tokens_per_s else "",
         ]
         return " · ".join(part for part in parts if part)
 
@@ -93,7 +99,8 @@ class ModelsScreen(ListDialog[str]):
         self._memory = memory
         self._rows: list[ModelRow] = []
         self._shown: dict[str, ModelRow] = {}
-        self._notes: dict[str, str] = {}  # errors and warnings, in place of a description
+        self._asked = ""  # the model of which fetching it was asked for once
+        self._machine: Machine | None = None
 
     def compose(self) -> ComposeResult:
         with self.frame("Models", "Enter use or fetch · Ctrl+X stop a download · Esc close"):
@@ -106,7 +113,7 @@ class ModelsScreen(ListDialog[str]):
 
     def on_mount(self) -> None:
         super().on_mount()
-        self._rows = model_rows(self._memory)
+        self._rows = model_rows(self._memory, self._machine)
         if self._memory is None:
             self.run_worker(self._measure())
 
@@ -115,8 +122,8 @@ class ModelsScreen(ListDialog[str]):
         self.call_after_refresh(self._show)
 
     async def _measure(self) -> None:
-        """Finds out in the background which models fit."""
-        self._memory = await asyncio.to_thread(available_memory)
+        """Finds out in the background which models fit, and how fast they will be."""
+        self._memory, self._machine = await asyncio.to_thread(look_at_machine)
         self._reload()
 
     # Keys
@@ -138,11 +145,11 @@ class ModelsScreen(ListDialog[str]):
             return
         if row.is_stored and not row.damaged:
             self.dismiss(row.name)
-        elif row.fits == "too large" and row.name not in self._notes:
-            self._notes[row.name] = "Too large for this machine. Enter again fetches it anyway."
+        elif self._asked != row.name:
+            self._asked = row.name
             self._describe()
         else:
-            self._notes.pop(row.name, None)
+            self._asked = ""
             self._downloads.start(row.name)
             self._show()
 
@@ -157,8 +164,6 @@ class ModelsScreen(ListDialog[str]):
 
     def download_ended(self, message: DownloadEnded) -> None:
         """Shows the new model, or the error."""
-        if message.error:
-            self._notes[message.name] = message.error
         chosen = self._chosen()
         self._reload()
         if message.model and chosen and chosen.name == message.name:
@@ -167,7 +172,7 @@ class ModelsScreen(ListDialog[str]):
     # Drawing
 
     def _reload(self) -> None:
-        self._rows = model_rows(self._memory)
+        self._rows = model_rows(self._memory, self._machine)
         self._show()
 
     def _show(self) -> None:
@@ -196,29 +201,35 @@ class ModelsScreen(ListDialog[str]):
         """Mark, name, size, memory and state, each in a column of its own."""
         muted = self.get_visual_style("models--muted", partial=True)
         mark = self.get_visual_style("models--mark", partial=True)
-        room = self.rows.scrollable_content_region.width - _STATE - 2
+        whole = self.rows.scrollable_content_region.width
+        room = whole - _STATE - 2
         width = min(_NAME, room - 2)
         name = Content(displayable(row.name)).truncate(width, ellipsis=True)
         columns: list[tuple[str, Style]] = []
+        download = self._downloads.all.get(row.name)
+        if download and not download.progress.total:
+            room = 0  # why it waits needs more room than a bar
         if room >= width + _SIZE + 4:
             columns.append((f"  {human_size(row.size) if row.size else '':>{_SIZE}}", muted))
         if room >= width + _SIZE + _MEMORY + 6:
             needs = f"needs {human_size(row.memory)}" if row.memory else ""
             columns.append((f"  {needs:<{_MEMORY}}", muted))
-        return Content.assemble(
+        before = Content.assemble(
             ("● " if row.name == self._current else "  ", mark),
             name.pad_right(max(0, width - name.cell_length)),
             *columns,
             "  ",
-            self._state(row),
         )
+        state = self._state(row).truncate(max(1, whole - before.cell_length), ellipsis=True)
+        return Content.assemble(before, state)
 
     def _state(self, row: ModelRow) -> Content:
         good = self.get_visual_style("models--good", partial=True)
         bad = self.get_visual_style("models--bad", partial=True)
         if download := self._downloads.all.get(row.name):
-            text = Content.styled(displayable(_progress(download.progress)), good)
-            return text.truncate(_STATE, ellipsis=True)
+            return Content.styled(displayable(_progress(download)), good)
+        if row.name in self._downloads.failed:
+            return Content.styled("✗ failed", bad)
         if row.damaged:
             return Content.styled("damaged", bad)
         if row.name == self._current and row.is_stored:
@@ -231,14 +242,22 @@ class ModelsScreen(ListDialog[str]):
     def _describe(self) -> None:
         row = self._chosen()
         if row is None:
+            self._asked = ""
             for name in ("#title", "#facts", "#description"):
                 self.query_one(name, Static).update("")
             return
-        about = self._notes.get(row.name, row.description)
+        if row.name != self._asked:
+            self._asked = ""
+        about, asks = row.description, row.name == self._asked
         if download := self._downloads.all.get(row.name):
             about = download.progress.describe()
+        elif asks:
+            about = question(row, self._downloads.rate)
+        elif error := self._downloads.failed.get(row.name):
+            about = f"{error}. Enter tries again."
         elif row.damaged:
             about = f"Damaged: {row.damaged}. Enter fetches it again."
+        self.query_one("#about").set_class(asks, "-asks")
         self.query_one("#title", Static).update(Content(displayable(row.title)))
         self.query_one("#facts", Static).update(Content(displayable(row.facts)))
         self.query_one("#description", Static).update(Content(displayable(about)))
@@ -257,27 +276,64 @@ class ModelsScreen(ListDialog[str]):
         self._describe()
 
 
-def _progress(progress: Progress) -> str:
-    if not progress.total:
-        return f"{progress.phase} …"
-    done = round(progress.share * _BAR)
-    return f"{'━' * done}{'╌' * (_BAR - done)} {progress.share:4.0%}"
+def _progress(download: Download) -> str:
+    if not download.progress.total:
+        return f"{download.progress.phase} …"
+    done = round(download.share * _BAR)
+    return f"{'━' * done}{'╌' * (_BAR - done)} {download.share:4.0%}"
 
 
-def available_memory() -> int:
-    """Bytes that a model may take on this machine. Imports MLX, so call it in another thread."""
+def question(row: ModelRow, rate: float | None) -> str:
+    """What to know before fetching a model: its size, the space there is, and the time it takes.
+
+    rate: bytes a second of the last download, None where there was none.
+    """
+    if not row.size:
+        return "Fetch it? Its size is not known before. Enter again fetches it."
+    parts = [f"Fetch {human_size(row.size)}?"]
+    free = free_space()
+    if free is not None:
+        enough = "are free" if free > row.size else "are free, which is not enough"
+        parts.append(f"{human_size(free)} {enough};")
+    speed = "at the speed of the last download" if rate else "at 100 Mbit/s"
+    parts.append(f"about {_duration(row.size / (rate or _USUAL_RATE))} {speed}.")
+    if row.fits == "too large":
+        parts.append(f"It needs {human_size(row.memory)} of memory, too much for this machine.")
+    return " ".join([*parts, "Enter again fetches it."])
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+
+
+def free_space() -> int | None:
+    """Bytes free where models are kept; None where nobody can tell."""
+    directory = paths.models_dir()
+    there = next((path for path in (directory, *directory.parents) if path.exists()), directory)
+    try:
+        return shutil.disk_usage(there).free
+    except OSError:
+        return None
+
+
+def look_at_machine() -> tuple[int, Machine]:
+    """Bytes that a model may take now, and what the machine can at all. Imports MLX, so call it
+    in another thread."""
     from akunu_py.decoding import device
 
     try:
-        return device.available_memory()
+        return device.available_memory(), device.machine()
     finally:
         release_streams()
 
 
-def model_rows(memory: int | None) -> list[ModelRow]:
+def model_rows(memory: int | None, machine: Machine | None = None) -> list[ModelRow]:
     """All models: the stored ones by name, then those of the catalogue, the fitting ones first.
 
-    memory: bytes that a model may take; None where that is not known yet. A store that cannot be
+    memory: bytes that a model may take; None where that is not known yet. machine: to estimate
+    speeds. A store that cannot be
     read counts as empty: loading a model reports what is wrong with it.
     """
     entries = catalogue.load_catalogue()
@@ -288,33 +344,43 @@ def model_rows(memory: int | None) -> list[ModelRow]:
     here = [_stored_row(model, entries.get(model.name), memory) for model in stored]
     names = {row.name for row in here}
     more = [_catalogue_row(entry, memory) for entry in entries.values() if entry.name not in names]
-    return [*here, *sorted(more, key=lambda row: row.fits == "too large")]
+    rows = [*here, *sorted(more, key=lambda row: row.fits == "too large")]
+    if machine is None:
+        return rows
+    return [
+        replace(row, tokens_per_s=machine.tokens_per_s(entries[row.name]))
+        if row.name in entries
+        else row
+        for row in rows
+    ]
 
 
 def better_model(current: str) -> ModelRow | None:
     """The model for chat that this machine should have instead of the catalogue's `current`.
 
-    A stored one that fits comes before any that would have to be fetched. None where `current` is
-    the best, or is not in the catalogue: the user chose it. Imports MLX.
+    It fits the machine, whatever runs there now, and is fast enough by the estimate. A stored one
+    comes before any that would have to be fetched. None where `current` is the best, or is not in
+    the catalogue: the user chose it. Imports MLX.
     """
     entries = catalogue.load_catalogue()
     if current not in entries:
         return None
     grade = entries[current].grade
-    memory = available_memory()
-    rows = {row.name: row for row in model_rows(memory)}
+    _, machine = look_at_machine()
+    rows = {row.name: row for row in model_rows(machine.memory, machine)}
     here = [
         name
         for name, row in rows.items()
         if row.is_stored
-        and row.fits == "fits"
         and not row.damaged
+        and name in entries
         and "chat" in entries[name].purpose
         and entries[name].grade > grade
+        and machine.suits(entries[name])
     ]
     if here:
         return rows[max(here, key=lambda name: entries[name].grade)]
-    best = recommend(memory)[0].entry
+    best = recommend(machine.memory, machine.suits)[0].entry
     return rows[best.name] if best is not None and best.grade > grade else None
 
 

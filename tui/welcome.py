@@ -11,6 +11,7 @@ from textual.content import Content
 from textual.widgets import Static
 
 from akunu_py.models import catalogue
+from akunu_py.models.speed import describe_speed
 from akunu_py.text import displayable, human_size
 from akunu_py.tui.models import ModelRow
 from akunu_py.tui.slash_commands import keys_of_actions
@@ -84,5 +85,7 @@ def describe_offer(row: ModelRow) -> str:
     """The offer of a better model."""
     if row.is_stored:
         return f"{row.name} is here too, and knows more: /model {row.name}"
-    size = f"{human_size(row.size)} to fetch, needs {human_size(row.memory)} of memory"
-    return f"{row.name} fits this machine and knows more: {size}. See /models"
+    facts = [f"{human_size(row.size)} to fetch"]
+    if row.tokens_per_s:
+        facts.append(describe_speed(row.tokens_per_s))
+    return f"{row.name} knows more and suits this machine: {', '.join(facts)}. F4 has it"

@@ -91,7 +91,8 @@ def _better_model(name: str) -> str:
     """What a user should know whose model cannot fill in the middle, in one line."""
     from akunu_py.decoding import device
 
-    best = recommend(device.available_memory())[1].entry
+    machine = device.machine()
+    best = recommend(machine.memory, machine.suits)[1].entry
     line = f"{name} is not known to fill in the middle: it does not read behind the cursor"
     return f"{line}; akunu models pull {best.name} gets one that does" if best else line
 

@@ -16,6 +16,7 @@ from akunu_py.models import catalogue, cleanup, store
 from akunu_py.models.catalogue import Recommendation, recommend
 from akunu_py.models.fit import GIB, usable_memory
 from akunu_py.models.hub import cache
+from akunu_py.models.speed import describe_speed
 from akunu_py.models.usage import Usage, read_usage
 from akunu_py.text import human_size, on_one_line, say
 
@@ -144,10 +145,13 @@ def recommend_models(args: argparse.Namespace) -> None:
     if memory is None:
         from akunu_py.decoding import device  # loads MLX, which knows what the GPU takes
 
-        usable = device.available_memory()
+        machine = device.machine()
+        usable = machine.memory
+        found = recommend(usable, machine.suits)
     else:
+        machine = None
         usable = usable_memory(memory)
-    found = recommend(usable)
+        found = recommend(usable)
     if args.format == "json":
         print(json.dumps({"usable_bytes": usable, **{r.purpose: _as_dict(r) for r in found}}))
         return
@@ -161,6 +165,8 @@ def recommend_models(args: argparse.Namespace) -> None:
         say(f"{recommendation.purpose}: {entry.name}  ({entry.title}, {entry.licence})")
         say(f"  {entry.description}")
         say(f"  why: {recommendation.why}")
+        if machine is not None:
+            say(f"  speed: {describe_speed(machine.tokens_per_s(entry))}, without drafting")
         say(f"  akunu models pull {entry.name}  ({human_size(entry.download_bytes)})")
 
 

@@ -17,8 +17,22 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model
 
 from akunu_py.decoding.blas import load_openblas
+from akunu_py.models.speed import Machine
 from akunu_py.types import WeightMode
 
+# GB/s of memory. Apple's own figures (support.apple.com, technical specifications of each Mac), the
+# smaller one where there are two; the longer name first. Of a core of a CPU: the starter's 32
+# tokens/s on two.
+_OF_CHIPS = {
+    "Apple M1 Ultra": 800, "Apple M1 Max": 400, "Apple M1 Pro": 200, "Apple M1": 68,
+    "Apple M2 Ultra": 800, "Apple M2 Max": 400, "Apple M2 Pro": 200, "Apple M2": 100,
+    "Apple M3 Ultra": 800, "Apple M3 Max": 300, "Apple M3 Pro": 150, "Apple M3": 100,
+    "Apple M4 Max": 410, "Apple M4 Pro": 273, "Apple M4": 120,
+    "Apple M5 Max": 460, "Apple M5 Pro": 300, "Apple M5": 153,
+}  # fmt: skip
+_OF_ANY_CHIP, _OF_A_GPU = 100.0, 400.0
+_OF_A_CORE, _MOST_OF_A_CPU = 10.0, 80.0
+_SHARE_FOR_A_MODEL = 0.8  # of a machine's memory, where no GPU says how much
 _SHARE_OF_FREE_MEMORY = 0.7  # the rest is for the KV cache, activations and everybody else
 
 
@@ -100,6 +114,24 @@ def available_memory() -> int:
     return min(_free_memory(), *_control_group_limits(Path("/proc/self/cgroup")))
 
 
+def machine() -> Machine:
+    """What this machine can give a model when nothing else needs it: advice must not change with
+    the moment."""
+    limit = mx.device_info().get("max_recommended_working_set_size")
+    groups = _control_group_limits(Path("/proc/self/cgroup"), in_use=False)
+    memory = int(limit or _SHARE_FOR_A_MODEL * min(groups))
+    return Machine(memory, 1e9 * _bandwidth(), plain=on_cpu())
+
+
+def _bandwidth() -> float:
+    """GB of memory a second, of a chip of this kind."""
+    if on_cpu():
+        return min(_MOST_OF_A_CPU, _OF_A_CORE * len(os.sched_getaffinity(0)))
+    name = str(mx.device_info().get("device_name", ""))
+    chips = (bandwidth for chip, bandwidth in _OF_CHIPS.items() if name.startswith(chip))
+    return next(chips, _OF_ANY_CHIP if on_metal() else _OF_A_GPU)
+
+
 def _free_memory() -> int:
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text().splitlines():
@@ -108,8 +140,11 @@ def _free_memory() -> int:
     return total_memory()
 
 
-def _control_group_limits(membership: Path, root: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
-    """What is left in this process's control group and those around it (versions 1 and 2).
+def _control_group_limits(
+    membership: Path, root: Path = Path("/sys/fs/cgroup"), *, in_use: bool = True
+) -> Iterator[int]:
+    """What is left in this process's control group and those around it (versions 1 and 2); what
+    they may take at all where nothing counts as `in_use`.
 
     membership: the file that says which group that is, root: where the groups are mounted.
     """
@@ -127,7 +162,7 @@ def _control_group_limits(membership: Path, root: Path = Path("/sys/fs/cgroup"))
         while True:
             with contextlib.suppress(OSError, ValueError):  # "max" is no number, and no limit
                 most, used = (int((group / file).read_text()) for file in files[controllers])
-                yield max(0, most - used + _file_cache(group))
+                yield max(0, most - used + _file_cache(group)) if in_use else most
             if group == root / controllers:
                 break
             group = group.parent

@@ -317,7 +317,8 @@ def _explained(error: BaseException, repository: str, revision: str | None) -> A
         case httpx2.TransportError() if not isinstance(error, httpx2.UnsupportedProtocol):
             return TransientError(
                 f"cannot fetch {repository}: {host} does not answer ({_told(error)}); check the "
-                "network, HTTPS_PROXY and HF_ENDPOINT, then pull again"
+                "network, HTTPS_PROXY and HF_ENDPOINT, then pull again",
+                "no connection" if isinstance(error, httpx2.ConnectError) else "connection lost",
             )
         case _:
             return FetchError(

@@ -17,6 +17,7 @@ from akunu_py.models import catalogue, store
 from akunu_py.models.catalogue import CatalogueEntry, load_catalogue, read_entry, recommend
 from akunu_py.models.fit import GIB, activations_from, comfortable, usable_memory
 from akunu_py.models.hub import api
+from akunu_py.models.speed import PLEASANT, Machine
 from tests.support.paths import DOCS, GOLDEN
 
 # Facts of the architectures, from each model's config.json; docs/models.md names the sources.
@@ -104,6 +105,20 @@ def test_parameters_are_counted(name: str) -> None:
     config = CONFIGS[name]
     doubled = config["vocab_size"] * config["hidden_size"] if name == "gemma-3-1b" else 0
     assert ENTRIES[name].parameters == counted - doubled
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_a_token_passes_through_the_experts_that_are_chosen(name: str) -> None:
+    config = CONFIGS[name] | CONFIGS[name].get("text_config", {})
+    experts = config.get("num_experts") or config.get("num_local_experts") or 0
+    if not experts:
+        assert ENTRIES[name].active_parameters == 0
+        return
+    chosen = config.get("num_experts_per_tok") or config["experts_per_token"]
+    width = config.get("moe_intermediate_size") or config["intermediate_size"]
+    expert = 3 * config["hidden_size"] * width
+    idle = config["num_hidden_layers"] * (experts - chosen) * expert
+    assert ENTRIES[name].active_parameters == ENTRIES[name].parameters - idle
 
 
 def vision_tower(depth: int, width: int, inner: int, text_width: int) -> int:
@@ -205,6 +220,22 @@ def test_recommendations_fit_and_grow_with_memory() -> None:
     assert "code" not in chat.entry.purpose
     assert "fim" in code.entry.purpose
     assert [found.entry for found in recommend(10_000_000)] == [None, None]
+
+
+def test_what_is_recommended_is_fast_enough_by_the_estimate() -> None:
+    """The same memory, from two CPU cores to an Ultra: more bandwidth, more model."""
+    grades = [0]
+    for bandwidth, plain in ((20e9, True), (68e9, False), (400e9, False), (800e9, False)):
+        machine = Machine(usable_memory(64 * GIB), bandwidth, plain)
+        best = recommend(machine.memory, machine.suits)[0].entry
+        assert best is not None
+        assert machine.tokens_per_s(best) >= PLEASANT
+        grades.append(best.grade)
+    assert grades == sorted(grades)
+    assert grades[1] < ENTRIES["qwen3-30b-a3b"].grade, "no 30B on two cores, though it fits"
+    nothing = recommend(64 * GIB, Machine(64 * GIB, 1e6).suits)[0]
+    assert nothing.entry is None
+    assert "slower than one reads" in nothing.why
 
 
 def test_the_documented_table_is_the_catalogue() -> None:

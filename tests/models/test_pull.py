@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NoReturn
@@ -187,6 +188,9 @@ def test_rate_and_time_left() -> None:
     assert seen[-1].rate == pytest.approx(100)
     assert seen[-1].seconds_left == pytest.approx((10_000 - 1900) / 100)
     assert seen[-1].share == pytest.approx(0.19)
+    fast = replace(seen[-1], rate=1e5)
+    assert fast.describe().endswith("100 kB/s · 1:21 left")
+    assert "left" not in replace(fast, seconds_left=508_028).describe()
     now[0] = 30.0
     meter("download", 1900, 10_000)  # it stalled: the rate falls, no division by zero
     assert seen[-1].rate is not None

@@ -60,7 +60,7 @@ async def first_run() -> AsyncIterator[Chat]:
     app = ChatApp(ChatConfig("starter", GenerateOptions(), missing=True))
     async with app.run_test(size=(80, 24)) as pilot:
         it = Chat(pilot)
-        await until(pilot, lambda: "40%" in str(it.status.render()))
+        await until(pilot, lambda: "36%" in str(it.status.render()))
         try:
             yield it
         finally:
@@ -69,7 +69,7 @@ async def first_run() -> AsyncIterator[Chat]:
 
 async def test_the_chat_is_open_while_the_model_is_fetched(source: Source) -> None:
     async with first_run() as it:
-        assert "fetching the model 40%" in str(it.status.render())
+        assert "fetching the model 36%" in str(it.status.render())
         told = str(it.app.query_one(Welcome).query_one(".download").render())
         assert told.splitlines()[1] == "download: 40.0 MB of 100 MB"
         await it.send("one")
@@ -95,7 +95,7 @@ async def test_a_failure_is_told_and_a_prompt_tries_again(source: Source) -> Non
         source.proceed.clear()
         source.error = None
         await it.press("enter")
-        await until(it.pilot, lambda: "40%" in str(it.status.render()))
+        await until(it.pilot, lambda: "36%" in str(it.status.render()))
         assert (it.prompts, source.asked) == (["one"], ["starter", "starter"])
         source.proceed.set()
         await until(it.pilot, lambda: it.phase() == "loading")
@@ -109,7 +109,7 @@ async def test_the_picker_stops_it_and_begins_it_again(source: Source) -> None:
         await until(it.pilot, lambda: it.phase() == "failed")
         rows = [str(row.prompt) for row in it.app.screen.query_one(OptionList).options]
         assert not [row for row in rows if "in use" in row]
-        await it.press("enter")
+        await it.press("enter", "enter")
         await until(it.pilot, lambda: it.phase() == "fetching")
         source.proceed.set()
         await until(it.pilot, lambda: it.phase() == "loading")

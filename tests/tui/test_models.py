@@ -18,6 +18,7 @@ from textual.widgets import OptionList, Static
 from akunu_py.errors import FetchError
 from akunu_py.models import catalogue, store
 from akunu_py.models.progress import Progress
+from akunu_py.models.speed import Machine
 from akunu_py.models.store import StoredModel
 from akunu_py.tui.downloads import DownloadEnded, DownloadMoved, Downloads
 from akunu_py.tui.models import ModelsScreen, better_model
@@ -41,13 +42,15 @@ ENTRIES = {
     )
 }  # fmt: skip
 MEMORY = 8 * GB
+MACHINE = Machine(MEMORY, 100e9)
 
 
 @pytest.fixture(autouse=True)
 def few_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setattr(catalogue, "load_catalogue", lambda: ENTRIES)
-    monkeypatch.setattr("akunu_py.tui.models.available_memory", lambda: MEMORY)
+    monkeypatch.setattr("akunu_py.tui.models.look_at_machine", lambda: (GB // 50, MACHINE))
+    monkeypatch.setattr("akunu_py.tui.models.free_space", lambda: 310 * GB)
     stored = [
         StoredModel("starter", tmp_path, GB // 10, 8192, licence="Apache-2.0"),
         StoredModel("torn", tmp_path, GB, damaged="model.safetensors is missing"),
@@ -113,7 +116,14 @@ async def test_fetching_shows_progress_and_goes_on_behind_the_chat(pulled: Pulle
     host, shown = screen(pulled)
     async with host.run_test(size=(90, 24)) as pilot:
         await pilot.press(*"good", "enter")
-        await until(pilot, lambda: "50%" in "\n".join(lines(shown)))
+        assert about(shown) == (
+            "Fetch 2.0 GB? 310 GB are free; about 3 min at 100 Mbit/s. Enter again fetches it."
+        )
+        await pilot.press("down", "x", "backspace")
+        await pilot.press("enter")
+        assert (pulled.asked, list(shown._downloads.all)) == ([], []), "the question was left"
+        await pilot.press("enter")
+        await until(pilot, lambda: "45%" in "\n".join(lines(shown)))
         assert about(shown) == "download: 1.0 GB of 2.0 GB · 10.0 MB/s · 3:05 left"
         await pilot.press("enter")
         assert pulled.asked == ["good-4b"], "not twice at once"
@@ -124,17 +134,31 @@ async def test_fetching_shows_progress_and_goes_on_behind_the_chat(pulled: Pulle
 
 
 async def test_a_repository_of_the_hub_can_be_named(pulled: Pulled) -> None:
-    host, _ = screen(pulled)
+    host, shown = screen(pulled)
     async with host.run_test(size=(90, 24)) as pilot:
         await pilot.press(*"ab", "slash", *"cd", "enter")
+        assert "size is not known" in about(shown)
+        await pilot.press("enter")
         await until(pilot, lambda: pulled.asked == ["ab/cd"])
+
+
+async def test_a_click_fetches_nothing_before_the_second_one(pulled: Pulled) -> None:
+    host, shown = screen(pulled)
+    async with host.run_test(size=(90, 24)) as pilot:
+        at = [line.split()[0] for line in lines(shown)].index("good-4b")
+        await pilot.click(OptionList, offset=(5, at))
+        assert (about(shown)[:13], shown._downloads.all) == ("Fetch 2.0 GB?", {})
+        await pilot.click(OptionList, offset=(5, at + 1))
+        assert (about(shown)[:13], shown._downloads.all) == ("Fetch 4.0 GB?", {})
+        await pilot.click(OptionList, offset=(5, at + 1))
+        await until(pilot, lambda: pulled.asked == ["coder-7b"])
 
 
 async def test_a_model_that_is_too_large_is_fetched_at_the_second_enter(pulled: Pulled) -> None:
     host, shown = screen(pulled)
     async with host.run_test() as pilot:
         await pilot.press(*"big", "enter")
-        assert "Too large" in about(shown)
+        assert "too much for this machine" in about(shown)
         assert pulled.asked == []
         await pilot.press("enter")
         await until(pilot, lambda: pulled.asked == ["big-30b"])
@@ -143,7 +167,7 @@ async def test_a_model_that_is_too_large_is_fetched_at_the_second_enter(pulled: 
 async def test_a_download_can_be_stopped(pulled: Pulled) -> None:
     host, shown = screen(pulled)
     async with host.run_test() as pilot:
-        await pilot.press(*"good", "enter")
+        await pilot.press(*"good", "enter", "enter")
         await until(pilot, lambda: pulled.asked == ["good-4b"])
         await pilot.press("ctrl+x")
         await until(pilot, lambda: not shown._downloads.all)
@@ -151,12 +175,35 @@ async def test_a_download_can_be_stopped(pulled: Pulled) -> None:
 
 
 async def test_a_download_that_fails_says_why(pulled: Pulled) -> None:
-    pulled.error = FetchError("the hub does not answer; check the network")
-    pulled.proceed.set()
+    why = "the hub does not answer; check " + "the network, then " * 9 + "try again"
+    pulled.error = FetchError(why)
+    pulled.steps = [Progress("waiting: no connection to the hub")]
     host, shown = screen(pulled)
-    async with host.run_test() as pilot:
-        await pilot.press(*"good", "enter")
-        await until(pilot, lambda: about(shown) == "the hub does not answer; check the network")
+    async with host.run_test(size=(90, 24)) as pilot:
+        await pilot.press(*"good", "enter", "enter")
+        await until(pilot, lambda: "waiting: no connection to" in "\n".join(lines(shown)))
+        pulled.proceed.set()
+        await until(pilot, lambda: about(shown) == f"{why}. Enter tries again.")
+        assert ["✗ failed" in line for line in lines(shown)] == [False, True]
+        description = shown.query_one("#description")
+        assert description.size.height > 2, "all of it is seen"
+        assert description.region.bottom <= shown.query_one("#dialog").region.bottom - 1
+    again = ModelsScreen("starter", shown._downloads, MEMORY)
+    async with Host(again).run_test(size=(90, 24)):
+        assert "✗ failed" in "\n".join(lines(again)), "it is still told"
+
+
+def test_progress_never_goes_backwards() -> None:
+    phases = ("look up", "download", "waiting: slow", "download", "check", "unpack", "import")
+    steps = [Progress(phase, done, 100) for phase in phases for done in (0, 72, 70, 58, 100)]
+    posted: list[float] = []
+    pulled = Pulled(*steps)
+    downloads = Downloads(lambda message: posted.append(downloads.all["x"].share), pulled)
+    pulled.proceed.set()
+    downloads.start("x")
+    downloads.close(10)
+    assert posted == sorted(posted)
+    assert 0.9 <= posted[-1] <= 1
 
 
 def test_downloads_tell_what_happened_and_close(pulled: Pulled) -> None:
@@ -192,14 +239,18 @@ def test_a_bug_in_pulling_ends_the_download() -> None:
     assert ended.error == "cannot fetch x: ZeroDivisionError: oops"
 
 
-def test_a_better_model_for_the_first_run() -> None:
+def test_a_better_model_for_the_first_run(monkeypatch: pytest.MonkeyPatch) -> None:
     better = better_model("starter")
     assert better is not None
-    assert better.name == "good-4b", "neither a coder nor what does not fit"
-    assert "2.0 GB to fetch" in describe_offer(better)
+    assert better.name == "good-4b", "neither a coder nor what does not fit, whatever is free now"
+    assert "2.0 GB to fetch, about 40 tokens/s (estimate)" in describe_offer(better)
     assert "/model good-4b" in describe_offer(replace(better, is_stored=True))
     assert better_model("good-4b") is None
     assert better_model("a folder of mine") is None
+    monkeypatch.setattr(
+        "akunu_py.tui.models.look_at_machine", lambda: (MEMORY, replace(MACHINE, bandwidth=10e9))
+    )
+    assert better_model("starter") is None, "it would fit, but be slower than one reads"
 
 
 @sizes_and_themes("light", "terminal-dark")
@@ -211,7 +262,7 @@ def test_picture(snap_compare: Compare, pulled: Pulled, size: tuple[int, int], t
     async def fetching(pilot: Pilot[None]) -> None:
         shown._downloads.start("good-4b")
         await pilot.press("down", "down")
-        await until(pilot, lambda: "60%" in "\n".join(lines(shown)))
+        await until(pilot, lambda: "54%" in "\n".join(lines(shown)))
         await asyncio.sleep(0.05)
 
     assert snap_compare(host, terminal_size=size, run_before=fetching)

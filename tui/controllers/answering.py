@@ -259,7 +259,7 @@ class AnswerController:
         download = self._downloads.all.get(message.name)
         if download is not None and self._waits_for(message.name):
             self._view.status.phase = "fetching"
-            self._view.status.progress = download.progress.share
+            self._view.status.progress = download.share
             self._view.show_download(download.progress.describe())
 
     async def on_download_ended(self, message: DownloadEnded, *, is_listed: bool) -> None:
