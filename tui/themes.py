@@ -33,6 +33,7 @@ DARK = Theme(
     panel=colors.PANEL,
     dark=True,
     variables={
+        "foreground-muted": colors.FOREGROUND_MUTED,
         "block-cursor-background": "#24405f",
         "block-cursor-foreground": "#ffffff",
         "block-cursor-text-style": "none",
@@ -58,6 +59,7 @@ LIGHT = Theme(
     panel="#e5e5e1",
     dark=False,
     variables={
+        "foreground-muted": "#4f565f",
         "block-cursor-background": "#cfe3f8",
         "block-cursor-foreground": "#0b2545",
         "block-cursor-text-style": "none",

@@ -12,6 +12,7 @@ from textual.message import Message as TextualMessage
 from textual.pilot import Pilot
 from textual.widgets import Markdown
 
+from akunu_py.settings import Settings
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.session_thread import Finished, Gauges, Loaded, PieceArrived
@@ -135,9 +136,14 @@ async def chat(
     size: tuple[int, int] = (80, 24),
     store: StoreThread | None = None,
     directory: Path | None = None,
+    settings: Settings | None = None,
 ) -> AsyncIterator[Chat]:
     config = ChatConfig(
-        "starter", GenerateOptions(), store=store, directory=directory or Path.cwd()
+        "starter",
+        GenerateOptions(),
+        settings or Settings(),
+        store=store,
+        directory=directory or Path.cwd(),
     )
     async with ChatApp(config).run_test(size=size) as pilot:
         chat = Chat(pilot)

@@ -14,6 +14,7 @@ from textual import events
 from textual.app import ComposeResult
 from textual.content import Content
 from textual.geometry import Offset, Size
+from textual.highlight import HighlightTheme, highlight
 from textual.message import Message
 from textual.selection import Selection
 from textual.style import Style
@@ -23,6 +24,14 @@ from textual.widgets.markdown import MarkdownBlock, MarkdownFence
 _MEASURE = 96  # columns, as wide as text: wider where a line needs it and there is room
 _STEP = 8  # columns that a key scrolls
 _AHEAD, _BEHIND, _AGAIN = "›", "‹", "↪ "
+
+
+class _Colors(HighlightTheme):
+    """Textual's, without the underlines that look like links."""
+
+    STYLES = {  # noqa: RUF012 - declared so there
+        token: style.replace(" underline", "") for token, style in HighlightTheme.STYLES.items()
+    }
 
 
 class CodeBlock(MarkdownFence):
@@ -117,7 +126,10 @@ class CodeBlock(MarkdownFence):
         if self._shown[0] != key:
             if self._highlighted is None:
                 dark, ansi = self.app.current_theme.dark, self.app.native_ansi_color
-                code = self.highlight(self.code, self.lexer or "text", ansi=ansi, dark=dark)
+                if ansi:
+                    code = self.highlight(self.code, self.lexer or "text", ansi=True, dark=dark)
+                else:
+                    code = highlight(self.code, language=self.lexer or "text", theme=_Colors)
                 self._highlighted = code.split("\n", allow_blank=True)[: self._count]
             mark = self.get_visual_style("code--mark", partial=True)
             show = wrapped if self._is_wrapped else cut

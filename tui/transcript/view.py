@@ -306,8 +306,8 @@ class Transcript(SteadyScroll):
         return next(iter(views), None)
 
     async def watch_drafting(self, drafting: bool) -> None:
-        for view in self.query(AnswerView):
-            await view.show_drafting(drafting)
+        with self.app.batch_update():
+            await asyncio.gather(*(view.show_drafting(drafting) for view in self.query(AnswerView)))
 
     def watch_thinking(self, thinking: bool) -> None:
         for view in self.query(AnswerView):

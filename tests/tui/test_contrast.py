@@ -1,0 +1,183 @@
+"""Whatever is written on the screen can be read: 4.5 to 1 at least, as WCAG 2.2 asks of text."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from rich.style import Style
+from textual.color import Color
+
+from akunu_py.settings import Settings
+from akunu_py.tui.session_thread import Finished, PieceArrived
+from akunu_py.tui.store_thread import StoreThread
+from tests.support.tui_chat import GAUGES, STATS, Chat, chat
+
+LEAST = 4.5
+ANSWER = """# One
+
+## Two
+
+### Three
+
+#### Four
+
+##### Five
+
+Text, **strong**, *em*, ~~gone~~, `code`, [a link](https://example.org).
+
+> quoted
+
+- item
+
+| head | b |
+|---|--:|
+| cell | `1` |
+
+```python
+@decorator
+class Point(Base):  # a comment
+    \"\"\"Its words.\"\"\"
+    CONSTANT: int = 12
+
+    def move(self, x: float = 1.5) -> None:
+        import os
+        print(f"{x!r} and {len(self)} words", 'x', None, not True)
+        raise ValueError("long" * 2, "a very long line that is cut, with a mark, or two, or three")
+```
+
+```json
+{"key": [1, true, null, "text"]}
+```
+
+```html
+<p class="x">text &amp; more</p>
+```
+
+```sh
+for f in $HOME/*.md; do echo "$f" | wc -l; done
+```
+
+```diff
+- old
++ new
+@@ 1 @@
+```
+"""
+
+
+def contrast(one: Color, other: Color) -> float:
+    """The ratio of two colours, from 1 to 21 (WCAG 2.2)."""
+
+    def luminance(color: Color) -> float:
+        red, green, blue = (
+            part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
+            for part in color.normalized
+        )
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def contrasts(it: Chat) -> dict[tuple[str, str], tuple[float, str]]:
+    """For each pair of colours that something is written in: its contrast, and an example."""
+    found: dict[tuple[str, str], tuple[float, str]] = {}
+    screen = it.app.screen
+    # What is behind a dialog is dimmed, and is not what one reads.
+    shown = screen.children[0].region if screen.is_modal else screen.region
+    for strip in screen._compositor.render_strips()[shown.y : shown.bottom]:
+        for text, style, _ in strip.crop(shown.x, shown.right):
+            if style is None or not any(letter.isalnum() for letter in text):
+                continue
+            ink, paper = Color.from_rich_color(style.color), Color.from_rich_color(style.bgcolor)
+            if style.reverse:
+                ink, paper = paper, ink
+            assert not style.dim, text
+            found[ink.hex, paper.hex] = contrast(ink, paper), text.strip()
+    return found
+
+
+async def answered(it: Chat) -> None:
+    await it.send("Show me all of it, all")
+    await it.post(PieceArrived(1, ANSWER, ((3, 40),), STATS, "I think.", ((60, " wrong"),)))
+    await it.post(Finished(1, "length", STATS, GAUGES))
+
+
+def keys(*names: str) -> Callable[[Chat], Awaitable[None]]:
+    async def press(it: Chat) -> None:
+        await it.press(*names)
+        await it.pilot.pause(0.02)
+
+    press.__name__ = " ".join(names)
+    return press
+
+
+async def notices(it: Chat) -> None:
+    await it.app.view.add_notice("a notice")
+    await it.app.view.add_notice("an error", "error")
+    it.app.view.warn("It does not work.")
+    it.app.view.inform("It works.")
+    await it.pilot.pause(0.02)
+
+
+STEPS = [
+    answered,
+    keys("f3"),
+    keys("tab"),
+    keys("escape", "f6"),
+    keys("escape", "f2"),
+    keys("f2", "f1"),
+    keys("escape", "f4"),
+    keys("escape", "ctrl+s"),
+    keys("escape", "ctrl+o"),
+    keys("escape", "ctrl+p"),
+    keys("escape", "/"),
+    keys("backspace"),
+    notices,
+]
+
+
+@pytest.mark.parametrize("theme", ["dark", "light"])
+async def test_all_that_is_written_can_be_read(theme: str, tmp_path: Path) -> None:
+    store = StoreThread(tmp_path / "conversations.db")
+    look = Settings(theme=theme, reduced_motion=True)
+    bad: dict[tuple[str, str], tuple[float, str, str]] = {}
+    seen = set()
+    async with chat(size=(100, 80), store=store, directory=tmp_path, settings=look) as it:
+        for step in [keys(), *STEPS]:
+            await step(it)
+            for pair, (ratio, text) in contrasts(it).items():
+                seen.add(pair)
+                if ratio < LEAST:
+                    bad.setdefault(pair, (round(ratio, 2), text, step.__name__))
+    await asyncio.to_thread(store.close, 10)
+    assert not bad, "\n".join(f"{pair} {what}" for pair, what in bad.items())
+    assert len(seen) > 30
+
+
+async def test_with_the_terminals_own_colours_what_is_typed_and_code_stand_out() -> None:
+    """Sixteen colours, as for TERM=xterm: no shade of grey tells a placeholder from a prompt."""
+
+    def style_of(it: Chat, text: str) -> Style:
+        for strip in it.app.screen._compositor.render_strips():
+            for part, style, _ in strip:
+                if text in part and style is not None:
+                    return style
+        raise AssertionError(text)
+
+    async with chat(settings=Settings(theme="terminal", reduced_motion=True)) as it:
+        placeholder = style_of(it, "sk something")
+        await it.send("go")
+        await it.answer("words\n\n```python\nx = 1\n```")
+        it.box.insert("typed words")
+        await it.pilot.pause()
+        typed = style_of(it, "typed words")
+        assert (placeholder.color, placeholder.italic) != (typed.color, typed.italic)
+        lines = it.screen_text().splitlines()
+        (row,) = (row for row, line in enumerate(lines) if "x = 1" in line)
+        assert lines[row].strip().startswith("│")
+        assert lines[row].strip().endswith("│")
+        assert lines[row + 1].strip().startswith("╰")
