@@ -24,7 +24,7 @@ from pygls.exceptions import JsonRpcContentModified, JsonRpcException, JsonRpcIn
 from pygls.lsp.server import LanguageServer
 from pygls.uris import to_fs_path
 
-from akunu_py.completion.lsp_protocol import Document, StrictProtocol, serve, well_formed
+from akunu_py.completion.lsp_protocol import Document, StrictProtocol, serve
 from akunu_py.completion.thread import CompletionThread, Failure, Ticket
 from akunu_py.completion.types import Completion, CompletionRequest, SourceFile
 from akunu_py.errors import INTERRUPTED, AkunuError
@@ -62,6 +62,7 @@ class InlineCompletions:
         self.reporting: asyncio.Task[None] | None = None  # kept: the event loop does not
         self.server = LanguageServer("akunu", __version__, protocol_cls=StrictProtocol)
         self.resting: asyncio.TimerHandle | None = None
+        self._protocol.on_open, self._protocol.on_change = self.read_beginning, self.read_soon
 
         # pygls marks the functions that it is given, which methods do not allow.
         @self.server.feature(types.INITIALIZED)
@@ -69,16 +70,6 @@ class InlineCompletions:
             self.thread.start()
             # A task of our own: one of pygls' that ends with the program leaves a traceback.
             self.reporting = asyncio.create_task(report_loading(self.server, loads))
-
-        @self.server.feature(types.TEXT_DOCUMENT_DID_OPEN)
-        def did_open(params: types.DidOpenTextDocumentParams) -> None:
-            self.read_ahead(params.text_document.uri)
-
-        @self.server.feature(types.TEXT_DOCUMENT_DID_CHANGE)
-        def did_change(params: types.DidChangeTextDocumentParams) -> None:
-            change = params.content_changes[-1] if params.content_changes else None
-            if isinstance(change, types.TextDocumentContentChangePartial):
-                self.read_soon(params.text_document.uri, change)
 
         # Announced with a value: where there is none, clients never ask.
         options = types.InlineCompletionOptions()
@@ -89,30 +80,21 @@ class InlineCompletions:
         ) -> types.InlineCompletionList:
             return await self.complete(params)
 
-    def read_soon(self, uri: str, change: types.TextDocumentContentChangePartial) -> None:
+    def read_soon(self, document: Document, at: int) -> None:
         """Reads ahead where a document was changed, if nothing is typed for a moment."""
         if self.resting is not None:
             self.resting.cancel()
-        self.resting = self.loop.call_later(_REST_S, self.read_ahead, uri, change)
+        before, after = document.text[:at], document.text[at:]
+        self.resting = self.loop.call_later(_REST_S, self.read_ahead, document, before, after)
 
-    def read_ahead(
-        self, uri: str, change: types.TextDocumentContentChangePartial | None = None
-    ) -> None:
-        """Reads a document that was just opened from its beginning, which many places in it share;
-        one that was changed up to the end of the change."""
-        document = self._protocol.documents.use(uri)
-        if document is None:
-            return
-        if change is None:
-            end = document.text.rfind("\n", 0, _HEAD) + 1 or _HEAD
-            before, after = document.text[:end], ""
-        else:
-            position = change.range.start
-            at = document.offset(position.line, position.character, self._encoding)
-            at += len(well_formed(change.text))
-            before, after = document.text[:at], document.text[at:]
-        request = self._request(document, before, after)
-        self.thread.submit(Ticket(replace(request, max_tokens=0), channel=uri))
+    def read_beginning(self, document: Document) -> None:
+        """Reads ahead what many places in a document share that was just opened."""
+        self.read_ahead(document, document.text[: document.text.rfind("\n", 0, _HEAD) + 1 or _HEAD])
+
+    def read_ahead(self, document: Document, before: str, after: str = "") -> None:
+        if before.strip():
+            request = replace(self._request(document, before, after), max_tokens=0)
+            self.thread.submit(Ticket(request, channel=document.uri))
 
     async def complete(self, params: types.InlineCompletionParams) -> types.InlineCompletionList:
         """Raises a JsonRpcException where there is no answer: see the top of this module."""
@@ -201,7 +183,7 @@ async def report_loading(
     for number in itertools.count():
         await loads.get()
         token = f"akunu/loading/{number}"
-        shown = shows and loads.empty() and await _begin_progress(server, token)
+        shown = shows and await _begin_progress(server, token)
         outcome = await loads.get()
         if shown:
             message = "failed" if isinstance(outcome, Failure) else f"{outcome} is ready"

@@ -15,7 +15,7 @@ import enum
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, BinaryIO, cast
@@ -158,6 +158,9 @@ class StrictProtocol(LanguageServerProtocol):
     def __init__(self, server: LanguageServer, converter: Any) -> None:
         super().__init__(server, converter)
         self.documents = Documents()
+        self.on_open: Callable[[Document], None] = lambda document: None
+        # What was changed last ends at the index.
+        self.on_change: Callable[[Document, int], None] = lambda document, index: None
         self._initialized = False
 
     def position_encoding(self) -> str:
@@ -207,13 +210,16 @@ class StrictProtocol(LanguageServerProtocol):
     def lsp_text_document__did_open(self, params: types.DidOpenTextDocumentParams) -> None:
         opened = params.text_document
         document = Document(opened.uri, _plain(opened.language_id), "")
-        self.documents.put(document.with_text(opened.text))
+        document = document.with_text(opened.text)
+        self.documents.put(document)
+        self.on_open(document)
 
     @lsp_method(types.TEXT_DOCUMENT_DID_CHANGE)
     def lsp_text_document__did_change(self, params: types.DidChangeTextDocumentParams) -> None:
         document = self.documents.use(params.text_document.uri)
         if document is None:
             raise JsonRpcInvalidParams(f"not open: {params.text_document.uri}")
+        at = None
         for change in params.content_changes:
             if isinstance(change, types.TextDocumentContentChangePartial):
                 start, end = change.range.start, change.range.end
@@ -223,9 +229,13 @@ class StrictProtocol(LanguageServerProtocol):
                     (end.line, end.character),
                     self.position_encoding(),
                 )
+                at = document.offset(start.line, start.character, self.position_encoding())
+                at += len(well_formed(change.text))
             else:
-                document = document.with_text(change.text)
+                document, at = document.with_text(change.text), None
         self.documents.put(document)
+        if at is not None:
+            self.on_change(document, at)
 
     @lsp_method(types.TEXT_DOCUMENT_DID_CLOSE)
     def lsp_text_document__did_close(self, params: types.DidCloseTextDocumentParams) -> None:

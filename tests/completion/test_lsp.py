@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -196,6 +197,39 @@ async def test_open_documents_are_the_other_files(editor: Editor) -> None:
     editor.change("file:///b", "x")  # a notification, because nobody waits for an answer
     await editor.asked("file:///c", 0, 0)
     assert ["not open: file:///b" in message for message in editor.messages] == [True]
+
+
+async def test_what_is_opened_and_where_something_is_changed_is_read_ahead(
+    editor: Editor, tmp_path: Path
+) -> None:
+    log = tmp_path / "read"
+
+    async def read(number: int) -> str:
+        """What was read ahead as soon as it is the `number`th."""
+        for _ in range(500):
+            lines = log.read_text().splitlines() if log.exists() else []
+            if len(lines) >= number:
+                break
+            await asyncio.sleep(0.02)
+        assert len(lines) == number
+        text: str = json.loads(lines[-1])
+        return text
+
+    await editor.start([*ECHO, str(log)])
+    text = "".join(f"line {number} 😀\n" for number in range(2000))
+    editor.open("file:///a", text)
+    first = await read(1)
+    assert text.startswith(first)
+    assert first.endswith("\n")
+    assert 4000 < len(first) <= 4096
+    for column in (7, 8, 9):  # a word is typed; the place where the typing rests is read
+        editor.change("file:///a", (1, column, 1, column, "xyz"[column - 7]))
+    assert await read(2) == "line 0 😀\nline 1 xyz"
+    editor.open("file:///c", "")
+    editor.change("file:///a", "all new")  # nobody knows where the cursor is
+    editor.change("file:///b", "not open")
+    editor.change("file:///a", (0, 3, 0, 4, "\n\u2028\r\n"))
+    assert await read(3) == "all\n\u2028\r\n"
 
 
 async def test_an_entry_chosen_in_a_menu_counts_as_typed(editor: Editor) -> None:

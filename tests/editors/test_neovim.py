@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from akunu_py.models.store import StoredModel
 from tests.support.command import AKUNU
+from tests.support.lsp_ghost import GHOST as SERVER
+from tests.support.paths import EDITORS
 from tests.support.terminal import Terminal, needs_tmux
 from tests.support.terminal import terminal as terminal  # a fixture
 
@@ -103,4 +106,71 @@ def test_without_a_ghost_the_keys_are_themselves(
     path = start(terminal, tmp_path)
     terminal.type(":lua vim.lsp.inline_completion.enable(false)", "Enter")
     terminal.type("G", "o", "(", "C-l", "Tab", ")")
-    assert re.fullmatch(rf"{re.escape(CODE)} *\(\f\s+\)\n", written(terminal, path))
+    assert re.fullmatch(rf"{re.escape(CODE)} *\([ \t]+\)\n", written(terminal, path))
+
+
+def open_with_ghosts(terminal: Terminal, directory: Path) -> Path:
+    """Neovim on a file, with a server that is told by files what to do."""
+    command = ", ".join(f"'{word}'" for word in [*SERVER, str(directory)])
+    (directory / "init.lua").write_text(
+        f"vim.opt.runtimepath:prepend('{EDITORS / 'neovim'}')\n"
+        f"require('akunu').setup({{ cmd = {{ {command} }} }})\n"
+        "vim.o.ttimeoutlen = 50\n"
+        "vim.o.statusline = \"%{v:lua.require'akunu'.status()}.\"\n"
+    )
+    path = directory / "a.py"
+    path.write_text("first\nlast\n")
+    nvim = f"XDG_STATE_HOME={directory} nvim -n -i NONE -u {directory}/init.lua"
+    terminal.type(f"{nvim} {path}; echo code=$?", "Enter")
+    terminal.wait_for("last")
+    return path
+
+
+def test_loading_is_shown_and_a_ghost_stays_while_it_is_accepted_in_parts(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    """Its rest is requested again each time, and that is never answered here."""
+    path = open_with_ghosts(terminal, tmp_path)
+    terminal.wait_for("akunu: the model is being loaded")
+    terminal.wait_for(r"loading\.")
+    (tmp_path / "model").touch()
+    terminal.wait_for(r"ready\.")
+    terminal.type("o")
+    terminal.wait_for(r"first *\none two three *\nfour *\nlast")
+    terminal.type("one")  # some letters of it, and a key before it is requested again
+    terminal.type("C-f")
+    for _ in range(5):  # it stays there, all the time
+        time.sleep(0.1)
+        terminal.wait_for(r"first *\none two three *\nfour *\nlast", seconds=0)
+    terminal.type(" t")
+    terminal.wait_for(r"first *\none two three *\nfour *\nlast")
+    terminal.type("C-l")
+    terminal.wait_for(r"first *\none two three *\nfour *\nlast")
+    terminal.type("C-l", "C-l", "C-l")
+    assert written(terminal, path) == "first\none two three\nfour\nlast\n"
+
+
+def test_a_server_that_was_killed_comes_back_by_itself(terminal: Terminal, tmp_path: Path) -> None:
+    (tmp_path / "model").touch()
+    open_with_ghosts(terminal, tmp_path)
+    terminal.wait_for(r"ready\.")
+    terminal.type("o", "die")
+    terminal.wait_for("quit with exit code 0 and signal 9")
+    terminal.type("Enter", "C-w")  # Neovim's own message wants to be read
+    terminal.wait_for(r"failed: the helper ended with 9\.")
+    terminal.wait_for(r"ready\.")
+    terminal.type("x", "BSpace")
+    terminal.wait_for("one two three")
+
+
+def test_a_model_that_is_missing_is_told_and_found_when_it_comes(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    (tmp_path / "missing").touch()
+    open_with_ghosts(terminal, tmp_path)
+    terminal.wait_for(r"failed: no such model\.")
+    (tmp_path / "model").touch()
+    time.sleep(1)  # no sooner is it tried again
+    terminal.type("o")
+    terminal.wait_for(r"ready\.")
+    terminal.wait_for("one two three")

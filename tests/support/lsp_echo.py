@@ -1,7 +1,8 @@
 """A language server like the real one, but for the model: it completes with what it was asked.
 
-Run as `python -m tests.support.lsp_echo`. A prefix that ends with "wait" is completed only when
-that is cancelled; one with "print" is printed to stdout first, as a careless library might.
+Run as `python -m tests.support.lsp_echo [FILE]`; the prefixes that it reads ahead go to the file,
+as JSON lines. A prefix that ends with "wait" is completed only when that is cancelled; one with
+"print" is printed to stdout first, as a careless library might.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -33,6 +35,11 @@ class Echo:
     def complete(
         self, request: CompletionRequest, ended: Ended, on_text: Callable[[str], None]
     ) -> Completion:
+        if not request.max_tokens:
+            if sys.argv[1:]:
+                with Path(sys.argv[1]).open("a") as file:
+                    file.write(json.dumps(request.prefix) + "\n")
+            return Completion("", "length", Stats())
         while request.prefix.endswith("wait") and not ended():
             time.sleep(0.01)
         if request.prefix.endswith("print"):

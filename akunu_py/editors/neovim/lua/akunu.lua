@@ -1,0 +1,210 @@
+-- Neovim's own inline completion, served by `akunu complete --lsp`: keys that accept a ghost whole or
+-- in part, a ghost that stays while its rest is requested again, and a helper that comes back.
+local M = {}
+
+local api = vim.api
+local namespace = api.nvim_create_namespace('akunu')
+local METHOD = 'textDocument/inlineCompletion'
+local LONGEST_PAUSE = 60 -- seconds before a helper that ended is started again
+
+local state, why = 'idle', '' -- of the helper: idle, loading, ready or failed
+local failures = 0 -- of the helper, since the model was there
+local rest = nil -- {buf, row, col, text}: what a partly accepted ghost has left, and where it stands
+local last_request = nil
+
+-- For a status line: idle, loading or ready; or "failed: " and why.
+function M.status()
+  return state == 'failed' and 'failed: ' .. why or state
+end
+
+-- ---- the ghost
+
+local function cursor()
+  local row, col = unpack(api.nvim_win_get_cursor(0))
+  return row - 1, col
+end
+
+local function drop()
+  if rest and api.nvim_buf_is_valid(rest.buf) then
+    api.nvim_buf_clear_namespace(rest.buf, namespace, 0, -1)
+  end
+  rest = nil
+end
+
+-- Shows `text` at the cursor until the server has answered, so that it does not blink.
+local function keep(text)
+  drop()
+  if text == '' then return end
+  local row, col = cursor()
+  rest = { buf = api.nvim_get_current_buf(), row = row, col = col, text = text }
+  local lines = vim.tbl_map(function(line)
+    return { { line, 'ComplHint' } }
+  end, vim.split(text, '\n', { plain = true }))
+  api.nvim_buf_set_extmark(rest.buf, namespace, row, col, {
+    virt_text = lines[1],
+    virt_lines = #lines > 1 and vim.list_slice(lines, 2) or nil,
+    virt_text_pos = 'inline',
+    hl_mode = 'combine',
+  })
+end
+
+-- What is left of `text`, which belongs at a place, now that the cursor is where it is: nil where
+-- something else than its beginning was typed.
+local function left(text, row, col)
+  local now_row, now_col = cursor()
+  local ok, typed = pcall(api.nvim_buf_get_text, 0, row, col, now_row, now_col, {})
+  typed = ok and table.concat(typed, '\n') or nil
+  return typed and vim.startswith(text, typed) and text:sub(#typed + 1) or nil
+end
+
+-- The cursor moved, or something was typed.
+local function follow()
+  if not rest then return end
+  local here = rest.buf == api.nvim_get_current_buf()
+  keep(here and left(rest.text, rest.row, rest.col) or '')
+end
+
+-- ---- accepting
+
+-- Puts in what `pattern` matches at the beginning of `text`, and keeps the rest.
+local function take(text, pattern)
+  local part = text:match(pattern)
+  api.nvim_paste(part, false, -1)
+  keep(text:sub(#part + 1))
+  return part
+end
+
+local function on_accept(pattern)
+  return function(item)
+    local text = item.insert_text
+    if type(text) ~= 'string' or (item.range and not item.range:is_empty()) then
+      if type(text) == 'string' then item.insert_text = text:match(pattern) end
+      return item
+    end
+    if item.range then
+      local row, col = item.range:to_extmark()
+      text = left(text, row, col) -- letters of it may have been typed since
+    end
+    if not text then return nil end
+    local part = take(text, pattern)
+    local client = vim.lsp.get_client_by_id(item.client_id)
+    if item.command and client then
+      local arguments = { item.command.arguments[1], vim.fn.strchars(part) }
+      client:exec_cmd({ title = '', command = item.command.command, arguments = arguments })
+    end
+    return nil
+  end
+end
+
+-- Accepts what `pattern` matches at the beginning of the ghost, or of what one has left while it is
+-- being requested again; with neither, `key` is itself, but for the form feed that nobody wants.
+local function map(key, pattern)
+  vim.keymap.set('i', key, function()
+    if vim.lsp.inline_completion.get({ on_accept = on_accept(pattern) }) then return '' end
+    if rest then
+      vim.schedule(function()
+        if rest then take(rest.text, pattern) end
+      end)
+      return ''
+    end
+    return key == '<C-L>' and '' or key
+  end, { expr = true, desc = 'Accept an inline completion' })
+end
+
+local PATTERNS = {
+  accept = '.*', -- all of it
+  ['accept-word'] = '^%s*[%w_]*[^%w_%s]*',
+  ['accept-line'] = '^\n?[^\n]*',
+}
+
+-- ---- the helper
+
+local function set_state(new)
+  state = new
+  vim.schedule(function() vim.cmd.redrawstatus({ bang = true }) end)
+end
+
+local function tell(status, text)
+  api.nvim_echo({ { text } }, false, {
+    kind = 'progress', id = 'akunu.helper', title = 'akunu', source = 'akunu', status = status,
+  })
+end
+
+local function on_progress(event)
+  local client = vim.lsp.get_client_by_id(event.data.client_id)
+  local value = event.data.params.value
+  if not client or client.name ~= 'akunu' then return end
+  local known = state == 'failed' -- and told
+  if value.kind == 'begin' then
+    set_state('loading')
+    if not known then tell('running', 'the model is being loaded') end
+  elseif value.kind == 'end' then
+    set_state(value.message == 'failed' and 'failed' or 'ready')
+    if state == 'ready' then failures = 0 end
+    tell(state == 'ready' and 'success' or 'failed', value.message)
+  end
+end
+
+local function on_request(event)
+  local request = event.data.request
+  if request.method ~= METHOD then return end
+  if request.type == 'pending' then
+    last_request = event.data.request_id
+  elseif request.type == 'complete' and event.data.request_id == last_request then
+    drop() -- the answer is shown now
+  end
+end
+
+-- Starts a helper that ended by itself again, after a pause that grows.
+local function on_exit(code, signal)
+  local asked_for = (code == 0 and signal == 0) or signal == 15 or vim.v.exiting ~= vim.NIL
+  if asked_for then
+    set_state('idle')
+    return
+  end
+  local pause = math.min(LONGEST_PAUSE, 2 ^ failures)
+  failures = failures + 1
+  why = ('the helper ended with %d'):format(signal ~= 0 and signal or code)
+  set_state('failed') -- Neovim gives a message of its own
+  vim.schedule(function()
+    vim.defer_fn(function()
+      if vim.lsp.is_enabled('akunu') then vim.lsp.enable('akunu') end
+    end, pause * 1000)
+  end)
+end
+
+-- cmd: how the server is started. keys: other keys by action, '' for none. filetypes: false for those
+-- without ghosts.
+function M.setup(options)
+  local filetypes = options.filetypes or {}
+  vim.lsp.config('akunu', {
+    cmd = options.cmd,
+    root_dir = function(buf, start)
+      if filetypes[vim.bo[buf].filetype] ~= false then start() end
+    end,
+    on_exit = on_exit,
+    handlers = {
+      ['window/showMessage'] = function(err, params, context)
+        why = params.message:gsub('^akunu: ', '')
+        set_state(state)
+        return vim.lsp.handlers['window/showMessage'](err, params, context)
+      end,
+    },
+  })
+  vim.lsp.enable('akunu')
+  vim.lsp.inline_completion.enable()
+  local keys = { accept = '<Tab>', ['accept-word'] = '<C-F>', ['accept-line'] = '<C-L>' }
+  for action, key in pairs(vim.tbl_extend('force', keys, options.keys or {})) do
+    if key ~= '' then map(key, PATTERNS[action]) end
+  end
+  local group = api.nvim_create_augroup('akunu', {})
+  local function on(events, callback)
+    api.nvim_create_autocmd(events, { group = group, callback = callback })
+  end
+  on({ 'CursorMovedI', 'TextChangedI' }, follow)
+  on({ 'InsertLeave', 'BufLeave' }, drop)
+  on('LspProgress', on_progress)
+  on('LspRequest', on_request)
+end
+
+return M

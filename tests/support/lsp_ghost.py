@@ -1,0 +1,63 @@
+"""A language server like the real one, whose model is told by files what to do.
+
+Run as `python -m tests.support.lsp_ghost DIRECTORY`. Loading waits for the file `model` there, and
+fails while there is one called `missing`. It completes lines that are empty; on others it goes on
+until nobody waits, and where "die" was written it is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+from akunu_py.completion.lsp import serve_lsp
+from akunu_py.completion.types import Completion, CompletionRequest, Ended
+from akunu_py.errors import UsageError
+from akunu_py.types import Stats
+
+if TYPE_CHECKING:
+    from akunu_py.completion.completer import Completer
+
+GHOST = [sys.executable, "-m", "tests.support.lsp_ghost"]
+TEXT = "one two three\nfour"
+
+
+class Ghost:
+    engine = SimpleNamespace(name="ghost")
+
+    def complete(
+        self, request: CompletionRequest, ended: Ended, on_text: Callable[[str], None]
+    ) -> Completion:
+        if not request.max_tokens:
+            return Completion("", "length", Stats())
+        if "die" in request.prefix:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if not request.prefix.split("\n")[-1].strip():
+            return Completion(TEXT, "stop", Stats())
+        while not ended():
+            time.sleep(0.01)
+        return Completion("", ended() or "stop", Stats())
+
+    def recall(self, request: CompletionRequest) -> None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+def load(directory: Path) -> Completer:
+    while not (directory / "model").exists():
+        if (directory / "missing").exists():
+            raise UsageError("no such model")
+        time.sleep(0.01)
+    return cast("Completer", Ghost())
+
+
+if __name__ == "__main__":
+    serve_lsp(lambda: load(Path(sys.argv[1])), CompletionRequest("", seconds=200))
