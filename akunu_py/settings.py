@@ -68,14 +68,23 @@ def load_settings() -> Settings:
 
     Raises UsageError where the file is not TOML, or sets something unknown or of the wrong type.
     """
+    settings, wrong = read_settings()
+    if wrong:
+        raise UsageError(wrong[0])
+    return settings
+
+
+def read_settings() -> tuple[Settings, list[str]]:
+    """The user's settings as far as they can be used, built-in ones in the place of the others; and
+    what is wrong, a line each."""
     path = settings_file()
     try:
         content = tomllib.loads(read_bounded(path, MAX_BYTES).decode("utf-8"))
     except FileNotFoundError:
-        return Settings()
+        return Settings(), []
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"cannot read {path}: {error}; correct or remove it") from error
-    return _checked(content, str(path))
+        return Settings(), [f"cannot read {path}: {error}; correct or remove it"]
+    return _usable(content, str(path))
 
 
 def save_settings(changes: Mapping[str, Any]) -> Settings:
@@ -138,24 +147,35 @@ def _text(value: str) -> Any:
 
 def _checked(content: Mapping[str, Any], where: str) -> Settings:
     """The settings in `content`. Raises UsageError, which begins with `where`."""
+    settings, wrong = _usable(content, where)
+    if wrong:
+        raise UsageError(wrong[0])
+    return settings
+
+
+def _usable(content: Mapping[str, Any], where: str) -> tuple[Settings, list[str]]:
+    """The settings in `content` that can be used, and what is wrong with the others; each line
+    begins with `where`."""
     known = {field.name: type(value) for field, value in _defaults()}
+    usable: dict[str, Any] = {}
+    wrong = []
     for name, value in content.items():
         if name not in known:
-            there = ", ".join(known)
-            raise UsageError(f"{where}: unknown setting {_short(name)}; there are: {there}")
-        if not _fits(value, known[name]):
-            expected = _EXPECTED[known[name]]
-            raise UsageError(f"{where}: expected {expected} for {name}, found {_short(value)}")
-    settings = replace(Settings(), **content)
-    if not 0 <= settings.temperature <= MAX_TEMPERATURE:
-        raise UsageError(
-            f"{where}: expected 0 to {MAX_TEMPERATURE:g} for temperature, found "
-            f"{_short(settings.temperature)}"
-        )
+            wrong.append(f"unknown setting {_short(name)}; there are: {', '.join(known)}")
+        elif not _fits(value, known[name]):
+            wrong.append(f"expected {_EXPECTED[known[name]]} for {name}, found {_short(value)}")
+        elif name == "temperature" and not 0 <= value <= MAX_TEMPERATURE:
+            wrong.append(
+                f"expected 0 to {MAX_TEMPERATURE:g} for temperature, found {_short(value)}"
+            )
+        else:
+            usable[name] = float(value) if known[name] is float else value
+    settings = replace(Settings(), **usable)
     if settings.persona and settings.persona not in settings.personas:
         there = ", ".join(settings.personas) or "none"
-        raise UsageError(f"{where}: no persona called {settings.persona!r}; there are: {there}")
-    return replace(settings, temperature=float(settings.temperature))
+        wrong.append(f"no persona called {settings.persona!r}; there are: {there}")
+        settings = replace(settings, persona="")
+    return settings, [f"{where}: {line}" for line in wrong]
 
 
 def _short(value: object) -> str:

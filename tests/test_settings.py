@@ -13,7 +13,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from akunu_py.cli import main
-from akunu_py.errors import StoreError, UsageError
+from akunu_py.commands.chat import settings_and_model
+from akunu_py.errors import StoreError, UnknownModel, UsageError
 from akunu_py.settings import Settings, load_settings, save_settings, settings_file
 
 PERSONAS = {"coder": "You write Python.", "poet": "You rhyme."}
@@ -128,3 +129,25 @@ def test_info_names_the_file_and_what_it_sets_but_no_texts(
     assert shown().endswith("settings.toml (sets system_prompt, theme)")
     settings_file().write_text("theme = ")
     assert "correct or remove it" in shown()
+
+
+@pytest.mark.parametrize(
+    ("content", "wrong", "kept"),
+    [
+        ("theme = 'light'\nmodel = = 3", 1, "auto"),
+        ("theme = 'light'\nmemmory = true\ntemperature = 9", 2, "light"),
+        ("theme = 'light'\nmodel = 3\npersona = 'pirate'", 2, "light"),
+        ("theme = 'light'\nmodel = 'nothing-like-it'", 1, "light"),
+        ("theme = 'light'", 0, "light"),
+    ],
+)
+def test_a_chat_opens_whatever_the_settings_say(content: str, wrong: int, kept: str) -> None:
+    """With what can be used of them, the starter, and a line for each thing that is wrong."""
+    settings_file().parent.mkdir(parents=True, exist_ok=True)
+    settings_file().write_text(content)
+    settings, problems, model, _ = settings_and_model(None)
+    assert (settings.theme, len(problems), model) == (kept, wrong, "starter")
+    assert all(str(settings_file()) in line and "\n" not in line for line in problems)
+    assert settings.temperature == Settings().temperature
+    with pytest.raises(UnknownModel):
+        settings_and_model("asked-for-on-the-command-line")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,6 @@ from textual.widgets import Markdown
 
 from akunu_py.chats.tree import ConversationInfo
 from akunu_py.settings import Settings
-from akunu_py.text import displayable
 from akunu_py.tui import slash_commands, themes
 from akunu_py.tui.controllers.answering import AnswerController
 from akunu_py.tui.controllers.library import LibraryController
@@ -28,6 +28,7 @@ from akunu_py.tui.conversation import Conversation
 from akunu_py.tui.downloads import DownloadEnded, DownloadMoved, Downloads
 from akunu_py.tui.help import HelpScreen, sections
 from akunu_py.tui.library import Chosen, ConversationsScreen
+from akunu_py.tui.message_line import MessageLine
 from akunu_py.tui.models import ModelsScreen
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.prompt.history import HistoryScreen
@@ -41,12 +42,15 @@ from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.view import ChatState, ChatView
 from akunu_py.types import GenerateOptions
 
+_AGAIN_S = 3.0  # between two presses of Ctrl+C that quit
+
 
 @dataclass
 class ChatConfig:
     """What the chat runs with. Without a `session` nobody answers, and without a `store` nothing
     is saved: for pictures and tests. directory: where @names are looked for and files exported.
-    missing: the model is not here, and is fetched first."""
+    missing: the model is not here, and is fetched first. problems: what is wrong with the
+    settings, a line each."""
 
     model: str
     options: GenerateOptions
@@ -56,6 +60,7 @@ class ChatConfig:
     directory: Path = field(default_factory=Path.cwd)
     background: Background | None = None
     missing: bool = False
+    problems: Sequence[str] = ()
 
 
 class ChatApp(App[None]):
@@ -89,6 +94,8 @@ class ChatApp(App[None]):
         session, store, directory = config.session, config.store, config.directory
         self._store = store
         self._background = config.background
+        self._problems = config.problems
+        self._asked_to_quit = -_AGAIN_S  # when Ctrl+C was pressed with nothing to do
         self._downloads = Downloads(self.post_from_thread)
         self.conversation = Conversation(store=store)
         self.view = ChatView(
@@ -141,7 +148,11 @@ class ChatApp(App[None]):
         return ChatDriver
 
     def notify(self, message: str, *, title: str = "", **options: Any) -> None:
-        super().notify(displayable(message), title=displayable(title), **options)
+        """Shows it in the message line of the dialog that is open, else above the prompt."""
+        text = f"{title}: {message}" if title else message
+        refusal = options.get("severity", "information") != "information"
+        lines = self.screen.query(MessageLine).results() if self.screen_stack else ()
+        next(iter(lines), self.view.message).show(text, refusal=refusal)
 
     @property
     def failure(self) -> Exception | None:
@@ -169,6 +180,8 @@ class ChatApp(App[None]):
         if self._store is not None:
             self._store.start(self.post_from_thread)
             self.run_worker(self.library.recall_prompts())
+        for problem in self._problems:
+            await self.view.add_notice(problem)
         # A kill must leave the terminal as it was. Not SIGHUP: the terminal has gone then, and to
         # write the farewell to it would block for ever; the default ends us at once.
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -199,7 +212,7 @@ class ChatApp(App[None]):
     def _state(self) -> ChatState:
         return ChatState(
             self.answering.model,
-            self.settings.current.persona,
+            self.settings.told,
             self.answering.is_busy,
             self.turns.is_editing,
         )
@@ -210,9 +223,12 @@ class ChatApp(App[None]):
         call = slash_commands.parse(event.text)
         if isinstance(call, slash_commands.Mistake):
             self.view.prompt.put_back(event.text)
-            self.view.warn(call.text)
+            self.view.refuse(call.text)
         elif call is not None:
+            refusals = self.view.refusals
             await slash_commands.dispatch(self, call)
+            if call.argument and self.view.refusals > refusals:
+                self.view.prompt.put_back(event.text)
         else:
             await self.turns.send(event.text)
 
@@ -220,7 +236,7 @@ class ChatApp(App[None]):
         if event.earlier:
             self.push_screen(HistoryScreen(event.earlier), self._take_prompt)
         else:
-            self.view.inform("There are no earlier prompts yet.")
+            self.view.refuse("There are no earlier prompts yet.")
 
     def _take_prompt(self, prompt: str | None) -> None:
         if prompt is not None:
@@ -253,7 +269,7 @@ class ChatApp(App[None]):
 
     def action_conversations(self) -> None:
         if self._store is None:
-            self.view.inform("Nothing is kept here.")
+            self.view.refuse("Nothing is kept here.")
             return
         current = self.conversation.tree.conversation
         self.push_screen(
@@ -344,6 +360,16 @@ class ChatApp(App[None]):
             self.push_screen(HelpScreen(sections(self)))
 
     def action_help_quit(self) -> None:
-        """Ctrl+C with nothing selected."""
-        busy = "Esc stops the answer. " if self.answering.active else ""
-        self.view.inform(f"{busy}Ctrl+Q quits. Ctrl+C copies what is selected.")
+        """Ctrl+C with nothing selected: stops the answer, else empties the box, else quits when it
+        comes again."""
+        now = time.monotonic()
+        if self.answering.is_busy:
+            self.call_next(self.turns.stop)
+        elif self.view.prompt.text:
+            self.view.prompt.empty()
+            self.view.inform("Emptied; Up brings it back.")
+        elif now - self._asked_to_quit < _AGAIN_S:
+            self.exit()
+        else:
+            self._asked_to_quit = now
+            self.view.inform("Ctrl+C again quits.")

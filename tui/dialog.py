@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from textual import on
+from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
@@ -16,6 +16,7 @@ from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from akunu_py.text import displayable
+from akunu_py.tui.message_line import MessageLine
 
 DIALOG_STYLE = Path(__file__).with_suffix(".tcss")
 Result = TypeVar("Result")
@@ -32,6 +33,14 @@ class Dialog(ModalScreen[Result | None]):
         frame.border_title = title
         frame.border_subtitle = keys
         return frame
+
+    def on_mount(self) -> None:
+        self.query_one("#dialog").mount(MessageLine())
+
+    def on_click(self, event: events.Click) -> None:
+        """A click outside closes it."""
+        if event.widget is self:
+            self.action_close()
 
     def action_close(self) -> None:
         self.dismiss(None)

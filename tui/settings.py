@@ -36,6 +36,11 @@ class SettingsController:
     _view: ChatView
     _show_theme: Callable[[str], None]  # puts the colours that a setting means on the screen
 
+    @property
+    def told(self) -> str:
+        """What the model is told first, in a word or two; "" for nothing."""
+        return self.current.persona or ("system prompt" if self.current.system_prompt else "")
+
     def apply(self, settings: Settings) -> None:
         """Makes `settings` the current ones."""
         if settings.temperature != self.current.temperature:
@@ -54,7 +59,7 @@ class SettingsController:
                 self.apply(replace(self.current, persona=""))
         elif name not in personas:
             there = ", ".join(personas) or "none"
-            self._view.warn(f"no persona {name!r}; there are: {there}")
+            self._view.refuse(f"no persona {name!r}; there are: {there}")
         else:
             self.apply(replace(self.current, persona=name))
             self._view.inform(f"{name} answers from here on.")
@@ -69,7 +74,7 @@ class SettingsController:
         except ValueError:
             temperature = -1.0
         if not 0 <= temperature <= MAX_TEMPERATURE:
-            self._view.warn(f"expected a number from 0 to {MAX_TEMPERATURE:g}, found {number!r}")
+            self._view.refuse(f"expected a number from 0 to {MAX_TEMPERATURE:g}, found {number!r}")
             return
         self.apply(replace(self.current, temperature=temperature))
         self._view.inform(f"Temperature {temperature:g} from here on.")
@@ -81,7 +86,7 @@ class SettingsController:
             self.apply(replace(self.current, theme=name))
             self._show_theme(name)
         elif name:
-            self._view.warn(f"no theme {name!r}; there are: {', '.join(names)}")
+            self._view.refuse(f"no theme {name!r}; there are: {', '.join(names)}")
         else:
             self._view.inform(f"Themes: {', '.join(names)}")
 

@@ -11,6 +11,7 @@ from textual.app import ComposeResult
 
 from akunu_py.tui.conversation import Conversation
 from akunu_py.tui.dialog import QuestionScreen
+from akunu_py.tui.message_line import MessageLine
 from akunu_py.tui.models import better_model
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.prompt.suggestions import SuggestionPopup
@@ -28,10 +29,11 @@ _CHOOSING = ("e edit", "r again", "g go on", "c copy", "b code", "←→ branche
 
 @dataclass(frozen=True, slots=True)
 class ChatState:
-    """What is shown around the prompt. model: answers from here on."""
+    """What is shown around the prompt. model: answers from here on. told: the persona, or that
+    there is a system prompt; "" for neither."""
 
     model: str
-    persona: str
+    told: str
     busy: bool
     editing: bool
 
@@ -59,15 +61,18 @@ class ChatView:
         self._offer_better = offer_better
         self._explained = False  # what drafting is
         self._question: QuestionScreen | None = None
+        self.refusals = 0  # so far
         self._popup = SuggestionPopup(directory, id="completion")
         self.transcript = Transcript(conversation, self._welcome(model), id="transcript")
         self.panel = DraftingPanel(id="drafting")
+        self.message = MessageLine()
         self.prompt = PromptBox("Ask something", self._popup, id="prompt")
         self.status = StatusLine(id="status")
 
     def compose(self) -> ComposeResult:
         yield self.transcript
         yield self.panel
+        yield self.message
         yield self._popup
         yield self.prompt
         yield self.status
@@ -78,12 +83,13 @@ class ChatView:
         return self.transcript.screen.focused is self.transcript
 
     def inform(self, text: str) -> None:
-        """Shows a notification, which goes away by itself."""
-        self._notify(text, timeout=4, markup=False)
+        """Shows a message, which goes away by itself."""
+        self._notify(text, markup=False)
 
-    def warn(self, text: str) -> None:
-        """Notifies of something that did not work; nothing was lost."""
-        self._notify(text, severity="warning", timeout=8, markup=False)
+    def refuse(self, text: str) -> None:
+        """Says why something was not done; nothing was lost."""
+        self.refusals += 1
+        self._notify(text, severity="error", markup=False)
 
     def ask(
         self,
@@ -131,7 +137,7 @@ class ChatView:
             self.prompt.hints = _EDITING
         else:
             self.prompt.hints = _BUSY if state.busy else _IDLE
-        title = f"{state.model} · {state.persona}" if state.persona else state.model
+        title = f"{state.model} · {state.told}" if state.told else state.model
         self.prompt.border_title = (
             "editing an earlier prompt" if state.editing else title.replace("[", r"\[")
         )

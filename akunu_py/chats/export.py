@@ -17,7 +17,7 @@ from markdown_it import MarkdownIt
 
 from akunu_py.chats.json import as_json
 from akunu_py.chats.tree import Tree, author_of, ending_of, visible_messages
-from akunu_py.errors import ConversationError
+from akunu_py.errors import ConversationError, UsageError
 from akunu_py.text import collapse, displayable
 
 ExportFormat = Literal["markdown", "json", "svg"]
@@ -99,10 +99,21 @@ def _line(text: str) -> str:
     return re.sub(r"([\\`*_\[\]<>#|&~])", r"\\\1", collapse(text))
 
 
+_PLAIN = (".markdown", ".txt")
+
+
 def format_of(path: Path, default: ExportFormat = "markdown") -> ExportFormat:
-    """The format that the suffix of a file means."""
+    """The format that the suffix of a file means, `default` for none. Raises UsageError for one
+    that means none of them."""
     suffix = path.suffix.lower()
-    return next((form for form in FORMATS if SUFFIXES[form] == suffix), default)
+    if not suffix:
+        return default
+    if suffix in _PLAIN:
+        return "markdown"
+    found = next((form for form in FORMATS if SUFFIXES[form] == suffix), None)
+    if found is None:
+        raise UsageError(f"expected {', '.join(SUFFIXES.values())} at the end, found {suffix}")
+    return found
 
 
 def file_name(title: str, form: ExportFormat) -> str:

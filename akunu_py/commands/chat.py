@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from akunu_py import crashes, paths
 from akunu_py.arguments import add_generation, options_from
-from akunu_py.errors import UsageError
+from akunu_py.errors import AkunuError, UsageError
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.models import store
 from akunu_py.models.install import installed
-from akunu_py.settings import load_settings
+from akunu_py.settings import Settings, read_settings, settings_file
 from akunu_py.text import print_warnings
 from akunu_py.types import DEFAULT_MODEL
 
@@ -37,9 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     require_terminal()
-    settings = load_settings()
-    wanted = args.model or settings.model
-    model = find_model(wanted)
+    settings, problems, wanted, model = settings_and_model(args.model)
     if args.temperature is None:
         args.temperature = settings.temperature
     options = options_from(args)
@@ -61,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
             store_thread,
             background=ask_background(),
             missing=model is None,
+            problems=problems,
         )
     )
     app.run()
@@ -76,6 +75,26 @@ def run(args: argparse.Namespace) -> int:
         exit_without_teardown(code)  # the screen is restored, and nothing is left to be written
     print_warnings(warning for state in learned_states for warning in state.warnings)
     return code
+
+
+def settings_and_model(
+    asked: str | None,
+) -> tuple[Settings, list[str], str, store.StoredModel | None]:
+    """The settings, what is wrong with them, and the model to chat with, by name and, unless it is
+    to be fetched first, as it is in the store.
+
+    A chat opens whatever the settings say; a model that is `asked` for on the command line must be
+    here.
+    """
+    settings, problems = read_settings()
+    wanted = asked or settings.model
+    try:
+        return settings, problems, wanted, find_model(wanted)
+    except AkunuError as error:
+        if asked:
+            raise
+        problems.append(f"{settings_file()}: {error}; {DEFAULT_MODEL} answers instead")
+        return settings, problems, DEFAULT_MODEL, find_model(DEFAULT_MODEL)
 
 
 def session_thread(

@@ -14,6 +14,7 @@ from textual.widgets import Markdown
 
 from akunu_py.settings import Settings
 from akunu_py.tui.app import ChatApp, ChatConfig
+from akunu_py.tui.message_line import MessageLine
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.session_thread import Finished, Gauges, Loaded, PieceArrived
 from akunu_py.tui.status import StatusLine
@@ -88,8 +89,9 @@ class Chat:
 
     @property
     def notifications(self) -> list[str]:
-        """What was shown and goes away by itself."""
-        return [each.message for each in self.app._notifications]
+        """What the message lines say now."""
+        lines = [line for each in self.app.screen_stack for line in each.query(MessageLine)]
+        return [line.text for line in lines if line.text]
 
     @property
     def history(self) -> list[Message]:

@@ -7,9 +7,10 @@ from textual import events
 
 from akunu_py.text import displayable, typeable
 from akunu_py.tui.conversation import Conversation
+from akunu_py.tui.message_line import MessageLine
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.session_thread import Failed, Finished, Loaded, Prefilling
-from akunu_py.tui.transcript.turn import AnswerView
+from akunu_py.tui.transcript.turn import AnswerView, PromptView
 from akunu_py.tui.transcript.view import Transcript
 from akunu_py.types import Message
 from tests.support.tui_chat import STATS, chat
@@ -182,14 +183,69 @@ async def test_what_is_to_know_of_a_model_stays_on_the_screen() -> None:
         assert it.notices == [note]
 
 
-async def test_ctrl_c_neither_stops_nor_quits() -> None:
+async def test_ctrl_c_does_what_it_does_elsewhere() -> None:
     async with chat() as it:
         await it.send("go")
         await it.piece("still")
         await it.press("ctrl+c")
-        await it.piece(" here")
-        assert it.markdown == ["still here"]
-        assert "Ctrl+Q" in it.notifications[0]
+        assert (it.phase(), it.feet) == ("stopped", ["■ stopped"])
+        await it.press("a", "ctrl+j", "b", "ctrl+c")
+        assert it.text() == "", "more than one line too"
+        await it.press("up")
+        assert it.text() == "a\nb", "nothing is lost"
+        await it.press("ctrl+d")
+        assert it.app.return_code != 0, "the box is not empty"
+        await it.press("ctrl+c")
+        await it.press("ctrl+c")
+        assert it.notifications == ["Ctrl+C again quits."]
+        await it.press("ctrl+c")
+        assert it.app.return_code == 0
+    async with chat() as it:
+        await it.press("ctrl+d")
+        assert it.app.return_code == 0
+
+
+async def test_one_message_line_above_the_prompt() -> None:
+    """It covers nothing, shows one message at a time, and refusals in red."""
+    async with chat() as it:
+        line = it.app.view.message
+        height = it.transcript.size.height
+        await it.send("/temperature 0.5")
+        assert (line.text, line.has_class("-refusal")) == ("Temperature 0.5 from here on.", False)
+        assert line.region.bottom == it.box.region.y == it.transcript.region.bottom + 1
+        await it.send("/temperature 9")
+        assert "expected a number from 0 to 5" in line.text
+        assert line.has_class("-refusal")
+        assert len(it.notifications) == 1
+        assert it.text() == "/temperature 9", "it can be corrected"
+        it.box.clear()
+        await it.press("f4")
+        await it.pilot.pause()
+        it.app.notify("while a dialog is open")
+        assert it.app.screen.query_one(MessageLine).text == "while a dialog is open"
+        await it.press("escape")
+        line.clear()
+        await it.pilot.pause()
+        assert (line.display, it.transcript.size.height) == (False, height)
+
+
+async def test_what_is_told_waits_and_is_edited_is_marked() -> None:
+    async with chat() as it:
+        await it.send("/system You are a pirate.")
+        assert it.box.border_title == "starter · system prompt"
+        await it.send("one")
+        await it.send("two")
+        assert it.feet == ["", "… waits its turn; Esc takes it back"]
+        await it.answer("1")
+        assert it.feet == ["", ""]
+        await it.answer("2", turn=2)
+        await it.press("f6")
+        assert [view.has_class("-edited") for view in it.app.query(PromptView)] == [False, True]
+        await it.press("escape")
+        assert not it.app.query("PromptView.-edited")
+        await it.send("/export chat.pdf")
+        assert it.notifications == ["expected .md, .json, .svg at the end, found .pdf"]
+        assert it.text() == "/export chat.pdf"
 
 
 @pytest.mark.parametrize("quit_by", ["ctrl+q", "/quit"])

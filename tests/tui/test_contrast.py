@@ -118,7 +118,11 @@ def keys(*names: str) -> Callable[[Chat], Awaitable[None]]:
 async def notices(it: Chat) -> None:
     await it.app.view.add_notice("a notice")
     await it.app.view.add_notice("an error", "error")
-    it.app.view.warn("It does not work.")
+    it.app.view.refuse("It does not work.")
+    await it.pilot.pause(0.02)
+
+
+async def told(it: Chat) -> None:
     it.app.view.inform("It works.")
     await it.pilot.pause(0.02)
 
@@ -137,6 +141,7 @@ STEPS = [
     keys("escape", "/"),
     keys("backspace"),
     notices,
+    told,
 ]
 
 

@@ -26,6 +26,7 @@ from akunu_py.tui.fuzzy import best
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.prompt.files import Attachment, FileIndex, attach, join, mentions, read, split
 from akunu_py.tui.prompt.suggestions import Suggester, SuggestionPopup
+from tests.support.tui_chat import chat, until
 from tests.support.tui_host import Compare, Host
 
 
@@ -133,6 +134,34 @@ def test_split_is_the_inverse_of_join(prompt: str, files: list[tuple[str, str]])
     assert [(file.name, file.size) for file in found] == [(file.name, file.size) for file in sent]
     for one, other in zip(sent, found, strict=True):
         assert other.text.removesuffix("\n") == one.text.removesuffix("\n")
+
+
+def test_a_large_binary_is_called_that_and_the_list_offers_no_binary(directory: Path) -> None:
+    (directory / "notes.bin").write_bytes(b"PK\x03\0" * 1_000_000)
+    (directory / "notes.latin").write_bytes("Ärger".encode("latin-1"))
+    (directory / "notes.utf8").write_text("x" * 1023 + "Ä" * 9)  # cut within a character
+    with pytest.raises(UsageError, match="binary file"):
+        read("notes.bin", directory / "notes.bin", 1000)
+    suggester = Suggester(directory)
+    suggester.index.refresh()
+    found = suggester.suggest("@notes")
+    assert found is not None
+    assert {each.label for each in found.suggestions} == {"notes.md", "notes.utf8"}
+
+
+async def test_a_file_that_is_none_is_told_before_it_is_sent_as_words(directory: Path) -> None:
+    async with chat(directory=directory) as it:
+        await it.send("ask @john about me@example.com.")
+        await it.send("see @notes.md.")
+        await until(it.pilot, lambda: len(it.prompts) == 2)
+        await it.send("read @nofile.txt and @src/none")
+        await until(it.pilot, lambda: it.notifications)
+        assert it.notifications == [
+            "There is no file nofile.txt, src/none here. Enter again sends it as words."
+        ]
+        assert it.text() == "read @nofile.txt and @src/none"
+        await it.press("enter")
+        await until(it.pilot, lambda: len(it.prompts) == 3)
 
 
 def test_the_index_leaves_out_what_is_hidden_or_made(directory: Path) -> None:

@@ -169,7 +169,7 @@ class AnswerController:
             model = await asyncio.to_thread(store.resolve, name)
         except AkunuError as error:
             is_coming = name in self._downloads.all
-            self._view.warn(f"{name} is still being fetched" if is_coming else str(error))
+            self._view.refuse(f"{name} is still being fetched" if is_coming else str(error))
             return
         if model.name == self.model and self.context_length:
             self._view.inform(f"{model.name} is in use.")
@@ -274,7 +274,7 @@ class AnswerController:
         elif is_listed:
             pass
         elif message.error:
-            self._view.warn(message.error)
+            self._view.refuse(message.error)
         elif message.model:
             self._view.inform(f"{message.model} is here: /model {message.model}")
 

@@ -46,7 +46,7 @@ class LibraryController:
                 try:
                     tree = await self._store.call(lambda store: store.load(wanted))
                 except ConversationError as error:
-                    self._view.warn(str(error))
+                    self._view.refuse(str(error))
                     return
             self._answering.set_aside()
             if not self._answering.bring_back(wanted):
@@ -74,7 +74,7 @@ class LibraryController:
         """Gives the conversation another title; "" begins to write one."""
         tree = self._conversation.tree
         if not self._conversation.turns:
-            self._view.inform("The chat is empty; it gets its title from the first prompt.")
+            self._view.refuse("The chat is empty; it gets its title from the first prompt.")
         elif not title:
             self._view.prompt.write(f"/rename {tree.title}")
             self._view.prompt.focus()
@@ -84,23 +84,23 @@ class LibraryController:
                 if self._store is not None:
                     await self._store.call(lambda store: store.rename(tree.conversation, title))
             except ConversationError as error:
-                self._view.warn(str(error))
+                self._view.refuse(str(error))
             else:
                 self._view.inform(f"Renamed: {title}")
 
     async def export(self, file: str = "") -> None:
         """Writes the conversation to `file`; its suffix says in which format, Markdown for none."""
         if not self._conversation.turns:
-            self._view.inform("The chat is empty.")
+            self._view.refuse("The chat is empty.")
             return
         tree = self._conversation.tree
-        form = format_of(Path(file))
         try:
+            form = format_of(Path(file))
             path = self._directory / Path(file or file_name(tree.title, form)).expanduser()
             text = await asyncio.to_thread(render, tree, form)
             written = await asyncio.to_thread(write_new, path, text, numbered=not file)
         except AkunuError as error:
-            self._view.warn(str(error))
+            self._view.refuse(str(error))
         else:
             self._view.inform(f"Saved as {written}")
 

@@ -11,7 +11,7 @@ from akunu_py.errors import UsageError
 from akunu_py.text import collapse
 from akunu_py.tui.controllers.answering import AnswerController
 from akunu_py.tui.conversation import Conversation, Turn
-from akunu_py.tui.prompt.files import attach, join, mentions, split
+from akunu_py.tui.prompt.files import attach, join, mentions, missing, split
 from akunu_py.tui.transcript.parser import markdown_parser
 from akunu_py.tui.view import ChatView
 
@@ -36,6 +36,7 @@ class TurnController:
     _copy: Callable[[str], None]  # puts a text on the clipboard
     _edited: Turn | None = None  # its prompt is in the box, in the place of `_draft`
     _draft: str = ""
+    _sent_anyway: str = ""  # a prompt that names files which are none, once it was said
     _copied_block: tuple[str, int] = "", -1  # id of the answer, index of the block
 
     @property
@@ -45,12 +46,19 @@ class TurnController:
     async def send(self, text: str) -> None:
         """Sends a prompt, with the files that it names; in the place of the one that is edited."""
         if mentions(text):
+            names = await asyncio.to_thread(missing, text, self._directory)
+            if names and text != self._sent_anyway:
+                self._sent_anyway = text
+                self._view.prompt.put_back(text)
+                none = f"There is no file {', '.join(names)} here."
+                self._view.refuse(f"{none} Enter again sends it as words.")
+                return
             room = self._answering.context_length
             try:
                 files = await asyncio.to_thread(attach, text, self._directory, room)
             except UsageError as error:
                 self._view.prompt.put_back(text)
-                self._view.warn(str(error))
+                self._view.refuse(str(error))
                 return
             text = join(text, files)
         await self._view.hide_welcome()
@@ -86,11 +94,11 @@ class TurnController:
         """Puts the prompt into the box; sent again, it is a branch."""
         turn = self._chosen_turn()
         if turn is None:
-            self._view.inform("There is nothing to edit yet.")
+            self._view.refuse("There is nothing to edit yet.")
             return
         if self._edited is None:
             self._draft = self._view.prompt.text
-        self._edited = turn
+        self._mark_edited(turn)
         self._view.prompt.write(split(turn.prompt.text)[0])
         self._view.prompt.focus()
         self._view.show_state()
@@ -98,8 +106,12 @@ class TurnController:
     def leave_editing(self) -> None:
         """Puts what was in the box before an earlier prompt was edited back there."""
         if self._edited is not None:
-            self._edited = None
+            self._mark_edited(None)
             self._view.prompt.write(self._draft)
+
+    def _mark_edited(self, turn: Turn | None) -> None:
+        self._edited = turn
+        self._view.transcript.mark_edited(turn)
 
     async def stop(self) -> None:
         """Ends the answer and keeps it, else leaves editing."""
@@ -114,7 +126,7 @@ class TurnController:
         """Requests another answer to the same prompt; the old one stays as a branch."""
         turn = self._chosen_turn()
         if turn is None:
-            self._view.inform("There is no answer yet.")
+            self._view.refuse("There is no answer yet.")
             return
         await self._answering.interrupt()
         if turn not in self._conversation.turns:
@@ -128,16 +140,16 @@ class TurnController:
     async def continue_answer(self) -> None:
         """Continues the last answer, where it was cut off or stopped."""
         if self._answering.is_busy:
-            self._view.inform("It is still answering. Esc stops it.")
+            self._view.refuse("It is still answering. Esc stops it.")
             return
         turn = self._chosen_turn()
         if turn is None or turn is not self._conversation.turns[-1]:
-            self._view.inform("Only the last answer can go on.")
+            self._view.refuse("Only the last answer can go on.")
         elif turn.thinking and not turn.answer:
             why = "It was stopped before it said anything; answer again instead (Ctrl+G)."
-            self._view.inform(why)
+            self._view.refuse(why)
         elif not turn.can_continue:
-            self._view.inform("The answer is complete: the model ended it.")
+            self._view.refuse("The answer is complete: the model ended it.")
         else:
             await self._answering.resume(turn)
 
@@ -147,7 +159,7 @@ class TurnController:
         if chosen is None:
             return
         if self._answering.is_busy:
-            self._view.inform("It is still answering. Esc stops it.")
+            self._view.refuse("It is still answering. Esc stops it.")
             return
         turn, part = chosen
         message = turn.prompt.id if part == "prompt" else turn.reply_id
@@ -155,7 +167,7 @@ class TurnController:
         if sibling is None:
             which, count = self._conversation.branch_number(message)
             only = "It has no other branch."
-            self._view.inform(only if count == 1 else f"Branch {which} of {count}.")
+            self._view.refuse(only if count == 1 else f"Branch {which} of {count}.")
             return
         self.leave_editing()
         await self._view.transcript.show_branch()
@@ -191,7 +203,7 @@ class TurnController:
                 block = blocks[index]
                 self.copy_block(block.text, block.language, index + 1, len(blocks))
                 return
-        self._view.inform("There is no block of code to copy.")
+        self._view.refuse("There is no block of code to copy.")
 
     def _chosen_turn(self) -> Turn | None:
         """The turn of the chosen message, else the last one."""
@@ -201,7 +213,7 @@ class TurnController:
 
     def _copy_answer(self, turn: Turn | None) -> None:
         if turn is None or not turn.answer:
-            self._view.inform("There is no answer to copy yet.")
+            self._view.refuse("There is no answer to copy yet.")
             return
         self._copy(turn.answer.strip())
         self._view.inform("Copied the answer.")

@@ -88,6 +88,11 @@ class PromptBox(TextArea):
         self.text = typeable(prompt)  # one of an imported conversation may hold anything
         self.move_cursor(self.document.end)
 
+    def empty(self) -> None:
+        """Empties the box; Up brings back what was in it."""
+        self._remember(self.text.strip())
+        self.clear()
+
     def name_file(self, name: str) -> None:
         """Appends an @ and the name of a file; without one the list of files opens."""
         text = self.text.rstrip()
@@ -118,6 +123,8 @@ class PromptBox(TextArea):
         elif event.key in _NEWLINE_KEYS:
             self.insert("\n")
             self.scroll_cursor_visible()
+        elif event.key == "ctrl+d" and not self.text:
+            await self.run_action("app.quit")
         elif event.character == "?" and not self.text:
             await self.run_action("app.help")
         else:
@@ -159,11 +166,14 @@ class PromptBox(TextArea):
         text = self.text.strip()
         if not text:
             return
-        if not self._sent or self._sent[-1] != text:
-            self._sent.append(text)
-        self._recalled = None
+        self._remember(text)
         self.clear()
         self.post_message(self.Submitted(text))
+
+    def _remember(self, text: str) -> None:
+        if text and (not self._sent or self._sent[-1] != text):
+            self._sent.append(text)
+        self._recalled = None
 
     def _recall(self, index: int) -> None:
         """Shows the prompt at `index`; before the first stays there, after the last is empty."""

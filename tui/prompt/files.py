@@ -8,6 +8,7 @@ context is a UsageError.
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 import stat
@@ -23,6 +24,7 @@ from akunu_py.tui.prompt.gitignore import can_be_named, list_files
 
 MAX_LISTED = 20_000  # a directory with more files is listed in part
 _FRESH_S = 10.0
+_SNIFFED = 1024  # bytes of a file that tell whether it is text
 
 
 class FileIndex:
@@ -131,6 +133,41 @@ def attach(prompt: str, directory: Path, context_length: int) -> list[Attachment
     return list(files.values())
 
 
+def missing(prompt: str, directory: Path) -> list[str]:
+    """What `prompt` names with an @ like a file, with a suffix or a slash, that is none."""
+    return [
+        name
+        for name in mentions(prompt)
+        if re.search(r"/|[^.]\.\w{1,8}$", name.rstrip(_TRAILING)) and find(name, directory) is None
+    ]
+
+
+def is_text(path: Path) -> bool:
+    """Whether a file begins like text, as far as one can tell; a directory counts."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return True  # reading it will say what is wrong
+    try:
+        kind = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(kind):
+            return stat.S_ISDIR(kind)
+        return not _is_binary(os.read(descriptor, _SNIFFED))
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def _is_binary(head: bytes) -> bool:
+    """Whether these first bytes of a file are no UTF-8 text."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)  # which may end within a character
+    except UnicodeDecodeError:
+        return True
+    return b"\0" in head
+
+
 def find(name: str, directory: Path) -> tuple[str, Path] | None:
     """The file or directory that `name` means in `directory`, and its name without the
     punctuation of the sentence; None where there is none."""
@@ -152,14 +189,17 @@ def read(name: str, path: Path, room: int | None = None) -> Attachment:
         # O_NONBLOCK: does not wait for a pipe that nobody writes to.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         try:
-            size = _checked_size(name, os.fstat(descriptor), room)
+            status = os.fstat(descriptor)
+            if stat.S_ISREG(status.st_mode) and b"\0" in os.pread(descriptor, _SNIFFED, 0):
+                raise _binary(name, status.st_size)
+            size = _checked_size(name, status, room)
             data = _read_all(descriptor, size)
         finally:
             os.close(descriptor)
     except OSError as error:
         raise UsageError(f"cannot read {name}: {error.strerror}") from error
     if b"\0" in data:
-        raise UsageError(f"{name} is a binary file ({human_size(len(data))}); name a text file")
+        raise _binary(name, len(data))
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -167,6 +207,10 @@ def read(name: str, path: Path, room: int | None = None) -> Attachment:
             f"{name} is not UTF-8 text (byte {error.start}); convert it: iconv -t utf-8"
         ) from error
     return Attachment(name, len(data), typeable(text.removeprefix(_BOM)))
+
+
+def _binary(name: str, size: int) -> UsageError:
+    return UsageError(f"{name} is a binary file ({human_size(size)}); name a text file")
 
 
 def _checked_size(name: str, status: os.stat_result, room: int | None) -> int:

@@ -17,7 +17,7 @@ from textual.widgets.option_list import Option
 
 from akunu_py.text import displayable, human_size
 from akunu_py.tui.fuzzy import Match, best
-from akunu_py.tui.prompt.files import FileIndex
+from akunu_py.tui.prompt.files import FileIndex, is_text
 from akunu_py.tui.slash_commands import COMMANDS, choices_of
 
 # As `attach` reads it, up to the cursor.
@@ -72,17 +72,20 @@ class Suggester:
 
     def _words(self, command: str, typed: str) -> list[Suggestion]:
         if command == "attach":
-            return [self._file(match, match.path) for match in self.index.search(typed, _MOST)]
+            return [self._file(match, match.path) for match in self._texts(typed)]
         return [
             Suggestion(match.path, match.path, match.places, runs=True)
             for match in best(typed, choices_of(command), _MOST)
         ]
 
     def _mentions(self, letters: str) -> list[Suggestion]:
-        return [
-            self._file(match, f"@{_quoted(match.path)}")
-            for match in self.index.search(letters, _MOST)
-        ]
+        return [self._file(match, f"@{_quoted(match.path)}") for match in self._texts(letters)]
+
+    def _texts(self, letters: str) -> list[Match]:
+        """The files that match, without those that would be refused."""
+        directory = self.index.directory
+        found = self.index.search(letters, _MOST)
+        return [each for each in found if _can_be_read(directory, each.path)]
 
     def _file(self, match: Match, insert: str) -> Suggestion:
         """A directory stays open, so that what is in it can be named next."""
@@ -95,6 +98,13 @@ class Suggester:
         except (OSError, RuntimeError):
             note = "gone"
         return Suggestion(f"{insert} ", match.path, match.places, note)
+
+
+def _can_be_read(directory: Path, path: str) -> bool:
+    try:
+        return is_text(directory / Path(path).expanduser())
+    except (RuntimeError, ValueError):  # no such home, a NUL
+        return False
 
 
 def _commands(typed: str) -> list[Suggestion]:

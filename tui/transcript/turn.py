@@ -200,6 +200,8 @@ class AnswerView(Vertical):
         self._text.display = not drafting
 
     def _ending(self) -> str:
+        if self.turn.state == "waiting":
+            return "… waits its turn; Esc takes it back"
         if self.turn.state not in ("done", "failed"):
             return ""
         if self.turn.finish == "stop" and not self.turn.answer.strip():

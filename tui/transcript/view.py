@@ -305,6 +305,11 @@ class Transcript(SteadyScroll):
         views = self.query(f"#answer-{turn.number}").results(AnswerView)
         return next(iter(views), None)
 
+    def mark_edited(self, turn: Turn | None) -> None:
+        """Marks the prompt of `turn` as the one that is being edited, and no other."""
+        for view in self.query(PromptView):
+            view.set_class(view.turn is turn, "-edited")
+
     async def watch_drafting(self, drafting: bool) -> None:
         with self.app.batch_update():
             await asyncio.gather(*(view.show_drafting(drafting) for view in self.query(AnswerView)))
