@@ -135,7 +135,7 @@ def add_constraint(parser: argparse.ArgumentParser) -> None:
 
 def constraint_from(args: argparse.Namespace) -> Constraint | None:
     """What `add_constraint` was given. Raises UsageError for files that cannot be read."""
-    if args.compact and not (args.json_schema or args.json):
+    if args.compact and args.json_schema is None and not args.json:
         raise UsageError("--compact is for JSON: use it with --json-schema or --json")
     if args.json_schema is not None:
         text = args.json_schema.strip()
@@ -154,6 +154,8 @@ def constraint_from(args: argparse.Namespace) -> Constraint | None:
 
 
 def _text_of(path: str, option: str) -> str:
+    if not path.strip():
+        raise UsageError(f"{option}: expected the path of a file, found an empty text")
     try:
         return read_bounded(Path(path), MAX_CONSTRAINT_FILE).decode("utf-8-sig")
     except OSError as error:

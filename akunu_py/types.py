@@ -84,9 +84,9 @@ class DraftGuide(Protocol):
     def begin_draft(self) -> None:
         """Starts at the end of the history."""
 
-    def forced(self) -> list[int]:
-        """What follows for sure, or by the custom of the format, none where that is open. The
-        target may spell the same text with other tokens."""
+    def forced(self) -> tuple[list[int], bool]:
+        """What follows, none where that is open, and whether it does for sure, or only as far as
+        the answer keeps to its ways. The target may spell the same text with other tokens."""
 
     def advance(self, token: int) -> bool:
         """Takes `token` as drafted; False, and no further, where the grammar forbids it."""

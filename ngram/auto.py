@@ -33,10 +33,12 @@ PROBE_EVERY, PROBE_RARELY = 64, 2048  # plain passes between two probes; doubles
 PROBE_LENGTH = 4
 PROBE_CHANCE = 0.3
 # That a token is accepted which a grammar forces: inside of a text that it forces, and the last of
-# it, which the target may join with what follows. Priors, then running averages.
-_FORCED_PRIORS = (0.97, 0.85)
+# it, which the target may join with what follows; and the same of a text that is forced as far as
+# the answer keeps to its ways. Priors, then running averages.
+_FORCED_PRIORS = (0.97, 0.85, 0.9, 0.75)
 _FORCED_RATE = 0.05
 _SUREST = 0.99
+_Forced = tuple[list[int], bool]  # see `DraftGuide.forced`
 
 
 class AutoDrafter:
@@ -209,7 +211,7 @@ class AutoDrafter:
         recent = self._recent
         chance = 1.0
         guesses: list[Guess] = []
-        forced: list[int] = []
+        forced: _Forced = [], True
         while True:
             guess = guesser.guess(recent, matches, copies)
             if self.guide is not None:
@@ -240,16 +242,20 @@ class AutoDrafter:
         index.drop_tentative()
         return guesses
 
-    def _guided(self, guess: Guess, guide: DraftGuide, forced: list[int]) -> list[int]:
+    def _guided(self, guess: Guess, guide: DraftGuide, forced: _Forced) -> _Forced:
         """Makes `guess` what is forced there, or none where it is forbidden. Returns what is forced
         behind it; `forced`: what was, behind the guess before."""
-        forced = forced or guide.forced()
-        if forced:
-            guess.token, guess.source, guess.bucket = forced[0], FROM_GRAMMAR, int(len(forced) == 1)
-            guess.probability = self._forced_chances[guess.bucket]
+        tokens, sure = forced if forced[0] else guide.forced()
+        if tokens:
+            bucket = 2 * (not sure) + (len(tokens) == 1)
+            chance = self._forced_chances[bucket]
+            if sure or guess.token in (-1, tokens[0]) or guess.probability <= chance:
+                guess.token, guess.source, guess.bucket = tokens[0], FROM_GRAMMAR, bucket
+                guess.probability = chance
+        rest = tokens[1:] if tokens and guess.token == tokens[0] else []
         if guess.token >= 0 and not guide.advance(guess.token):
             guess.token, guess.probability = -1, 0.0
-        return forced[1:]
+        return rest, sure
 
     def _learn(self, guess: Guess, token: int) -> None:
         for candidate in guess.candidates:

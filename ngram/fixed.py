@@ -79,7 +79,7 @@ class Predictor:
         forced: list[int] = []
         while len(draft) < limit:
             if guide is not None and not forced:
-                forced = guide.forced()
+                forced, _ = guide.forced()
             token = forced.pop(0) if forced else self._continuation(context)
             if token is None or (guide is not None and not guide.advance(token)):
                 break

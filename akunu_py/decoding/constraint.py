@@ -7,7 +7,6 @@ Verification walks the draft (consume, mask), and takes the matcher back to what
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 from collections.abc import Callable, Sequence
@@ -17,6 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import mlx.core as mx
 
 from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.schema.builder import COMPACT, FREE, SKETCHED, UNORDERED, Layout
+from akunu_py.decoding.schema.formula import Refused
+from akunu_py.decoding.schema.grammar import grammar as json_grammar
+from akunu_py.decoding.schema.terminals import byte_tables, limits
+from akunu_py.decoding.sketch import JsonSketch
 from akunu_py.decoding.thinking import prompt_opens_thinking, thinking_markers
 from akunu_py.errors import UsageError
 from akunu_py.files import parse_json
@@ -29,9 +33,6 @@ if TYPE_CHECKING:
 MAX_CONSTRAINT = 1 << 20  # characters of a schema, a grammar, an expression
 COMPILE_SECONDS = 5.0
 _WORD = 32  # tokens in a word of a mask
-# How JSON is written as a rule. What it forces is drafted as long as an answer keeps to it.
-_STYLES = [{"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}]
-_COMPACT = {"item_separator": ",", "key_separator": ":", "whitespace_flexible": False}
 _NAMES = {
     "json_schema": "the JSON schema",
     "json": "JSON",
@@ -39,7 +40,6 @@ _NAMES = {
     "choice": "the choices",
     "grammar": "the grammar",
 }
-_MAX_PLACES = 200  # parts of a schema compiled to find the one that is refused
 _State = Literal["start", "thinking", "thought", "structure"]  # "start": thinking may open
 _Result = TypeVar("_Result")
 _built: dict[tuple[str, int, frozenset[int]], LLTokenizer] = {}  # the last model's
@@ -57,7 +57,7 @@ class ConstraintMatcher:
         self._name = _NAMES[constraint.kind]
         self._engine, self._constraint = engine, constraint
         self._matcher = compile_constraint(engine, constraint)
-        self._styles: list[_Style] | None = None  # made for the first draft
+        self._sketch = self._new_sketch()
         self._before: tuple[Any, ...] = ()
         self._structure: list[int] = []  # the tokens that the matcher consumed
         self._ends = engine.stop_tokens
@@ -96,15 +96,15 @@ class ConstraintMatcher:
         """See `DraftGuide`."""
         self._before = self._state, self._tail, len(self._structure)
 
-    def forced(self) -> list[int]:
+    def forced(self) -> tuple[list[int], bool]:
         """See `DraftGuide`."""
         if self._state == "thinking" or self.complete:
-            return []
-        for style in self._customs():
-            if tokens := style.forced(self._structure):
-                return tokens
+            return [], True
+        sketch = self._sketch
+        if sketch is not None and (tokens := sketch.forced(self._structure, self._before[2])):
+            return tokens, False
         text = self._matcher.compute_ff_bytes()
-        return _tables(self._engine).tokenize_bytes(text) if text else []
+        return _tables(self._engine).tokenize_bytes(text) if text else [], True
 
     def advance(self, token: int) -> bool:
         """See `DraftGuide`."""
@@ -116,17 +116,23 @@ class ConstraintMatcher:
         if undone := len(self._structure) - length:
             self._matcher.rollback(undone)
             del self._structure[length:]
+            if self._sketch is not None:
+                self._sketch.rewind(length)
 
-    def _customs(self) -> list[_Style]:
-        if self._styles is None:
-            self._styles = []
-            if self._constraint.kind in ("json_schema", "json") and not self._constraint.compact:
-                tables = _tables(self._engine)
-                for overrides in _STYLES:
-                    matcher, error = _compiled(tables, _grammar(self._constraint, overrides))
-                    if not error:
-                        self._styles.append(_Style(tables, matcher))
-        return self._styles
+    def _new_sketch(self) -> JsonSketch | None:
+        constraint, tables = self._constraint, _tables(self._engine)
+        if constraint.kind not in ("json_schema", "json") or constraint.compact:
+            return None
+
+        def matcher(layout: Layout) -> LLMatcher | None:
+            made, error = _compiled(byte_tables(), _grammar(constraint, layout))
+            return None if error else made
+
+        return JsonSketch(
+            [lambda: matcher(SKETCHED), lambda: matcher(UNORDERED)],
+            lambda token: tables.decode_bytes([token]),
+            tables.tokenize_bytes,
+        )
 
     def _masks(self, draft: Sequence[int]) -> list[bytes]:
         """For each row a bit for each token, the lowest first."""
@@ -178,27 +184,6 @@ class ConstraintMatcher:
         return f"{self._name} cannot be followed any further: {reason}; make it simpler"
 
 
-class _Style:
-    """A narrower grammar than that of the answer, to draft by."""
-
-    def __init__(self, tables: LLTokenizer, matcher: LLMatcher) -> None:
-        self._tables, self._matcher = tables, matcher
-        self._consumed: list[int] = []
-
-    def forced(self, tokens: list[int]) -> list[int]:
-        """What follows `tokens`, none where they are not of this style or the next one is open."""
-        while self._consumed != tokens[: len(self._consumed)]:  # of a draft that was not accepted
-            self._matcher.rollback(1)
-            self._consumed.pop()
-        new = tokens[len(self._consumed) :]
-        taken = self._matcher.try_consume_tokens(new) if new else 0
-        self._consumed += new[:taken]
-        if taken < len(new) or self._matcher.is_stopped():
-            return []
-        text = self._matcher.compute_ff_bytes()
-        return self._tables.tokenize_bytes(text) if text else []
-
-
 def compile_constraint(engine: Engine, constraint: Constraint) -> LLMatcher:
     """Raises UsageError where it is too large, takes too long, or cannot be satisfied."""
     name = _NAMES[constraint.kind]
@@ -207,39 +192,25 @@ def compile_constraint(engine: Engine, constraint: Constraint) -> LLMatcher:
         raise UsageError(f"{name} must have {MAX_CONSTRAINT:,} characters at most, has {size:,}")
     if not engine.stop_tokens:
         raise UsageError(f"{engine.name} has no token that ends an answer, so nothing can be held")
-    grammar = _grammar(constraint)
     tables = _tables(engine)
-    matcher, error = _within(COMPILE_SECONDS, name, lambda: _compiled(tables, grammar))
+    layout = COMPACT if constraint.compact else FREE
+    matcher, error = _within(
+        COMPILE_SECONDS, name, lambda: _compiled(tables, _grammar(constraint, layout))
+    )
     if error:
-        place = ""
-        if constraint.kind == "json_schema":
-            schema = parse_json(constraint.text)
-            with contextlib.suppress(UsageError):  # what is known is told, where it takes too long
-                found = _within(COMPILE_SECONDS, name, lambda: _place(tables, schema, error))
-                place = f" at {found}" if found else ""
-        raise UsageError(f"{name} cannot be used{place}: {on_one_line(error)}")
+        raise UsageError(f"{name} cannot be used: {on_one_line(error)}")
     return matcher
 
 
-def _grammar(constraint: Constraint, overrides: dict[str, Any] | None = None) -> str:
-    """In llguidance's own format. overrides: how JSON is to be written."""
+def _grammar(constraint: Constraint, layout: Layout) -> str:
+    """In llguidance's own format. layout: how JSON is to be written. Raises UsageError."""
     from llguidance import LLMatcher
 
     kind = constraint.kind
-    overrides = _COMPACT if constraint.compact else overrides
     if constraint.compact and kind not in ("json_schema", "json"):
         raise UsageError("compact is for JSON: give a JSON schema, or ask for any JSON")
-    if kind == "json":
-        return LLMatcher.grammar_from_json_schema("{}", overrides=overrides)  # type: ignore[arg-type]
-    if kind == "json_schema":
-        try:
-            schema = parse_json(constraint.text)
-        except ValueError as error:
-            raise UsageError(f"the JSON schema is not JSON: {error}") from error
-        if not isinstance(schema, dict | bool):
-            raise UsageError(f"expected a JSON schema, an object, found {constraint.text!r:.80}")
-        schema = {} if schema is True else {"not": {}} if schema is False else schema
-        return LLMatcher.grammar_from_json_schema(schema, overrides=overrides)  # type: ignore[arg-type]
+    if kind in ("json_schema", "json"):
+        return LLMatcher.grammar_from_lark(_json_grammar(constraint, layout))
     if kind == "regex":
         return LLMatcher.grammar_from_regex(constraint.text)
     if kind == "grammar":
@@ -251,42 +222,29 @@ def _grammar(constraint: Constraint, overrides: dict[str, Any] | None = None) ->
     return LLMatcher.grammar_from_lark(f"start: {choices}".replace("\x7f", "\\u007f"))
 
 
+def _json_grammar(constraint: Constraint, layout: Layout) -> str:
+    try:
+        schema = parse_json(constraint.text) if constraint.kind == "json_schema" else True
+    except ValueError as error:
+        raise UsageError(f"the JSON schema is not JSON: {error}") from error
+    try:
+        return json_grammar(schema, layout)
+    except Refused as error:
+        place = "" if error.place == "#" else f" at {error.place}"
+        reason = on_one_line(str(error))
+        raise UsageError(f"{_NAMES[constraint.kind]} cannot be used{place}: {reason}") from error
+
+
 def _compiled(tables: LLTokenizer, grammar: str) -> tuple[LLMatcher, str]:
     """The matcher, and why it cannot be used, empty where it can."""
-    from llguidance import LLMatcher, LLParserLimits
+    from llguidance import LLMatcher
 
-    # The states of a failed parser say more of us than of the grammar.
-    matcher = LLMatcher(tables, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+    matcher = LLMatcher(tables, grammar, log_level=0, limits=limits())
     if not matcher.is_error():
         mask = matcher.compute_bitmask()  # the first is the dearest
         if not matcher.is_error() and not any(mask):
             return matcher, "there is nothing that it allows"
     return matcher, matcher.get_error()
-
-
-def _place(tables: LLTokenizer, schema: Any, error: str) -> str:
-    """Where in a schema the part is that is refused with `error`: a JSON pointer; empty for the
-    whole. Each part is compiled for itself, with the definitions that it may refer to."""
-    from llguidance import LLMatcher
-
-    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    tried = 0
-
-    def fails(part: dict[str, Any]) -> bool:
-        nonlocal tried
-        tried += 1
-        grammar = LLMatcher.grammar_from_json_schema(shared | part)
-        return tried <= _MAX_PLACES and _compiled(tables, grammar)[1] == error
-
-    def find(part: Any, pointer: str) -> str | None:
-        inner = part.items() if isinstance(part, dict) else enumerate(part)
-        for key, value in inner:
-            here = f"{pointer}/{str(key).replace('~', '~0').replace('/', '~1')}"
-            if isinstance(value, dict | list) and (found := find(value, here)):
-                return found
-        return pointer if isinstance(part, dict) and pointer != "#" and fails(part) else None
-
-    return find(schema, "#") or ""
 
 
 def _within(seconds: float, name: str, work: Callable[[], _Result]) -> _Result:
@@ -297,6 +255,8 @@ def _within(seconds: float, name: str, work: Callable[[], _Result]) -> _Result:
     def run() -> None:
         try:
             done.set_result(work())
+        except UsageError as error:
+            done.set_exception(error)
         except BaseException as error:  # noqa: BLE001  (a panic of Rust's is no Exception)
             done.set_exception(UsageError(f"{name} cannot be used: {on_one_line(str(error))}"))
 

@@ -28,6 +28,7 @@ from akunu_py.decoding.constraint import MAX_CONSTRAINT, ConstraintMatcher
 from akunu_py.decoding.decode import accept
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.sampling import Sampler, filtered
+from akunu_py.decoding.schema.builder import COMPACT, FREE
 from akunu_py.decoding.session import Generation, Session
 from akunu_py.errors import UsageError
 from akunu_py.types import Answer, Constraint, Drafter, DraftMode, GenerateOptions, SamplingOptions
@@ -130,7 +131,9 @@ def assert_exact(
     """With each kind of drafts, and with `Adversary` of each seed."""
     assert sampling.constraint is not None
     prompt = engine.encode(PROMPT)
-    truth = naive(engine, prompt, sampling, constraint_module._grammar(sampling.constraint))
+    layout = COMPACT if sampling.constraint.compact else FREE
+    grammar = constraint_module._grammar(sampling.constraint, layout)
+    truth = naive(engine, prompt, sampling, grammar)
     rightly = wrongly = 0
     for mode in ("off", "fixed", "auto"):
         answer = answered(engine, prompt, GenerateOptions(TOKENS, mode, 4, sampling))
@@ -182,19 +185,26 @@ def test_an_answer_cut_off_is_the_beginning_of_one_that_matches(engine: Engine) 
 
 REFUSED = {
     "not JSON": (Constraint("json_schema", '{"type": '), "not JSON"),
-    "no schema": (Constraint("json_schema", "[1]"), "expected a JSON schema"),
+    "no schema": (Constraint("json_schema", "[1]"), "expected a schema, found [1]"),
     "a place": (
-        Constraint("json_schema", '{"properties": {"a/b": {"items": {"not": {"type": "null"}}}}}'),
-        "at #/properties/a~1b/items: Unimplemented keys",
+        Constraint("json_schema", '{"properties": {"a/b": {"items": {"pattern": "(?<=a)"}}}}'),
+        "at #/properties/a~1b/items: the pattern '(?<=a)' has a look-behind",
     ),
     "a definition": (
-        Constraint("json_schema", '{"$ref": "#/$defs/a", "$defs": {"a": {"contains": {}}}}'),
-        "at #/$defs/a: Unimplemented",
+        Constraint("json_schema", '{"$ref": "#/$defs/a", "$defs": {"a": {"uniqueItems": true}}}'),
+        "at #/$defs/a: uniqueItems",
     ),
-    "no type": (Constraint("json_schema", '{"anyOf": [{"type": "foo"}]}'), "at #/anyOf/0"),
+    "no type": (
+        Constraint("json_schema", '{"anyOf": [{"type": "foo"}]}'),
+        'at #/anyOf/0: unknown type "foo"',
+    ),
+    "no target": (
+        Constraint("json_schema", '{"items": {"$ref": "#/x"}}'),
+        "at #/items: $ref: '#/x' is not",
+    ),
     "unsatisfiable": (
         Constraint("json_schema", '{"type": "integer", "minimum": 3, "maximum": 2}'),
-        "Unsatisfiable",
+        "no value can fit it",
     ),
     "expression": (Constraint("regex", "a(b"), "unclosed group"),
     "rule": (Constraint("grammar", "start: foo"), 'unknown name: "foo"'),

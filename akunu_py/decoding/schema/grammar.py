@@ -1,0 +1,74 @@
+"""The grammar of the JSON values that fit a schema.
+
+Properties come in any order; in an ordered layout, and where they are counted or a pattern wants
+some of them, in the order in which the schema names them, with others behind them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from akunu_py.decoding.schema import arrays, digits, objects, scalars
+from akunu_py.decoding.schema.builder import FREE, Builder, Layout
+from akunu_py.decoding.schema.formula import FALSE, TRUE, TYPES, Document, Formula, Refused
+from akunu_py.decoding.schema.patterns import Unsupported
+from akunu_py.decoding.schema.rules import Rule
+
+
+def grammar(schema: Any, layout: Layout = FREE) -> str:
+    """The grammar, in llguidance's dialect of Lark, of the JSON values that fit `schema`.
+
+    Raises Refused.
+    """
+    if schema is False:
+        raise Refused("#", "there is nothing that it allows")
+    try:
+        builder = Builder(Document(schema), layout)
+        start = builder.rule(("schema", 0) if isinstance(schema, dict) and schema else TRUE)
+        _run(builder)
+        written = builder.rules.written(start)
+    except Refused:
+        raise
+    except ValueError as error:  # of llguidance
+        raise Refused("#", str(error)) from error
+    if written is None:
+        raise Refused("#", "no value can fit it")
+    return written
+
+
+def _run(builder: Builder) -> None:
+    while builder.pending:
+        rule, formula = builder.pending.pop()
+        for kind in TYPES:
+            try:
+                _add(builder, rule, kind, builder.simplifier.seen(formula, kind))
+            except Unsupported as error:
+                raise Refused(builder.place(formula), str(error)) from error
+            except Refused as error:
+                if error.place == "#":
+                    raise Refused(builder.place(formula), str(error)) from error
+                raise
+
+
+def _add(builder: Builder, rule: Rule, kind: str, formula: Formula) -> None:
+    if formula == FALSE:
+        return
+    if kind == "number":
+        _add_numbers(builder, rule, formula)
+    elif kind in scalars.SCALARS:
+        if (expr := scalars.terminal(kind, formula)) is not None:
+            builder.rules.add(rule, (expr,))
+    else:
+        make = arrays.add if kind == "array" else objects.add
+        for literals in builder.simplifier.normal_form(formula):
+            make(builder, rule, literals)
+
+
+def _add_numbers(builder: Builder, rule: Rule, formula: Formula) -> None:
+    try:
+        expr = scalars.terminal("number", formula)
+    except Unsupported:
+        digits.add(builder, rule, formula)
+    else:
+        if expr is not None:
+            builder.rules.add(rule, (expr,))

@@ -1,0 +1,200 @@
+"""Rules of a context-free grammar: collected, cleared of what can never be completed, written down.
+
+A prefix that rules without such dead ends allow can always be completed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from akunu_py.decoding.schema.terminals import Expr, is_empty
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A reference to one."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Many:
+    """Symbols in a row, `low` to `high` times (None: any number)."""
+
+    symbols: tuple[Symbol, ...]
+    low: int
+    high: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffle:
+    """An object behind its opening brace: properties in any order, each of `required` once, each of
+    `optional` at most once, and any number of `others`. empty: whether there may be none."""
+
+    required: tuple[Rule, ...]
+    optional: tuple[Rule, ...]
+    others: tuple[Rule, ...]
+    comma: Expr
+    close: Expr
+    empty: bool
+
+
+Symbol = Expr | Rule | Many | Shuffle
+Alternative = tuple[Symbol, ...]
+
+
+class Rules:
+    def __init__(self) -> None:
+        self._rules: dict[str, list[Alternative]] = {}
+        self._lines: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._rules)
+
+    def new(self) -> Rule:
+        """A rule without alternatives, which `add` gives it."""
+        rule = Rule(f"n{len(self._rules)}")
+        self._rules[rule.name] = []
+        return rule
+
+    def add(self, rule: Rule, alternative: Sequence[Symbol]) -> None:
+        self._rules[rule.name].append(tuple(alternative))
+
+    def alternatives(self, rule: Rule) -> list[Alternative]:
+        return self._rules[rule.name]
+
+    def clear(self, rule: Rule) -> None:
+        self._rules[rule.name] = []
+
+    def written(self, start: Rule) -> str | None:
+        """The grammar in llguidance's dialect of Lark; None where nothing can be completed."""
+        productive = self._productive()
+        if start.name not in productive:
+            return None
+        terminals: dict[Expr, str] = {}
+        lines = self._lines = [f"start: {start.name}"]
+        pending, done = [start.name], {start.name}
+        while pending:
+            name = pending.pop()
+            alternatives = []
+            for alternative in self._rules[name]:
+                kept = self._kept(alternative, productive)
+                if kept is None:
+                    continue
+                alternatives.append(self._text(kept, terminals))
+                for found in _names(kept):
+                    if found not in done:
+                        done.add(found)
+                        pending.append(found)
+            lines.append(f"{name}: {' | '.join(dict.fromkeys(alternatives))}")
+        lines += [f"{name}: {expr.atom}" for expr, name in terminals.items()]
+        return "\n".join(lines) + "\n"
+
+    def _productive(self) -> set[str]:
+        """The rules that can be completed: the least fixed point, by what waits for what."""
+        productive: set[str] = set()
+        waiting: dict[str, list[tuple[str, Alternative]]] = {}
+        pending = [(name, each) for name, listed in self._rules.items() for each in listed]
+        while pending:
+            name, alternative = pending.pop()
+            if name in productive:
+                continue
+            missing = next((need for need in _needed(alternative) if need not in productive), None)
+            if missing is not None:
+                waiting.setdefault(missing, []).append((name, alternative))
+            elif not any(is_empty(each) for each in _terminals(alternative)):
+                productive.add(name)
+                pending += waiting.pop(name, [])
+        return productive
+
+    def _kept(self, alternative: Alternative, productive: set[str]) -> Alternative | None:
+        """Without repetitions of what cannot be completed; None where it cannot be itself."""
+        kept: list[Symbol] = []
+        for symbol in alternative:
+            if isinstance(symbol, Many):
+                fits = symbol.high != 0 and all(
+                    name in productive for name in _names(symbol.symbols)
+                )
+                if not fits and symbol.low:
+                    return None
+                if fits:
+                    kept.append(symbol)
+            elif isinstance(symbol, Shuffle):
+                if not all(rule.name in productive for rule in symbol.required):
+                    return None
+                optional, others = (
+                    tuple(rule for rule in listed if rule.name in productive)
+                    for listed in (symbol.optional, symbol.others)
+                )
+                if not (symbol.empty or symbol.required or optional or others):
+                    return None
+                kept.append(replace(symbol, optional=optional, others=others))
+            elif (isinstance(symbol, Rule) and symbol.name not in productive) or (
+                isinstance(symbol, Expr) and is_empty(symbol)
+            ):
+                return None
+            else:
+                kept.append(symbol)
+        return tuple(kept)
+
+    def _text(self, symbols: Alternative, terminals: dict[Expr, str]) -> str:
+        return " ".join(self._symbol(symbol, terminals) for symbol in symbols) or '""'
+
+    def _symbol(self, symbol: Symbol, terminals: dict[Expr, str]) -> str:
+        match symbol:
+            case Rule(name):
+                return name
+            case Shuffle():
+                return self._shuffled(symbol, terminals)
+            case Many(symbols, low, high):
+                times = (
+                    "*" if (low, high) == (0, None) else f"{{{low},{'' if high is None else high}}}"
+                )
+                return f"({self._text(symbols, terminals)}){times}"
+        return terminals.setdefault(symbol, f"T{len(terminals)}")
+
+    def _shuffled(self, symbol: Shuffle, terminals: dict[Expr, str]) -> str:
+        """Writes the rules for it; which properties were there is kept in a parameter's bits."""
+        first, more = f"f{len(self._lines)}", f"m{len(self._lines)}"
+        comma, close = (self._symbol(each, terminals) for each in (symbol.comma, symbol.close))
+        named = [*symbol.required, *symbol.optional]
+        starts = [f"{rule.name} {more}::{1 << bit}" for bit, rule in enumerate(named)]
+        starts += [f"{rule.name} {more}::0" for rule in symbol.others]
+        if symbol.empty and not symbol.required:
+            starts.append(close)
+        nexts = [
+            f"{comma} {rule.name} {more}::set_bit({bit}) %if bit_clear({bit})"
+            for bit, rule in enumerate(named)
+        ]
+        nexts += [f"{comma} {rule.name} {more}::_" for rule in symbol.others]
+        done = f" %if is_ones([0:{len(symbol.required)}])" if symbol.required else ""
+        self._lines.append(f"{first}: {' | '.join(starts)}")
+        self._lines.append(f"{more}::_: {' | '.join([*nexts, close + done])}")
+        return first
+
+
+def _needed(symbols: Alternative) -> list[str]:
+    """The rules without which they cannot be completed."""
+    found = [symbol.name for symbol in symbols if isinstance(symbol, Rule)]
+    for symbol in symbols:
+        if isinstance(symbol, Many) and symbol.low:
+            found += _needed(symbol.symbols)
+        elif isinstance(symbol, Shuffle):
+            found += [rule.name for rule in symbol.required]
+    return found
+
+
+def _names(symbols: Alternative) -> list[str]:
+    found = [symbol.name for symbol in symbols if isinstance(symbol, Rule)]
+    for symbol in symbols:
+        if isinstance(symbol, Many):
+            found += _names(symbol.symbols)
+        elif isinstance(symbol, Shuffle):
+            listed = (*symbol.required, *symbol.optional, *symbol.others)
+            found += [rule.name for rule in listed]
+    return found
+
+
+def _terminals(symbols: Alternative) -> list[Expr]:
+    return [symbol for symbol in symbols if isinstance(symbol, Expr)]

@@ -1,0 +1,253 @@
+"""Formulas, seen by the values of one type: what of them is left, and without `not`.
+
+Of what is left, scalars are the business of `scalars`; arrays and objects are put in a disjunctive
+normal form, a list of conjunctions, each of which `containers` makes rules of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from akunu_py.decoding.schema import scalars
+from akunu_py.decoding.schema.formula import (
+    FALSE,
+    TRUE,
+    TYPES,
+    Document,
+    Formula,
+    Refused,
+    conjunction,
+    disjunction,
+    negation,
+)
+
+_TYPE_OF = {
+    **dict.fromkeys(("least", "most", "multiple", "integer"), "number"),
+    **dict.fromkeys(("length", "pattern"), "string"),
+    **dict.fromkeys(("items", "minItems", "maxItems", "unique", "contains"), "array"),
+    **dict.fromkeys(("properties", "required", "minProperties", "maxProperties"), "object"),
+    **dict.fromkeys(("names", "some"), "object"),
+}
+_MOST_CONJUNCTIONS = 500
+_PROOF_DEPTH = 3  # levels of a value that are looked at to tell branches of a oneOf apart
+_MOST_STEPS = 300_000
+
+Conjunction = tuple[Formula, ...]
+
+
+class Simplifier:
+    """Raises Refused, and Unsupported without a place."""
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self._known: dict[tuple[Formula, str, bool, bool], Formula] = {}
+        self._within: list[tuple[Formula, bool]] = []
+        self._proving = False
+        self._steps = 0
+
+    def spend(self, steps: int = 1) -> None:
+        """Ends what would take too long."""
+        self._steps += steps
+        if self._steps > _MOST_STEPS:
+            raise Refused("#", "too much is combined with too much; make it simpler")
+
+    def seen(self, formula: Formula, kind: str, *, holds: bool = True) -> Formula:
+        """What is left of `formula`, or of its negation, for values of the type `kind`."""
+        self.spend()
+        key = formula, kind, holds, self._proving
+        if key not in self._known:
+            self._known[key] = self._seen(formula, kind, holds)
+        return self._known[key]
+
+    def _seen(self, formula: Formula, kind: str, holds: bool) -> Formula:
+        match formula[0]:
+            case "and" | "or":
+                parts = (self.seen(part, kind, holds=holds) for part in formula[1:])
+                return conjunction(parts) if (formula[0] == "and") == holds else disjunction(parts)
+            case "not":
+                return self.seen(formula[1], kind, holds=not holds)
+            case "schema":
+                return self._schema(formula, kind, holds)
+            case "one":
+                return self.seen(self._one(formula[1:], holds), kind)
+            case "type" | "null":
+                wanted = formula[1] if formula[0] == "type" else "null"
+                return TRUE if (wanted == kind) == holds else FALSE
+            case "boolean" | "string" | "number" as wanted:
+                if wanted != kind:
+                    return FALSE if holds else TRUE
+            case assertion:
+                if _TYPE_OF[assertion] != kind:
+                    return TRUE if holds else FALSE
+        if holds or kind in scalars.SCALARS:
+            return formula if holds else negation(formula)
+        return _negated(formula)
+
+    def _schema(self, formula: Formula, kind: str, holds: bool) -> Formula:
+        if (formula, holds) in self._within:
+            raise Refused(self._document.place(formula[1]), "it refers to nothing but itself")
+        self._within.append((formula, holds))
+        try:
+            return self.seen(self._document.formula(formula[1]), kind, holds=holds)
+        finally:
+            self._within.pop()
+
+    def _one(self, branches: tuple[Formula, ...], holds: bool) -> Formula:
+        """Exactly one of them; no branch needs to be without those that it never meets."""
+        if not holds:
+            pairs = [
+                conjunction([one, other])
+                for at, one in enumerate(branches)
+                for other in branches[:at]
+            ]
+            return disjunction([conjunction(map(negation, branches)), *pairs])
+        if self._proving:  # more than is allowed, which a proof that nothing is may start from
+            return disjunction(branches)
+        alone: list[list[Formula]] = [[branch] for branch in branches]
+        for at in range(len(branches)):
+            for other in range(at):
+                if not self._apart(branches[at], branches[other]):
+                    alone[at].append(negation(branches[other]))
+                    alone[other].append(negation(branches[at]))
+        return disjunction(map(conjunction, alone))
+
+    def _apart(self, one: Formula, other: Formula) -> bool:
+        self._proving = True
+        within, self._within = self._within, []
+        try:
+            return self._surely_empty(conjunction([one, other]), _PROOF_DEPTH)
+        except ValueError:
+            return False
+        finally:
+            self._proving, self._within = False, within
+
+    def _surely_empty(self, formula: Formula, depth: int) -> bool:
+        """Whether no value fits, as far as that is seen at once."""
+        if formula in (TRUE, FALSE) or not depth:
+            return formula == FALSE
+        for kind in TYPES:
+            left = self.seen(formula, kind)
+            if left == FALSE:
+                continue
+            if kind in scalars.SCALARS:
+                if not scalars.is_empty(kind, left):
+                    return False
+            elif not all(self._clashes(each, depth) for each in self.normal_form(left)):
+                return False
+        return True
+
+    def _clashes(self, literals: Conjunction, depth: int) -> bool:
+        least = max((each[1] for each in literals if each[0] == "minItems"), default=0)
+        most = min((each[1] for each in literals if each[0] == "maxItems"), default=least)
+        if least > most:
+            return True
+        must = [each[1] for each in literals if each[0] == "required"]
+        values = [property_value(literals, name) for name in must]
+        values += [item(literals, at) for at in range(min(least, 8))]
+        return any(self._surely_empty(value, depth - 1) for value in values)
+
+    def normal_form(self, formula: Formula) -> list[Conjunction]:
+        """The disjunctive normal form: any of the conjunctions."""
+        if formula[0] == "or":
+            found = [each for part in formula[1:] for each in self.normal_form(part)]
+        elif formula[0] == "and":
+            found = [()]
+            for part in formula[1:]:
+                options = self.normal_form(part)
+                self.spend(len(found) * len(options))
+                found = self._pruned((*one, *other) for one in found for other in options)
+        else:
+            found = [(formula,)]
+        return self._pruned(found)
+
+    def _pruned(self, conjunctions: Iterable[Conjunction]) -> list[Conjunction]:
+        """Without those that cannot be, and those that another one includes."""
+        found: dict[frozenset[Formula], Conjunction] = {}
+        for each in conjunctions:
+            unique = tuple(dict.fromkeys(each))
+            literals = frozenset(unique)
+            if literals not in found and not _impossible(unique):
+                found[literals] = unique
+        if len(found) > _MOST_CONJUNCTIONS:
+            raise Refused("#", "too many combinations; make it simpler")
+        if len(found) < 60:
+            self.spend(len(found))
+            found = {
+                literals: each
+                for literals, each in found.items()
+                if not any(other < literals for other in found)
+            }
+        return list(found.values())
+
+
+def property_value(literals: Conjunction, name: str) -> Formula:
+    """What the value of the property `name` must fit, by the rules for properties in `literals`."""
+    return conjunction(
+        scalars.property_rule(each, name) for each in literals if each[0] == "properties"
+    )
+
+
+def item(literals: Conjunction, at: int) -> Formula:
+    """What item `at` must fit."""
+    return conjunction(
+        each[1][at] if at < len(each[1]) else each[2] for each in literals if each[0] == "items"
+    )
+
+
+def _impossible(literals: Conjunction) -> bool:
+    rules = [each for each in literals if each[0] == "properties"]
+    return any(
+        scalars.property_rule(rule, each[1]) == FALSE
+        for each in literals
+        if each[0] == "required"
+        for rule in rules
+    )
+
+
+def _has(name: str, value: Formula) -> Formula:
+    return conjunction([("required", name), ("properties", ((name, value),), (), TRUE)])
+
+
+def _negated(literal: Formula) -> Formula:
+    """The negation of an assertion about arrays or objects, for those."""
+    match literal:
+        case ("required", name):
+            return ("properties", ((name, FALSE),), (), TRUE)
+        case ("minProperties", count):
+            return ("maxProperties", count - 1)
+        case ("maxProperties", count):
+            return ("minProperties", count + 1)
+        case ("names", wanted):
+            return ("some", ("names", negation(wanted)), TRUE)
+        case ("properties", names, patterns, others):
+            parts = [_has(name, negation(value)) for name, value in names if value != TRUE]
+            parts += [
+                ("some", ("pattern", pattern), negation(value))
+                for pattern, value in patterns
+                if value != TRUE
+            ]
+            if others != TRUE:
+                known = tuple(name for name, _ in names), tuple(pattern for pattern, _ in patterns)
+                parts.append(("some", ("other", *known), negation(others)))
+            return disjunction(parts)
+        case ("minItems", count):
+            return ("maxItems", count - 1)
+        case ("maxItems", count):
+            return ("minItems", count + 1)
+        case ("items", prefix, rest):
+            parts = [
+                conjunction(
+                    [("minItems", at + 1), ("items", ((TRUE,) * at + (negation(value),)), TRUE)]
+                )
+                for at, value in enumerate(prefix)
+                if value != TRUE
+            ]
+            if rest != TRUE:
+                parts.append(("contains", len(prefix), negation(rest), 1, None))
+            return disjunction(parts)
+        case ("contains", start, wanted, least, most):
+            parts = [("contains", start, wanted, 0, least - 1)] if least else []
+            if most is not None:
+                parts.append(("contains", start, wanted, most + 1, None))
+            return disjunction(parts)
+    raise Refused("#", "uniqueItems within not, if or oneOf is not supported")

@@ -1,0 +1,198 @@
+"""How an answer in JSON probably goes on where its grammar leaves that open, to draft by.
+
+A model that follows a schema mostly writes properties in the schema's order and no others, and
+whitespace as it did before. So what a narrower grammar forces, without whitespace and in that
+order, is a good guess, once it is spaced out in the way of the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from llguidance import LLMatcher
+
+_SPACE = b" \t\r\n"
+_OPEN, _CLOSE = b"{[", b"}]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a text of JSON stops. containers: what is open, as opening brackets. before: the last
+    byte that is no whitespace, outside of strings; gap: the whitespace behind it. gaps: the
+    whitespace seen last, by what it is behind or before; newlines with the indentation of a level.
+    """
+
+    containers: bytes = b""
+    in_string: bool = False
+    escaped: bool = False
+    before: bytes = b""
+    gap: bytes = b""
+    gaps: Mapping[bytes, bytes] = field(default_factory=dict)
+
+
+class JsonSketch:
+    """A draft's guide beside the grammar of the answer. It is lost where the answer does not keep
+    to any of its grammars."""
+
+    def __init__(
+        self,
+        grammars: Sequence[Callable[[], LLMatcher | None]],
+        decode: Callable[[int], bytes],
+        encode: Callable[[bytes], list[int]],
+    ) -> None:
+        """grammars: what makes matchers of bytes, of JSON without whitespace, the narrowest first.
+        decode: the bytes of a token. encode: the tokens of a text."""
+        self._grammars, self._decode, self._encode = list(grammars), decode, encode
+        self._matcher: LLMatcher | None = None
+        self._tokens: list[int] = []
+        self._places = [_Place()]  # behind no token, one, two, ...
+        self._consumed: list[int] = []  # bytes by the matcher, for each token
+        self._lost_at: int | None = None  # the first token that does not fit
+
+    def forced(self, tokens: Sequence[int], settled: int) -> list[int]:
+        """What probably follows the answer `tokens`, of which the first `settled` are no draft;
+        none where that is open. Those known from the last call are the same, see `rewind`."""
+        for token in tokens[len(self._tokens) :]:
+            self._take(token)
+        while self._matcher is None or (self._lost_at is not None and self._lost_at < settled):
+            if not self._grammars:
+                return []
+            self._matcher = self._grammars.pop(0)()
+            if self._matcher is not None:
+                self._restart(tokens)
+        if self._lost_at is not None or self._matcher.is_stopped():
+            return []
+        text = self._spaced(self._matcher.compute_ff_bytes())
+        return self._behind(tokens, text) if text else []
+
+    def _restart(self, tokens: Sequence[int]) -> None:
+        self._tokens, self._consumed, self._places = [], [], [_Place()]
+        self._lost_at = None
+        for token in tokens:
+            self._take(token)
+
+    def rewind(self, length: int) -> None:
+        """Knows only the first `length` tokens then."""
+        undone = sum(self._consumed[length:])
+        if undone and self._matcher is not None:
+            self._matcher.rollback(undone)
+        del self._tokens[length:], self._consumed[length:], self._places[length + 1 :]
+        if self._lost_at is not None and self._lost_at >= length:
+            self._lost_at = None
+
+    def _take(self, token: int) -> None:
+        place, written = _advanced(self._places[-1], self._decode(token))
+        consumed = 0
+        if self._matcher is not None and self._lost_at is None and written:
+            consumed = self._matcher.try_consume_tokens(list(written))
+            if consumed < len(written):
+                self._lost_at = len(self._tokens)
+        self._tokens.append(token)
+        self._consumed.append(consumed)
+        self._places.append(place)
+
+    def _spaced(self, text: bytes) -> bytes:
+        """`text`, which has no whitespace, with that which the answer would put there."""
+        place = self._places[-1]
+        result = b""
+        for at in range(len(text)):
+            byte = text[at : at + 1]
+            if not place.in_string:
+                wanted = _gap(place, byte)
+                if wanted.startswith(place.gap):
+                    added = wanted[len(place.gap) :]
+                    result += added
+                    place, _ = _advanced(place, added)
+            result += byte
+            place, _ = _advanced(place, byte)
+        if result and not place.in_string and place.before in (b",", b":"):
+            result += _gap(place, b'"')
+        # A space becomes one token with what follows it.
+        return result.removesuffix(b" ") if text else result
+
+    def _behind(self, tokens: Sequence[int], text: bytes) -> list[int]:
+        """The tokens of `text`. Where the answer begins with a bracket alone, and on one line that
+        would have become one token with what follows, lines are indented."""
+        place = self._places[-1]
+        if len(tokens) == 1 and place.before in (b"{", b"[") and not place.gap:
+            whole = self._encode(self._decode(tokens[0]) + text)
+            if whole[:1] != list(tokens):
+                gaps = {**place.gaps, place.before: b"\n  "}
+                self._places[-1] = _Place(place.containers, False, False, place.before, b"", gaps)
+                assert self._matcher is not None
+                text = self._spaced(self._matcher.compute_ff_bytes())
+        return self._encode(text)
+
+
+def _advanced(place: _Place, text: bytes) -> tuple[_Place, bytes]:
+    """Behind `text`; and that without whitespace between values."""
+    containers, in_string, escaped = place.containers, place.in_string, place.escaped
+    before, gap, gaps = place.before, place.gap, place.gaps
+    written = bytearray()
+    for at in range(len(text)):
+        byte = text[at : at + 1]
+        if in_string:
+            in_string = escaped or byte != b'"'
+            escaped = not escaped and byte == b"\\"
+            written += byte
+            continue
+        if byte in _SPACE:
+            gap += byte
+            continue
+        where = _between(containers, before, byte)
+        if where:
+            depth = len(containers) - (byte in _CLOSE)
+            gaps = {**gaps, where: _by_level(gap, depth)}
+        if byte in _OPEN:
+            containers += byte
+        elif byte in _CLOSE:
+            containers = containers[:-1]
+        in_string, before, gap = byte == b'"', byte, b""
+        written += byte
+    return _Place(containers, in_string, escaped, before, gap, gaps), bytes(written)
+
+
+def _between(containers: bytes, before: bytes, after: bytes) -> bytes:
+    """What whitespace between two bytes is called: by the bracket that it is behind or before, the
+    colon, or the comma with its container; empty where there never is any."""
+    if not before or (before in _OPEN and after in _CLOSE):
+        return b""
+    if after in _CLOSE or before in _OPEN or before == b":":
+        return after if after in _CLOSE else before
+    return b"," + containers[-1:] if before == b"," else b""
+
+
+def _by_level(gap: bytes, depth: int) -> bytes:
+    """Whitespace with a newline, as the newline and the indentation of one level."""
+    if b"\n" not in gap:
+        return gap
+    indent = gap[gap.rindex(b"\n") + 1 :]
+    return b"\n" + indent[: len(indent) // depth] if depth else b"\n"
+
+
+def _gap(place: _Place, after: bytes) -> bytes:
+    """The whitespace that the answer would write before `after`."""
+    where = _between(place.containers, place.before, after)
+    if not where:
+        return place.gap if place.before else b""
+    depth = len(place.containers) - (after in _CLOSE)
+    gap = _like(place.gaps, where)
+    return gap[:1] + gap[1:] * depth if gap[:1] == b"\n" else gap
+
+
+def _like(gaps: Mapping[bytes, bytes], where: bytes) -> bytes:
+    """The gap seen there last, or one that goes with those seen elsewhere."""
+    if where in gaps:
+        return gaps[where]
+    if where == b":":
+        return b" "
+    if where in _CLOSE:
+        opened = _OPEN[_CLOSE.index(where) :][:1]
+        closed = _like(gaps, opened)
+        return closed if closed[:1] == b"\n" else b""
+    if where[:1] == b",":
+        opened = _like(gaps, where[1:])
+        return opened if opened[:1] == b"\n" else b" "
+    other = gaps.get(b"{" if where == b"[" else b"[", b"")
+    return other if other[:1] == b"\n" else b""

@@ -1,0 +1,312 @@
+"""Grammars of JSON schemas: they allow what fits, all of it, and can always be completed."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import strategies as st
+from llguidance import LLMatcher
+
+from akunu_py.decoding.schema import digits
+from akunu_py.decoding.schema.builder import COMPACT, FREE, Layout
+from akunu_py.decoding.schema.formats import FORMATS
+from akunu_py.decoding.schema.formula import Refused
+from akunu_py.decoding.schema.grammar import grammar
+from akunu_py.decoding.schema.patterns import Unsupported, content_matching, is_found
+from akunu_py.decoding.schema.terminals import (
+    byte_tables,
+    limits,
+    matches,
+    quoted,
+)
+from tests.support.json_schema import is_valid
+
+NAMES = ["a", "b", "ab", "c1"]
+TEXTS = ["", "a", "ab", "b1", 'a"', "é\n"]
+PATTERNS = ["^a", "b", "[0-9]$", "^[^a]*$", "^(?!a)", "^$|1"]
+ATOMS = ["a", "b", ".", r"\d", r"\w", r"\s", "[a-c]", '[^a"]', r"\n", r"\x41", "é"]
+NUMBERS = [0, 1, 2, 3, 6, 7, -1, 10, 0.5, -2.5, 14]
+
+
+def matcher(schema: Any, layout: Layout = FREE) -> LLMatcher:
+    """Of bytes. Raises Refused."""
+    written = grammar(schema, layout)
+    return LLMatcher(
+        byte_tables(), LLMatcher.grammar_from_lark(written), log_level=0, limits=limits()
+    )
+
+
+def allows(schema: Any, text: str, layout: Layout = FREE) -> bool:
+    made = matcher(schema, layout)
+    assert not made.is_error(), made.get_error()
+    data = list(text.encode())
+    return made.try_consume_tokens(data) == len(data) and made.is_accepting()
+
+
+numbers = st.sampled_from(NUMBERS)
+scalars = st.sampled_from([None, True, False, *TEXTS, *NUMBERS])
+values = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+counts = st.integers(0, 3)
+
+
+def keywords(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    named = st.dictionaries(st.sampled_from(NAMES), inner, max_size=2)
+    listed = st.lists(st.sampled_from(NAMES), max_size=2, unique=True)
+    kinds = st.sampled_from(["null", "boolean", "integer", "number", "string", "array", "object"])
+    branches = st.lists(inner, min_size=1, max_size=3)
+    each: dict[str, st.SearchStrategy[Any]] = {
+        "type": kinds | st.lists(kinds, min_size=1, max_size=3, unique=True),
+        "enum": st.lists(values, min_size=1, max_size=3),
+        "const": values,
+        "minimum": numbers, "exclusiveMaximum": numbers, "maximum": numbers,
+        "multipleOf": st.sampled_from([2, 3, 0.5, 7, 2.5]),
+        "minLength": counts, "maxLength": counts, "pattern": st.sampled_from(PATTERNS),
+        "prefixItems": st.lists(inner, min_size=1, max_size=2), "items": inner,
+        "minItems": counts, "maxItems": counts, "contains": inner, "maxContains": counts,
+        "properties": named, "required": listed, "additionalProperties": inner,
+        "patternProperties": st.dictionaries(st.sampled_from(PATTERNS), inner, max_size=2),
+        "propertyNames": inner, "minProperties": counts, "maxProperties": counts,
+        "dependentRequired": st.dictionaries(st.sampled_from(NAMES), listed, max_size=2),
+        "dependentSchemas": named,
+        "allOf": branches, "anyOf": branches, "oneOf": branches, "not": inner,
+        "if": inner, "then": inner, "else": inner,
+        "title": st.just("a note"), "x-own": st.just(1), "format": st.just("of our own"),
+    }  # fmt: skip
+    keys = st.lists(st.sampled_from(sorted(each)), max_size=3, unique=True)
+    return keys.flatmap(lambda found: st.fixed_dictionaries({key: each[key] for key in found}))
+
+
+schemas: st.SearchStrategy[Any] = st.recursive(st.booleans() | st.just({}), keywords, max_leaves=6)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(schemas, st.lists(values, min_size=1, max_size=5), st.integers())
+@example({"oneOf": [{"minimum": 2}, {"multipleOf": 7}]}, [1, 2, 7, 0, "a"], 1)
+@example({"contains": {"const": 1}, "maxContains": 1}, [[1], [1, 1], [2], [1, 2]], 1)
+@example({"not": {"patternProperties": {"b": {"type": "null"}}}}, [{}, {"b": 1}, {"b": None}], 1)
+@example({"if": {"required": ["a"]}, "then": {"required": ["b"]}}, [{"a": 1}, {"b": 1}, 3], 1)
+def test_what_fits_is_allowed_and_nothing_else(
+    schema: Any, instances: list[Any], seed: int
+) -> None:
+    """And whatever was begun can be completed, to something that fits."""
+    try:
+        grammar(schema)
+    except Refused as refused:
+        if "no value can fit" in str(refused) or "nothing that it allows" in str(refused):
+            assert not any(is_valid(schema, each) for each in instances)
+            return
+        assume(False)
+    for each in instances:
+        for indent in (None, 2):
+            text = json.dumps(each, ensure_ascii=False, indent=indent)
+            assert allows(schema, text) == is_valid(schema, each), text
+    walked = walk(matcher(schema), random.Random(seed))
+    assert walked is None or is_valid(schema, json.loads(walked)), walked
+
+
+def walk(made: LLMatcher, chance: random.Random) -> str | None:
+    """A text that the grammar allows, drawn byte by byte; None where it becomes too long. Later
+    bytes are drawn from what ends things."""
+    text = bytearray()
+    while not made.is_stopped() and len(text) < 400:
+        mask = made.compute_bitmask()
+        allowed = [byte for byte in range(257) if mask[byte // 8] >> byte % 8 & 1]
+        assert allowed, text
+        if 256 in allowed and (chance.random() < 0.5 or len(allowed) == 1):
+            return text.decode()
+        # No whitespace without end, and few of the thousand ways to spell a character.
+        allowed = [byte for byte in allowed if byte < 256]
+        likely = [byte for byte in allowed if byte in b'{}[]":,ab0123456789.-tfn'] or allowed
+        ends = [byte for byte in likely if byte in b'}]"'] if len(text) > 30 else []
+        byte = chance.choice(ends or likely)
+        assert made.consume_token(byte)
+        text.append(byte)
+    return text.decode() if made.is_stopped() else None
+
+
+RECURSIVE = {
+    "$ref": "#/$defs/tree",
+    "$defs": {
+        "tree": {
+            "type": "object",
+            "properties": {
+                "value": {"oneOf": [{"type": "integer"}, {"const": "leaf"}]},
+                "children": {"type": "array", "items": {"$ref": "#/$defs/tree"}},
+            },
+            "required": ["value"],
+            "additionalProperties": False,
+        }
+    },
+}
+
+
+def test_a_schema_may_refer_to_itself() -> None:
+    tree = {"value": 1, "children": [{"value": "leaf"}, {"children": [], "value": 3}]}
+    assert allows(RECURSIVE, json.dumps(tree))
+    assert not allows(RECURSIVE, json.dumps(tree).replace("leaf", "loaf"))
+    endless = {"properties": {"a": {"$ref": "#"}}, "required": ["a"], "type": "object"}
+    with pytest.raises(Refused, match="no value can fit"):
+        grammar(endless)
+    with pytest.raises(Refused, match="refers to nothing but itself"):
+        grammar({"allOf": [{"$ref": "#"}]})
+
+
+def test_references_by_identifier_and_by_anchor() -> None:
+    schema = {
+        "$id": "http://a.b/c/d.json",
+        "items": {"anyOf": [{"$ref": to} for to in ("e.json#/x", "#here", "d.json#/$defs/q~1")]},
+        "$defs": {
+            "one": {"$id": "e.json", "x": {"const": 1}},
+            "two": {"$anchor": "here", "const": 2},
+            "q/": {"const": 3},
+        },
+    }  # fmt: skip
+    assert allows(schema, "[1, 2, 3]")
+    assert not allows(schema, "[4]")
+
+
+def test_properties_come_in_any_order_but_not_twice() -> None:
+    schema = {"properties": {"a": {}, "b": {"type": "null"}}, "required": ["b"]}
+    assert allows(schema, '{"b": null, "x": 1, "a": 2}')
+    assert allows(schema, '{"a": 2, "b": null}')
+    assert not allows(schema, '{"a": 2, "a": 2, "b": null}')
+    assert allows(schema, '{"a":2,"b":null}', COMPACT)
+    assert not allows(schema, '{"b":null,"a":2}', COMPACT)
+    assert not allows(schema, '{"a": 2,"b":null}', COMPACT)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.recursive(
+        st.sampled_from(ATOMS),
+        lambda inner: (
+            st.builds("({}|{})".format, inner, inner)
+            | st.builds("{}{}".format, inner, inner)
+            | st.builds("(?:{}){}".format, inner, st.sampled_from("*+?"))
+            | st.builds("(?:{}){{1,2}}".format, inner)
+            | st.builds("(?={}){}".format, inner, inner)
+            | st.builds("{}(?!{})".format, inner, inner)
+            | st.builds("^{}".format, inner)
+            | st.builds("{}$".format, inner)
+        ),
+        max_leaves=6,
+    ),
+    st.lists(st.text('ab1 é"\nA\\', max_size=5), min_size=1, max_size=6),
+)  # fmt: skip
+def test_a_pattern_is_found_where_it_is(pattern: str, texts: list[str]) -> None:
+    try:
+        content = content_matching(pattern)
+    except Unsupported:
+        assume(False)
+    there = re.compile(pattern.replace("$", r"\Z"), re.ASCII)
+    for text in texts:
+        assert is_found(pattern, text) == bool(there.search(text)), text
+        written = json.dumps(text, ensure_ascii=False)
+        assert content is None or matches(quoted(content), written.encode()) == is_found(
+            pattern, text
+        )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        (r"(?<=a)b", "look-behind"),
+        (r"(a)\1", "back-reference"),
+        (r"\bword", "word boundary"),
+        ("(?:(?=a)b)*", "look-ahead or ^ in a repetition"),
+        ("(a", "not closed"),
+        ("a{9999999}", "the repetition"),
+        (r"\p{Script=Greek}", "Unicode property"),
+    ],
+)
+def test_patterns_that_no_grammar_can_express_are_refused(pattern: str, reason: str) -> None:
+    with pytest.raises(Refused, match=re.escape(reason)) as refused:
+        grammar({"items": {"pattern": pattern}})
+    assert refused.value.place == "#/items"
+
+
+bounds = st.decimals(-30, 30, places=2) | st.integers(-1200, 1200).map(Decimal)
+
+
+@settings(max_examples=30, deadline=None)
+@given(bounds, bounds, st.booleans(), st.lists(bounds, min_size=1, max_size=8))
+def test_bounds_of_numbers(
+    low: Decimal, high: Decimal, strictly: bool, tried: list[Decimal]
+) -> None:
+    keys = ("exclusiveMinimum", "exclusiveMaximum") if strictly else ("minimum", "maximum")
+    schema = {"type": "number", keys[0]: float(low), keys[1]: float(high)}
+    tried = [*tried, low, high, low + Decimal("0.01"), high - Decimal("0.01"), high / 2]
+    try:
+        texts = [f"{float(each):f}".rstrip("0").removesuffix(".") for each in tried]
+        found = [allows(schema, text) for text in texts]
+    except Refused:
+        found = [False] * len(tried)
+    assert found == [is_valid(schema, json.loads(text)) for text in texts]
+
+
+def test_multiples_are_told_digit_by_digit() -> None:
+    schema = {
+        "type": "number",
+        "multipleOf": 0.7,
+        "not": {"anyOf": [{"multipleOf": 3}, {"const": 2.8}]},
+        "anyOf": [{"minimum": 2.5}, {"exclusiveMaximum": -1}],
+    }
+    made = matcher(schema)
+    listed = [each / 10 for each in range(-90, 90)] + [7 * each / 10 for each in range(20, 200)]
+    for each in (*map(int, listed), *(round(each, 1) for each in listed)):
+        data = list(json.dumps(each).encode())
+        taken = made.try_consume_tokens(data)
+        found = taken == len(data) and made.is_accepting()
+        made.rollback(taken)
+        assert found == is_valid(schema, each), each
+
+
+def test_what_would_take_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = {
+        "allOf": [{"anyOf": [{"required": [f"{a}{b}"]} for a in "abcdef"]} for b in "123456789"]
+    }
+    with pytest.raises(Refused, match="make it simpler"):
+        grammar(wide)
+    monkeypatch.setattr(digits, "_MOST_STATES", 50)
+    with pytest.raises(Refused, match="too many states") as refused:
+        grammar({"items": {"multipleOf": 97}})
+    assert refused.value.place == "#/items"
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong"),
+    [
+        ("date-time", "2024-02-29T23:59:60.5+01:00", "2024-02-30T00:00:00Z"),
+        ("date", "1999-12-31", "1999-13-01"),
+        ("time", "12:00:00Z", "25:00:00Z"),
+        ("duration", "P1Y2M3DT4H", "P"),
+        ("email", "a.b@c.de", "a.b"),
+        ("idn-email", "ü@ä", "ü"),
+        ("hostname", "a-b.c", "-a"),
+        ("ipv4", "1.2.3.255", "1.2.3.256"),
+        ("ipv6", "fe80::1:2", "1::2::3"),
+        ("uuid", "123e4567-e89b-12d3-a456-426614174000", "123e4567"),
+        ("uri", "https://a.b:1/c?d#e", "a b"),
+        ("uri-reference", "../a?b", "://"),
+        ("json-pointer", "/a~1/0", "a"),
+        ("regex", "^a(b|[c\\]])*$", "(a"),
+    ],
+)
+def test_formats(name: str, right: str, wrong: str) -> None:
+    assert is_found(FORMATS[name], right)
+    assert not is_found(FORMATS[name], wrong)
+    assert allows({"format": name}, json.dumps(right, ensure_ascii=False))
+    assert not allows({"format": name}, json.dumps(wrong, ensure_ascii=False))
+    assert allows({"not": {"format": name}}, json.dumps(wrong, ensure_ascii=False))
