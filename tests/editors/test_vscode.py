@@ -54,6 +54,51 @@ def test_the_starter_completes_and_what_is_not_wanted_any_more_is_not_shown(
     assert [answer["warnings"] for answer in found] == [[], [], []]
 
 
+# Loads, writes a first line, and the rest when it is asked again.
+SLOW_HELPER = """
+import json, sys
+pending, read = None, []
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked.get("max_tokens") == 0:
+        read.append(asked["prefix"])
+    elif not asked.get("cancel") and asked["prefix"].endswith("read?"):
+        print(json.dumps({"id": asked["id"], "text": "|".join(read)}), flush=True)
+    elif not asked.get("cancel"):
+        said = [{"status": "loading"}, {"delta": "\\n  o"}, {"delta": "ne\\n"}, {"delta": "two"}]
+        whole = {"text": "\\n  one\\ntwo", "finish_reason": "stop"}
+        for its, lines in ((pending, [whole]), (asked, said)):
+            for line in lines if its else []:
+                print(json.dumps({"id": its["id"]} | line), flush=True)
+        pending = asked
+"""
+
+
+@needs_node
+def test_the_first_line_is_shown_while_the_rest_is_written(tmp_path: Path) -> None:
+    """And the editor asks again when that is there; loading is shown meanwhile."""
+    (tmp_path / "helper.py").write_text(SLOW_HELPER)
+    command = [sys.executable, str(tmp_path / "helper.py")]
+    here = {"text": CODE, "line": 4, "character": 0}
+    found = answers(command, here, here)
+    assert [item["insertText"] for answer in found for item in answer["items"]] == ["\n  one"] * 2
+    assert found[0]["status"] == "akunu: the model is being loaded"
+    assert found[-1]["again"] == 1
+
+
+@needs_node
+def test_where_the_cursor_rests_is_read_ahead_but_not_in_languages_that_are_off(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "helper.py").write_text(SLOW_HELPER)
+    command = [sys.executable, str(tmp_path / "helper.py")]
+    rests = {"text": CODE, "line": 1, "character": 4, "rest": True}
+    asked = {"text": CODE + "read?", "line": 4, "character": 5}
+    found = answers(command, rests, asked | {"language": "markdown"}, asked)
+    items = [[item["insertText"] for item in answer["items"]] for answer in found]
+    assert items == [[], ["def add(a, b):\n    "]]
+
+
 @needs_node
 def test_a_helper_that_is_missing_or_fails_is_told_once() -> None:
     here = {"text": CODE, "line": 4, "character": 0}
@@ -111,8 +156,10 @@ def test_a_helper_that_ended_comes_back_by_itself(tmp_path: Path) -> None:
       const fs = require('node:fs')
       const [python, script, model] = process.argv.slice(2)
       const told = []
+      const states = []
       let now = 0
-      const helper = new Helper([python, script, model], (m) => told.push(m), () => now)
+      const helper = new Helper([python, script, model], (m) => told.push(m),
+                                (s) => states.push(s), () => now)
       const ask = async (prefix) => (await helper.ask({ prefix }, () => {}))?.text ?? null
       const answers = []
       const run = async () => {
@@ -123,7 +170,7 @@ def test_a_helper_that_ended_comes_back_by_itself(tmp_path: Path) -> None:
         now += 1000
         answers.push(await ask('a'))
         helper.dispose()
-        console.log(JSON.stringify([answers, told]))
+        console.log(JSON.stringify([answers, told, states]))
       }
       run()
     """
@@ -131,6 +178,8 @@ def test_a_helper_that_ended_comes_back_by_itself(tmp_path: Path) -> None:
     command.append(str(tmp_path / "model"))
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
-    answers, told = json.loads(done.stdout)
+    answers, told, states = json.loads(done.stdout)
     assert answers == [None] * 6 + ["x", None, None, "x"]
     assert told == ["no model", "it ended with SIGKILL"]
+    ends = [*["idle", "failed"] * 2, "ready", "idle", "failed", "ready", "idle"]
+    assert states == ends

@@ -1,6 +1,7 @@
 // Runs the VS Code extension outside VS Code: `node vscode_run.js EXTENSION COMMAND...`. Reads one
-// JSON object a line, {"text", "line", "character", "cancel"?}, asks for a completion there, and
-// prints what the editor would be given. VS Code itself is as much of it as the extension uses.
+// JSON object a line, {"text", "line", "character", "cancel"?, "language"?, "rest"?}, asks for a completion
+// there (with "rest" the cursor only rests there), and prints what the editor would be given, what it was told, and whether it was made to ask
+// again. VS Code itself is as much of it as the extension uses.
 'use strict'
 
 const Module = require('node:module')
@@ -23,11 +24,21 @@ class InlineCompletionItem {
 }
 
 const nothing = { dispose() {} }
-const settings = { enabled: true, command, delay: 0, timeMs: 200000, maxLines: 0 }
+const settings = {
+  enabled: true, filetypes: { markdown: false }, readAhead: true, command, delay: 0, timeMs: 200000,
+  maxLines: 0,
+}
+const statusBar = { show() {}, dispose() {} }
+let again = 0
+let cursorMoved = null
+// The cursor rests at once.
+const later = setTimeout
+global.setTimeout = (call, ms) => later(call, ms >= 500 ? 0 : ms)
 const vscode = {
   Range,
   InlineCompletionItem,
-  commands: { registerCommand: () => nothing },
+  StatusBarAlignment: { Right: 2 },
+  commands: { registerCommand: () => nothing, executeCommand: () => again++ },
   languages: {
     registerInlineCompletionItemProvider(_, given) {
       provider = given
@@ -38,6 +49,11 @@ const vscode = {
     activeTextEditor: undefined,
     visibleTextEditors: [],
     onDidChangeActiveTextEditor: () => nothing,
+    onDidChangeTextEditorSelection(listener) {
+      cursorMoved = listener
+      return nothing
+    },
+    createStatusBarItem: () => statusBar,
     showWarningMessage: (message) => warnings.push(message),
   },
   workspace: {
@@ -50,19 +66,23 @@ const load = Module._load
 Module._load = (name, ...rest) => (name === 'vscode' ? vscode : load(name, ...rest))
 const { activate, deactivate } = require(extension)
 
-function documentOf(text) {
+function documentOf(text, languageId = 'python') {
   const starts = [0]
   for (let at = text.indexOf('\n'); at >= 0; at = text.indexOf('\n', at + 1)) starts.push(at + 1)
   return {
     getText: () => text,
     offsetAt: (position) => starts[position.line] + position.character,
     fileName: '/tmp/a.py',
-    languageId: 'python',
+    languageId,
     isClosed: false,
+    uri: { scheme: 'file' },
   }
 }
 
 async function answer(asked) {
+  const document = documentOf(asked.text, asked.language)
+  const position = { line: asked.line, character: asked.character }
+  if (asked.rest) return cursorMoved({ textEditor: { document, selection: { active: position } } })
   const listeners = []
   const token = {
     isCancellationRequested: false,
@@ -75,12 +95,13 @@ async function answer(asked) {
     }, asked.cancel)
   }
   const items = await provider.provideInlineCompletionItems(
-    documentOf(asked.text),
-    { line: asked.line, character: asked.character },
+    document,
+    position,
     { selectedCompletionInfo: asked.chosen },
     token,
   )
-  console.log(JSON.stringify({ items, warnings: warnings.splice(0) }))
+  const status = statusBar.tooltip
+  console.log(JSON.stringify({ items, warnings: warnings.splice(0), status, again }))
 }
 
 activate({ subscriptions: [] })

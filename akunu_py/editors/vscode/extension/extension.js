@@ -7,9 +7,13 @@ const { Helper, windowStart } = require('./helper.js')
 const MAX_CHARACTERS = 200000 // on either side of the cursor
 const MAX_FILES = 8
 const MAX_FILE_CHARACTERS = 100000
+const REST_MS = 500 // of the cursor, before its place is read ahead
 
 let helper = null
+let statusBar = null
 let used = [] // documents, the one shown last first
+let resting = null
+let given = null // the last ghost: {document, end}, what the text is up to there once it is accepted
 
 function settings() {
   return vscode.workspace.getConfiguration('akunu')
@@ -17,9 +21,22 @@ function settings() {
 
 function restart() {
   if (helper) helper.dispose()
-  helper = new Helper(settings().get('command'), (message) => {
-    vscode.window.showWarningMessage(`akunu: ${message}`)
-  })
+  helper = new Helper(
+    settings().get('command'),
+    (message) => vscode.window.showWarningMessage(`akunu: ${message}`),
+    showState,
+  )
+}
+
+function showState(state, why) {
+  const icons = { loading: '$(sync~spin) ', failed: '$(warning) ' }
+  statusBar.text = `${icons[state] || ''}akunu`
+  statusBar.tooltip = `akunu: ${state === 'loading' ? 'the model is being loaded' : why || state}`
+}
+
+function isEnabled(document) {
+  const ofType = settings().get('filetypes')[document.languageId]
+  return ofType === undefined ? settings().get('enabled') : ofType
 }
 
 // Whether the keyboard rests for `ms` milliseconds before the request is withdrawn.
@@ -62,17 +79,54 @@ function requestAt(document, position, chosen) {
   return request
 }
 
+// The text of a completion, or its first line as soon as that is known; the editor is made to ask
+// again for the whole, which the helper remembers then.
+function firstLineOrAll(request, token) {
+  return new Promise((resolve) => {
+    let written = ''
+    let early = false
+    const onCancel = (cancel) => token.onCancellationRequested(cancel)
+    const onText = (text) => {
+      written += text
+      const line = /^\s*\S.*(?=\n)/.exec(written)
+      if (!early && line) {
+        early = true
+        resolve(line[0])
+      }
+    }
+    helper.ask(request, onCancel, onText).then((reply) => {
+      if (!early) resolve(reply ? reply.text : '')
+      else if (reply && !token.isCancellationRequested) {
+        vscode.commands.executeCommand('editor.action.inlineSuggest.trigger')
+      }
+    })
+  })
+}
+
 const provider = {
   async provideInlineCompletionItems(document, position, context, token) {
-    if (!settings().get('enabled') || !(await rests(settings().get('delay'), token))) return []
+    if (!isEnabled(document)) return []
     const chosen = context.selectedCompletionInfo
-    const reply = await helper.ask(requestAt(document, position, chosen), (cancel) => {
-      token.onCancellationRequested(cancel)
-    })
-    if (!reply || !reply.text.trim() || token.isCancellationRequested) return []
+    const request = requestAt(document, position, chosen)
+    // After a whole ghost the next one has been made: it is there at once.
+    const accepted = given && given.document === document && given.end === request.prefix
+    if (!accepted && !(await rests(settings().get('delay'), token))) return []
+    const text = await firstLineOrAll(request, token)
+    if (!text.trim() || token.isCancellationRequested) return []
+    given = { document, end: request.prefix + text }
     const range = chosen ? chosen.range : new vscode.Range(position, position)
-    return [new vscode.InlineCompletionItem((chosen ? chosen.text : '') + reply.text, range)]
+    return [new vscode.InlineCompletionItem((chosen ? chosen.text : '') + text, range)]
   },
+}
+
+// Has the place of the cursor read ahead when it rests.
+function cursorMoved(editor) {
+  clearTimeout(resting)
+  if (!editor || editor.document.uri.scheme === 'output' || !settings().get('readAhead')) return
+  resting = setTimeout(() => {
+    if (!isEnabled(editor.document) || editor.document.isClosed) return
+    helper.readAhead(requestAt(editor.document, editor.selection.active))
+  }, REST_MS)
 }
 
 function shown(editor) {
@@ -81,11 +135,18 @@ function shown(editor) {
 }
 
 function activate(context) {
+  statusBar = vscode.window.createStatusBarItem(vscode.StatusBarAlignment.Right)
+  showState('idle')
+  statusBar.show()
   restart()
   vscode.window.visibleTextEditors.forEach(shown)
   shown(vscode.window.activeTextEditor)
+  cursorMoved(vscode.window.activeTextEditor)
   context.subscriptions.push(
+    statusBar,
     vscode.window.onDidChangeActiveTextEditor(shown),
+    vscode.window.onDidChangeActiveTextEditor(cursorMoved),
+    vscode.window.onDidChangeTextEditorSelection((change) => cursorMoved(change.textEditor)),
     vscode.commands.registerCommand('akunu.restart', restart),
     vscode.workspace.onDidChangeConfiguration((change) => {
       if (change.affectsConfiguration('akunu.command')) restart()
@@ -95,6 +156,7 @@ function activate(context) {
 }
 
 function deactivate() {
+  clearTimeout(resting)
   helper.dispose()
 }
 

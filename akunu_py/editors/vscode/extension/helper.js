@@ -12,13 +12,15 @@ function windowStart(offset, longest) {
 }
 
 class Helper {
-  // `notify` is given each message that the user should read, once. `now`: milliseconds.
-  constructor(command, notify, now = Date.now) {
+  // `notify` is given each message that the user should read, once; `onState` what the helper does:
+  // idle, loading, ready, or failed and why. `now`: milliseconds.
+  constructor(command, notify, onState = () => {}, now = Date.now) {
     this.now = now
+    this.onState = onState
     this.command = command
     this.notify = notify
     this.notified = new Set()
-    this.waiting = new Map() // id -> what to do with the reply
+    this.waiting = new Map() // id -> {resolve, onText}
     this.lastId = 0
     this.process = null
     this.failures = 0 // since the last answer
@@ -26,17 +28,22 @@ class Helper {
   }
 
   // The reply to a request, or null where there is none: cancelled, superseded or broken.
-  // `onCancel` is given a function that cancels it.
-  ask(request, onCancel) {
+  // `onCancel` is given a function that cancels it, `onText` parts of the text as they are written.
+  ask(request, onCancel, onText = () => {}) {
     if (!this.start()) return Promise.resolve(null)
     const id = ++this.lastId
     return new Promise((resolve) => {
-      this.waiting.set(id, resolve)
-      this.send({ id, ...request })
+      this.waiting.set(id, { resolve, onText })
+      this.send({ id, stream: true, ...request })
       onCancel(() => {
         if (this.waiting.has(id)) this.send({ cancel: id })
       })
     })
+  }
+
+  // Has the model read what it would complete from, while nobody asks.
+  readAhead(request) {
+    if (this.start()) this.send({ id: ++this.lastId, ...request, max_tokens: 0 })
   }
 
   start() {
@@ -65,15 +72,19 @@ class Helper {
       this.notifyOnce(`not an answer: ${line.slice(0, 60)}`)
       return
     }
-    if (!reply.error && this.failures) {
+    const asked = this.waiting.get(reply.id)
+    if (reply.status) return this.onState(reply.status)
+    if (reply.delta) return asked && asked.onText(reply.delta)
+    this.waiting.delete(reply.id)
+    if (reply.error) {
+      this.notifyOnce(reply.error)
+    } else {
       this.failures = 0
       this.notified.clear()
+      this.onState('ready')
     }
-    const resolve = this.waiting.get(reply.id)
-    this.waiting.delete(reply.id)
-    if (reply.error) this.notifyOnce(reply.error)
     const whole = !reply.error && reply.finish_reason !== 'cancelled'
-    if (resolve) resolve(whole ? reply : null)
+    if (asked) asked.resolve(whole ? reply : null)
   }
 
   send(message) {
@@ -83,8 +94,9 @@ class Helper {
   end(child, failure) {
     if (this.process !== child) return
     this.process = null
-    for (const resolve of this.waiting.values()) resolve(null)
+    for (const { resolve } of this.waiting.values()) resolve(null)
     this.waiting.clear()
+    this.onState('idle')
     if (failure) {
       this.startAt = this.now() + Math.min(60000, 1000 * 2 ** this.failures++)
       this.notifyOnce(failure)
@@ -92,6 +104,7 @@ class Helper {
   }
 
   notifyOnce(message) {
+    this.onState('failed', message)
     if (!this.notified.has(message)) this.notify(message)
     this.notified.add(message)
   }
