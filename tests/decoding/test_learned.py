@@ -159,7 +159,7 @@ def test_costs_are_kept_by_layout() -> None:
 
 def test_a_second_run_drafts_from_the_output_of_the_first(starter_engine: Engine) -> None:
     messages = [Message("user", "Name the planets of the solar system.")]
-    options = GenerateOptions(max_tokens=32)
+    options = GenerateOptions(max_tokens=24)
     passes = []
     answers = []
     for _ in range(2):
