@@ -90,7 +90,7 @@ def test_a_template_that_drops_the_thinking_costs_only_the_last_turn(name: str) 
         truth = fresh(name, prompt)
         read = read_by(target, prompt, truth)
         assert read <= (405 if turn == 0 else 65 + target_module._TEMPLATE_TAIL)
-        known = [*prompt[:-3], *truth[20:], *some(40, turn)]  # `ask` was 2 of 5 tokens shared
+        known = [*prompt[:-3], *truth[10:], *some(40, turn)]  # `ask` was 2 of 5 tokens shared
 
 
 def test_checkpoints_are_few_and_lie_where_they_save_most(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from akunu_py.decoding.target import Target
 from tests.support.families import build
 from tests.support.tiny import VOCABULARY, Adversary
 
-COUNT = 40  # tokens of an answer
+COUNT = 24  # tokens of an answer
 
 
 class Counting:
