@@ -6,6 +6,8 @@ import resource
 import sys
 from typing import Any
 
+import akunu_py.decoding.transformers_scan  # noqa: F401
+
 _setrlimit = resource.setrlimit
 
 

@@ -37,10 +37,7 @@ def mlx_lm_greedy(engine: Engine, prompt: list[int], count: int) -> list[int]:
     ("index", "count"),
     [
         *_QUICK.items(),
-        *(
-            pytest.param(index, 128, marks=pytest.mark.slow)
-            for index in range(len(VARIED_PROMPTS))
-        ),
+        *(pytest.param(index, 128, marks=pytest.mark.slow) for index in range(len(VARIED_PROMPTS))),
     ],
 )
 def test_greedy_tokens_equal_mlx_lm(starter_engine: Engine, index: int, count: int) -> None:
