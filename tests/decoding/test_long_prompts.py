@@ -118,20 +118,18 @@ def test_the_starter_reads_a_long_prompt(
 
     def stop_soon(done: int, total: int) -> None:
         progress.append(done)
-        if done >= 2 * PREFILL_ROWS:
+        if done:
             cancelled.cancel()
 
     cancelled.on_prefill = stop_soon
     assert cancelled.answer().finish_reason == "cancelled"
-    assert progress[0] == 0
-    assert progress[-1] == 2 * PREFILL_ROWS
-    kept = len(session.target.tokens)
-    assert kept >= 2 * PREFILL_ROWS  # on a fast machine one more is under way
+    assert progress == [0, PREFILL_ROWS]  # how fast it reads is not known before
+    assert len(session.target.tokens) == PREFILL_ROWS
 
     before = settled()
     mx.reset_peak_memory()
     whole = session.generate(prompt, GenerateOptions(max_tokens=4)).answer()
-    assert whole.stats.cached_tokens == min(kept, count - 1)
+    assert whole.stats.cached_tokens == PREFILL_ROWS
     held, peak = settled() - before, int(mx.get_peak_memory()) - before
     needed = sum(entry.nbytes for entry in session.target.cache)
     print(f"starter: cache {needed / MB:.0f} MB, held {held / MB:.0f}, peak {peak / MB:.0f}")
