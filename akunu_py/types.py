@@ -187,12 +187,19 @@ class TextPiece:
     thinking: str = ""
 
 
+NotCached = Literal["", "evicted", "no checkpoint", "changed"]
+
+
 @dataclass(slots=True)
 class Stats:
     """Counts and times of one answer. Times are in seconds.
 
     The first token comes from the prefill; every later one from a decode pass. So
     `target_passes` counts decode passes, and `tokens_per_pass` leaves the first token out.
+
+    cached_tokens: of the prompt, which were not read again. known_tokens: those that were read
+    before. not_cached: why those are more, or why they are not all but the end: "evicted",
+    "no checkpoint", "changed", or "".
     """
 
     prompt_tokens: int = 0
@@ -203,6 +210,8 @@ class Stats:
     accepted: int = 0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    known_tokens: int = 0
+    not_cached: NotCached = ""
 
     def add(self, piece: Piece, *, from_prefill: bool) -> None:
         """Counts a piece."""

@@ -19,6 +19,7 @@ from akunu_py.bench.curve import Curve, FixedCosts
 from akunu_py.bench.replay import ReplayCounts, drafter_named
 from akunu_py.bench.trace import Trace, TraceItem
 from akunu_py.decoding.decode import decode
+from akunu_py.decoding.history import TokenHistory
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
 from akunu_py.ngram.cost import MAX_ROWS, PIPELINED, CostCurve
@@ -133,8 +134,7 @@ class SimulatedTarget(Target):
     def __init__(self, device: Device, item: TraceItem) -> None:
         self.vocabulary = None
         self.constraint = None
-        self.tokens = list(item.prompt)
-        self.pending = [item.output[0]]
+        self.history = TokenHistory([], item.prompt, item.output[:1])
         self._device = device
         self._truth = [*item.prompt, *item.output]
 

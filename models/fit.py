@@ -124,6 +124,13 @@ class Fit:
         """At so many tokens."""
         return self.needs.at(tokens, self.prefill_rows)
 
+    @property
+    def cache_memory(self) -> int:
+        """Bytes for the KV caches of several texts: that of a full context, and a quarter of what
+        is left of the limit."""
+        left = comfortable(self.limit) - self.estimate.total
+        return self.estimate.cache + max(0, left // 4)
+
 
 def activations_from(config: dict[str, Any], *, on_metal: bool, itemsize: int) -> Activations:
     """What passes take, from a model's config.json. Fields that are missing count for nothing."""

@@ -20,7 +20,7 @@ from typing import Any, get_args
 from akunu_py.chats.tree import ChatMessage, Role, Tree, fitting_role, tree_of
 from akunu_py.errors import ConversationError
 from akunu_py.files import parse_json
-from akunu_py.types import FinishReason, Stats
+from akunu_py.types import FinishReason, NotCached, Stats
 
 FORMAT = "akunu-conversations"
 VERSION = 1
@@ -71,11 +71,14 @@ def read_json(text: str, name: str) -> list[Tree]:
 def stats_of(values: dict[str, Any]) -> Stats:
     """Statistics from a JSON object; what this version does not know is left out.
 
-    Raises ValueError where a value is no number that one could have measured.
+    Raises ValueError where a value is none that one could have measured.
     """
     known = {name: value for name, value in values.items() if name in _STATS_FIELDS}
     for name, value in known.items():
-        if not _is_number(value, _MAX_NUMBER):
+        if name == "not_cached":
+            if value not in get_args(NotCached):
+                raise ValueError(f"expected a reason for {name}, found {str(value)[:40]!r}")
+        elif not _is_number(value, _MAX_NUMBER):
             raise ValueError(f"expected a number for {name}, found {str(value)[:40]!r}")
     return Stats(**known)
 

@@ -159,6 +159,29 @@ def compact(cache: Cache) -> Cache:
     return [_compact(entry) for entry in cache]
 
 
+def detached(cache: Cache) -> Cache:
+    """The same cache, in memory of its own."""
+    for entry in leaves(cache):
+        vars(entry).update(
+            tree_map(
+                lambda part: mx.contiguous(part) if isinstance(part, mx.array) else part,
+                vars(entry),
+            )
+        )
+    mx.eval(_arrays(cache))
+    return cache
+
+
+def nbytes(cache: Cache) -> int:
+    """Bytes of memory that a cache takes, room to write into included."""
+    return sum(array.nbytes for array in _arrays(cache))
+
+
+def _arrays(cache: Cache) -> list[mx.array]:
+    parts = tree_flatten([vars(entry) for entry in leaves(cache)])
+    return [part for _, part in parts if isinstance(part, mx.array)]
+
+
 def _compact(entry: Any) -> Any:
     if type(entry) is CacheList:
         return CacheList(*compact(entry.caches))

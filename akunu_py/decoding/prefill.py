@@ -88,8 +88,8 @@ def prefill(
             continue
         if not keep_going(read):
             return False
-        if not chunk or len(target.tokens) >= target.last_checkpoint + _CHECKPOINT_EVERY:
-            target.checkpoint()
+        if not chunk or len(target.tokens) >= target.history.last_checkpoint + _CHECKPOINT_EVERY:
+            target.history.checkpoint()
         if not chunk:
             return True
         before = under_way

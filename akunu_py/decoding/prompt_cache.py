@@ -23,6 +23,7 @@ from mlx_lm.models import cache as mlx_cache
 
 from akunu_py.decoding import kvcache
 from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.history import TokenHistory
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.vocabulary import first_outside
 from akunu_py.errors import DamagedCache, DamagedModel, StoreError, UsageError, one_line
@@ -93,7 +94,7 @@ def load(target: Target, engine: Engine, path: Path) -> None:
         raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
     except Exception as error:  # whatever MLX, mlx-lm or the model makes of it
         raise DamagedCache(f"{path} is damaged; delete it, and it is made again") from error
-    target.adopt(entries, tokens, pending)
+    target.adopt(TokenHistory(entries, tokens, pending))
 
 
 def _checked_entries(

@@ -1,4 +1,4 @@
-"""Session: a model with one token history. Generation: one answer while it is made.
+"""Session: a model with its token histories. Generation: one answer while it is made.
 
 A session belongs to the thread that uses it, because MLX's streams are thread-local; only
 `Generation.cancel` may come from elsewhere.
@@ -21,6 +21,7 @@ from akunu_py.decoding.drafting import Drafting
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.learned import LearnedState
 from akunu_py.decoding.prefill import ChunkSizes, prefill
+from akunu_py.decoding.prompt_caches import PromptCaches
 from akunu_py.decoding.sampling import Sampler
 from akunu_py.decoding.stream_decoder import StreamDecoder
 from akunu_py.decoding.target import Target
@@ -38,14 +39,22 @@ from akunu_py.types import (
 
 
 class Session:
-    """One token history, with the KV cache that holds it and the drafter that learns from it."""
+    """A token history for each text that it was asked to continue lately, with the KV caches that
+    hold them, and the drafter that learns from them."""
 
-    def __init__(self, engine: Engine, learned: LearnedState | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        learned: LearnedState | None = None,
+        cache_memory: int | None = None,
+    ) -> None:
         """learned: the learned state of the model, which also keeps what is learned now; without
-        one the session starts from nothing and keeps nothing."""
+        one the session starts from nothing and keeps nothing. cache_memory: bytes that its KV
+        caches may take together, None for what the fit leaves."""
         self.engine = engine
         self.learned = learned
-        self.target = Target(engine.model, engine.kv_bits)
+        limit = engine.fit.cache_memory if cache_memory is None else cache_memory
+        self.target = Target(engine.model, engine.kv_bits, PromptCaches(limit))
         self.drafting = Drafting(engine, learned)
 
     def save_prompt_cache(self, path: Path) -> None:
@@ -190,8 +199,11 @@ class Generation:
     def _prefill(self) -> bool:
         """Reads the prompt into the cache but for its tail; False where cancelled."""
         drafting, engine = self._session.drafting, self._engine
-        cached = self._target.reuse_prefix(self._prompt)
-        self.stats.cached_tokens = cached
+        most = min(len(self._prompt) + self._options.max_tokens, engine.context_length)
+        reuse = self._target.reuse_prefix(self._prompt, engine.fit.needs.cache.at(most))
+        cached = reuse.cached
+        self.stats.cached_tokens, self.stats.known_tokens = cached, reuse.known
+        self.stats.not_cached = reuse.missing
         total = max(cached, len(self._prompt) - self._target.prompt_tail)
 
         def keep_going(read: int) -> bool:

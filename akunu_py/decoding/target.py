@@ -1,60 +1,81 @@
-"""The target model with its KV cache and the token history that the cache holds.
+"""The target model and the token history that it goes on with.
 
-Keeps what the cache shares with the next prompt, and sets checkpoints for that where the cache
-cannot be trimmed at will.
+Continues the history that shares most with the next prompt.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
 from akunu_py.decoding import kvcache
 from akunu_py.decoding.constraint import ConstraintMatcher
+from akunu_py.decoding.history import TokenHistory, common_prefix
+from akunu_py.decoding.prompt_caches import LEAST, PromptCaches
 from akunu_py.decoding.sampling import Sampler
-from akunu_py.types import SamplingOptions
+from akunu_py.types import NotCached, SamplingOptions
 
-_CHECKPOINTS = 8  # how many a target has at most,
-_RECENT = 4  # how many of them are always the last ones,
-_CHECKPOINT_BYTES = 512 << 20  # and what they may take together; one is kept in any case
 _TEMPLATE_TAIL = 16  # tokens; more than what templates add to ask for an answer, and drop later
-_BLOCK = 256  # tokens compared at once
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """What of a prompt need not be read again.
+
+    cached: tokens. known: tokens that were read before. missing: why those are more, or why they
+    are not all but the end: "evicted" (memory was needed), "no checkpoint" (this model's cache
+    returns to few places), "changed" (the text was another one from there on), or "".
+    """
+
+    cached: int
+    known: int
+    missing: NotCached
 
 
 class Target:
-    """A model, its KV cache, and the tokens in it.
+    """A model, and the token history that it goes on with: a KV cache with the tokens in it.
 
-    tokens: what the cache holds. pending: tokens that are known to follow but are not in the cache
-    yet; they are the first rows of the next pass. There is one, the last token sampled, unless a
-    prompt was just read or the cache is recurrent and was rolled back behind what was accepted.
-    checkpoints: where the cache can return to, in caches that cannot always be trimmed: the ends of
-    prompts and answers, and places in long prompts.
+    caches: other histories, which a prompt may continue instead.
     """
 
-    def __init__(self, model: Any, kv_bits: int | None = None) -> None:
+    def __init__(
+        self, model: Any, kv_bits: int | None = None, caches: PromptCaches | None = None
+    ) -> None:
         """kv_bits: see `kvcache.new_cache`, which may refuse it with UsageError."""
         self.model = model
         self.vocabulary: int | None = None  # width of the logits, known after a pass
         self._kv_bits = kv_bits
+        self.caches = caches or PromptCaches()
         self.sampler = Sampler(SamplingOptions())
         self.constraint: ConstraintMatcher | None = None  # of the answer that is being sampled
         self.reset()
 
     def reset(self) -> None:
-        """Empties the cache and the history."""
-        self.cache = kvcache.new_cache(self.model, self._kv_bits)
-        self.tokens: list[int] = []
-        self.pending: list[int] = []
-        self.checkpoints: list[kvcache.Checkpoint] = []
-        self._needs_checkpoints = kvcache.needs_checkpoints(self.cache)
+        """Begins with an empty history, and forgets the one that it went on with."""
+        self.history = TokenHistory(kvcache.new_cache(self.model, self._kv_bits))
 
-    def adopt(self, cache: kvcache.Cache, tokens: Sequence[int], pending: Sequence[int]) -> None:
-        """Takes over a loaded prompt cache: `cache` holds `tokens`, and `pending` follow."""
-        self.reset()
-        self.cache, self.tokens, self.pending = cache, list(tokens), list(pending)
+    def adopt(self, history: TokenHistory) -> None:
+        """Goes on with a history that was loaded."""
+        self.caches.add(self.history)
+        self.history = history
+
+    @property
+    def cache(self) -> kvcache.Cache:
+        return self.history.cache
+
+    @property
+    def tokens(self) -> list[int]:
+        """What the cache holds."""
+        return self.history.tokens
+
+    @property
+    def pending(self) -> list[int]:
+        """What follows it, as far as that is known; see `TokenHistory`."""
+        return self.history.pending
 
     @property
     def prompt_tail(self) -> int:
@@ -63,12 +84,7 @@ class Target:
         Where returning needs a checkpoint, it must lie before what asks for the answer: in the
         prompt of the next turn the template may put that differently.
         """
-        return 1 + (_TEMPLATE_TAIL if self._needs_checkpoints else 0)
-
-    @property
-    def last_checkpoint(self) -> int:
-        """How many tokens the last checkpoint holds, 0 where there is none."""
-        return self.checkpoints[-1].length if self.checkpoints else 0
+        return 1 + (_TEMPLATE_TAIL if self.history.needs_checkpoints else 0)
 
     def forward(self, tokens: mx.array) -> mx.array:
         """One pass over `tokens` [rows], behind what the cache holds.
@@ -123,54 +139,54 @@ class Target:
     def commit(self, sampled: Sequence[int], kept: int) -> None:
         """Books that the cache now holds the first `kept` of the pending and the sampled tokens."""
         known = [*self.pending, *sampled]
-        self.tokens += known[:kept]
-        self.pending = known[kept:]
+        self.history.tokens += known[:kept]
+        self.history.pending = known[kept:]
 
-    def checkpoint(self) -> None:
-        """Makes the end of `tokens` a place that `reuse_prefix` can return to, if it needs any."""
-        if not self._needs_checkpoints or len(self.tokens) in (0, self.last_checkpoint):
-            return
-        self.checkpoints.append(kvcache.checkpoint(self.cache, len(self.tokens)))
-        while len(self.checkpoints) > _CHECKPOINTS:
-            # Without it, returning there means reading on from the one before: the least of that.
-            ends = [0, *(each.length for each in self.checkpoints)]
-            older = range(_CHECKPOINTS - _RECENT + 1)
-            del self.checkpoints[min(older, key=lambda index: ends[index + 1] - ends[index])]
-        while (
-            len(self.checkpoints) > 1
-            and sum(each.nbytes for each in self.checkpoints) > _CHECKPOINT_BYTES
-        ):
-            del self.checkpoints[0]
+    def reuse_prefix(self, prompt: Sequence[int], needed: int = 0) -> Reuse:
+        """Continues the history that leaves least of `prompt` to read, which is pending then.
 
-    def reuse_prefix(self, prompt: Sequence[int]) -> int:
-        """Makes `prompt` the history: keeps what the cache shares with it, the rest is pending.
-
-        Its last token is always pending. Returns how many tokens the cache keeps.
+        Its last token is always pending. A history of which much would be taken away is kept as it
+        is, where memory allows, and a copy of its beginning continued. needed: bytes that the
+        history may come to take with its answer; others are dropped for them.
         """
         assert kvcache.holds(self.cache, len(self.tokens)), "the cache is not what was booked"
-        shared = min(common_prefix(self.tokens, prompt), len(prompt) - 1)
-        surplus = len(self.tokens) - shared
-        if not surplus:
-            self.checkpoint()
-        self.checkpoints = [each for each in self.checkpoints if each.length <= shared]
-        if kvcache.can_trim(self.cache, surplus):
-            kvcache.trim(self.cache, surplus)
-            del self.tokens[shared:]
-        elif self.checkpoints:
-            kvcache.restore(self.cache, self.checkpoints[-1])
-            del self.tokens[self.last_checkpoint :]
+        histories = [self.history, *self.caches.histories()]
+        shared = [each.shared(prompt) for each in histories]
+        reached = [each.reach(tokens) for each, tokens in zip(histories, shared, strict=True)]
+        best = max(range(len(histories)), key=reached.__getitem__)
+        reuse = self._reuse(prompt, reached[best], max(shared))
+        if shared[best] == len(histories[best].tokens):
+            histories[best].checkpoint()
+        self._continue(histories[best], reached[best], needed)
+        self.history.pending = list(prompt[reached[best] :])
+        return reuse
+
+    def _continue(self, history: TokenHistory, length: int, needed: int) -> None:
+        """Makes the first `length` tokens of a history the one that is gone on with."""
+        self.caches.add(self.history)
+        self.caches.make_room(needed, history)
+        behind = len(history.tokens) - length
+        if behind >= LEAST and self.caches.allows(needed + history.nbytes):
+            if length:
+                self.history = history.branch(length)
+            else:
+                self.reset()
         else:
-            self.reset()
-        self.pending = list(prompt[len(self.tokens) :])
-        return len(self.tokens)
+            self.caches.take(history)
+            self.history = history
+            if length or not behind:
+                history.return_to(length)
+            else:
+                self.reset()
 
-
-def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many tokens both start with."""
-    length = min(len(left), len(right))
-    same = 0
-    while same < length and left[same : same + _BLOCK] == right[same : same + _BLOCK]:
-        same += _BLOCK  # lists are compared ten times as fast as token by token
-    while same < length and left[same] == right[same]:
-        same += 1
-    return min(same, length)
+    def _reuse(self, prompt: Sequence[int], cached: int, shared: int) -> Reuse:
+        last = len(prompt) - 1
+        lost = max((common_prefix(each, prompt) for each in self.caches.lost), default=0)
+        known = max(cached, shared, min(lost, last))
+        if known > max(cached, shared):
+            return Reuse(cached, known, "evicted")
+        if known > cached:
+            return Reuse(cached, known, "no checkpoint")
+        others = [self.tokens, *(each.tokens for each in self.caches.histories())]
+        ended = any(len(each) == known for each in others)
+        return Reuse(cached, known, "changed" if known and not ended and known < last else "")

@@ -27,7 +27,7 @@ PIPELINES = [None, False, True]  # of plain steps: see `Adversary`
 
 def ready(model: Any, prompt: list[int]) -> Target:
     target = Target(model)
-    assert target.reuse_prefix(prompt) == 0
+    assert target.reuse_prefix(prompt).cached == 0
     assert prefill(target)
     return target
 
@@ -110,7 +110,7 @@ def test_leaving_early_leaves_the_cache_right(pipelines: bool | None, drafts: bo
     assert_in_step(target, tokens_of(pieces))
     # What comes next from this very cache is still the truth.
     known = PROMPT + tokens_of(pieces)
-    assert target.reuse_prefix(known) == len(known) - 1
+    assert target.reuse_prefix(known).cached == len(known) - 1
     rest = decode(target, NoDrafter(), 20, ())
     count = len(tokens_of(pieces))
     assert tokens_of(list(rest)) == TRUTH[count : count + 20]

@@ -55,7 +55,7 @@ def test_a_long_prompt_takes_what_its_cache_needs(name: str, count: int) -> None
     assert prefill(target)
     held, peak = settled() - before, int(mx.get_peak_memory()) - before
     needed = sum(entry.nbytes for entry in target.cache)
-    kept = sum(each.nbytes for each in target.checkpoints)
+    kept = sum(each.nbytes for each in target.history.checkpoints)
     print(
         f"{name}: cache {needed / MB:.1f} MB, kept {kept / MB:.1f}, held {held / MB:.1f}, "
         f"peak {peak / MB:.1f}"
@@ -76,7 +76,7 @@ def test_the_second_turn_reads_only_what_is_new(name: str) -> None:
     sampled = answer(target, first, [])
     second = [*first, *sampled, *some(30, 2)]
     target.model.rows = 0
-    assert target.reuse_prefix(second) == len(first) + len(sampled) - 1
+    assert target.reuse_prefix(second).cached == len(first) + len(sampled) - 1
     assert prefill(target)
     decode.plain_step(target)
     assert target.model.rows == 31  # the last token sampled was not read yet
@@ -97,7 +97,7 @@ def test_reading_stops_within_a_chunk(name: str) -> None:
     assert progress == [0, PREFILL_ROWS, 2 * PREFILL_ROWS, 3 * PREFILL_ROWS]
     assert len(target.tokens) == 3 * PREFILL_ROWS
     # What was read is not lost: the same prompt continues from there.
-    assert target.reuse_prefix(some(3 * PREFILL_ROWS + 90, 1)) == 3 * PREFILL_ROWS
+    assert target.reuse_prefix(some(3 * PREFILL_ROWS + 90, 1)).cached == 3 * PREFILL_ROWS
     longer = some(3 * PREFILL_ROWS + 90, 1)
     assert answer(target, longer, []) == fresh(name, longer)
 

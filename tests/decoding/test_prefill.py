@@ -104,7 +104,7 @@ def test_what_was_launched_when_reading_ended_is_kept(name: str, after: int) -> 
     assert after <= kept <= after + 2 * 256
     assert target.tokens + target.pending == prompt
     longer = [*prompt, *some(90, 1)]
-    assert target.reuse_prefix(longer) == kept
+    assert target.reuse_prefix(longer).cached == kept
     assert answer(target, longer, []) == fresh(name, longer)
 
 

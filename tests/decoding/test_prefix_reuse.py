@@ -8,7 +8,7 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from akunu_py.decoding import decode, kvcache
+from akunu_py.decoding import decode, history, kvcache
 from akunu_py.decoding import prefill as prefill_module
 from akunu_py.decoding import target as target_module
 from akunu_py.decoding.prefill import prefill
@@ -28,7 +28,7 @@ by_name = pytest.mark.parametrize("name", FAMILIES)
 def read_by(target: Target, prompt: list[int], truth: list[int]) -> int:
     """Checks the answer to `prompt`, returns how many of its tokens were not reused."""
     target.model.rows = 0
-    cached = target.reuse_prefix(prompt)
+    cached = target.reuse_prefix(prompt).cached
     assert target.tokens + target.pending == prompt
     assert answer(target, prompt, truth) == truth
     rows: int = target.model.rows
@@ -59,7 +59,7 @@ def test_a_conversation_reads_only_what_is_new(name: str) -> None:
     # And nothing of it is left when the first turn is edited.
     edited = [*prompts[0][:-1], *some(9, 6)]
     assert read_by(target, edited, fresh(name, edited)) <= 9 + target.prompt_tail
-    assert len(target.checkpoints) <= (3 if needed else 0)
+    assert len(target.history.checkpoints) <= (3 if needed else 0)
 
 
 @by_name
@@ -98,33 +98,33 @@ def test_checkpoints_are_few_and_lie_where_they_save_most(monkeypatch: pytest.Mo
     target = Target(build("qwen3_next"))
     target.reuse_prefix(some(2000, 1))
     assert prefill(target, sizes=prefill_module.ChunkSizes(largest=50))
-    places = [each.length for each in target.checkpoints]
-    assert len(places) == target_module._CHECKPOINTS
+    places = [each.length for each in target.history.checkpoints]
+    assert len(places) == history._CHECKPOINTS
     assert places[-1] == 2000 - target.prompt_tail
     gaps = [after - before for before, after in zip([0, *places], places, strict=False)]
     assert max(gaps) <= 800
     # Back to the nearest of them, whatever was asked for.
-    assert target.reuse_prefix([*some(2000, 1)[: places[2] + 5], 7, 7]) == places[2]
-    assert [each.length for each in target.checkpoints] == places[:3]
+    assert target.reuse_prefix([*some(2000, 1)[: places[2] + 5], 7, 7]).cached == places[2]
+    assert [each.length for each in target.history.checkpoints] == places[:3]
 
 
 def test_checkpoints_take_no_more_than_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target_module, "_CHECKPOINT_BYTES", 1)
+    monkeypatch.setattr(history, "_CHECKPOINT_BYTES", 1)
     target = Target(build("mamba2"))
     target.reuse_prefix(some(100, 1))
     assert prefill(target)
     target.reuse_prefix([*target.tokens, *some(50, 2)])
     assert prefill(target)
-    assert len(target.checkpoints) == 1
-    assert target.checkpoints[0].nbytes > 0
+    assert len(target.history.checkpoints) == 1
+    assert target.history.checkpoints[0].nbytes > 0
 
 
 def test_a_cache_that_can_be_trimmed_or_is_unknown_has_no_checkpoints() -> None:
     target = Target(build("llama"))
     target.reuse_prefix(some(100, 1))
     assert prefill(target)
-    target.checkpoint()
-    assert target.checkpoints == []
+    target.history.checkpoint()
+    assert target.history.checkpoints == []
     assert target.prompt_tail == 1
 
     class Other:
@@ -144,4 +144,4 @@ def test_drafting_and_rolling_back_change_nothing_where_rows_are_quantized(bits:
     for kept in (0, 60, 20):
         target.reuse_prefix([*prompt, *truth[:kept]])
         assert answer(target, [*prompt, *truth[:kept]], truth[kept:], 40) == truth[kept:][:40]
-    assert target.checkpoints == []
+    assert target.history.checkpoints == []

@@ -15,6 +15,7 @@ from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
 
 from akunu_py.decoding import kvcache, prompt_cache
 from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.history import TokenHistory
 from akunu_py.decoding.session import Session
 from akunu_py.decoding.target import Target
 from akunu_py.errors import AkunuError, DamagedCache, StoreError, UsageError
@@ -48,12 +49,12 @@ def test_every_family_continues_where_it_was(name: str, tmp_path: Path) -> None:
     sampled = answer(target, prompt, [])
     save_prompt_cache(file, kvcache.compact(target.cache))
     again = Target(build(name))
-    again.adopt(load_prompt_cache(file), target.tokens, target.pending)
+    again.adopt(TokenHistory(load_prompt_cache(file), target.tokens, target.pending))
     like = kvcache.new_cache(build(name))
     build(name)(mx.zeros((1, 2), mx.int32), cache=like)
     prompt_cache._check_like(load_prompt_cache(file), like, len(target.tokens))
     longer = [*prompt, *sampled, *some(30, 2)]
-    assert again.reuse_prefix(longer) == len(target.tokens)
+    assert again.reuse_prefix(longer).cached == len(target.tokens)
     assert answer(again, longer, []) == fresh(name, longer)
 
 

@@ -62,7 +62,7 @@ def answer(target: Target, prompt: list[int], truth: list[int], count: int = COU
 
 def fresh(name: str, prompt: list[int]) -> list[int]:
     target = Target(build(name))
-    assert target.reuse_prefix(prompt) == 0
+    assert target.reuse_prefix(prompt).cached == 0
     return answer(target, prompt, [])
 
 

@@ -1,0 +1,105 @@
+"""A token history: a KV cache, the tokens in it, and the places that it can return to.
+
+A cache that only grows is cut anywhere. The others return to checkpoints: the ends of prompts and
+answers, places in long prompts, and where requests parted before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from akunu_py.decoding import kvcache
+
+_CHECKPOINTS = 8  # how many a history has at most,
+_RECENT = 4  # how many of them are always the last ones,
+_CHECKPOINT_BYTES = 512 << 20  # and what they may take together; one is kept in any case
+_BLOCK = 256  # tokens compared at once
+
+
+class TokenHistory:
+    """tokens: what the cache holds. pending: tokens that are known to follow but are not in the
+    cache yet; they are the first rows of the next pass. There is one, the last token sampled,
+    unless a prompt was just read or the cache is recurrent and was rolled back behind what was
+    accepted. checkpoints: where a cache that cannot always be trimmed can return to.
+    """
+
+    def __init__(
+        self, cache: kvcache.Cache, tokens: Sequence[int] = (), pending: Sequence[int] = ()
+    ) -> None:
+        self.cache = cache
+        self.tokens = list(tokens)
+        self.pending = list(pending)
+        self.checkpoints: list[kvcache.Checkpoint] = []
+        self.needs_checkpoints = kvcache.needs_checkpoints(cache)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it takes."""
+        return kvcache.nbytes(self.cache) + sum(each.nbytes for each in self.checkpoints)
+
+    @property
+    def last_checkpoint(self) -> int:
+        """How many tokens the last checkpoint holds, 0 where there is none."""
+        return self.checkpoints[-1].length if self.checkpoints else 0
+
+    def checkpoint(self) -> None:
+        """Makes the end of `tokens` a place to return to, if the cache needs any."""
+        if not self.needs_checkpoints or len(self.tokens) in (0, self.last_checkpoint):
+            return
+        self.checkpoints.append(kvcache.checkpoint(self.cache, len(self.tokens)))
+        while len(self.checkpoints) > _CHECKPOINTS:
+            # Without it, returning there means reading on from the one before: the least of that.
+            ends = [0, *(each.length for each in self.checkpoints)]
+            older = range(_CHECKPOINTS - _RECENT + 1)
+            del self.checkpoints[min(older, key=lambda index: ends[index + 1] - ends[index])]
+        while (
+            len(self.checkpoints) > 1
+            and sum(each.nbytes for each in self.checkpoints) > _CHECKPOINT_BYTES
+        ):
+            del self.checkpoints[0]
+
+    def shared(self, prompt: Sequence[int]) -> int:
+        """How many tokens the cache shares with `prompt`, but for its last, which a pass reads."""
+        return min(common_prefix(self.tokens, prompt), len(prompt) - 1)
+
+    def reach(self, shared: int) -> int:
+        """How many tokens are left where all behind the first `shared` are taken away."""
+        if kvcache.can_trim(self.cache, len(self.tokens) - shared):
+            return shared
+        return max((each.length for each in self.checkpoints if each.length <= shared), default=0)
+
+    def return_to(self, length: int) -> None:
+        """Takes away what is behind the first `length` tokens: a number that `reach` gave."""
+        _return(self.cache, len(self.tokens), length, self.checkpoints)
+        self.checkpoints = [each for each in self.checkpoints if each.length <= length]
+        del self.tokens[length:]
+        self.pending = []
+
+    def branch(self, length: int) -> TokenHistory:
+        """A history of its own of the first `length` tokens, a number that `reach` gave; this one
+        stays as it is."""
+        cache = kvcache.compact(self.cache)
+        _return(cache, len(self.tokens), length, self.checkpoints)
+        other = TokenHistory(kvcache.detached(cache), self.tokens[:length])
+        other.checkpoints = [each for each in self.checkpoints if each.length <= length]
+        return other
+
+
+def _return(cache: Any, held: int, length: int, checkpoints: Sequence[kvcache.Checkpoint]) -> None:
+    if kvcache.can_trim(cache, held - length):
+        kvcache.trim(cache, held - length)
+    else:
+        (back_to,) = (each for each in checkpoints if each.length == length)
+        kvcache.restore(cache, back_to)
+
+
+def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    """How many tokens both start with."""
+    length = min(len(left), len(right))
+    same = 0
+    while same < length and left[same : same + _BLOCK] == right[same : same + _BLOCK]:
+        same += _BLOCK  # lists are compared ten times as fast as token by token
+    while same < length and left[same] == right[same]:
+        same += 1
+    return min(same, length)

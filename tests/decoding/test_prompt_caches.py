@@ -1,0 +1,161 @@
+"""Several token histories: what is asked for again is not read again, whatever was asked between,
+and every answer is that of a target that never held anything else."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from akunu_py.decoding.history import TokenHistory, common_prefix
+from akunu_py.decoding.prompt_caches import LEAST, PromptCaches
+from akunu_py.decoding.target import Reuse, Target
+from tests.support.families import build
+from tests.support.family_answers import choices
+from tests.support.family_table import FAMILIES
+from tests.support.targets import Counting, answer, fresh, some
+
+pytestmark = pytest.mark.usefixtures("uncompiled")
+
+PLENTY = 1 << 30
+COUNT = 12  # tokens of an answer
+# Plain, sliding window, chunked, recurrent, recurrent hybrid, latent attention, quantized.
+KINDS = {"llama", "llama-sliding", "llama4", "mamba2", "qwen3_next", "deepseek_v3", "llama-kv8"}
+FAMILIES_BY_KIND = [
+    name if name in KINDS else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES
+]
+
+
+def ask(target: Target, name: str, prompt: list[int]) -> tuple[Reuse, list[int]]:
+    """What was reused for `prompt`, and its answer, which is checked."""
+    target.model.rows = 0
+    reuse = target.reuse_prefix(prompt)
+    assert target.tokens + target.pending == prompt
+    said = answer(target, prompt, [], COUNT)
+    likeliest, _ = choices(name, prompt, said)  # in one pass; the loop where a near-tie differs
+    assert said == likeliest or said == fresh(name, prompt)[:COUNT]
+    assert target.model.rows >= len(prompt) - reuse.cached  # and not from nowhere
+    return reuse, said
+
+
+@pytest.mark.parametrize("name", FAMILIES_BY_KIND)
+def test_conversations_in_turn_read_only_what_is_new(name: str) -> None:
+    target = Target(Counting(build(name)), caches=PromptCaches(PLENTY))
+    first, second = some(120, 1), some(90, 2)
+    _, said = ask(target, name, first)
+    assert ask(target, name, second)[0] == Reuse(0, 0, "")
+    longer = [*first, *said, *some(LEAST, 3)]
+    reuse, _ = ask(target, name, longer)
+    assert reuse.cached >= len(first) + len(said) - 1
+    # Asked otherwise in the middle of the first conversation, and back to what it was.
+    tail = target.prompt_tail
+    other = [*first, *said[:2], *some(LEAST + 20, 4)]
+    reuse, _ = ask(target, name, other)
+    assert reuse.cached >= len(first) - tail
+    assert ask(target, name, [*longer, 5])[0].cached >= len(longer) - tail
+    assert ask(target, name, [*other, 5])[0].cached >= len(other) - tail
+    assert ask(target, name, [*second, 5])[0].cached >= len(second) - tail
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-sliding", "qwen3_next"])
+def test_with_little_memory_one_is_dropped_and_read_again(name: str) -> None:
+    target = Target(Counting(build(name)))
+    ask(target, name, some(120, 1))
+    size = target.history.nbytes
+    target = Target(Counting(build(name)), caches=PromptCaches(size * 2 + size // 2))
+    conversations = [some(120, seed) for seed in (1, 2, 3)]
+    for prompt in conversations:
+        target.reuse_prefix(prompt, needed=size)
+        answer(target, prompt, [], 2)
+        assert target.caches.nbytes + target.history.nbytes <= target.caches.limit
+    target.reuse_prefix(conversations[1], needed=size)
+    answer(target, conversations[1], [], 2)
+    reuse = target.reuse_prefix(conversations[0], needed=size)
+    assert reuse == Reuse(0, len(conversations[0]) - 1, "evicted")
+
+
+def test_why_a_prompt_is_read_again() -> None:
+    target = Target(build("llama-sliding"), caches=PromptCaches(PLENTY))
+    first = some(200, 1)
+    assert target.reuse_prefix(first) == Reuse(0, 0, "")
+    answer(target, first, [], COUNT)
+    held = list(target.tokens)
+    assert target.reuse_prefix([*held, 1, 2]) == Reuse(len(held), len(held), "")
+    # The sliding window has no way back to the middle, only to its checkpoints.
+    assert target.reuse_prefix([*first[:100], 1, 2]) == Reuse(0, 100, "no checkpoint")
+    plain = Target(build("llama"), caches=PromptCaches(PLENTY))
+    plain.reuse_prefix(first)
+    answer(plain, first, [], COUNT)
+    assert plain.reuse_prefix([*first[:100], 1, 2]) == Reuse(100, 100, "changed")
+
+
+class Sized(TokenHistory):
+    """A history of which only the size counts: a byte a token."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        super().__init__([], tokens)
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.tokens)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_limit_holds_and_what_is_asked_for_stays(seed: int) -> None:
+    draw = random.Random(seed)
+    caches = PromptCaches(draw.choice([0, 500, 5000]))
+    for number in range(60):
+        if caches.histories() and draw.random() < 0.4:
+            caches.take(draw.choice(caches.histories()))
+        caches.add(Sized(some(draw.randrange(1, 600), draw.randrange(8) + number)))
+        asked_for = draw.choice([*caches.histories(), None])
+        needed = draw.randrange(400)
+        caches.make_room(needed, asked_for)
+        others = [each for each in caches.histories() if each is not asked_for]
+        assert not others or caches.nbytes + needed <= caches.limit
+        assert asked_for is None or asked_for in caches.histories()
+        assert all(len(each.tokens) >= LEAST for each in caches.histories())
+        assert caches.limit or not caches.histories()
+
+
+def agent(seed: int) -> Iterator[list[int]]:
+    """Prompts as a coding agent sends them: two conversations that grow, and between their turns
+    requests that never come again, for titles and summaries."""
+    draw = random.Random(seed)
+    system = some(400, seed)
+    conversations = [[*system, *some(200, seed + 1)], [*system, *some(900, seed + 2)]]
+    for turn in range(40):
+        grown = conversations[draw.random() < 0.3]
+        grown += some(draw.randrange(50, 400), 1000 * seed + turn)
+        yield list(grown)
+        for side in range(draw.randrange(3)):
+            yield some(draw.randrange(200, 1500), 10_000 * seed + 10 * turn + side)
+
+
+def tokens_read(prompts: Iterator[list[int]], limit: int, *, lru: bool) -> int:
+    caches, read = PromptCaches(limit), 0
+    for prompt in prompts:
+        held = caches.histories()
+        best = max(held, key=lambda each: common_prefix(each.tokens, prompt), default=None)
+        shared = common_prefix(best.tokens, prompt) if best else 0
+        read += len(prompt) - shared
+        if best and shared == len(best.tokens):
+            caches.take(best)
+            best.tokens = prompt
+        else:
+            best = Sized(prompt)
+        caches.add(best)
+        while lru and caches.nbytes > limit:
+            caches.take(caches.histories()[0])
+        caches.make_room(0, best)
+    return read
+
+
+def test_fewer_tokens_are_read_again_than_where_the_oldest_goes_first() -> None:
+    limits = (6_000, 9_000, 14_000)
+    ours, oldest = (
+        sum(tokens_read(agent(seed), limit, lru=lru) for seed in range(6) for limit in limits)
+        for lru in (False, True)
+    )
+    assert ours < 0.9 * oldest
