@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from akunu_py.errors import UsageError
 from akunu_py.files import read_bounded
-from akunu_py.text import on_one_line
+from akunu_py.text import on_one_line, parse_size
 from akunu_py.types import (
     DEFAULT_DRAFT_TOKENS,
     DEFAULT_MAX_TOKENS,
@@ -17,6 +17,7 @@ from akunu_py.types import (
     WEIGHT_MODES,
     Constraint,
     GenerateOptions,
+    LoadOptions,
     SamplingOptions,
 )
 
@@ -48,6 +49,13 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"expected an integer of 1 or more, got {text!r}")
     return value
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def add_generation(
@@ -84,6 +92,18 @@ def add_loading(parser: argparse.ArgumentParser) -> None:
         help="tokens to hold at most (default: the model's own, or what fits into memory)",
     )
     parser.add_argument("--force", action="store_true", help="load a model that will not fit")
+    parser.add_argument(
+        "--cache-memory",
+        type=_size,
+        default=None,
+        metavar="SIZE",
+        help="for the KV caches of several texts, such as 2GB (default: as much as the fit leaves)",
+    )
+
+
+def loading_from(args: argparse.Namespace) -> LoadOptions:
+    """How a model shall be loaded."""
+    return LoadOptions(args.weights, args.kv_bits, args.context, args.force, args.cache_memory)
 
 
 def options_from(args: argparse.Namespace) -> GenerateOptions:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from akunu_py import paths
 from akunu_py.errors import StoreError, UsageError
 from akunu_py.files import read_bounded, write_atomically
+from akunu_py.text import is_size
 from akunu_py.types import DEFAULT_MODEL
 
 if TYPE_CHECKING:  # only who changes settings pays for its import
@@ -36,6 +37,7 @@ _EXPECTED = {
 class Settings:
     """memory: whether answers are remembered, on this machine, to draft from. model: the one that
     is used when none is named. completion_model: the same for `akunu complete`; empty for `model`.
+    cache_memory: a size such as "2GB" for the KV caches of several texts; empty for what fits.
 
     Of the chat: temperature, of sampling. system_prompt: what the model reads before all else.
     personas: further system prompts by name. persona: the one in use, empty for `system_prompt`.
@@ -51,6 +53,7 @@ class Settings:
     personas: dict[str, str] = field(default_factory=dict)
     theme: str = "auto"
     reduced_motion: bool = False
+    cache_memory: str = ""
 
     @property
     def system(self) -> str:
@@ -168,6 +171,8 @@ def _usable(content: Mapping[str, Any], where: str) -> tuple[Settings, list[str]
             wrong.append(
                 f"expected 0 to {MAX_TEMPERATURE:g} for temperature, found {_short(value)}"
             )
+        elif name == "cache_memory" and value and not is_size(value):
+            wrong.append(f"expected a size such as 500MB for cache_memory, found {_short(value)}")
         else:
             usable[name] = float(value) if known[name] is float else value
     settings = replace(Settings(), **usable)

@@ -9,6 +9,7 @@ import codecs
 import contextlib
 import io
 import json
+import re
 import sys
 from collections.abc import Iterable
 
@@ -83,6 +84,23 @@ def _escape(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a text such as "500 MB" or "2GB". Raises ValueError for anything else."""
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([kMGT]?)B", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise ValueError(f"expected a size such as 500MB or 2GB, got {text[:40]!r}")
+    return int(float(found[1]) * 1000 ** " kmgt".index(found[2].lower() or " "))
+
+
+def is_size(text: str) -> bool:
+    """Whether `parse_size` takes it."""
+    try:
+        parse_size(text)
+    except ValueError:
+        return False
+    return True
 
 
 def human_size(size: float) -> str:

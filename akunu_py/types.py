@@ -143,6 +143,22 @@ class SamplingOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How a model is loaded; None leaves it to akunu.
+
+    kv_bits: 4 or 8, of the KV cache. context: tokens that a session shall hold at most. force: load
+    it though it will not fit. cache_memory: bytes that the KV caches of several texts may take
+    together.
+    """
+
+    weights: WeightMode = "auto"
+    kv_bits: int | None = None
+    context: int | None = None
+    force: bool = False
+    cache_memory: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateOptions:
     """How to generate. `max_tokens` > 0; `draft_tokens` is the ceiling of a draft in `fixed`.
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from akunu_py.bench.curve import parse_curve
 from akunu_py.bench.workloads import load_workloads
 from akunu_py.errors import INTERRUPTED, UsageError
+from akunu_py.types import LoadOptions
 
 if TYPE_CHECKING:
     from akunu_py.bench.curve import Curve
@@ -40,8 +41,12 @@ def speed(options: argparse.Namespace) -> int:
     workloads = [] if wanted == ["none"] else load_workloads(wanted)
     if not workloads and not by_length:
         raise UsageError("nothing to measure: name a workload, or lengths with -p and -n")
-    engine = load_engine(options.model, options.weights)
-    small = load_engine(options.draft_model, options.weights) if options.draft_model else None
+    engine = load_engine(options.model, LoadOptions(options.weights))
+    small = (
+        load_engine(options.draft_model, LoadOptions(options.weights))
+        if options.draft_model
+        else None
+    )
     setup = Setup(
         options.draft or ["off", "fixed", "auto"],
         [options.draft_tokens],
@@ -133,7 +138,7 @@ def _record(options: argparse.Namespace) -> int:
     from akunu_py.decoding.load import load_engine
 
     prompts = read_prompts(options.prompts) if options.prompts else load_workloads()
-    engine = load_engine(options.model, options.weights)
+    engine = load_engine(options.model, LoadOptions(options.weights))
     count = record(engine, prompts, Path(options.record), options.max_tokens, _print_line)
     print(f"{options.record}: {count} tokens in answers to {len(prompts)} prompts")
     return 0
@@ -144,7 +149,7 @@ def curve(options: argparse.Namespace) -> int:
     from akunu_py.bench.report.printing import print_curve
     from akunu_py.decoding.load import load_engine
 
-    engine = load_engine(options.model, options.weights)
+    engine = load_engine(options.model, LoadOptions(options.weights))
     context = options.context or curve.CONTEXT
     costs = curve.measure_curve(engine, range(1, 33), options.repeats, context)
     found = curve.as_dict(engine, costs, context)
@@ -187,7 +192,7 @@ def _measure_fixed(options: argparse.Namespace) -> Result:
         raise UsageError("--draft-tokens: expected drafts of 1 token or more")
     workloads = load_workloads(options.workload)
     plan = Plan(workloads, options.temperature or [0.0], options.max_tokens, options.repeats)
-    engine = load_engine(options.model, options.weights)
+    engine = load_engine(options.model, LoadOptions(options.weights))
     setup = Setup(["fixed"], options.draft_tokens)
     result = run_speed(engine, setup, plan, options.command_line, _progress)
     if options.output:
@@ -237,7 +242,7 @@ def profile(options: argparse.Namespace) -> int:
     from akunu_py.decoding.load import load_engine
 
     workloads = load_workloads(options.workload)
-    engine = load_engine(options.model, options.weights)
+    engine = load_engine(options.model, LoadOptions(options.weights))
     profiles: list[Profile] = []
 
     def measure() -> None:
@@ -267,7 +272,7 @@ def complete(options: argparse.Namespace) -> int:
     from akunu_py.decoding.load import load_engine
 
     curve = parse_curve(options.curve)
-    engine = load_engine(options.model, options.weights)
+    engine = load_engine(options.model, LoadOptions(options.weights))
     complete_options = CompleteOptions(fim=options.fim)
     measured = measure_completion(engine, complete_options, curve, options.live, _progress)
     _progress("")

@@ -34,7 +34,7 @@ from akunu_py.decoding.load import load_found
 from akunu_py.decoding.session import Session
 from akunu_py.errors import AkunuError
 from akunu_py.models import store
-from akunu_py.types import DEFAULT_MODEL, GenerateOptions, Message
+from akunu_py.types import DEFAULT_MODEL, GenerateOptions, LoadOptions, Message
 
 Verdict = Literal["pass", "FAIL", "not measured", "not on this machine"]
 
@@ -281,7 +281,7 @@ def check_model(
         _check_chat(model, bench, check)
     show("loading")
     before = mx.get_active_memory()
-    engine = load_found(model, "auto")
+    engine = load_found(model, LoadOptions())
     workloads = load_workloads(plan.workloads)
     prompts = [length for length in plan.prompts if length + 2 <= engine.context_length]
     speed = Plan(workloads, [0.0], plan.max_tokens, plan.repeats, prompts)

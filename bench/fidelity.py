@@ -31,7 +31,14 @@ from akunu_py.decoding.load import load_engine
 from akunu_py.decoding.session import Session
 from akunu_py.errors import StoreError, UsageError
 from akunu_py.ngram.cost import PRIOR_SHAPE, CostCurve
-from akunu_py.types import DraftMode, GenerateOptions, Message, SamplingOptions, WeightMode
+from akunu_py.types import (
+    DraftMode,
+    GenerateOptions,
+    LoadOptions,
+    Message,
+    SamplingOptions,
+    WeightMode,
+)
 
 MODES: tuple[DraftMode, ...] = ("fixed", "auto")
 
@@ -195,7 +202,7 @@ def compare_precisions(
     grow while it compares. precisions: keys of `PRECISIONS`."""
     for name in precisions:
         weights, change = PRECISIONS[name]
-        engine = load_engine(model, weights, kv_bits)
+        engine = load_engine(model, LoadOptions(weights, kv_bits))
         engine = change(engine) if change else engine
         done = tuple(comparisons)
         for each in compare_answers(engine, prompts, max_tokens, progress, done, temperature):

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from akunu_py import crashes, paths
-from akunu_py.arguments import add_generation, options_from
+from akunu_py.arguments import add_generation, loading_from, options_from
 from akunu_py.errors import AkunuError, UsageError
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.models import store
@@ -111,7 +111,7 @@ def session_thread(
         from akunu_py.decoding.load import load_found
 
         found = model if model and name == model.name else store.resolve(name)
-        return load_found(found, args.weights, args.kv_bits, context=args.context, force=args.force)
+        return load_found(found, loading_from(args))
 
     def load_learned_state(engine: Engine) -> LearnedState:
         from akunu_py.decoding.load import load_learned

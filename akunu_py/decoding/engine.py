@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,8 @@ class Engine:
     load. tokenizer_digest: tells tokenizers apart. no_draft: why this model cannot draft, None
     where it can. recurrent: whether a rejected draft means running accepted tokens again.
     kv_bits: of the KV cache, None where it is not quantized. fit: what the model was expected to
-    take, and what the user should know of that.
+    take, and what the user should know of that. cache_memory: bytes for the KV caches of several
+    texts.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Engine:
     recurrent: bool
     kv_bits: int | None
     fit: Fit
+    cache_memory: int
 
     @classmethod
     def load(
@@ -59,12 +61,14 @@ class Engine:
         kv_bits: int | None = None,
         context: int | None = None,
         force: bool = False,
+        cache_memory: int | None = None,
     ) -> Engine:
         """Loads the model in the directory `path`.
 
         kv_bits: of the KV cache (None: not quantized). context: tokens that a session shall hold
         at most (None: as many as the model was made for and memory allows). force: load it
-        though it will not fit.
+        though it will not fit. cache_memory: bytes for the KV caches of several texts (None: what
+        the fit leaves).
 
         Raises DamagedModel or UnsupportedModel, whatever its files make mlx-lm raise, UsageError
         where its cache cannot be quantized or its context is smaller than `context`, and DoesNotFit
@@ -72,7 +76,8 @@ class Engine:
         """
         name = name or path.name
         with boundary(f"the model in {path} cannot be loaded"):
-            return cls._load(path, name, weights, kv_bits, context, force)
+            engine = cls._load(path, name, weights, kv_bits, context, force)
+        return engine if cache_memory is None else replace(engine, cache_memory=cache_memory)
 
     @classmethod
     def _load(
@@ -121,6 +126,7 @@ class Engine:
             recurrent=kvcache.is_recurrent(cache),
             kv_bits=kv_bits,
             fit=fit,
+            cache_memory=fit.cache_memory,
         )
 
     def encode(self, text: str) -> list[int]:

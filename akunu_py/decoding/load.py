@@ -6,14 +6,16 @@ MLX is imported when a model was found: that takes a second, which no mistake sh
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from akunu_py import paths
+from akunu_py.arguments import loading_from
 from akunu_py.models import store
 from akunu_py.models.usage import note_usage
 from akunu_py.settings import load_settings
-from akunu_py.text import print_warnings
-from akunu_py.types import WeightMode
+from akunu_py.text import parse_size, print_warnings
+from akunu_py.types import LoadOptions
 
 if TYPE_CHECKING:
     from akunu_py.decoding.engine import Engine
@@ -21,39 +23,23 @@ if TYPE_CHECKING:
     from akunu_py.decoding.session import Generation
 
 
-def load_engine(
-    model: str | None,
-    weights: WeightMode,
-    kv_bits: int | None = None,
-    *,
-    context: int | None = None,
-    force: bool = False,
-) -> Engine:
+def load_engine(model: str | None, options: LoadOptions) -> Engine:
     """Loads the model of that name or directory, the one in the settings for None.
 
     Prints to stderr what the user should know of its fit; see `Engine.load` for the rest.
     """
     found = store.resolve(model or load_settings().model)
-    engine = load_found(found, weights, kv_bits, context=context, force=force)
+    engine = load_found(found, options)
     print_warnings([engine.fit.note] if engine.fit.note else [])
     return engine
 
 
 def engine_from(args: argparse.Namespace) -> Engine:
     """The engine that the common options ask for."""
-    return load_engine(
-        args.model, args.weights, args.kv_bits, context=args.context, force=args.force
-    )
+    return load_engine(args.model, loading_from(args))
 
 
-def load_found(
-    found: store.StoredModel,
-    weights: WeightMode,
-    kv_bits: int | None = None,
-    *,
-    context: int | None = None,
-    force: bool = False,
-) -> Engine:
+def load_found(found: store.StoredModel, options: LoadOptions) -> Engine:
     """Loads a model that was found, and notes that it was used and what its weights took."""
     store.check(found)
     import mlx.core as mx
@@ -61,14 +47,7 @@ def load_found(
     from akunu_py.decoding.engine import Engine
 
     before = mx.get_active_memory()
-    engine = Engine.load(
-        found.path,
-        name=found.name,
-        weights=weights,
-        kv_bits=kv_bits,
-        context=context,
-        force=force,
-    )
+    engine = Engine.load(found.path, name=found.name, **asdict(_with_settings(options)))
     mx.reset_peak_memory()  # of laying out the weights, which is not what a session takes
     if found.manifest is not None:
         note_usage(
@@ -78,6 +57,13 @@ def load_found(
             measured_weights=mx.get_active_memory() - before,
         )
     return engine
+
+
+def _with_settings(options: LoadOptions) -> LoadOptions:
+    size = load_settings().cache_memory
+    if options.cache_memory is not None or not size:
+        return options
+    return replace(options, cache_memory=parse_size(size))
 
 
 def note_peak(engine: Engine, generation: Generation) -> None:

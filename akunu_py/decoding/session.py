@@ -42,19 +42,13 @@ class Session:
     """A token history for each text that it was asked to continue lately, with the KV caches that
     hold them, and the drafter that learns from them."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        learned: LearnedState | None = None,
-        cache_memory: int | None = None,
-    ) -> None:
+    def __init__(self, engine: Engine, learned: LearnedState | None = None) -> None:
         """learned: the learned state of the model, which also keeps what is learned now; without
-        one the session starts from nothing and keeps nothing. cache_memory: bytes that its KV
-        caches may take together, None for what the fit leaves."""
+        one the session starts from nothing and keeps nothing."""
         self.engine = engine
         self.learned = learned
-        limit = engine.fit.cache_memory if cache_memory is None else cache_memory
-        self.target = Target(engine.model, engine.kv_bits, PromptCaches(limit))
+        caches = PromptCaches(engine.cache_memory)
+        self.target = Target(engine.model, engine.kv_bits, caches)
         self.drafting = Drafting(engine, learned)
 
     def save_prompt_cache(self, path: Path) -> None:
