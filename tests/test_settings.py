@@ -16,6 +16,7 @@ from akunu_py.cli import main
 from akunu_py.commands.chat import settings_and_model
 from akunu_py.errors import StoreError, UnknownModel, UsageError
 from akunu_py.settings import Settings, load_settings, save_settings, settings_file
+from akunu_py.text import parse_size
 
 PERSONAS = {"coder": "You write Python.", "poet": "You rhyme."}
 texts = st.text(st.characters(codec="utf-8"), max_size=40)
@@ -151,3 +152,18 @@ def test_a_chat_opens_whatever_the_settings_say(content: str, wrong: int, kept: 
     assert settings.temperature == Settings().temperature
     with pytest.raises(UnknownModel):
         settings_and_model("asked-for-on-the-command-line")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0B", 0), ("500 MB", 500_000_000), ("2GB", 2_000_000_000), ("1.5kb", 1500), ("1TB", 10**12)],
+)
+def test_sizes_are_read_as_they_are_written(text: str, size: int) -> None:
+    assert parse_size(text) == size
+    assert save_settings({"cache_memory": text}).cache_memory == text
+
+
+@pytest.mark.parametrize("text", ["2", "GB", "-1GB", "1e9B", "2 G B", "nanB", "²GB", "9" * 99])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="expected a size such as 500MB"):
+        save_settings({"cache_memory": text})
