@@ -39,6 +39,11 @@ def conversations_file() -> Path:
     return data_dir() / "conversations.db"
 
 
+def chat_file() -> Path:
+    """What the chat remembers besides conversations."""
+    return data_dir() / "chat.json"
+
+
 def _xdg(variable: str) -> Path | None:
     value = os.environ.get(variable, "")
     return Path(value) / _APP if os.path.isabs(value) else None

@@ -41,7 +41,8 @@ class Settings:
 
     Of the chat: temperature, of sampling. system_prompt: what the model reads before all else.
     personas: further system prompts by name. persona: the one in use, empty for `system_prompt`.
-    theme: a name, or "auto". reduced_motion: nothing glides or blinks.
+    theme: a name, or "auto". reduced_motion: nothing glides or blinks. bell: it rings when a long
+    answer ends that nobody watches.
     """
 
     memory: bool = True
@@ -54,6 +55,7 @@ class Settings:
     theme: str = "auto"
     reduced_motion: bool = False
     cache_memory: str = ""
+    bell: bool = True
 
     @property
     def system(self) -> str:

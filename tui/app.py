@@ -22,7 +22,7 @@ from akunu_py.chats.tree import ConversationInfo
 from akunu_py.settings import Settings
 from akunu_py.tui import slash_commands, themes
 from akunu_py.tui.controllers.answering import AnswerController
-from akunu_py.tui.controllers.library import LibraryController
+from akunu_py.tui.controllers.library import LibraryController, Resume
 from akunu_py.tui.controllers.turns import TurnController
 from akunu_py.tui.conversation import Conversation
 from akunu_py.tui.downloads import DownloadEnded, DownloadMoved, Downloads
@@ -32,6 +32,7 @@ from akunu_py.tui.message_line import MessageLine
 from akunu_py.tui.models import ModelsScreen
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.prompt.history import HistoryScreen
+from akunu_py.tui.remembered import Remembered
 from akunu_py.tui.session_thread import SessionMessage, SessionThread
 from akunu_py.tui.settings import SettingsController, SettingsScreen
 from akunu_py.tui.slash_commands import ChatCommands
@@ -50,7 +51,7 @@ class ChatConfig:
     """What the chat runs with. Without a `session` nobody answers, and without a `store` nothing
     is saved: for pictures and tests. directory: where @names are looked for and files exported.
     missing: the model is not here, and is fetched first. problems: what is wrong with the
-    settings, a line each."""
+    settings, a line each. resume: the conversation to open first."""
 
     model: str
     options: GenerateOptions
@@ -61,6 +62,8 @@ class ChatConfig:
     background: Background | None = None
     missing: bool = False
     problems: Sequence[str] = ()
+    resume: Resume | None = None
+    remembered: Remembered = field(default_factory=Remembered)
 
 
 class ChatApp(App[None]):
@@ -95,6 +98,8 @@ class ChatApp(App[None]):
         self._store = store
         self._background = config.background
         self._problems = config.problems
+        self._resume = config.resume
+        self._remembered = config.remembered
         self._asked_to_quit = -_AGAIN_S  # when Ctrl+C was pressed with nothing to do
         self._downloads = Downloads(self.post_from_thread)
         self.conversation = Conversation(store=store)
@@ -154,6 +159,10 @@ class ChatApp(App[None]):
         lines = self.screen.query(MessageLine).results() if self.screen_stack else ()
         next(iter(lines), self.view.message).show(text, refusal=refusal)
 
+    def watch_title(self, title: str) -> None:
+        if isinstance(self._driver, ChatDriver):
+            self._driver.show_title(title if title == self.TITLE else f"{title} · akunu")
+
     @property
     def failure(self) -> Exception | None:
         """What ended the chat, if nobody foresaw it."""
@@ -179,7 +188,9 @@ class ChatApp(App[None]):
         self.answering.start(self.post_from_thread)
         if self._store is not None:
             self._store.start(self.post_from_thread)
-            self.run_worker(self.library.recall_prompts())
+            self.run_worker(self._look_back())
+        self.view.prompt.write(self._remembered.unsent)
+        self.view.explained = self._remembered.explained
         for problem in self._problems:
             await self.view.add_notice(problem)
         # A kill must leave the terminal as it was. Not SIGHUP: the terminal has gone then, and to
@@ -187,6 +198,21 @@ class ChatApp(App[None]):
         for number in (signal.SIGINT, signal.SIGTERM):
             with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
                 asyncio.get_running_loop().add_signal_handler(number, self.exit)
+
+    async def _look_back(self) -> None:
+        """Opens an earlier conversation, where one is wanted, or offers the last one."""
+        await self.library.recall_prompts()
+        if self._resume is not None:
+            words = await self.library.resume(self._resume)
+            if words is not None:
+                self.action_conversations(words)
+        elif infos := await self.library.list():
+            self.view.offer_last(infos[0].title)
+
+    @property
+    def remembered(self) -> Remembered:
+        """What to remember until the next run."""
+        return Remembered(self.view.prompt.text, self.view.explained)
 
     def close_downloads(self, timeout: float) -> bool:
         """Ends all downloads; False where one still runs after `timeout` seconds."""
@@ -232,6 +258,10 @@ class ChatApp(App[None]):
         else:
             await self.turns.send(event.text)
 
+    async def on_prompt_box_nothing_to_send(self) -> None:
+        if self.view.offers_last:
+            await self.library.continue_last()
+
     def on_prompt_box_search_wanted(self, event: PromptBox.SearchWanted) -> None:
         if event.earlier:
             self.push_screen(HistoryScreen(event.earlier), self._take_prompt)
@@ -267,14 +297,15 @@ class ChatApp(App[None]):
 
     # Conversations
 
-    def action_conversations(self) -> None:
+    def action_conversations(self, words: str = "") -> None:
+        """Opens the list of conversations, with those that have `words`."""
         if self._store is None:
             self.view.refuse("Nothing is kept here.")
             return
         current = self.conversation.tree.conversation
         self.push_screen(
             ConversationsScreen(
-                self._store, current, self.answering.progress, self.answering.unread
+                self._store, current, self.answering.progress, self.answering.unread, words
             ),
             self.library.open,
         )

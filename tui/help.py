@@ -28,7 +28,20 @@ _WRITING = (
     ("Up, Down", "Earlier prompts, in an empty box"),
     ("@path", "Attach a text file; Tab completes"),
     ("/name", "A command; Tab completes"),
+    ("Tab", "To the messages, and back"),
+    ("Ctrl+C", "Copy what is selected, else stop, else empty the box, else quit"),
+    ("Ctrl+D", "Quit, in an empty box"),
 )
+# What people look for, in the order in which they do.
+_GROUPS = {
+    "The answer": (
+        "stop", "regenerate", "edit", "continue", "copy_answer", "copy_code", "toggle_thinking",
+        "show_drafting",
+    ),
+    "Chats and models": (
+        "new_chat", "conversations", "models", "settings", "command_palette", "help", "quit",
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +66,32 @@ def sections(app: App[Any]) -> list[KeySection]:
         for command in COMMANDS
     )
     on_messages = [each for each in Binding.make_bindings(Transcript.BINDINGS) if each.show]
-    actions = {each.action for each in on_messages}
+    only_there = {(each.action, each.key) for each in on_messages}
+    ours = [each for each in ours if (each.action, each.key) not in only_there]
     return [
-        KeySection("Writing", _WRITING),
-        KeySection("Keys", rows_of(each for each in ours if each.action not in actions)),
+        KeySection("Writing", _WRITING + rows_of(_others(ours))),
+        *(
+            KeySection(heading, rows_of(_in_order(ours, actions)))
+            for heading, actions in _GROUPS.items()
+        ),
         KeySection("On a message (Tab, then Up and Down)", rows_of(on_messages)),
         KeySection("Commands", commands),
         KeySection("Editing", rows_of(editing, most=2)),
     ]
+
+
+def _name(binding: Binding) -> str:
+    return binding.action.removeprefix("app.")
+
+
+def _in_order(bindings: list[Binding], actions: tuple[str, ...]) -> list[Binding]:
+    chosen = [each for each in bindings if _name(each) in actions]
+    return sorted(chosen, key=lambda each: actions.index(_name(each)))
+
+
+def _others(bindings: list[Binding]) -> list[Binding]:
+    grouped = [action for actions in _GROUPS.values() for action in actions]
+    return [each for each in bindings if _name(each) not in grouped]
 
 
 class HelpScreen(Dialog[None]):
@@ -107,11 +138,12 @@ def rows_of(bindings: Iterable[Binding], most: int = 3) -> tuple[tuple[str, str]
     keys: dict[str, list[str]] = {}
     words: dict[str, str] = {}
     for binding in bindings:
-        names = keys.setdefault(binding.action, [])
+        action = _name(binding)
+        names = keys.setdefault(action, [])
         name = binding.key_display or key_name(binding.key)
         if name not in names and len(names) < most:
             names.append(name)
-        words.setdefault(binding.action, binding.description[:1].upper() + binding.description[1:])
+        words.setdefault(action, binding.description[:1].upper() + binding.description[1:])
     return tuple((", ".join(names), words[action]) for action, names in keys.items())
 
 

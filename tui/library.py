@@ -26,7 +26,8 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from akunu_py.chats.export import FORMATS, UNTITLED, ExportFormat, file_name, render, write_new
-from akunu_py.chats.store import SearchResult
+from akunu_py.chats.search import Hit
+from akunu_py.chats.store import ConversationStore, SearchResult
 from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.errors import ConversationError
 from akunu_py.text import collapse, displayable
@@ -46,6 +47,7 @@ _EXPORT_FORMATS: dict[ExportFormat, tuple[str, str]] = {
     "svg": ("Picture", "what is on the screen, as SVG"),
 }
 _PREVIEWED = 6  # messages
+_PREVIEWED_CHARACTERS = 2000  # of each: to lay out more would hold up the keys
 _PROGRESS_S = 0.5  # between two looks at how far the answers are
 _PREVIEW_DELAY_S = 0.1  # a row is previewed when the highlight stays on it
 
@@ -63,7 +65,8 @@ class ConversationsScreen(ListDialog[Chosen]):
     """The list. The result is what to open, None for no change.
 
     current: the conversation on the screen below. progress: how far those are that are being
-    answered, in words. unread: those that were answered behind the screen. clock: seconds since
+    answered, in words. unread: those that were answered behind the screen. words: what is
+    searched for at first. clock: seconds since
     1970.
     """
 
@@ -104,6 +107,7 @@ class ConversationsScreen(ListDialog[Chosen]):
         current: str | None = None,
         progress: Callable[[], Mapping[str, str]] = dict,
         unread: Collection[str] = (),
+        words: str = "",
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__()
@@ -111,6 +115,7 @@ class ConversationsScreen(ListDialog[Chosen]):
         self._current = current
         self._progress = progress
         self._unread = unread
+        self._words = words
         self._clock = clock
         self._found: dict[str, SearchResult] = {}
         self._empty_text = ""  # shown where nothing is found
@@ -120,7 +125,7 @@ class ConversationsScreen(ListDialog[Chosen]):
 
     def compose(self) -> ComposeResult:
         with self.frame("Conversations", ""):
-            yield Input(id="words", placeholder="Find by words", compact=True)
+            yield Input(self._words, id="words", placeholder="Find by words", compact=True)
             yield Input(id="name", placeholder="New title", compact=True)
             with Horizontal():
                 yield OptionList(compact=True)
@@ -156,7 +161,7 @@ class ConversationsScreen(ListDialog[Chosen]):
             name = self.query_one("#name", Input)
             name.display = True
             name.value = displayable(found.info.title)
-            name.focus()
+            self.set_focus(name)  # at once: the next key is for it
             self._hint()
 
     @work
@@ -253,7 +258,7 @@ class ConversationsScreen(ListDialog[Chosen]):
     async def _find(self, choose: str | None) -> None:
         words = self.query_one("#words", Input).value
         try:
-            found = await self._store.call(lambda store: store.search(words))
+            found = await self._store.call(lambda store: _found(store, words, choose))
             problem = ""
         except ConversationError as error:
             found, problem = [], str(error)
@@ -337,6 +342,16 @@ class ConversationsScreen(ListDialog[Chosen]):
         self.notify(str(error), severity="error", timeout=10, markup=False)
 
 
+def _found(store: ConversationStore, words: str, also: str | None) -> Sequence[SearchResult]:
+    """What the words find, and one more conversation: a title that was just changed may lack
+    them."""
+    found = store.search(words)
+    if also is None or any(each.info.id == also for each in found):
+        return found
+    more = [SearchResult(info, Hit()) for info in store.list() if info.id == also]
+    return [*more, *found]
+
+
 class PreviewPane(VerticalScroll, can_focus=False):
     """The end of a conversation, or what is around the message that was found."""
 
@@ -386,7 +401,10 @@ def preview(tree: Tree, message: str | None, most: int, styles: Sequence[Style])
 
 
 def _previewed(message: ChatMessage, name: Style, prompt: Style) -> Content:
-    text = Content(displayable(message.text.strip()))
+    whole = message.text.strip()
+    text = Content(displayable(whole[:_PREVIEWED_CHARACTERS]))
+    if len(whole) > _PREVIEWED_CHARACTERS:
+        text += Content(f" … {len(whole) - _PREVIEWED_CHARACTERS:,} more characters")
     if message.role == "user":
         return text.stylize(prompt)
     author = message.model or message.role

@@ -141,6 +141,12 @@ class SettingsScreen(Dialog[Settings]):
                 yield Tick(
                     "Nothing glides or blinks", now.reduced_motion, id="motion", compact=True
                 )
+                yield Tick(
+                    "Ring when a long answer ends that you do not watch",
+                    now.bell,
+                    id="bell",
+                    compact=True,
+                )
             yield Static(id="say")
 
     def on_mount(self) -> None:
@@ -171,6 +177,7 @@ class SettingsScreen(Dialog[Settings]):
             "theme": self._value("#theme"),
             "memory": self.query_one("#memory", Checkbox).value,
             "reduced_motion": self.query_one("#motion", Checkbox).value,
+            "bell": self.query_one("#bell", Checkbox).value,
         }
         try:
             # In a thread: an answer that comes in must not wait for a slow disk.

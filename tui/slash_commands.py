@@ -247,12 +247,15 @@ _KEY_NAMES = {
 
 
 def key_name(key: str) -> str:
-    """The name of a key for users: `ctrl+t` is Ctrl+T."""
+    """The name of a key for users: `ctrl+t` is Ctrl+T, and `e` is e, as it is typed."""
     *modifiers, last = key.split("+")
     named = _KEY_NAMES.get(last) or (format_key(last) if len(format_key(last)) == 1 else last)
     if last not in _KEY_NAMES:
         short = len(named) == 1 or named[1:].isdecimal()
-        named = named.upper() if short else named.replace("_", " ").capitalize()
+        if short:
+            named = named.upper() if modifiers or len(named) > 1 else named
+        else:
+            named = named.replace("_", " ").capitalize()
     return "+".join([*(modifier.capitalize() for modifier in modifiers), named])
 
 

@@ -19,7 +19,7 @@ from textual._xterm_parser import XTermParser
 from textual.drivers.linux_driver import LinuxDriver
 from textual.message import Message
 
-from akunu_py.text import typeable
+from akunu_py.text import on_one_line, typeable
 from akunu_py.tui.themes import Background
 from akunu_py.tui.widths import keep_columns
 
@@ -180,6 +180,15 @@ class PasteParser(XTermParser):
             yield message
 
 
+# XTWINOPS of xterm; who does not know it leaves the last title there.
+_PUSH_TITLE, _POP_TITLE = "\x1b[22;2t", "\x1b[23;2t"
+
+
+def has_title(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether the terminal takes a title (OSC 2)."""
+    return environ.get("TERM", "") not in _MUTE
+
+
 class ChatDriver(LinuxDriver):
     """Textual's driver, with our parser, and bytes that are no UTF-8 end nothing. What it writes
     keeps its columns, and it survives SIGSTOP and SIGCONT from outside too. For Linux and Macs.
@@ -193,6 +202,22 @@ class ChatDriver(LinuxDriver):
 
     def write(self, data: str) -> None:
         super().write(keep_columns(data))
+
+    def start_application_mode(self) -> None:
+        super().start_application_mode()
+        if has_title():
+            self.write(_PUSH_TITLE)
+
+    def stop_application_mode(self) -> None:
+        if has_title():
+            self.write(_POP_TITLE)
+        super().stop_application_mode()
+
+    def show_title(self, title: str) -> None:
+        """Names the terminal's window or tab."""
+        if has_title():
+            self.write(f"\x1b]2;{on_one_line(title)}\x07")
+            self.flush()
 
     def run_input_thread(self) -> None:
         parser = PasteParser(self._debug)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from textual.app import ComposeResult
 
+from akunu_py.text import collapse
 from akunu_py.tui.conversation import Conversation
 from akunu_py.tui.dialog import QuestionScreen
 from akunu_py.tui.message_line import MessageLine
@@ -59,7 +60,7 @@ class ChatView:
         self._state = state
         self._conversation = conversation
         self._offer_better = offer_better
-        self._explained = False  # what drafting is
+        self.explained = False  # what drafting is
         self._question: QuestionScreen | None = None
         self.refusals = 0  # so far
         self._popup = SuggestionPopup(directory, id="completion")
@@ -90,6 +91,12 @@ class ChatView:
         """Says why something was not done; nothing was lost."""
         self.refusals += 1
         self._notify(text, severity="error", markup=False)
+
+    def ring(self, *, is_seen: bool) -> None:
+        """Rings the terminal's bell, unless what it is about is seen."""
+        app = self.prompt.app
+        if not (is_seen and app.app_focus):
+            app.bell()
 
     def ask(
         self,
@@ -123,6 +130,15 @@ class ChatView:
     async def hide_welcome(self) -> None:
         await self.transcript.query(Welcome).remove()
 
+    def offer_last(self, title: str) -> None:
+        """Offers to continue the last chat, in an empty one."""
+        for welcome in self.transcript.query(Welcome):
+            welcome.show_last(title)
+
+    @property
+    def offers_last(self) -> bool:
+        return any(welcome.offers_last for welcome in self.transcript.query(Welcome))
+
     def show_download(self, progress: str) -> None:
         """Shows how far the missing model is, in an empty chat; "" for one that is not fetched."""
         for welcome in self.transcript.query(Welcome):
@@ -141,12 +157,13 @@ class ChatView:
         self.prompt.border_title = (
             "editing an earlier prompt" if state.editing else title.replace("[", r"\[")
         )
+        self.prompt.app.title = collapse(self._conversation.tree.title) or "akunu"
 
     def toggle_drafting(self) -> None:
         self.transcript.drafting = self.panel.display = not self.transcript.drafting
         # Once it was seen, the numbers are more use.
-        self.panel.explains = self.panel.display and not self._explained
-        self._explained = True
+        self.panel.explains = self.panel.display and not self.explained
+        self.explained = True
 
     def toggle_thinking(self) -> None:
         self.transcript.thinking = not self.transcript.thinking

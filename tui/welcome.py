@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
+from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
@@ -18,14 +20,15 @@ from akunu_py.tui.slash_commands import keys_of_actions
 
 _WRITING = (("Enter", "send"), ("Ctrl+J", "new line"), ("@", "attach a file"), ("/", "commands"))
 _ACTIONS = (
-    ("stop", "stop the answer, keep what was said"),
-    ("show_drafting", "see the drafting"),
+    ("stop", "stop the answer"),
     ("conversations", "earlier chats"),
     ("models", "models"),
+    ("show_drafting", "see how it guesses ahead"),
     ("command_palette", "everything else"),
     ("help", "all keys"),
-    ("quit", "quit"),
 )
+_PARTS = ("key", "meaning")
+_ROOM_FOR_TWO = 64  # columns, for two rows of keys side by side
 
 
 class Welcome(Vertical):
@@ -35,6 +38,8 @@ class Welcome(Vertical):
     nothing waits for it.
     """
 
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"welcome--key", "welcome--meaning"}
+
     def __init__(self, model: str, better: Callable[[], ModelRow | None] | None = None) -> None:
         super().__init__()
         self._model = model
@@ -43,16 +48,19 @@ class Welcome(Vertical):
     def compose(self) -> ComposeResult:
         entry = catalogue.load_catalogue().get(self._model)
         title = f"{self._model} · {entry.title}" if entry else self._model
-        yield Static(Content(displayable(title)), classes="title")
-        if entry:
-            yield Static(Content(displayable(entry.description)), classes="about")
-        yield Static("Everything stays on this machine.", classes="about")
+        yield Static(Content(f"akunu · {displayable(title)}"), classes="title")
+        about = f"{entry.description} " if entry else ""
+        yield Static(
+            Content(f"{displayable(about)}Everything stays on this machine."), classes="about"
+        )
         yield Static(classes="download")
         yield Static(classes="offer")
-        yield Static(self._keys(), classes="keys")
+        yield Static(classes="last")
+        yield Static(classes="keys")
 
     def on_mount(self) -> None:
-        self.query_one(".offer").display = self.query_one(".download").display = False
+        for name in (".offer", ".download", ".last"):
+            self.query_one(name).display = False
         if self._better is not None:
             self.run_worker(self._offer(self._better), exit_on_error=False)
 
@@ -69,6 +77,21 @@ class Welcome(Vertical):
             offer.update(Content(describe_offer(row)))
             offer.display = True
 
+    @property
+    def offers_last(self) -> bool:
+        return bool(self.query_one(".last").display)
+
+    def show_last(self, title: str) -> None:
+        """Offers to continue the last chat."""
+        line = self.query_one(".last", Static)
+        line.update(
+            Content.assemble(("Enter", "bold"), " continues the last chat: ", displayable(title))
+        )
+        line.display = True
+
+    def on_resize(self) -> None:
+        self.query_one(".keys", Static).update(self._keys())
+
     def _keys(self) -> Content:
         """The first keys to know, as the app binds them."""
         bound = keys_of_actions(self.app)
@@ -77,7 +100,20 @@ class Welcome(Vertical):
             *((bound[action], words) for action, words in _ACTIONS if action in bound),
         ]
         width = max(len(key) for key, _ in rows) + 3
-        lines = [Content.assemble((f"{key:<{width}}", "bold"), (what, "")) for key, what in rows]
+        key, meaning = (self.get_visual_style(f"welcome--{each}", partial=True) for each in _PARTS)
+        cells = [
+            Content.assemble((f"{name:<{width}}", key), (words, meaning)) for name, words in rows
+        ]
+        if self.size.width < _ROOM_FOR_TWO:
+            return Content("\n").join(cells)
+        half = (len(cells) + 1) // 2
+        left = max(cell.cell_length for cell in cells[:half]) + 4
+        lines = [
+            Content.assemble(first.pad_right(left - first.cell_length), second)
+            for first, second in itertools.zip_longest(
+                cells[:half], cells[half:], fillvalue=Content("")
+            )
+        ]
         return Content("\n").join(lines)
 
 

@@ -17,7 +17,7 @@ from akunu_py.interrupts import exit_without_teardown
 from akunu_py.models import store
 from akunu_py.models.install import installed
 from akunu_py.settings import Settings, read_settings, settings_file
-from akunu_py.text import print_warnings
+from akunu_py.text import print_warnings, say
 from akunu_py.types import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -26,11 +26,19 @@ if TYPE_CHECKING:
     from akunu_py.decoding.session import Generation
     from akunu_py.tui.session_thread import SessionThread
 
+_ID_DIGITS = 8  # of a conversation's id, as `akunu chats list` shows it
 _TIMEOUT_S = 2.0  # for a pass that is running; a model that is being loaded takes longer
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", default=None, metavar="MODEL")
+    parser.add_argument("--continue", dest="again", action="store_true", help="the last chat")
+    parser.add_argument(
+        "--resume",
+        nargs="*",
+        metavar="WORDS",
+        help="an earlier chat: the one with these words, or the list of all",
+    )
     # Not greedy, as the settings say: a small model goes round in circles, and a user notices.
     add_generation(parser, temperature=None, top_p=0.95)
 
@@ -43,6 +51,8 @@ def run(args: argparse.Namespace) -> int:
     options = options_from(args)
 
     from akunu_py.tui.app import ChatApp, ChatConfig
+    from akunu_py.tui.controllers.library import Resume
+    from akunu_py.tui.remembered import recall, remember
     from akunu_py.tui.store_thread import StoreThread
     from akunu_py.tui.terminal import background as ask_background
 
@@ -50,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
     learned_states: list[LearnedState] = []
     session = session_thread(args, name, model, learned_states)
     store_thread = StoreThread(paths.conversations_file())
+    remembered = recall(paths.chat_file())
     app = ChatApp(
         ChatConfig(
             name,
@@ -60,9 +71,14 @@ def run(args: argparse.Namespace) -> int:
             background=ask_background(),
             missing=model is None,
             problems=problems,
+            resume=Resume(" ".join(args.resume or ()), last=args.again)
+            if args.again or args.resume is not None
+            else None,
+            remembered=remembered,
         )
     )
     app.run()
+    remember(paths.chat_file(), app.remembered)
     code = app.return_code or 0
     if app.failure is not None:
         crashes.report(app.failure, debug="debug" in args)
@@ -71,6 +87,9 @@ def run(args: argparse.Namespace) -> int:
         code = code or 1
         why = store_thread.error or "the disk does not answer"
         print_warnings([f"not all that was said could be saved: {why}"])
+    if all_saved and app.conversation.turns:
+        name = app.conversation.tree.conversation[:_ID_DIGITS]
+        say(f"to continue this chat: akunu --resume {name}", error=True)
     if not (app.close_downloads(_TIMEOUT_S) and session.close(_TIMEOUT_S) and all_saved):
         exit_without_teardown(code)  # the screen is restored, and nothing is left to be written
     print_warnings(warning for state in learned_states for warning in state.warnings)

@@ -99,6 +99,7 @@ def test_every_command_has_an_action_and_a_name_of_its_own(tmp_path: Path) -> No
     [
         ("ctrl+t", "Ctrl+T"),
         ("f2", "F2"),
+        ("e", "e"),
         ("escape", "Esc"),
         ("shift+enter", "Shift+Enter"),
         ("ctrl+pageup", "Ctrl+Page Up"),
@@ -129,6 +130,13 @@ async def test_the_help_tells_every_key_and_every_command(tmp_path: Path) -> Non
             assert not described or key in listed, action
         for command in COMMANDS:
             assert command.usage in listed
+        rows = {what: key for each in sections(app) for key, what in each.rows}
+        assert rows["Edit your last message and send it again"] == "F6"
+        assert rows["Edit the prompt and send it again"] == "e", "as it is typed"
+        headings = [each.heading.split(" (")[0] for each in sections(app)]
+        assert headings == [
+            "Writing", "The answer", "Chats and models", "On a message", "Commands", "Editing",
+        ]  # fmt: skip
         assert "Focus" not in listed, "what no user needs is not listed"
         await pilot.press("f1")
         assert helped(app)

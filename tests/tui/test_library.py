@@ -83,6 +83,10 @@ class LibraryHost(Host):
         return [f"{each.title}: {each.message}" for each in self._notifications]
 
 
+def previewed(app: LibraryHost) -> str:
+    return str(app.list.query_one("#text", Static).render())
+
+
 @contextlib.asynccontextmanager
 async def shown(
     path: Path, size: tuple[int, int] = (80, 24)
@@ -168,6 +172,28 @@ async def test_delete_and_undo(path: Path) -> None:
         await pilot.press("ctrl+z")
         await until(pilot, lambda: app.highlighted() == "haiku")
         assert len(app.lines()) == 5
+
+
+async def test_a_title_is_typed_at_once_and_stays_in_sight(path: Path) -> None:
+    """Keys that come right after Ctrl+R belong to the title, and a renamed row does not vanish."""
+    async with shown(path) as (app, pilot):
+        await pilot.press(*"haiku")
+        await until(pilot, lambda: app.titles() == ["Write a haiku about the sea"])
+        app.list.action_rename()
+        assert app.list.focused is app.list.query_one("#name", Input), "before anything is drawn"
+        app.list.query_one("#name", Input).value = "Sea"
+        await pilot.press("enter")
+        await until(pilot, lambda: app.titles() == ["Sea"])
+        assert app.list.query_one("#words", Input).value == "haiku"
+
+
+async def test_a_huge_prompt_is_previewed_in_part(path: Path) -> None:
+    store = ConversationStore.open(path)
+    store.save_tree(exchange_of("huge", "x " * 125_000, "Yes.", T0 + 500))
+    store.close()
+    async with shown(path, (120, 40)) as (app, pilot):
+        await until(pilot, lambda: "more characters" in previewed(app))
+        assert len(previewed(app)) < 4000
 
 
 async def test_rename(path: Path) -> None:

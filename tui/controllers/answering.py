@@ -32,6 +32,8 @@ from akunu_py.tui.status import Phase
 from akunu_py.tui.view import ChatView
 from akunu_py.types import FinishReason
 
+_LONG_S = 15.0  # an answer that takes longer may be waited for elsewhere
+
 
 @dataclass(eq=False)
 class AnswerController:
@@ -250,6 +252,11 @@ class AnswerController:
             tree = self._conversation_of(turn).tree
             self.unread.add(tree.conversation)
             self._view.inform(f"Answered: {tree.title}. Ctrl+O opens it.")
+        if (
+            self._settings.current.bell
+            and message.stats.prefill_s + message.stats.decode_s >= _LONG_S
+        ):
+            self._view.ring(is_seen=turn in self._conversation)
         self._view.withdraw_question()
         await self._answer_next()
 

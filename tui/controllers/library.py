@@ -17,7 +17,17 @@ from akunu_py.tui.library import Chosen
 from akunu_py.tui.store_thread import StoreThread
 from akunu_py.tui.view import ChatView
 
+_ID_DIGITS = 6  # so many at least name a conversation
 _RECALLED = 500  # prompts of earlier conversations
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """What to open at the start: the `last` conversation, or the one that `words` find or whose id
+    begins with them; the list where they find several, or there are none."""
+
+    words: str = ""
+    last: bool = False
 
 
 @dataclass(eq=False)
@@ -69,6 +79,41 @@ class LibraryController:
         self._answering.show_status()
         self._view.prompt.focus()
         self._view.show_state()
+
+    async def resume(self, wanted: Resume) -> str | None:
+        """Opens what is wanted. Where the user has to choose: the words to begin the list with."""
+        if wanted.last:
+            if not await self.continue_last():
+                self._view.refuse("There is no earlier chat to continue.")
+            return None
+        if self._store is None or not wanted.words:
+            return ""
+        words = wanted.words
+        try:
+            infos = await self._store.call(lambda store: store.list())
+            found = [
+                Chosen(info.id) for info in infos if _is_id(words) and info.id.startswith(words)
+            ]
+            if not found:
+                results = await self._store.call(lambda store: store.search(words))
+                found = [Chosen(each.info.id, each.hit.message) for each in results]
+        except ConversationError as error:
+            self._view.refuse(str(error))
+            return None
+        if len(found) == 1:
+            await self.open(found[0])
+            return None
+        if not found:
+            self._view.refuse(f"No earlier chat has the words: {words}")
+            return None
+        return words
+
+    async def continue_last(self) -> bool:
+        """Opens the conversation that was changed last; False where there is none."""
+        infos = await self.list()
+        if infos:
+            await self.open(Chosen(infos[0].id))
+        return bool(infos)
 
     async def rename(self, title: str = "") -> None:
         """Gives the conversation another title; "" begins to write one."""
@@ -128,3 +173,7 @@ class LibraryController:
         if conversation == self._conversation.tree.conversation:
             await self.new()
         await self._answering.forget(conversation)
+
+
+def _is_id(words: str) -> bool:
+    return len(words) >= _ID_DIGITS and not set(words) - set("0123456789abcdef")

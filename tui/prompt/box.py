@@ -41,6 +41,9 @@ class PromptBox(TextArea):
 
         text: str
 
+    class NothingToSend(Message):
+        """Enter in an empty box."""
+
     @dataclass
     class Paged(Message):
         """Page Up (-1) or Page Down (1): the transcript scrolls, not the few lines here."""
@@ -165,6 +168,7 @@ class PromptBox(TextArea):
     def _send(self) -> None:
         text = self.text.strip()
         if not text:
+            self.post_message(self.NothingToSend())
             return
         self._remember(text)
         self.clear()
