@@ -271,6 +271,8 @@ def complete(options: argparse.Namespace) -> int:
     from akunu_py.completion.completer import CompleteOptions
     from akunu_py.decoding.load import load_engine
 
+    if options.oracle:
+        return _score_rules(options)
     curve = parse_curve(options.curve)
     engine = load_engine(options.model, LoadOptions(options.weights))
     complete_options = CompleteOptions(fim=options.fim)
@@ -279,6 +281,21 @@ def complete(options: argparse.Namespace) -> int:
     found = {"model": engine.name, "curve": options.curve} | measured
     _show(options, found, lambda: print_completion(found))
     return 0
+
+
+def _score_rules(options: argparse.Namespace) -> int:
+    """The exit code is 1 where the goals are missed."""
+    from akunu_py.bench.oracle import score
+    from akunu_py.bench.report.printing import print_fault, print_oracle
+
+    on_fault = print_fault if options.faults else score.ignore_fault
+    scores = score.score_directory(options.oracle, options.places, _progress, on_fault)
+    _progress("")
+    if not scores:
+        raise UsageError(f"no source files in {options.oracle}; there may be *.py, *.js, *.go, ...")
+    found = score.as_dict(scores)
+    _show(options, found, lambda: print_oracle(found))
+    return 0 if found["reached"] else 1
 
 
 def chat(options: argparse.Namespace) -> int:

@@ -189,6 +189,20 @@ def _add_complete(parser: argparse.ArgumentParser) -> None:
         help="places that the model itself completes too (default: %(default)s)",
     )
     parser.add_argument("--fim", default="auto", metavar="NAME")
+    parser.add_argument(
+        "--oracle",
+        type=Path,
+        metavar="DIR",
+        help="instead: what the rules keep of the true text at places in the source files there",
+    )
+    parser.add_argument(
+        "--places",
+        type=positive,
+        default=10,
+        metavar="N",
+        help="of each file (default: %(default)s)",
+    )
+    parser.add_argument("--faults", action="store_true", help="print every place that is not right")
     _add_model(parser)
     _add_format(parser)
 

@@ -11,10 +11,13 @@ Anything else there may be prose, a label, or broken.
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import islice, takewhile
 
 _SCANNED = 40_000  # characters before the cursor, 20,000 behind it
+_STATEMENT = 40  # lines that a statement goes over
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
 _OPENERS = {closer: opener for opener, closer in _PAIRS.items()}
 _LONG = {'"""': '"""', "'''": "'''", "/*": "*/", "<!--": "-->", "--[[": "]]"}
@@ -23,7 +26,8 @@ _COMMENT = "#"  # any comment that ends with its line
 
 # A quote ends in its line; inside a word, or before one where it should end, it is an apostrophe or
 # a lifetime. A very long string is read as code: looking for the ends of all would take for ever. A
-# regular expression stands where nothing can be divided. #name { and #fff; are no comments.
+# regular expression stands where nothing can be divided. #name { and #fff; are no comments, nor is
+# #define; -- before a quote ends the options of a command. A here-document begins behind <<WORD.
 _STRINGS = {
     '"': r"\"(?:\\.|[^\"\\\n]){0,1000}+",
     "'": r"(?<!\w)'(?:\\.|[^'\\\n]){0,1000}+",
@@ -33,9 +37,12 @@ _STRINGS = {
 }
 _ENDS = {'"': '"', "'": r"'(?!\w)", "`": "`", "/": "/"}
 _OTHER = (
-    r"\"\"\"|'''|(?<![^\s(){},;\[\]=])/\*|<!--|--\[\["
-    r"|(?<!\S)(?://|--(?!\S)|#(?![\[{(]|[\w-]+ ?[{(,.:>]|[0-9a-fA-F]{3,8}[;,)]))[^\n]*"
-    r"|(?<!\S):-?[()]|[()\[\]{}]"
+    r"\"\"\"|(?<!')'''(?!')|(?<![^\s(){},;\[\]=])/\*|<!--|--\[\["
+    r"|(?<![^\s(=])<<[-~<]?([\"']?)[A-Z_]\w*\1(?=\W|\Z)"
+    r"|(?<!\S)(?://(?! *\$|=)|--(?!\S| *[\"'$])"
+    r"|#(?![\[{(]|[\w-]+(?: ?[{(,.:>]|\))|[0-9a-fA-F]{3,8}[;,)]"
+    r"|(?:define|if|ifn?def|el(?:if|se)|endif|include|undef|pragma|error|(?:end)?region)\b))[^\n]*"
+    r"|(?<!\S):-?[()]|\\[()\[\]{}]|[()\[\]{}]"
 )
 _CLOSED = re.compile("|".join([_OTHER, *(_STRINGS[kind] + _ENDS[kind] for kind in _STRINGS)]))
 _MAY_CLOSE = re.compile(
@@ -46,7 +53,7 @@ _REST = {
     "'": re.compile(r"(?:\\.|[^'\\\n]){0,1000}+'(?!\w)"),
     "`": re.compile(r"[^`\n]{0,1000}+`"),
 }
-_LABEL = re.compile(r"[ \t]*[\w*?.$\"'-]+(?:[ \t]*\|[ \t]*[\w*?.$\"'-]+)*")  # `a | b)`, `1)`
+_LABEL = re.compile(r"[ \t]*[^\s|;]+(?:[ \t]*\|[ \t]*[^\s|;]+)*")  # `a | b)`, `1)`
 _LEADING = re.compile(r"[)\]}]|\"\"\"|'''|\*/")
 _TOP_LINE = re.compile(r"\n(?=[^\s)\]}])")
 
@@ -62,13 +69,19 @@ class Bracket:
 
 @dataclass(slots=True)
 class Open:
-    """A bracket that is open at the cursor. own: in the cursor's line. width: the indentation of
-    its line. taken: it is closed behind the cursor already."""
+    """A bracket that is open at the cursor. at: where in the cursor's line, -1 if above. width: the
+    indentation of its line. line: where that begins. taken: it is closed behind the cursor already.
+    """
 
     kind: str
-    own: bool
+    at: int
     width: int
+    line: int = 0
     taken: bool = False
+
+    @property
+    def own(self) -> bool:
+        return self.at >= 0
 
 
 class OpenBrackets:
@@ -78,24 +91,20 @@ class OpenBrackets:
         window = prefix[-_SCANNED:]
         if len(window) < len(prefix) and (top := _TOP_LINE.search(window)):
             window = window[top.end() :]
-        self._begun = window[window.rfind("\n") + 1 :]
-        found, self.inside = scan(window, ended=False)
-        stack: list[Bracket] = []
-        for bracket in found:
-            at = None if bracket.opens else _closes([each.kind for each in stack], bracket.kind)
-            if bracket.opens:
-                stack.append(bracket)
-            elif at is not None:
-                del stack[at:]
-        own = len(window) - len(self._begun)
-        self._open = [
-            Open(each.kind, each.at >= own, width(window[window.rfind("\n", 0, each.at) + 1 :]))
-            for each in stack
-        ]
+        start = window.rfind("\n") + 1
+        above, self._begun = window[:start], window[start:]
+        found, self._above_inside = scan(above)
+        self._above = []
+        for each in _match(found)[0]:
+            line = above.rfind("\n", 0, each.at) + 1
+            self._above.append(Open(each.kind, -1, width(above[line:]), line))
+        self._taken: set[int] = set()  # places in the cursor's line of what is taken
+        found, self.inside = scan(self._begun, self._above_inside, ended=False)
+        self._open = self._add(self._above, found)
         if self.inside in _STRINGS:
-            self._open.append(Open(self.inside, True, 0))
-        rest, _, below = suffix[: _SCANNED // 2].partition("\n")
-        self._take_below(below, self._take_on_line(rest))
+            self._open.append(Open(self.inside, self._begun.rfind(self.inside), 0, 10**9))
+        self._take(suffix)
+        self._taken = {each.at for each in self._open if each.own and each.taken}
 
     def first_excess(self, text: str, *, ended: bool = True) -> int | None:
         """Where `text` closes what is closed behind it, or what nothing opened; None if nowhere.
@@ -103,34 +112,54 @@ class OpenBrackets:
         ended: whether the last line is whole. If not, a quote that is open at its end may yet be
         closed, and what is behind it is not counted.
         """
-        stack = list(self._open)
-        for bracket in scan(text, self.inside, ended=ended)[0]:
+        stack = list(self._above)
+        for bracket in self._scan(text, ended=ended):
             if bracket.opens:
-                stack.append(Open(bracket.kind, True, 0))
+                stack.append(Open(bracket.kind, bracket.at, 0, 0, bracket.at in self._taken))
                 continue
             at = _closes([each.kind for each in stack], bracket.kind)
-            if at is None and (bracket.kind != "(" or not self._is_label(text, bracket.at)):
-                return bracket.at
-            if at is not None and stack[at].taken:
-                return bracket.at
+            behind = bracket.at + len(closer_of(bracket.kind)) - len(self._begun)
+            if behind > 0:
+                label = bracket.kind == "(" and self._is_label(text, bracket.at)
+                if stack[at].taken if at is not None else not label:
+                    return max(0, bracket.at - len(self._begun))
             del stack[len(stack) if at is None else at :]
         return None
 
     def depth(self, text: str, *, taken: bool = False) -> int:
         """How many brackets of the cursor's line and of `text` are open behind `text`. taken: also
         those that are closed behind the cursor."""
-        stack = [each for each in self._open if each.own and (taken or not each.taken)]
-        for bracket in scan(text, self.inside)[0]:
-            if bracket.opens:
-                stack.append(Open(bracket.kind, True, 0))
-            elif (at := _closes([each.kind for each in stack], bracket.kind)) is not None:
-                del stack[at:]
-        return sum(each.kind not in _STRINGS for each in stack)
+        stack = self._add([], self._scan(text))
+        return sum(each.kind not in _STRINGS and (taken or not each.taken) for each in stack)
+
+    def imbalance(self, text: str) -> int:
+        """How many brackets of the cursor's line with `text` in it are left open or close nothing.
+        Those of a comment or a string count where the cursor is in one."""
+        found = self._scan(text)
+        if self.inside:
+            line = self._begun + text
+            found = [
+                Bracket(at, _OPENERS.get(each, each), each in _PAIRS)
+                for at, each in enumerate(line)
+                if each in _PAIRS or each in _OPENERS
+            ]
+        left, excess, dropped = _match(found)
+        return len(left) + len(excess) + dropped
+
+    def ends_long(self, rest: str) -> bool:
+        """Whether `rest` of the line begins with the end of the string or the comment that the
+        cursor is in."""
+        return is_long(self.inside) and rest.lstrip().startswith(closer_of(self.inside))
 
     @property
-    def inside_long(self) -> bool:
-        """Whether the cursor is in a string or a comment that goes over lines."""
-        return self.inside in _LONG
+    def between_braces(self) -> bool:
+        """Whether the cursor's line opened a brace last, which is closed behind it."""
+        return bool(self._open) and self._open[-1].own and self._open[-1].kind == "{"
+
+    @property
+    def outermost(self) -> bool:
+        """Whether no bracket of the lines above is open."""
+        return not self._above
 
     def undecided(self, text: str) -> int:
         """How many characters at the end of `text` may begin what closes a string or a comment
@@ -141,32 +170,60 @@ class OpenBrackets:
             default=0,
         )
 
-    def _is_label(self, text: str, at: int) -> bool:
-        """Whether the line before `at` is a label of a case or a number of a list."""
-        line = (self._begun + text[:at]).rpartition("\n")[2]
-        return bool(_LABEL.fullmatch(line))
+    def _scan(self, text: str, *, ended: bool = True) -> list[Bracket]:
+        """The brackets of the cursor's line and of `text` behind what is begun of it."""
+        return scan(self._begun + text, self._above_inside, ended=ended, cursor=len(self._begun))[0]
 
-    def _take_on_line(self, rest: str) -> str:
-        """Takes what the rest of the cursor's line closes: of what the line itself opened, the
-        outermost; else the innermost. Returns what the line ends inside of."""
-        stack: list[str] = []
-        found, inside = scan(rest, self.inside)
+    def _add(self, stack: Sequence[Open], found: Sequence[Bracket]) -> list[Open]:
+        """What is open behind `found`, of the cursor's line."""
+        stack = list(stack)
         for bracket in found:
             if bracket.opens:
-                stack.append(bracket.kind)
-                continue
-            if (at := _closes(stack, bracket.kind)) is not None:
+                taken = bracket.at in self._taken
+                stack.append(Open(bracket.kind, bracket.at, width(self._begun), 10**9, taken))
+            elif (at := _closes([each.kind for each in stack], bracket.kind)) is not None:
                 del stack[at:]
-                continue
-            free = [each for each in self._open if each.kind == bracket.kind and not each.taken]
+        return stack
+
+    def _is_label(self, text: str, at: int) -> bool:
+        """Whether the line before `at` is a label of a case or a number of a list."""
+        line = (self._begun + text)[:at].rpartition("\n")[2]
+        return bool(_LABEL.fullmatch(line))
+
+    def _take(self, suffix: str) -> None:
+        """Marks what `suffix` closes."""
+        inside = self.inside
+        rest, _, below = suffix[: _SCANNED // 2].partition("\n")
+        if is_long(inside):
+            closed = _is_closed_in(suffix, inside)
+        else:
+            closed = inside in _STRINGS and len(re.findall(rf"(?<!\\){inside}", rest)) % 2 == 1
+        inside = self._take_on_line(rest, below, inside if closed or inside == _COMMENT else "")
+        self._take_below(below, inside if is_long(inside) else "")
+
+    def _take_on_line(self, rest: str, below: str, inside: str) -> str:
+        """Takes what the rest of the cursor's line closes: of what the line itself opened, the
+        outermost, unless the lines below close all of it; else the innermost. Returns what the line
+        ends inside of."""
+        deeper = takewhile(lambda line: width(line) > width(self._begun), below.split("\n"))
+        statement = "\n".join([rest, *islice(deeper, _STATEMENT)])
+        opened = sum(each.own and each.kind in _PAIRS for each in self._open)
+        all_closed = len(_match(scan(statement, inside)[0])[1]) >= opened
+        found, after = scan(rest, inside)
+        for kind in _match(found)[1]:
+            free = [each for each in self._open if each.kind == kind and not each.taken]
             own = [each for each in free if each.own]
             if free:
-                (own[0] if own else free[-1]).taken = True
-        return inside if inside in _LONG else ""
+                (own[0] if own and not all_closed else free[-1]).taken = True
+        return after
 
     def _take_below(self, below: str, inside: str) -> None:
-        """Takes what the lines below close at the indentation of the line that opened it."""
+        """Takes what the lines below close at the indentation of the line that opened it: of such
+        lines the last, or the first where not all is closed, since the last is new."""
         lowest, closing = 10**6, True  # of the lines so far; whether those of it all close
+        left = Counter(each.kind for each in self._open if not each.taken)
+        excess = Counter(_match(scan(below, inside)[0])[1])
+        all_closed = {kind for kind in left if excess[kind] >= left[kind]}
         hidden = _hidden(below, inside)
         at = 0
         for line in below.split("\n"):
@@ -181,20 +238,27 @@ class OpenBrackets:
             lowest = depth
             while found := _LEADING.match(content):
                 kind = _OPENERS.get(found.group(), {"*/": "/*"}.get(found.group(), found.group()))
-                for each in self._open:
-                    if each.kind == kind and each.width == depth and not each.taken:
-                        each.taken = True
-                        break
+                free = [
+                    each
+                    for each in self._open
+                    if each.kind == kind and each.width == depth and not each.taken
+                ]
+                if free:  # of a line the outermost
+                    choose = max if kind in all_closed else min
+                    choose(free, key=lambda each: each.line).taken = True
                 content = content[found.end() :].lstrip()
             if not depth and not closing:
                 break
 
 
-def scan(text: str, inside: str = "", *, ended: bool = True) -> tuple[list[Bracket], str]:
+def scan(
+    text: str, inside: str = "", *, ended: bool = True, cursor: int = -1
+) -> tuple[list[Bracket], str]:
     """The brackets of `text` in their order, and what `text` ends inside of: a quote, what opens a
     string or a comment that goes over lines, "#" for a comment, or nothing.
 
-    inside: the same at its beginning. ended: as in `OpenBrackets.first_excess`.
+    inside: the same at its beginning. ended: as in `OpenBrackets.first_excess`. cursor: the quotes
+    around that place are brackets too.
     """
     found: list[Bracket] = []
     at = 0
@@ -202,51 +266,109 @@ def scan(text: str, inside: str = "", *, ended: bool = True) -> tuple[list[Brack
         at = text.find("\n")
         if at < 0:
             return found, inside
-    elif inside in _LONG:
-        end = text.find(_LONG[inside])
-        if end < 0:
+    elif is_long(inside):
+        end = _find_end(text, inside, 0)
+        if end is None:
             return found, inside
-        found.append(Bracket(end, inside, False))
-        at = end + len(_LONG[inside])
-    elif inside in _REST:
-        if closed := _REST[inside].match(text):
-            if inside == "'" and closed.end() == len(text) and not ended:
-                return found, inside
-            found.append(Bracket(closed.end() - 1, inside, False))
-            at = closed.end()
-        elif not ended and "\n" not in text:
-            return found, inside
-    return _scan_code(text, at, found, _CLOSED if ended else _MAY_CLOSE)
+        found.append(Bracket(end[0], inside, False))
+        at = end[1]
+    elif inside in _REST and (closed := _REST[inside].match(text)):
+        found.append(Bracket(closed.end() - 1, inside, False))
+        at = closed.end()
+    return _scan_code(text, at, found, ended, cursor)
 
 
 def _scan_code(
-    text: str, at: int, found: list[Bracket], pattern: re.Pattern[str]
+    text: str, at: int, found: list[Bracket], ended: bool, cursor: int
 ) -> tuple[list[Bracket], str]:
-    inside = ""
-    while token := pattern.search(text, at):
+    pattern = _CLOSED if ended else _MAY_CLOSE
+    inside, here = "", ""  # here: what opens a here-document, which begins with the next line
+    line_end = len(text)
+    while True:
+        token = pattern.search(text, at, line_end)
+        if token is None:
+            if not here:
+                return found, inside
+            end = _find_end(text, here, line_end)
+            if end is None:
+                return found, here
+            found.append(Bracket(end[0], here, False))
+            at, here, line_end = end[1], "", len(text)
+            continue
         start, at, kind = token.start(), token.end(), token.group()
         if kind in _PAIRS:
             found.append(Bracket(start, kind, True))
         elif kind in _OPENERS:
             found.append(Bracket(start, _OPENERS[kind], False))
+        elif kind.startswith("<<"):
+            found.append(Bracket(start, kind, True))
+            here, line_end = kind, text.find("\n", at)
+            if line_end < 0:
+                return found, kind
         elif kind in _LONG:
             found.append(Bracket(start, kind, True))
-            end = text.find(_LONG[kind], at)
-            if end < 0:
+            end = _find_end(text, kind, at)
+            if end is None:
                 return found, kind
-            found.append(Bracket(end, kind, False))
-            at = end + len(_LONG[kind])
+            found.append(Bracket(end[0], kind, False))
+            at = end[1]
+        elif kind[0] in _QUOTES and _CLOSED.match(text, start):
+            if start < cursor < at:
+                found += Bracket(start, kind[0], True), Bracket(at - 1, kind[0], False)
         elif at == len(text):
             if kind[0] not in _STRINGS or kind.startswith("//"):
-                inside = _COMMENT if kind[0] != ":" else ""
-            elif pattern is _MAY_CLOSE and not _CLOSED.match(text, start):
+                inside = _COMMENT if kind[0] not in ":\\" else ""
+            elif not ended:
                 inside = kind[0] if kind[0] in _QUOTES else ""
-    return found, inside
+
+
+def is_long(kind: str) -> bool:
+    """Whether what `kind` opens goes over lines: a string, a comment, a here-document."""
+    return kind in _LONG or kind.startswith("<<")
+
+
+def closer_of(kind: str) -> str:
+    """What closes a bracket; for a here-document its word."""
+    return _PAIRS.get(kind) or _LONG.get(kind) or kind.strip("<-~\"'")
+
+
+def _find_end(text: str, kind: str, at: int) -> tuple[int, int] | None:
+    """From where to where the end stands of what `kind` opened, behind `at`."""
+    if kind.startswith("<<"):
+        found = re.compile(rf"(?m)^[ \t]*{closer_of(kind)}\b").search(text, at)
+        return found.span() if found else None
+    start = text.find(_LONG[kind], at)
+    return None if start < 0 else (start, start + len(_LONG[kind]))
+
+
+def _is_closed_in(suffix: str, kind: str) -> bool:
+    """Whether `suffix` closes what `kind` opened before it, and opens no other such first."""
+    closer = closer_of(kind)
+    if closer == kind:
+        return suffix.count(kind) % 2 == 1
+    end = _find_end(suffix, kind, 0)
+    return end is not None and not 0 <= suffix.find(kind) < end[0]
+
+
+def _match(found: Sequence[Bracket]) -> tuple[list[Bracket], list[str], int]:
+    """(What is left open, the kinds of what closes something before, in order, how many were closed
+    by what closes one around them)."""
+    left: list[Bracket] = []
+    excess, dropped = [], 0
+    for bracket in found:
+        if bracket.opens:
+            left.append(bracket)
+        elif (at := _closes([each.kind for each in left], bracket.kind)) is not None:
+            dropped += len(left) - at - 1
+            del left[at:]
+        else:
+            excess.append(bracket.kind)
+    return left, excess, dropped
 
 
 def _hidden(text: str, inside: str) -> list[tuple[int, int]]:
     """From where to where `text` is in strings or comments that go over lines."""
-    found = [each for each in scan(text, inside)[0] if each.kind in _LONG]
+    found = [each for each in scan(text, inside)[0] if is_long(each.kind)]
     spans, start = [], -1 if inside else None
     for each in found:
         if each.opens:
@@ -271,6 +393,6 @@ def _closes(stack: list[str], kind: str) -> int | None:
     for at in range(len(stack) - 1, -1, -1):
         if stack[at] == kind:
             return at
-        if stack[at] == "{" or stack[at] in _LONG:
+        if stack[at] == "{" or is_long(stack[at]):
             return None
     return None

@@ -23,10 +23,30 @@ from akunu_py.completion.brackets import OpenBrackets, width
 _LONGEST = 20_000  # characters of the cursor's line that are looked at
 _LEADING_LINES = 2  # empty lines before the first that is not
 _CLOSING_WORDS = ("end", "fi", "done", "esac")
-_CLOSING = re.compile(rf"[)\]}}]|</|(?:{'|'.join(_CLOSING_WORDS)})\b")
+_CLOSING = re.compile(rf"[)\]}}]|</|/?>|;;|(?:{'|'.join(_CLOSING_WORDS)})\b")
 _OPENING = re.compile(
-    r"(?:[:({\[]|[=-]>|\b(?:then|do(?:\s*\|[^|]*\|)?|else|begin))\s*(?:#.*|//.*)?$"
+    r"(?:[:({\[]|:\s*[|>][-+0-9]*|[=-]>|\b(?:then|do(?:\s*\|[^|]*\|)?|else|begin|in))\s*(?:#.*|//.*)?$"
 )
+# What opens a block of deeper lines and says so by its first word alone.
+_HEADER = re.compile(
+    r"\s*(?:(?:local|return|export|default|public|private|protected|internal|static|abstract|final"
+    r"|sealed|partial|async|open|[\w.]+ *=)\s+)*(?:(?:class|struct|interface|enum|namespace|trait"
+    r"|impl|module|def|if|unless|while|until|for|case|switch|begin|elsif|when)\b|function\b[^;{]*\)\s*$"
+    r"|[\w-]+\(\)\s*$|[^\s()]+(?:\s*\|\s*[^\s()]+)*\)\s*$)"
+)
+# A tag that ends its line, or does not end in it; those without content open nothing.
+_TAG = re.compile(
+    r"\s*<(?:[^\n]*<)?"
+    r"(?!(?:area|base|br|col|embed|hr|img|input|link|meta|source|track|wbr)\b[^\n]*>)"
+    r"[A-Za-z][\w.:-]*(?:\s[^<>\n]*)?(?:(?<!/)>)?\s*$"
+)
+# What the next line goes on with.
+_UNFINISHED = re.compile(r"(?:[,\\=+|]|&&|(?<![-+])-|\b(?:and|or|not|in))\s*$")
+_DECORATOR = re.compile(
+    r"(?:\s*(?:@[\w.:]+[ \t]*(?:\((?:[^()]|\([^()]*\))*\))?|#!?\[[^\n]*\]|\[[A-Z][^\n]*\])"
+    r"[ \t]*(?:\n|$))+"
+)
+_ALLMAN = re.compile(r"\n[ \t]*\{[ \t]*\n")  # a brace alone in its line
 # What goes on with a statement that had its block, at its own indentation.
 _TRY = re.compile(r"\s*(?:try|begin)\b")
 _MIDDLE_WORDS = ("except", "finally", "catch", "rescue", "ensure")
@@ -48,7 +68,8 @@ _SQL = re.compile(
 )
 _AUTO_CLOSED = re.compile(r"(?:[)\]};,>\s]|\"\"\"|\'\'\'|\*/|</[\w.:-]+>)+")
 
-_COMMENT = re.compile(r"\s*(?:#|//|--|/\*|\*)")
+_COMMENT = re.compile(r"\s*(?:#|//|--(?=[\s-]|\[\[)|/\*|\*)")
+_COMMENT_LINES = 12  # behind the cursor that a model may leave out, to repeat what is behind them
 _MARKDOWN = (".md", ".markdown", ".mdx", ".qmd", ".rmd")
 _FENCE_OPENING = re.compile(r"```[\w+#.-]*[ \t]*\n")
 _FENCE_MAY_OPEN = re.compile(r"`{1,3}|```[\w+#.-]*[ \t]*")  # so far
@@ -75,6 +96,7 @@ class CompletionStops:
         rest, _, below = suffix.partition("\n")
         self._rest_of_line = rest.rstrip()  # behind the cursor
         self._next_lines = _next_lines(below)
+        self._allman = bool(_ALLMAN.search(prefix[-_LONGEST:]) or _ALLMAN.search(suffix[:_LONGEST]))
         self._max_lines = max_lines
         self._brackets = OpenBrackets(prefix, suffix)
 
@@ -108,8 +130,9 @@ class CompletionStops:
                 continues = self._continues(kept, first, line, whole, base, block)
                 if not continues:
                     return Cut(_trimmed(kept), done or continues is False)
-            if self._may_repeat(self._begun + line if number == 0 else line, whole):
-                return Cut(_trimmed(kept), done or whole)
+            repeats = self._repeats([self._begun + lines[0], *lines[1:]], number, final, done)
+            if repeats is not False:
+                return Cut(_trimmed(kept), done or repeats is True)
             kept.append(line)
             if whole and 0 < self._max_lines <= len(kept):
                 more = number < len(lines) - 1
@@ -123,18 +146,29 @@ class CompletionStops:
         if len(lines) == 1 or not _AUTO_CLOSED.fullmatch(self._rest_of_line):
             return False
         first = lines[0].rstrip()
-        return not first or first[-1] in ",([{" or self._brackets.inside_long
+        rest, brackets = self._rest_of_line, self._brackets
+        if not first or brackets.ends_long(rest):
+            return True
+        braces = brackets.between_braces and rest.lstrip().startswith("}")
+        opens = first[-1] in "([{" or _UNFINISHED.search(first)
+        return bool(braces or (opens and not first.endswith(rest)))
 
     def _cut_filling(self, lines: Sequence[str], final: bool, done: bool) -> Cut:
         """What goes between the cursor and what closes behind it, up to the line break before."""
         base = width(self._begun)
+        prose = self._brackets.ends_long(self._rest_of_line)
         kept = [lines[0]]
         for number in range(1, len(lines)):
             line, last = lines[number], number == len(lines) - 1
             if last and not line.strip():
                 break
-            over = not self._brackets.inside_long and line.strip() and width(line) <= base
-            if over or not (line.strip() or kept[-1].strip()):
+            if not prose and line.strip() and self._brackets.depth("\n".join(kept)) <= 0:
+                if not "".join(kept).strip() and self._brackets.between_braces:
+                    base = min(base, width(line) - 1)  # the brace may be deeper than its block
+                if width(line) <= max(0, base):
+                    alone = number == 1 and kept[0].strip()
+                    return Cut(_trimmed(kept) if alone else "\n".join([*kept, ""]), True)
+            if number > 1 and not (line.strip() or kept[-1].strip()):
                 return Cut("\n".join([*kept, ""]), True)
             kept.append(line)
             if 0 < self._max_lines <= len(kept) and (final or not last):
@@ -154,8 +188,8 @@ class CompletionStops:
             return Cut(line[: self._held_from(line)].rstrip())
         shorter = line[: len(line) - len(self._rest_of_line)]
         if line.endswith(self._rest_of_line):
-            opened = [self._brackets.depth(each, taken=True) for each in (shorter, line)]
-            line = shorter if opened[0] == opened[1] else line
+            rest, imbalance = self._rest_of_line, self._brackets.imbalance
+            line = shorter if imbalance(shorter + rest) <= imbalance(line + rest) else line
         return Cut(line, done)
 
     def _held_from(self, text: str) -> int:
@@ -175,8 +209,9 @@ class CompletionStops:
         """Where to cut `text` whose bracket at `end` stands behind the cursor already: there, or
         before all of what leads up to it behind the cursor too."""
         kept, rest = text[: end + 1], self._rest_of_line
-        lengths = range(min(len(kept), len(rest)), 0, -1)
-        return end + 1 - next((n for n in lengths if kept.endswith(rest[:n])), 1)
+        lengths = [n for n in range(min(len(kept), len(rest)), 0, -1) if kept.endswith(rest[:n])]
+        imbalance = self._brackets.imbalance
+        return end + 1 - min(lengths, key=lambda n: imbalance(kept[:-n] + rest), default=1)
 
     def _first_line(self, lines: Sequence[str]) -> int | None:
         """The number of the first line that is not empty: the cursor's own, if it is begun."""
@@ -192,23 +227,26 @@ class CompletionStops:
         base: how deep the first line is indented. block: the same where the cursor's line was
         empty, so that its neighbours belong to it.
         """
-        if self._brackets.depth("\n".join(kept)) > 0 or kept[-1].lstrip().startswith("@"):
+        if self._brackets.depth("\n".join(kept)) > 0 or self._decorates(kept, first):
             return True
         statement = self._begun + kept[0] if first == 0 else kept[first]
-        before = statement if len(kept) == first + 1 else kept[-1]
+        last = next((each for each in reversed(kept[first + 1 :]) if each.strip()), statement)
+        gap = len(kept) > first + 1 and not kept[-1].strip()
+        content, indented = line.strip(), width(line)
+        unfinished = _UNFINISHED.search(last) and not (gap or _COMMENT.match(last))
+        if unfinished and (last.endswith("\\") or self._brackets.outermost or indented > base):
+            return True if content else None if not whole else False
         in_block = block is not None or self._opens(kept, first)
         in_block = in_block or any(width(each) > base for each in kept[first + 1 :] if each.strip())
         left = first == 0 and not kept[0].strip()  # the first thing the model did
-        sql = bool(_SQL.match(statement)) and not before.rstrip().endswith(";")
+        sql = bool(_SQL.match(statement)) and not last.rstrip().endswith(";")
         if not (in_block or left or sql):
-            return False
-        content = line.strip()
+            return self._opens_below(statement, line, whole, base) if last is statement else False
         if not content:
-            return (in_block and bool(before.strip())) if whole else None
-        indented = width(line)
+            return (in_block and not gap) if whole else None
         if indented > base or indented == block:
             return True
-        words = [*_CLOSING_WORDS, *_MIDDLE_WORDS, "else", "</", "?.", "|>", "&&", "||"]
+        words = [*_CLOSING_WORDS, *_MIDDLE_WORDS, "else", "</", "?.", "|>", "&&", "||", "/>", ";;"]
         words += _SQL_WORDS if sql else ()
         if not whole and any(word.startswith(content.lower()) for word in words):
             return None
@@ -219,17 +257,30 @@ class CompletionStops:
         if _TRY.match(statement) and content.startswith("else"):
             return True
         if _FOLLOWING.match(content):
-            return not before.rstrip().endswith((";", "}"))
+            return not gap and not last.rstrip().endswith((";", "}"))
         return sql and re.split(r"\W", content.lower(), maxsplit=1)[0] in _SQL_WORDS
+
+    def _decorates(self, kept: Sequence[str], first: int) -> bool:
+        """Whether all so far are decorators or attributes, which belong to what follows."""
+        text = "\n".join(kept[first:])
+        return bool(_DECORATOR.fullmatch(self._begun + text if first == 0 else text))
+
+    def _opens_below(self, statement: str, line: str, whole: bool, base: int) -> bool | None:
+        """Whether `line` is the brace of `statement`, in a file that puts them there."""
+        if not self._allman or statement.rstrip().endswith((";", "}", "{", ",", ":")):
+            return False
+        content = line.strip()
+        return (content[0] == "{" and width(line) == base) if content else False if whole else None
 
     def _opens(self, kept: list[str], first: int) -> bool:
         """Whether the statement that the completion begins with opens a block."""
         text = ""
-        for line in kept[first:]:
-            if line.lstrip().startswith("@"):  # what it decorates follows
+        for number, line in enumerate(kept[first:], start=first):
+            if _DECORATOR.fullmatch(line if number else self._begun + line):  # what follows counts
                 continue
             text += line
-            if _OPENING.search((self._begun if first == 0 else "") + text):
+            begun = (self._begun if first == 0 else "") + text
+            if _OPENING.search(begun) or _TAG.fullmatch(begun) or _HEADER.match(begun):
                 return True
             if self._brackets.depth(text) <= 0:
                 return False
@@ -238,33 +289,60 @@ class CompletionStops:
 
     def _closed_all(self, kept: list[str], line: str, base: int, block: int | None) -> bool:
         """Whether `line` closes the block, so that nothing behind it belongs to it."""
-        if not _CLOSING.match(line.strip()) or self._brackets.depth("\n".join(kept)) > 0:
+        closing = _CLOSING.match(line.strip())
+        open_end = _OPENING.search(line) or (_UNFINISHED.search(line) and line.strip()[-1] != ",")
+        if (
+            not closing
+            or closing.group() == ">"
+            or open_end
+            or self._brackets.depth("\n".join(kept)) > 0
+        ):
             return False
         if block is not None:
             return width(line) < base
         begun = next((each for each in [self._begun + kept[0], *kept[1:]] if each.strip()), "")
         return width(line) == base and not (_TRY.match(begun) and line.strip()[0] == "}")
 
-    def _may_repeat(self, line: str, whole: bool) -> bool:
-        """Whether `line` is the next line of the buffer, or may become it."""
-        if not line.strip():
+    def _repeats(self, lines: Sequence[str], number: int, final: bool, ended: bool) -> bool | None:
+        """Whether line `number` is the next of the buffer; None where it may yet turn out to be.
+        ended: whether a bracket that is closed behind the cursor ended the lines."""
+        line, whole = lines[number].rstrip(), number < len(lines) - 1 or final
+        if not line:
             return False
-        return any(
-            line.rstrip() == there or (not whole and there.startswith(line))
-            for there in self._next_lines
-        )
+        same = number == 0 and line == self._begun.rstrip()  # nothing was added to it
+        for there, after in () if same else self._next_lines:
+            if line != there:
+                if not whole and there.startswith(lines[number]):
+                    return None
+            elif not whole:
+                return None
+            elif not after or _tells(there):
+                return True
+            else:
+                below = next((n for n in range(number + 1, len(lines)) if lines[n].strip()), None)
+                if below is None:
+                    return ended or (False if final else None)
+                if lines[below].rstrip() == after:
+                    return True if below < len(lines) - 1 or final else None
+                if below == len(lines) - 1 and not final and after.startswith(lines[below]):
+                    return None
+        return False
 
 
-def _next_lines(below: str) -> list[str]:
-    """The next line of the buffer that is not empty, and where that is a comment, up to the next
-    that is none."""
-    found: list[str] = []
-    for line in below[:_LONGEST].split("\n"):
-        if line.strip():
-            found.append(line.rstrip())
-            if not _COMMENT.match(line):
-                break
-    return found
+def _next_lines(below: str) -> list[tuple[str, str]]:
+    """The next line of the buffer that is not empty; where that begins a comment, also where it
+    ends and the line behind it. Each with the line below it."""
+    lines = [line.rstrip() for line in below[:_LONGEST].split("\n") if line.strip()]
+    code = next((n for n, line in enumerate(lines) if not _COMMENT.match(line)), len(lines))
+    found = {0, code - 1, code} if 0 < code <= _COMMENT_LINES else {0}
+    pairs = zip(lines, [*lines[1:], ""], strict=False)
+    return [pair for number, pair in enumerate(pairs) if number in found]
+
+
+def _tells(line: str) -> bool:
+    """Whether one such line is enough to know it again. Where it has no word, opens something or
+    decorates what is below, that must be the same too."""
+    return bool(re.search(r"\w", line)) and not (_OPENING.search(line) or _DECORATOR.match(line))
 
 
 def _trimmed(lines: list[str]) -> str:

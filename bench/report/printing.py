@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from akunu_py.bench.check import Check
     from akunu_py.bench.compare import Comparison
     from akunu_py.bench.fidelity import FidelitySummary
+    from akunu_py.bench.oracle.places import Place
     from akunu_py.bench.profile import Profile
 
 _BAR = 40  # characters
@@ -166,6 +167,24 @@ def _print_contexts(name: str, contexts: Mapping[str, Any]) -> None:
             f"passes {counts['tokens_per_pass']:>6.2f} a pass  x{counts['gain']:.2f}"
         )
         name = ""
+
+
+def print_oracle(found: dict[str, Any]) -> None:
+    """found: as in JSON."""
+    print(
+        "what the rules keep of the true text: brackets balanced, nothing lost or repeated; whole"
+    )
+    for name, score in [*found["languages"].items(), ("all", found["all"])]:
+        print(
+            f"  {name:<11} {score['places']:>6} places {score['safe']:>8.2%} safe "
+            f"{score['blocks']:>6} blocks {score['complete']:>8.2%} whole"
+        )
+
+
+def print_fault(place: Place, mode: str, verdict: str, kept: str) -> None:
+    """A place where not the right text was kept, with that and the right one."""
+    print(f"\n{place.describe()}, the output {mode}: {verdict}")
+    print(f"  taken out {place.taken!r}\n  kept      {kept!r}\n  behind    {place.behind[:80]!r}")
 
 
 def print_check(check: Check) -> None:

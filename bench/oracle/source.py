@@ -1,0 +1,196 @@
+"""A source file with what a real lexer (Pygments) knows of it: which brackets belong together,
+where strings and comments are, where a statement and its block end. What the rules of completion
+are judged by knows the languages; the rules themselves do not.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from dataclasses import dataclass
+from pathlib import Path
+
+from pygments.lexers import get_lexer_by_name
+from pygments.token import Comment, String, Text
+
+LANGUAGES = {
+    ".py": "python",
+    ".js": "javascript",
+    ".mjs": "javascript",
+    ".ts": "typescript",
+    ".tsx": "typescript",
+    ".java": "java",
+    ".kt": "kotlin",
+    ".swift": "swift",
+    ".c": "c",
+    ".cc": "cpp",
+    ".cpp": "cpp",
+    ".hpp": "cpp",
+    ".cs": "csharp",
+    ".go": "go",
+    ".rs": "rust",
+    ".rb": "ruby",
+    ".php": "php",
+    ".lua": "lua",
+    ".pm": "perl",
+    ".pl": "perl",
+    ".sh": "bash",
+    ".bash": "bash",
+    ".sql": "postgresql",
+    ".html": "html",
+    ".css": "css",
+    ".scss": "scss",
+    ".yml": "yaml",
+    ".yaml": "yaml",
+}
+_PAIRS = {")": "(", "]": "[", "}": "{"}
+_CLOSING = re.compile(r"[)\]}]|</|(?:end|fi|done|esac)\b")
+_DECORATOR = re.compile(r"\s*(?:@[\w.:]+\s*(?:\(.*\))?|#!?\[.*\]|\[[A-Z].*\])\s*", re.DOTALL)
+_MIDDLE = re.compile(r"(?:except|finally|catch|rescue|ensure)\b")
+_GOES_ON = re.compile(
+    r"[{}.?:+*|&]|-[^-]|->|=|\)|\]|(?:else|elif|elsif|elseif|except|finally|catch|rescue|ensure|when|while|until"
+    r"|and|or|from|where|case|default|order|group|having|limit|join|left|inner|on|set|values|as|returns|language"
+    r"|union|throws|implements|extends|then|do|in|is|with|using|end)\b",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """partner: of every bracket outside of strings and comments, the one it belongs to. spans: from
+    where to where strings and comments go, in order."""
+
+    path: str
+    language: str
+    text: str
+    partner: dict[int, int]
+    spans: list[tuple[int, int]]
+
+    def line_start(self, at: int) -> int:
+        return self.text.rfind("\n", 0, at) + 1
+
+    def line_end(self, at: int) -> int:
+        end = self.text.find("\n", at)
+        return len(self.text) if end < 0 else end
+
+    def line(self, at: int) -> str:
+        return self.text[self.line_start(at) : self.line_end(at)]
+
+    def width(self, at: int) -> int:
+        line = self.line(at)
+        return len(line[: len(line) - len(line.lstrip())].expandtabs())
+
+    def span(self, at: int) -> tuple[int, int] | None:
+        """The string or comment that `at` is inside of."""
+        index = bisect_right(self.spans, (at, -1)) - 1
+        if index >= 0 and self.spans[index][0] < at < self.spans[index][1]:
+            return self.spans[index]
+        return None
+
+    def spans_near(self, at: int) -> list[tuple[int, int]]:
+        index = bisect_right(self.spans, (at, -1))
+        return self.spans[index : index + 1]
+
+    def balanced(self, start: int, end: int, *, may_close: bool = False) -> bool:
+        """Whether all brackets of a part close in it, and none of its strings is cut. may_close:
+        whether it may close what was opened before."""
+        if self.span(start) != self.span(end) and (self.span(end) or not may_close):
+            return False
+        partners = [self.partner[at] for at in range(start, end) if at in self.partner]
+        return all((may_close or start <= partner) and partner < end for partner in partners)
+
+    def statement_end(self, at: int) -> int:
+        """Where the line of `at` ends with all that it opened: brackets, strings, comments."""
+        start, end = self.line_start(at), self.line_end(at)
+        while True:
+            closes = [self.partner[each] for each in range(start, end) if each in self.partner]
+            ends = [self.line_end(each) for each in closes if each >= end]
+            if (span := self.span(end)) and span[0] >= start:
+                ends.append(self.line_end(span[1]))
+            if self.text[:end].endswith("\\") and not self.span(end):
+                ends.append(self.line_end(end + 1))
+            if not ends or max(ends) <= end:
+                return end
+            end = max(ends)
+
+    def next_line(self, end: int) -> int | None:
+        """Where the next line begins that is not empty, behind one that ends at `end`."""
+        found = re.compile(r"\n[^\S\n]*(?=\S)").search(self.text, end)
+        return found.start() + 1 if found else None
+
+    def block_end(self, at: int) -> int:
+        """Where the statement of `at` ends with the lines that are indented deeper, and what closes
+        them or goes on with their `try`."""
+        base = self.width(at)
+        end = self.statement_end(at)
+        first = self.line_start(at) + len(self.line(at)) - len(self.line(at).lstrip())
+        if any(span[0] == first for span in self.spans_near(first)):
+            return end  # a comment
+        while _DECORATOR.fullmatch(self.text, self.line_start(at), end):
+            below = self.next_line(end)
+            if below is None or self.width(below) != base or self.text[end:below].count("\n") > 1:
+                return end
+            at, end = below, self.statement_end(below)
+        tries = re.match(r"\s*(?:try|begin)\b", self.line(at))
+        while (below := self.next_line(end)) is not None:
+            content = self.line(below).lstrip()
+            deeper = self.width(below) > base
+            closes = self.width(below) == base and _CLOSING.match(content)
+            middle = self.width(below) == base and tries and _MIDDLE.match(content)
+            brace = self.width(below) == base and content.startswith("{")
+            brace = brace and end == self.line_end(at) and below == end + 1
+            if not (deeper or middle or brace):
+                opens = closes and end > self.line_end(at) and content[0] not in ")]}"
+                return self.statement_end(below) if opens else end
+            end = self.statement_end(below)
+        return end
+
+    def widest_end(self, at: int) -> int:
+        """The end of all that may be taken for the statement of `at`: also `else` and the like."""
+        end = self.block_end(at)
+        while (below := self.next_line(end)) is not None:
+            gap = self.text[end:below].count("\n") > 1
+            unfinished = re.search(r"[,=+\\|&]\s*$", self.line(end))
+            if self.width(below) != self.width(at) or gap:
+                return end
+            if not (unfinished or may_follow(self.line(below))):
+                return end
+            end = self.block_end(below)
+        return end
+
+
+def read_source(path: Path) -> Source | None:
+    """None where the lexer cannot make sense of it, or nobody wrote it by hand."""
+    text = path.read_text(encoding="utf-8").replace("\r\n", "\n").replace("\r", "\n")
+    language = LANGUAGES[path.suffix]
+    spans: list[tuple[int, int]] = []
+    partner: dict[int, int] = {}
+    stack: list[int] = []
+    for at, kind, value in get_lexer_by_name(language).get_tokens_unprocessed(text):
+        comment = kind in Comment and kind not in (Comment.Preproc, Comment.PreprocFile)
+        comment = comment or (kind is String.Doc and value.lstrip().startswith("//"))
+        if comment or kind in String:
+            end = at + len(value.rstrip("\n") if comment else value)
+            if spans and spans[-1][1] == at and (not comment or kind is Comment.Multiline):
+                at = spans.pop()[0]
+            spans.append((at, end))
+            continue
+        if kind in Text:  # of a page
+            continue
+        for offset, character in enumerate(value):
+            if character in "([{":
+                stack.append(at + offset)
+            elif character in _PAIRS:
+                if not stack or text[stack[-1]] != _PAIRS[character]:
+                    if character == ")" and language == "bash":  # of a case
+                        continue
+                    return None
+                partner[at + offset] = stack[-1]
+                partner[stack.pop()] = at + offset
+    spans = [(start, start + len(text[start:end].rstrip("\n"))) for start, end in spans]
+    return None if stack else Source(str(path), language, text, partner, spans)
+
+
+def may_follow(line: str) -> bool:
+    """Whether a line may go on with a statement above that is indented as deep."""
+    return bool(_GOES_ON.match(line.lstrip()))
