@@ -298,6 +298,20 @@ def _score_rules(options: argparse.Namespace) -> int:
     return 0 if found["reached"] else 1
 
 
+def structured(options: argparse.Namespace) -> int:
+    from akunu_py.bench.report.printing import print_structured
+    from akunu_py.bench.structured import load_cases, measure_structured
+    from akunu_py.decoding.load import load_engine
+
+    curve = parse_curve(options.curve)
+    engine = load_engine(options.model, options.weights)
+    sources = measure_structured(engine, load_cases(), curve, options.max_tokens, _progress)
+    _progress("")
+    found = {"model": engine.name, "curve": options.curve, "sources": sources}
+    _show(options, found, lambda: print_structured(found))
+    return 0
+
+
 def chat(options: argparse.Namespace) -> int:
     from akunu_py.bench.chat import ChatBench, ChatOptions, ChatResult
     from akunu_py.bench.report.printing import print_chat

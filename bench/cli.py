@@ -207,6 +207,18 @@ def _add_complete(parser: argparse.ArgumentParser) -> None:
     _add_format(parser)
 
 
+def _add_structured(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--curve",
+        default="m5max",
+        metavar="CURVE",
+        help=f"costs to plan with: {', '.join(CURVES)}, or points such as 1:1,3:1.11,5:1.42",
+    )
+    parser.add_argument("--max-tokens", type=positive, default=96, metavar="N", help="of an answer")
+    _add_model(parser)
+    _add_format(parser)
+
+
 def _add_chat(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=positive, default=4, metavar="N")
     parser.add_argument("--max-tokens", type=positive, default=96, metavar="N", help="an answer")
@@ -363,6 +375,11 @@ _ACTIONS = {
         "completing code: what drafting from the buffer is worth, what a keystroke costs",
         _add_complete,
         actions.complete,
+    ),
+    "structured": _Action(
+        "tokens a pass of answers in JSON: drafted from the grammar, from n-grams, from both",
+        _add_structured,
+        actions.structured,
     ),
     "chat": _Action(
         "how soon the chat answers a key, and what drawing takes from decoding",

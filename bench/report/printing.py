@@ -187,6 +187,19 @@ def print_fault(place: Place, mode: str, verdict: str, kept: str) -> None:
     print(f"  taken out {place.taken!r}\n  kept      {kept!r}\n  behind    {place.behind[:80]!r}")
 
 
+def print_structured(found: dict[str, Any]) -> None:
+    """found: as in JSON."""
+    print(f"{found['model']}, tokens a pass, planned for {found['curve']}\n")
+    cells = [
+        [source, layout, str(by_drafter["both"]["items"]), str(by_drafter["both"]["tokens"])]
+        + [f"{counts['tokens_per_pass']:.2f}" for counts in by_drafter.values()]
+        for source, layouts in found["sources"].items()
+        for layout, by_drafter in layouts.items()
+    ]
+    names = ["both", "n-grams", "forced"]
+    print(tables.to_text((["source", "whitespace", "answers", "tokens", *names], cells)))
+
+
 def print_check(check: Check) -> None:
     """The verdicts; the figures behind them are in the file."""
     print(tables.to_text(tables.check_table(check.lines)))

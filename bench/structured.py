@@ -1,0 +1,177 @@
+"""Structured output, counted: tokens a pass drafted from the grammar, from n-grams, from both.
+
+The model answers each case of the workload once, greedily; with drafts or without they are the same
+tokens. Then passes over the answer are counted, as for a recorded one: the counts do not depend on
+the machine, but for the cost curve that drafts are planned with.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from akunu_py.bench.curve import Curve, FixedCosts
+from akunu_py.bench.replay import ReplayCounts, replay_item
+from akunu_py.bench.trace import TraceItem
+from akunu_py.decoding.constraint import ConstraintMatcher
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.session import Session
+from akunu_py.ngram.auto import MAX_DRAFT, AutoDrafter
+from akunu_py.types import (
+    Constraint,
+    Drafter,
+    DraftGuide,
+    GenerateOptions,
+    Message,
+    SamplingOptions,
+)
+
+BOTH, NGRAMS, FORCED = "both", "n-grams", "forced"
+_ASK = "Answer with JSON that fits this JSON schema, and with nothing else.\n\n{schema}\n\n{prompt}"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One question, and the schema that the answer must fit."""
+
+    source: str
+    prompt: str
+    schema: str
+
+
+def load_cases() -> list[Case]:
+    """The kept workload."""
+    text = resources.files("akunu_py.bench").joinpath("structured.toml").read_text(encoding="utf-8")
+    return [
+        Case(row["source"], row["prompt"], row["schema"].strip())
+        for row in tomllib.loads(text)["case"]
+    ]
+
+
+def measure_structured(
+    engine: Engine,
+    cases: Sequence[Case],
+    curve: Curve,
+    max_tokens: int,
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    """Counts by source of the cases, by layout (free or compact), by what is drafted from."""
+    counts: dict[str, dict[str, dict[str, ReplayCounts]]] = {}
+    for number, case in enumerate(cases, start=1):
+        for layout in ("free", "compact"):
+            progress(f"{case.source}: {layout}, {number}/{len(cases)}")
+            constraint = Constraint("json_schema", case.schema, compact=layout == "compact")
+            item = answered(engine, case, constraint, curve, max_tokens)
+            by_drafter = counts.setdefault(case.source, {}).setdefault(layout, {})
+            count(engine, constraint, item, curve, by_drafter)
+    return {
+        source: {
+            layout: {name: total.as_dict() for name, total in by_drafter.items()}
+            for layout, by_drafter in layouts.items()
+        }
+        for source, layouts in counts.items()
+    }
+
+
+def answered(
+    engine: Engine, case: Case, constraint: Constraint, curve: Curve, max_tokens: int
+) -> TraceItem:
+    """The model's own answer."""
+    prompt = engine.encode_chat(
+        [Message("user", _ASK.format(schema=case.schema, prompt=case.prompt))]
+    )
+    session = Session(engine)
+    session.drafting.curve = FixedCosts(curve.points)
+    sampling = SamplingOptions(constraint=constraint)
+    answer = session.generate(prompt, GenerateOptions(max_tokens, sampling=sampling)).answer()
+    return TraceItem(tuple(prompt), answer.tokens)
+
+
+def count(
+    engine: Engine,
+    constraint: Constraint,
+    item: TraceItem,
+    curve: Curve,
+    into: dict[str, ReplayCounts],
+) -> None:
+    """Counts the passes over an answer, by what is drafted from."""
+    for name in (BOTH, NGRAMS, FORCED):
+        drafter = _Guided(engine, constraint, name, curve)
+        replay_item(item, drafter, curve, into.setdefault(name, ReplayCounts()))
+
+
+class _Guided:
+    """A drafter beside the grammar of the answer. The first tokens that it is given are the prompt."""
+
+    pipelines = False
+
+    def __init__(self, engine: Engine, constraint: Constraint, name: str, curve: Curve) -> None:
+        self._engine, self._constraint, self._name = engine, constraint, name
+        self._matcher: ConstraintMatcher | None = None
+        self._inner: Drafter = AutoDrafter(FixedCosts(curve.points), stop_tokens=engine.stop_tokens)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        if self._matcher is None:
+            matcher = ConstraintMatcher(self._engine, self._constraint, tokens)
+            self._matcher = matcher
+            if self._name == FORCED:
+                self._inner = _ForcedDrafter(matcher)
+            elif isinstance(self._inner, AutoDrafter):
+                self._inner.guide = matcher if self._name == BOTH else _Unforced(matcher)
+        else:
+            self._matcher.consume(tokens)
+        self._inner.extend(tokens)
+
+    def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
+        return self._inner.propose(limit, ahead=ahead)
+
+    def observe(
+        self, drafted: int, accepted: int, rows: int, seconds: float, *, behind: bool = False
+    ) -> None:
+        self._inner.observe(drafted, accepted, rows, seconds, behind=behind)
+
+
+class _Unforced:
+    """A guide that only forbids."""
+
+    def __init__(self, guide: DraftGuide) -> None:
+        self.begin_draft, self.end_draft, self.advance = (
+            guide.begin_draft,
+            guide.end_draft,
+            guide.advance,
+        )
+
+    def forced(self) -> tuple[list[int], bool]:
+        return [], True
+
+
+class _ForcedDrafter:
+    """Drafts all that is forced, up to the first place that is open."""
+
+    pipelines = False
+
+    def __init__(self, guide: DraftGuide) -> None:
+        self._guide = guide
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Nothing is learned."""
+
+    def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
+        draft: list[int] = []
+        self._guide.begin_draft()
+        while len(draft) < min(limit, MAX_DRAFT) and (forced := self._guide.forced()[0]):
+            for token in forced:
+                if len(draft) == min(limit, MAX_DRAFT) or not self._guide.advance(token):
+                    self._guide.end_draft()
+                    return draft
+                draft.append(token)
+        self._guide.end_draft()
+        return draft
+
+    def observe(
+        self, drafted: int, accepted: int, rows: int, seconds: float, *, behind: bool = False
+    ) -> None:
+        """Ignored."""

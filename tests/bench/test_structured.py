@@ -1,0 +1,104 @@
+"""`akunu bench structured`: the kept workload, and what drafting must be worth on it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from akunu_py.bench import structured
+from akunu_py.bench.curve import CURVES, parse_curve
+from akunu_py.bench.replay import ReplayCounts
+from akunu_py.bench.structured import BOTH, FORCED, NGRAMS
+from akunu_py.bench.trace import TraceItem
+from akunu_py.cli import main
+from akunu_py.decoding.constraint import compile_constraint
+from akunu_py.decoding.engine import Engine
+from akunu_py.types import Constraint, Message
+
+ANSWERS: list[Any] = [  # to the first cases
+    {
+        "name": "get_weather_forecast",
+        "arguments": {"location": "Lisbon", "number_of_days": 3, "temperature_unit": "celsius"},
+    },
+    {
+        "name": "reserve_restaurant_table",
+        "arguments": {
+            "restaurant": {"name": "Da Mario", "city": "Zurich"},
+            "party_size": 4,
+            "date": "2026-03-14",
+            "time": "19:30",
+            "reservation_name": "Keller",
+        },
+    },
+    {
+        "name": "create_calendar_event",
+        "arguments": {"title": "Meeting", "attendees": ["anna@example.com"], "start_time": "10:00"},
+    },
+    {
+        "name": "convert_currency",
+        "arguments": {"amount": 250, "from_currency": "CHF", "to_currency": "JPY"},
+    },
+]
+
+
+def one_line(value: Any) -> str:
+    return json.dumps(value)
+
+
+def tight(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def indented(value: Any) -> str:
+    return json.dumps(value, indent=2)
+
+
+def tabs(value: Any) -> str:
+    return json.dumps(value, indent="\t")
+
+
+@pytest.mark.parametrize("written", [one_line, tight, indented, tabs])
+def test_forced_text_and_n_grams_are_worth_more_together(
+    starter_engine: Engine, written: Callable[[Any], str]
+) -> None:
+    """However the answer is spaced out; one of them has a property out of order."""
+    counts: dict[str, ReplayCounts] = {}
+    for case, value in zip(structured.load_cases(), ANSWERS, strict=False):
+        ask = Message("user", f"{case.schema}\n{case.prompt}")
+        tokens = starter_engine.tokenizer.encode(written(value), add_special_tokens=False)
+        item = TraceItem(tuple(starter_engine.encode_chat([ask])), tuple(tokens))
+        constraint = Constraint("json_schema", case.schema)
+        structured.count(starter_engine, constraint, item, parse_curve(CURVES["m5max"]), counts)
+    rate = {name: each.tokens / each.passes for name, each in counts.items()}
+    print(written.__name__, rate)
+    assert rate[BOTH] >= 2.0
+    assert rate[BOTH] >= max(rate[NGRAMS], rate[FORCED])
+
+
+def test_all_schemas_of_the_workload_are_supported(starter_engine: Engine) -> None:
+    cases = structured.load_cases()
+    assert {case.source for case in cases} == {"tools", "extraction"}
+    for case in cases:
+        compile_constraint(starter_engine, Constraint("json_schema", case.schema))
+
+
+def test_it_counts_what_the_model_answers(
+    loaded_shallow_starter: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cases = structured.load_cases()
+    monkeypatch.setattr(structured, "load_cases", lambda: [cases[3], cases[-1]])
+    words = ["--model", str(loaded_shallow_starter.path), "--max-tokens", "12"]
+    assert main(["bench", "structured", *words, "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["sources"]) == {"tools", "extraction"}
+    for layouts in found["sources"].values():
+        for by_drafter in layouts.values():
+            assert list(by_drafter) == [BOTH, NGRAMS, FORCED]
+            assert len({counts["tokens"] for counts in by_drafter.values()}) == 1
+    assert main(["bench", "structured", *words]) == 0
+    assert "tools       compact" in capsys.readouterr().out
