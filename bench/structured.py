@@ -104,7 +104,7 @@ def count(
 
 
 class _Guided:
-    """A drafter beside the grammar of the answer. The first tokens that it is given are the prompt."""
+    """A drafter beside the grammar of the answer. The first tokens it is given are the prompt."""
 
     pipelines = False
 
