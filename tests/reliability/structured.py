@@ -1,10 +1,10 @@
 """`python -m tests.reliability.structured FILE [ANSWERS [TOKENS]]`: answers beside
 those of naive decoding.
 
-FILE: as for `tests.reliability.schemas`. The starter answers to ANSWERS schemas (default 10), evenly
-apart, with TOKENS tokens (default 48), at temperature 0 and 0.8: one token at a time, each masked
-by a new matcher; without drafts; and with them. All must have the same tokens, of JSON that fits,
-or of the beginning of some. Passes are counted by source, as `akunu bench structured` does.
+FILE: as for `tests.reliability.schemas`. The starter answers to ANSWERS schemas (default 10),
+evenly apart, with TOKENS tokens (default 48), at temperature 0 and 0.8: one token at a time, each
+masked by a new matcher; without drafts; and with them. All must have the same tokens, of JSON that
+fits, or of the beginning of some. Passes are counted by source, as `akunu bench structured` does.
 """
 
 from __future__ import annotations
