@@ -10,8 +10,9 @@ from typing import Any
 
 from akunu_py.decoding import chat_template, device, footprint, kvcache
 from akunu_py.decoding.device import lay_out_weights
+from akunu_py.decoding.history import common_prefix
 from akunu_py.decoding.thinking import prompt_opens_thinking, thinking_markers
-from akunu_py.errors import UsageError
+from akunu_py.errors import UnsupportedModel, UsageError
 from akunu_py.models.fit import Fit, choose_context
 from akunu_py.models.mlx_loader import load_model, load_tokenizer, vocabulary_size
 from akunu_py.models.model_files import boundary
@@ -152,6 +153,17 @@ class Engine:
         text = chat_template.render(self.tokenizer, turns, self.name)
         tokens = self.tokenizer.encode(text, add_special_tokens=False)
         return [int(token) for token in [*tokens, *self._encode_begun(tokens, begun)]]
+
+    def stable_prefix(self, messages: Sequence[Message], prompt: Sequence[int]) -> int:
+        """How many tokens of `prompt`, which `encode_chat` made of `messages`, the next turn's will
+        begin with: found by rendering one, because templates drop or rewrite what they please."""
+        next_turn = [*messages, Message("assistant", "Yes."), Message("user", "Go on.")]
+        if messages[-1].role == "assistant":  # which is continued
+            del next_turn[-2]
+        try:
+            return common_prefix(self.encode_chat(next_turn), prompt)
+        except UnsupportedModel:  # it takes no such conversation
+            return 0
 
     def _encode_begun(self, prompt: Sequence[int], begun: str) -> list[int]:
         """The beginning of an answer, behind the thinking that the prompt opens for some models:

@@ -21,7 +21,8 @@ class TokenHistory:
     """tokens: what the cache holds. pending: tokens that are known to follow but are not in the
     cache yet; they are the first rows of the next pass. There is one, the last token sampled,
     unless a prompt was just read or the cache is recurrent and was rolled back behind what was
-    accepted. checkpoints: where a cache that cannot always be trimmed can return to.
+    accepted. checkpoints: where a cache that cannot always be trimmed can return to. marks: after
+    how many tokens checkpoints are set while a prompt is read.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class TokenHistory:
         self.tokens = list(tokens)
         self.pending = list(pending)
         self.checkpoints: list[kvcache.Checkpoint] = []
+        self.marks: frozenset[int] = frozenset()
         self.needs_checkpoints = kvcache.needs_checkpoints(cache)
 
     @property
@@ -58,6 +60,14 @@ class TokenHistory:
             and sum(each.nbytes for each in self.checkpoints) > _CHECKPOINT_BYTES
         ):
             del self.checkpoints[0]
+
+    @property
+    def to_next_mark(self) -> int | None:
+        """How many tokens it is to the next one, None where there is none."""
+        return min(
+            (mark - len(self.tokens) for mark in self.marks if mark > len(self.tokens)),
+            default=None,
+        )
 
     def shared(self, prompt: Sequence[int]) -> int:
         """How many tokens the cache shares with `prompt`, but for its last, which a pass reads."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from akunu_py.decoding.history import TokenHistory
 from akunu_py.decoding.target import Target
 from akunu_py.models.fit import PREFILL_ROWS
 from akunu_py.ngram.cost import CostCurve
@@ -69,7 +70,7 @@ def prefill(
     sizes: ChunkSizes | None = None,
     meanwhile: Callable[[int], None] = lambda launched: None,
 ) -> bool:
-    """Reads the pending tokens into the cache, and sets a checkpoint at the end.
+    """Reads the pending tokens into the cache, and sets checkpoints at the marks and at the end.
 
     The last `target.prompt_tail` are left to be the first rows of the next pass. `keep_going` gets
     the number of tokens read, before each chunk and at the end; where it returns False, reading
@@ -81,14 +82,14 @@ def prefill(
     under_way: _Chunk | None = None
     started = 0.0
     while True:
-        chunk = target.pending[: -target.prompt_tail][: sizes.next()]
+        chunk = target.pending[: -target.prompt_tail][: sizes.next()][: target.history.to_next_mark]
         if under_way and not (chunk and sizes.may_follow(under_way.tokens, len(chunk))):
             read, started = _wait(target, under_way, sizes, read, started)
             under_way = None
             continue
         if not keep_going(read):
             return False
-        if not chunk or len(target.tokens) >= target.history.last_checkpoint + _CHECKPOINT_EVERY:
+        if not chunk or _is_place(target.history):
             target.history.checkpoint()
         if not chunk:
             return True
@@ -99,6 +100,12 @@ def prefill(
         meanwhile(launched)
         if before:
             read, started = _wait(target, before, sizes, read, started)
+
+
+def _is_place(history: TokenHistory) -> bool:
+    """Whether a prompt that is being read gets a checkpoint here."""
+    length = len(history.tokens)
+    return length in history.marks or length >= history.last_checkpoint + _CHECKPOINT_EVERY
 
 
 def _launch(target: Target, count: int) -> _Chunk:

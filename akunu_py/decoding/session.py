@@ -70,21 +70,27 @@ class Session:
 
     def chat(self, messages: Sequence[Message], options: GenerateOptions) -> Generation:
         """The answer to a conversation, as a stream; see `generate`."""
-        return self.generate(self.engine.encode_chat(messages), options)
+        prompt = self.engine.encode_chat(messages)
+        stable = None
+        if self.target.history.needs_checkpoints:
+            stable = self.engine.stable_prefix(messages, prompt)
+        return self.generate(prompt, options, stable=stable)
 
     def generate(
         self,
         prompt: Sequence[int],
         options: GenerateOptions,
         draft_context: Sequence[Sequence[int]] = (),
+        stable: int | None = None,
     ) -> Generation:
         """The answer to `prompt` (token ids), as a stream to iterate over.
 
-        draft_context: token sequences to draft from, which the model does not read. What the cache
-        already holds of the prompt is not read again. Raises EmptyPrompt,
+        draft_context: token sequences to draft from, which the model does not read. stable: how
+        many tokens of the prompt that of the next turn will begin with, None where that is unknown.
+        What a cache already holds of the prompt is not read again. Raises EmptyPrompt,
         PromptTooLong, and UsageError for options that cannot be honoured, before anything runs.
         """
-        return Generation(self, prompt, options, draft_context)
+        return Generation(self, prompt, options, draft_context, stable)
 
 
 class Generation:
@@ -105,6 +111,7 @@ class Generation:
         prompt: Sequence[int],
         options: GenerateOptions,
         draft_context: Sequence[Sequence[int]] = (),
+        stable: int | None = None,
     ) -> None:
         engine = session.engine
         _check(engine, prompt, options)
@@ -114,6 +121,7 @@ class Generation:
         self._prompt = list(prompt)
         self._options = options
         self._draft_context = draft_context
+        self._stable = stable
         self._sampler = Sampler(options.sampling)
         constraint = options.sampling.constraint
         self._constraint = (
@@ -194,7 +202,8 @@ class Generation:
         """Reads the prompt into the cache but for its tail; False where cancelled."""
         drafting, engine = self._session.drafting, self._engine
         most = min(len(self._prompt) + self._options.max_tokens, engine.context_length)
-        reuse = self._target.reuse_prefix(self._prompt, engine.fit.needs.cache.at(most))
+        needed = engine.fit.needs.cache.at(most)
+        reuse = self._target.reuse_prefix(self._prompt, needed, self._stable)
         cached = reuse.cached
         self.stats.cached_tokens, self.stats.known_tokens = cached, reuse.known
         self.stats.not_cached = reuse.missing

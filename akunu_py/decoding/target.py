@@ -142,12 +142,15 @@ class Target:
         self.history.tokens += known[:kept]
         self.history.pending = known[kept:]
 
-    def reuse_prefix(self, prompt: Sequence[int], needed: int = 0) -> Reuse:
+    def reuse_prefix(
+        self, prompt: Sequence[int], needed: int = 0, stable: int | None = None
+    ) -> Reuse:
         """Continues the history that leaves least of `prompt` to read, which is pending then.
 
         Its last token is always pending. A history of which much would be taken away is kept as it
         is, where memory allows, and a copy of its beginning continued. needed: bytes that the
-        history may come to take with its answer; others are dropped for them.
+        history may come to take with its answer; others are dropped for them. stable: how many
+        tokens of the prompt the next one will begin with, as far as that is known.
         """
         assert kvcache.holds(self.cache, len(self.tokens)), "the cache is not what was booked"
         histories = [self.history, *self.caches.histories()]
@@ -159,6 +162,8 @@ class Target:
             histories[best].checkpoint()
         self._continue(histories[best], reached[best], needed)
         self.history.pending = list(prompt[reached[best] :])
+        if self.history.needs_checkpoints:  # where requests parted once they will again
+            self.history.marks = frozenset({shared[best], stable or 0} - {reached[best]})
         return reuse
 
     def _continue(self, history: TokenHistory, length: int, needed: int) -> None:

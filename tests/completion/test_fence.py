@@ -55,7 +55,9 @@ class FixedAnswer(Session):
 
     answer = ""
 
-    def generate(self, prompt: Sequence[int], options: Any, draft_context: Any = ()) -> Any:
+    def generate(
+        self, prompt: Sequence[int], options: Any, draft_context: Any = (), stable: Any = None
+    ) -> Any:
         def letters() -> Iterator[SimpleNamespace]:
             for letter in self.answer:
                 generation.tokens.append(0)

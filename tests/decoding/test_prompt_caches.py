@@ -90,6 +90,29 @@ def test_why_a_prompt_is_read_again() -> None:
     assert plain.reuse_prefix([*first[:100], 1, 2]) == Reuse(100, 100, "changed")
 
 
+RETURNING = ["llama-sliding", "llama4", "mamba2", "qwen3_next"]  # to checkpoints only
+
+
+@pytest.mark.parametrize("name", RETURNING)
+def test_where_requests_parted_once_they_do_again(name: str) -> None:
+    target = Target(Counting(build(name)), caches=PromptCaches(PLENTY))
+    system = some(150, 1)
+    ask(target, name, [*system, *some(60, 2)])
+    assert ask(target, name, [*system, *some(70, 3)])[0] == Reuse(0, 150, "no checkpoint")
+    assert ask(target, name, [*system, *some(80, 4)])[0].cached == len(system)
+
+
+@pytest.mark.parametrize("name", RETURNING)
+def test_what_a_template_puts_otherwise_in_the_next_turn_is_all_that_is_read(name: str) -> None:
+    target = Target(Counting(build(name)), caches=PromptCaches(PLENTY))
+    said, asks = some(100, 1), some(40, 2)  # longer than what is left to the first pass
+    for turn in range(3):
+        reuse = target.reuse_prefix([*said, *asks], stable=len(said))
+        answer(target, [*said, *asks], [], COUNT)
+        assert turn == 0 or reuse.cached == len(said) - 30
+        said += some(30, turn + 3)
+
+
 class Sized(TokenHistory):
     """A history of which only the size counts: a byte a token."""
 

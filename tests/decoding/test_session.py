@@ -1,4 +1,4 @@
-"""A session whose passes fail."""
+"""Sessions: passes that fail, and where the next turn begins."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Session
-from akunu_py.types import DraftMode, GenerateOptions
+from akunu_py.types import DraftMode, GenerateOptions, Message
 from tests.support.tiny_fim import load_tiny
 
 PROMPT = [1, 2, 3, 4, 1, 2, 3]
@@ -52,3 +52,26 @@ def test_what_is_not_booked_is_noticed_before_the_next_prompt(tiny: Engine) -> N
     with pytest.raises(AssertionError, match="booked"):
         session.generate(PROMPT, GenerateOptions(max_tokens=3)).answer()
     session.generate(PROMPT, GenerateOptions(max_tokens=3)).answer()
+
+
+ASKS = "<|assistant|><think>at length, and a little more of that</think>"
+
+
+@pytest.mark.parametrize(
+    ("template", "dropped"),
+    [
+        ("{{ turns }}{% if add_generation_prompt %}<|assistant|>{% endif %}", 0),
+        ("{{ turns }}{% if add_generation_prompt %}" + ASKS + "{% endif %}", len(ASKS) - 13),
+        ("{{ turns }}{% if messages | length < 2 %}(short){% endif %}", len("(short)")),
+        ("{% if messages | length > 1 %}{{ raise_exception('no') }}{% endif %}Hello", 5),
+    ],
+)
+def test_what_the_next_turn_begins_with_is_found_by_rendering_one(
+    tiny: Engine, monkeypatch: pytest.MonkeyPatch, template: str, dropped: int
+) -> None:
+    turns = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+    monkeypatch.setattr(tiny.tokenizer, "chat_template", template.replace("{{ turns }}", turns))
+    monkeypatch.setattr(tiny.tokenizer, "has_chat_template", True)
+    messages = [Message("user", "Hello there")]
+    prompt = tiny.encode_chat(messages)
+    assert tiny.stable_prefix(messages, prompt) == len(prompt) - dropped
