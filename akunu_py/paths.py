@@ -44,6 +44,11 @@ def chat_file() -> Path:
     return data_dir() / "chat.json"
 
 
+def acceptance_file() -> Path:
+    """What became of completions: counts."""
+    return data_dir() / "completions.json"
+
+
 def _xdg(variable: str) -> Path | None:
     value = os.environ.get(variable, "")
     return Path(value) / _APP if os.path.isabs(value) else None

@@ -8,7 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from akunu_py import paths
 from akunu_py.arguments import Parser, add_drafting, add_loading, positive
+from akunu_py.completion.acceptance import Acceptance, read_counts, stats_table
 from akunu_py.completion.editor_config import EDITORS, editor_config
 from akunu_py.completion.types import CompletionRequest
 from akunu_py.errors import UsageError
@@ -38,17 +40,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if sum(map(bool, (args.filter, args.lsp, args.print_config))) > 1:
-        raise UsageError("expected one of --filter, --lsp and --print-config")
+    if sum(map(bool, (args.filter, args.lsp, args.print_config, args.stats))) > 1:
+        raise UsageError("expected one of --filter, --lsp, --print-config and --stats")
     used = [name for name in ("cursor", "offset", "whole", "file") if getattr(args, name)]
     if used and not (args.filter or args.lsp):
         raise UsageError(f"--{used[0]} goes with --filter")
     if args.print_config:
         print(editor_config(args.print_config, passed_on(args)), end="")
         return 0
+    if args.stats:
+        print(*stats_table(read_counts(paths.acceptance_file())), sep="\n")
+        return 0
     settings = load_settings()
     args.model = args.model or settings.completion_model or settings.model
     load, base = partial(load_completer, args), base_request(args)
+    acceptance = Acceptance(None if args.no_memory else paths.acceptance_file())
     if args.filter:
         from akunu_py.completion.filter import run_filter
 
@@ -57,12 +63,12 @@ def run(args: argparse.Namespace) -> int:
     elif args.lsp:
         from akunu_py.completion.lsp import serve_lsp
 
-        serve_lsp(load, base)
+        serve_lsp(load, base, acceptance)
     else:
         from akunu_py.completion.jsonl import serve_jsonl
 
         store.check(store.resolve(args.model))  # before it is loaded
-        serve_jsonl(load, base)
+        serve_jsonl(load, base, acceptance)
     return 0
 
 
@@ -134,6 +140,9 @@ def _add_editors(group: argparse._ArgumentGroup) -> None:
         "--print-config",
         choices=EDITORS,
         help="print what to paste into an editor's configuration; other options go along",
+    )
+    group.add_argument(
+        "--stats", action="store_true", help="print how many completions were shown and accepted"
     )
 
 

@@ -3,6 +3,7 @@
     -> {"id": 1, "prefix": "def f(", "suffix": "", "channel": "a", "stream": true}
     <- {"id": 1, "delta": "x"}
     <- {"id": 1, "text": "x):", "finish_reason": "stop", "stats": {...}}
+    -> {"accepted": 1, "characters": 4}
     -> {"cancel": 1}
     -> garbage
     <- {"id": null, "error": "the line is not JSON: ..."}
@@ -15,18 +16,22 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from akunu_py.completion.acceptance import Acceptance, Ghost
 from akunu_py.completion.thread import CompletionThread, Failure, Ticket
 from akunu_py.completion.types import Completion, CompletionRequest, SourceFile
 from akunu_py.errors import INTERRUPTED, ModelError, UsageError
+from akunu_py.types import Stats
 
 if TYPE_CHECKING:
     from akunu_py.completion.completer import Completer
 
 MAX_LINE = 64 << 20  # bytes; longer ones are refused without being kept
+_GHOSTS = 64  # whose acceptance can be reported
 _LARGEST = 10**9  # of any number; JSON has no limit, and floats of Python do
 _KINDS = {
     "prefix": (str, "a string"),
@@ -40,6 +45,7 @@ _KINDS = {
     "time_ms": ((int, float), "a number"),
     "temperature": ((int, float), "a number"),
     "stream": (bool, "true or false"),
+    "explicit": (bool, "true or false"),
 }
 
 
@@ -51,6 +57,15 @@ class RequestLine:
     request: CompletionRequest
     channel: str = ""
     stream: bool = False
+    explicit: bool = False  # the user asked for it
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedLine:
+    """A line that says that so much of a completion was accepted."""
+
+    id: str | int
+    characters: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +94,12 @@ class JsonLines:
         thread: CompletionThread,
         write: Callable[[bytes], object],
         defaults: CompletionRequest,
+        acceptance: Acceptance | None = None,
     ) -> None:
-        """defaults: the limits of requests that set none."""
+        """defaults: the limits of requests that set none. acceptance: where it is counted."""
         self._thread = thread
+        self._acceptance = acceptance or Acceptance()
+        self._ghosts: OrderedDict[str | int, Ghost] = OrderedDict()  # by the last ids
         self._write = write
         self._defaults = defaults
         self._lock = threading.Lock()
@@ -110,6 +128,11 @@ class JsonLines:
                     ticket = self._tickets.get(message.id)
                 if ticket is not None:
                     ticket.cancel()
+            elif isinstance(message, AcceptedLine):
+                with self._lock:
+                    ghost = self._ghosts.get(message.id)
+                if ghost is not None:
+                    self._acceptance.accepted(ghost, message.characters)
             elif message is not None:
                 self._submit(message)
         except BadLine as error:
@@ -123,6 +146,8 @@ class JsonLines:
         def on_done(done: Completion | Failure) -> None:
             with self._lock:
                 del self._tickets[asked.id]
+            if isinstance(done, Completion) and done.text and done.finish_reason != "cancelled":
+                self._remember(asked, done.text)
             self._reply({"id": asked.id} | _as_dict(done))
 
         ticket = Ticket(asked.request, on_done, asked.channel, on_text)
@@ -130,9 +155,24 @@ class JsonLines:
             if asked.id in self._tickets:
                 raise BadLine(f"id {json.dumps(asked.id)} is still being answered", asked.id)
             self._tickets[asked.id] = ticket
+        if (
+            not asked.explicit
+            and asked.request.max_tokens
+            and self._acceptance.hides(asked.request)
+        ):
+            on_done(Completion("", "stop", Stats()))
+            return
         if asked.stream and self._thread.state == "loading":
             self._reply({"id": asked.id, "status": "loading"})
         self._thread.submit(ticket)
+
+    def _remember(self, asked: RequestLine, text: str) -> None:
+        """Counts a completion that is shown."""
+        ghost = self._acceptance.shown(asked.request, text)
+        with self._lock:
+            self._ghosts[asked.id] = ghost
+            while len(self._ghosts) > _GHOSTS:
+                self._ghosts.popitem(last=False)
 
     def _reply(self, message: dict[str, Any]) -> None:
         line = json.dumps(message, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
@@ -147,7 +187,9 @@ class JsonLines:
                     ticket.cancel()
 
 
-def serve_jsonl(load: Callable[[], Completer], base: CompletionRequest) -> None:
+def serve_jsonl(
+    load: Callable[[], Completer], base: CompletionRequest, acceptance: Acceptance
+) -> None:
     """Answers the lines of stdin on stdout until stdin ends.
 
     `load` is called in the thread that the model lives in. `base` has the limits of requests that
@@ -161,11 +203,13 @@ def serve_jsonl(load: Callable[[], Completer], base: CompletionRequest) -> None:
     )
     thread.start()
     try:
-        JsonLines(thread, _write, base).serve(sys.stdin.buffer)
+        JsonLines(thread, _write, base, acceptance).serve(sys.stdin.buffer)
     except BaseException as error:
         codes = {KeyboardInterrupt: INTERRUPTED, BrokenPipeError: 0}  # 0: nobody reads any more
+        acceptance.save()
         thread.close_or_exit(codes.get(type(error), 1))
         raise
+    acceptance.save()
     if failed:
         raise ModelError(failed[0])
 
@@ -187,7 +231,9 @@ def read_lines(stream: BinaryIO, longest: int = MAX_LINE) -> Iterator[bytes | No
         yield None
 
 
-def parse(line: bytes | None, defaults: CompletionRequest) -> RequestLine | CancelLine | None:
+def parse(
+    line: bytes | None, defaults: CompletionRequest
+) -> RequestLine | CancelLine | AcceptedLine | None:
     """What a line asks for; None for an empty one. Raises BadLine."""
     if line is None:
         raise BadLine(f"the line is longer than {MAX_LINE >> 20} MB; send less of the buffer")
@@ -203,15 +249,20 @@ def parse(line: bytes | None, defaults: CompletionRequest) -> RequestLine | Canc
         raise BadLine(f"expected an object, found {type(message).__name__}")
     if set(message) == {"cancel"}:
         return CancelLine(_id(message, "cancel"))
+    if set(message) == {"accepted", "characters"}:
+        return _accepted(message)
     id = _id(message, "id")
     if "cancel" in message:
         raise BadLine('"cancel" goes in a line of its own, with no other field', id)
+    if "accepted" in message:
+        raise BadLine('"accepted" goes in a line of its own, with "characters"', id)
     try:
         return RequestLine(
             id,
             _request(message, defaults),
             message.get("channel", ""),
             message.get("stream", False),
+            message.get("explicit", False),
         )
     except UsageError as error:
         raise BadLine(str(error), id) from error
@@ -231,12 +282,23 @@ def _id(message: dict[str, Any], name: str) -> str | int:
     return value
 
 
+def _accepted(message: dict[str, Any]) -> AcceptedLine:
+    characters = message["characters"]
+    try:
+        _check_kind("characters", characters, int, "an integer")
+    except UsageError as error:
+        raise BadLine(str(error)) from error
+    if characters < 0:
+        raise BadLine(f"characters must be 0 or more, got {characters}")
+    return AcceptedLine(_id(message, "accepted"), characters)
+
+
 def _request(message: dict[str, Any], defaults: CompletionRequest) -> CompletionRequest:
     for name, value in message.items():
         if name == "id":
             continue
         if name not in _KINDS:
-            known = ", ".join(["id", "cancel", *_KINDS])
+            known = ", ".join(["id", "cancel", "accepted", *_KINDS])
             raise UsageError(f"unknown field {name!r}; there are: {known}")
         _check_kind(name, value, *_KINDS[name])
     if "prefix" not in message:

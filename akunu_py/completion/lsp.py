@@ -15,6 +15,7 @@ import itertools
 import logging
 import os
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -24,6 +25,7 @@ from pygls.exceptions import JsonRpcContentModified, JsonRpcException, JsonRpcIn
 from pygls.lsp.server import LanguageServer
 from pygls.uris import to_fs_path
 
+from akunu_py.completion.acceptance import Acceptance, Ghost
 from akunu_py.completion.lsp_protocol import Document, StrictProtocol, serve
 from akunu_py.completion.thread import CompletionThread, Failure, Ticket
 from akunu_py.completion.types import Completion, CompletionRequest, SourceFile
@@ -37,6 +39,8 @@ _T = TypeVar("_T")
 
 _REQUEST_FAILED = types.LSPErrorCodes.RequestFailed.value
 _SECONDS = 3.0  # later, nobody waits for ghost text any more
+_ACCEPTED = "akunu.accepted"  # a command: the number of an item, and how many characters of it
+_GHOSTS = 64  # whose acceptance can be reported
 _REST_S = 0.1  # of the keyboard, before a changed place is read ahead; clients ask at 0.2 or so
 _HEAD = 4096  # characters at the beginning of a document, that are read when it is opened
 
@@ -45,7 +49,15 @@ class InlineCompletions:
     """Answers from a completion thread of its own; `base` has the limits, which no client can set.
     The model loads when the client has its answer to initialize: importing MLX holds Python up."""
 
-    def __init__(self, load: Callable[[], Completer], base: CompletionRequest) -> None:
+    def __init__(
+        self,
+        load: Callable[[], Completer],
+        base: CompletionRequest,
+        acceptance: Acceptance | None = None,
+    ) -> None:
+        self.acceptance = acceptance or Acceptance()
+        self.numbers = itertools.count(1)
+        self.ghosts: OrderedDict[int, Ghost] = OrderedDict()  # the last ones by number
         self.base = replace(base, seconds=base.seconds or _SECONDS)
         self.loop = asyncio.get_running_loop()
         loads: asyncio.Queue[str | Failure | None] = asyncio.Queue()
@@ -70,6 +82,12 @@ class InlineCompletions:
             self.thread.start()
             # A task of our own: one of pygls' that ends with the program leaves a traceback.
             self.reporting = asyncio.create_task(report_loading(self.server, loads))
+
+        @self.server.command(_ACCEPTED)
+        def accepted(number: int, characters: int) -> None:
+            ghost = self.ghosts.get(number)
+            if ghost is not None:
+                self.acceptance.accepted(ghost, max(0, characters))
 
         # Announced with a value: where there is none, clients never ask.
         options = types.InlineCompletionOptions()
@@ -99,6 +117,9 @@ class InlineCompletions:
     async def complete(self, params: types.InlineCompletionParams) -> types.InlineCompletionList:
         """Raises a JsonRpcException where there is no answer: see the top of this module."""
         request, chosen = self._requested(params)
+        explicit = params.context.trigger_kind == types.InlineCompletionTriggerKind.Invoked
+        if not explicit and self.acceptance.hides(request):
+            return types.InlineCompletionList([])
         self.thread.start()  # for a client that never sends initialized
         done: asyncio.Future[Completion | Failure] = self.loop.create_future()
         ticket = Ticket(
@@ -114,7 +135,18 @@ class InlineCompletions:
             raise JsonRpcException(outcome.message, _REQUEST_FAILED)
         if outcome.finish_reason == "cancelled":
             raise JsonRpcContentModified("a newer request for the same document came")
-        return _items(outcome.text, params.position, chosen)
+        found = _items(outcome.text, params.position, chosen)
+        for item in found.items:
+            item.command = self._accept_command(request, outcome.text)
+        return found
+
+    def _accept_command(self, request: CompletionRequest, text: str) -> types.Command:
+        """What the client executes when it accepts a completion that is shown now."""
+        number = next(self.numbers)
+        self.ghosts[number] = self.acceptance.shown(request, text)
+        while len(self.ghosts) > _GHOSTS:
+            self.ghosts.popitem(last=False)
+        return types.Command("Count as accepted", _ACCEPTED, arguments=[number, len(text)])
 
     def _requested(
         self, params: types.InlineCompletionParams
@@ -183,16 +215,16 @@ async def report_loading(
     for number in itertools.count():
         await loads.get()
         token = f"akunu/loading/{number}"
-        shown = shows and await _begin_progress(server, token)
+        beginning = asyncio.create_task(_begin_progress(server, token)) if shows else None
         outcome = await loads.get()
-        if shown:
-            message = "failed" if isinstance(outcome, Failure) else f"{outcome} is ready"
-            server.work_done_progress.end(token, types.WorkDoneProgressEnd(message=message))
         if isinstance(outcome, Failure) and outcome != told:
             server.window_show_message(
                 types.ShowMessageParams(types.MessageType.Error, f"akunu: {outcome.message}")
             )
         told = outcome
+        if beginning is not None and await beginning:
+            message = "failed" if isinstance(outcome, Failure) else f"{outcome} is ready"
+            server.work_done_progress.end(token, types.WorkDoneProgressEnd(message=message))
 
 
 async def _begin_progress(server: LanguageServer, token: str) -> bool:
@@ -205,7 +237,9 @@ async def _begin_progress(server: LanguageServer, token: str) -> bool:
     return True
 
 
-def serve_lsp(load: Callable[[], Completer], base: CompletionRequest) -> None:
+def serve_lsp(
+    load: Callable[[], Completer], base: CompletionRequest, acceptance: Acceptance | None = None
+) -> None:
     """Speaks LSP on stdin and stdout until the client sends exit.
 
     `load` is called in the thread that the model lives in. `base` gives every request its limits, 3
@@ -223,10 +257,11 @@ def serve_lsp(load: Callable[[], Completer], base: CompletionRequest) -> None:
 
     async def run() -> int:
         code = INTERRUPTED  # unless it comes to its end
-        completions = InlineCompletions(load, base)
+        completions = InlineCompletions(load, base, acceptance)
         try:
             code = 0 if await serve(completions.server, stdin, stdout) == 0 else 1
         finally:
+            completions.acceptance.save()
             completions.thread.close_or_exit(code)
         return code
 

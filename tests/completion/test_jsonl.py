@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from akunu_py.completion.jsonl import BadLine, CancelLine, parse, read_lines
+from akunu_py.completion.jsonl import BadLine, RequestLine, parse, read_lines
 from akunu_py.completion.types import CompletionRequest
 from akunu_py.models.store import StoredModel
 from tests.support.command import AKUNU, assert_one_line_error, run_here
@@ -139,7 +139,7 @@ def test_garbage_is_named_and_survived(helper: Helper) -> None:
         ("files", [{"path": "a"}], 'objects with "path" and "text"'),
         ("files", {}, "files: expected a list"),
         ("stream", "yes", "true or false"),
-        ("colour", "red", "unknown field 'colour'; there are: id, cancel, prefix"),
+        ("colour", "red", "unknown field 'colour'; there are: id, cancel, accepted, prefix"),
     ]:
         helper.send({"id": "bad", "prefix": "x"} | {field: value})
         reply = helper.read()
@@ -241,8 +241,7 @@ def test_lines_are_bounded() -> None:
 def test_limits_of_the_command_hold_where_a_request_sets_none() -> None:
     defaults = CompletionRequest("", max_tokens=7, seconds=2.0)
     asked = parse(b'{"id": 1, "prefix": "x", "time_ms": 500}', defaults)
-    assert asked is not None
-    assert not isinstance(asked, CancelLine)
+    assert isinstance(asked, RequestLine)
     assert (asked.request.max_tokens, asked.request.seconds) == (7, 0.5)
 
 

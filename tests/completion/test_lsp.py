@@ -13,6 +13,7 @@ from lsprotocol import types as lsp
 from pygls.exceptions import JsonRpcException
 from pygls.lsp.client import LanguageClient
 
+from akunu_py.completion.acceptance import read_counts
 from akunu_py.models.store import StoredModel
 from tests.support.lsp_echo import ECHO, STARTER
 
@@ -230,6 +231,31 @@ async def test_what_is_opened_and_where_something_is_changed_is_read_ahead(
     editor.change("file:///b", "not open")
     editor.change("file:///a", (0, 3, 0, 4, "\n\u2028\r\n"))
     assert await read(3) == "all\n\u2028\r\n"
+
+
+async def test_what_is_accepted_is_reported_by_the_command_of_an_item(
+    editor: Editor, tmp_path: Path
+) -> None:
+    await editor.start([*ECHO, str(tmp_path / "read")])
+    editor.open("file:///a.py", "x = \n")
+    taken = 0
+    for column, parts in ((4, 1), (5, 2), (6, 0)):  # whole, in two parts, not at all
+        (item,) = await editor.complete("file:///a.py", 0, column)
+        editor.change("file:///a.py", (0, 0, 0, 0, "y"))
+        assert item.command is not None
+        assert item.command.arguments is not None
+        assert isinstance(item.insert_text, str)
+        number, whole = item.command.arguments
+        assert whole == len(item.insert_text)
+        for _ in range(parts):
+            params = lsp.ExecuteCommandParams(item.command.command, [number, whole // parts])
+            await editor.client.workspace_execute_command_async(params)
+            taken += whole // parts
+    unknown = lsp.ExecuteCommandParams("akunu.accepted", [99, 1])
+    await editor.client.workspace_execute_command_async(unknown)
+    assert await editor.leave() == 0
+    (counts,) = read_counts(tmp_path / "read.counts").values()
+    assert counts == {"shown": 3, "accepted": 2, "characters": taken}
 
 
 async def test_an_entry_chosen_in_a_menu_counts_as_typed(editor: Editor) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from akunu_py.completion.acceptance import read_counts
 from akunu_py.models.store import StoredModel
 from tests.support.command import AKUNU
 from tests.support.lsp_ghost import GHOST as SERVER
@@ -148,6 +149,8 @@ def test_loading_is_shown_and_a_ghost_stays_while_it_is_accepted_in_parts(
     terminal.wait_for(r"first *\none two three *\nfour *\nlast")
     terminal.type("C-l", "C-l", "C-l")
     assert written(terminal, path) == "first\none two three\nfour\nlast\n"
+    (counts,) = read_counts(tmp_path / "counts").values()
+    assert counts == {"shown": 1, "accepted": 1, "characters": len(" twohree\nfour")}
 
 
 def test_a_server_that_was_killed_comes_back_by_itself(terminal: Terminal, tmp_path: Path) -> None:

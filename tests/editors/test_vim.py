@@ -94,7 +94,7 @@ HELPER = """
 import json, sys
 for line in sys.stdin:
     request = json.loads(line)
-    if "cancel" in request or request.get("max_tokens") == 0:
+    if "prefix" not in request or request.get("max_tokens") == 0:
         continue
     text = "" if request["prefix"].split("\\n")[-1].strip() else "one two(\\n\\tthree\\n\\n)"
     print(json.dumps({"id": request["id"], "text": text, "finish_reason": "stop", "stats": {}}))
@@ -241,9 +241,14 @@ for line in sys.stdin:
     request = json.loads(line)
     if "cancel" in request:
         continue
+    if "accepted" in request:
+        with (directory / "accepted").open("a") as file:
+            file.write(f"{request['accepted'] - number} {request['characters']}|")
+        continue
     if request.get("max_tokens") == 0:
         (directory / "read").write_text(request["prefix"])
         continue
+    number = request["id"]
     for name, said in (
         ("", {"status": "loading"}), ("loaded", {"delta": "one"}),
         ("whole", {"text": "one two", "finish_reason": "stop"}),
@@ -265,8 +270,10 @@ def test_a_ghost_grows_and_loading_is_shown(terminal: Terminal, tmp_path: Path) 
     (tmp_path / "whole").touch()
     vim.wait_for(r"first *\none two *\n")
     vim.type("C-f")
+    vim.wait_for(r"first *\none two *\n")
     vim.type("C-f")
     assert vim.written() == "first\none two\n"
+    assert (tmp_path / "accepted").read_text() == "0 3|0 4|"
 
 
 def test_the_place_where_the_cursor_rests_is_read_ahead(terminal: Terminal, tmp_path: Path) -> None:

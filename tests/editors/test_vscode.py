@@ -60,7 +60,9 @@ import json, sys
 pending, read = None, []
 for line in sys.stdin:
     asked = json.loads(line)
-    if asked.get("max_tokens") == 0:
+    if "accepted" in asked:
+        read.append(f"{asked['accepted']}:{asked['characters']}")
+    elif asked.get("max_tokens") == 0:
         read.append(asked["prefix"])
     elif not asked.get("cancel") and asked["prefix"].endswith("read?"):
         print(json.dumps({"id": asked["id"], "text": "|".join(read)}), flush=True)
@@ -84,6 +86,16 @@ def test_the_first_line_is_shown_while_the_rest_is_written(tmp_path: Path) -> No
     assert [item["insertText"] for answer in found for item in answer["items"]] == ["\n  one"] * 2
     assert found[0]["status"] == "akunu: the model is being loaded"
     assert found[-1]["again"] == 1
+
+
+@needs_node
+def test_what_is_accepted_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text(SLOW_HELPER)
+    command = [sys.executable, str(tmp_path / "helper.py")]
+    here = {"text": CODE, "line": 4, "character": 0, "accept": True}
+    asked = {"text": CODE + "read?", "line": 4, "character": 5, "after": True}
+    items = [answer["items"] for answer in answers(command, here, asked)]
+    assert items[1][0]["insertText"] == "1:6"  # the first line, which was shown
 
 
 @needs_node

@@ -1,8 +1,9 @@
 """A language server like the real one, but for the model: it completes with what it was asked.
 
 Run as `python -m tests.support.lsp_echo [FILE]`; the prefixes that it reads ahead go to the file,
-as JSON lines. A prefix that ends with "wait" is completed only when that is cancelled; one with
-"print" is printed to stdout first, as a careless library might.
+as JSON lines, and what is accepted is counted in FILE.counts. A prefix that ends with "wait" is
+completed only when that is cancelled; one with "print" is printed to stdout first, as a careless
+library might.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
+from akunu_py.completion.acceptance import Acceptance
 from akunu_py.completion.lsp import serve_lsp
 from akunu_py.completion.types import Completion, CompletionRequest, Ended
 from akunu_py.types import Stats
@@ -52,4 +54,5 @@ class Echo:
 
 
 if __name__ == "__main__":
-    serve_lsp(lambda: cast("Completer", Echo()), CompletionRequest("", max_lines=7))
+    kept = Acceptance(Path(sys.argv[1] + ".counts")) if sys.argv[1:] else None
+    serve_lsp(lambda: cast("Completer", Echo()), CompletionRequest("", max_lines=7), kept)

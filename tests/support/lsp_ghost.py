@@ -1,8 +1,9 @@
 """A language server like the real one, whose model is told by files what to do.
 
 Run as `python -m tests.support.lsp_ghost DIRECTORY`. Loading waits for the file `model` there, and
-fails while there is one called `missing`. It completes lines that are empty; on others it goes on
-until nobody waits, and where "die" was written it is killed.
+fails while there is one called `missing`; what is accepted is counted in `counts`. It completes
+lines that are empty; on others it goes on until nobody waits, and where "die" was written it is
+killed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
+from akunu_py.completion.acceptance import Acceptance
 from akunu_py.completion.lsp import serve_lsp
 from akunu_py.completion.types import Completion, CompletionRequest, Ended
 from akunu_py.errors import UsageError
@@ -60,4 +62,6 @@ def load(directory: Path) -> Completer:
 
 
 if __name__ == "__main__":
-    serve_lsp(lambda: load(Path(sys.argv[1])), CompletionRequest("", seconds=200))
+    directory = Path(sys.argv[1])
+    kept = Acceptance(directory / "counts")
+    serve_lsp(lambda: load(directory), CompletionRequest("", seconds=200), kept)

@@ -1,6 +1,6 @@
 // Runs the VS Code extension outside VS Code: `node vscode_run.js EXTENSION COMMAND...`. Reads one
-// JSON object a line, {"text", "line", "character", "cancel"?, "language"?, "rest"?}, asks for a completion
-// there (with "rest" the cursor only rests there), and prints what the editor would be given, what it was told, and whether it was made to ask
+// JSON object a line, {"text", "line", "character", "cancel"?, "language"?, "rest"?, "accept"?}, asks for
+// a completion there (with "rest" the cursor only rests there), accepts it if asked to, and prints what the editor would be given, what it was told, and whether it was made to ask
 // again. VS Code itself is as much of it as the extension uses.
 'use strict'
 
@@ -18,8 +18,8 @@ class Range {
 }
 
 class InlineCompletionItem {
-  constructor(insertText, range) {
-    Object.assign(this, { insertText, range })
+  constructor(insertText, range, command) {
+    Object.assign(this, { insertText, range, command })
   }
 }
 
@@ -30,6 +30,7 @@ const settings = {
 }
 const statusBar = { show() {}, dispose() {} }
 let again = 0
+const commands = {}
 let cursorMoved = null
 // The cursor rests at once.
 const later = setTimeout
@@ -38,7 +39,7 @@ const vscode = {
   Range,
   InlineCompletionItem,
   StatusBarAlignment: { Right: 2 },
-  commands: { registerCommand: () => nothing, executeCommand: () => again++ },
+  commands: { registerCommand: (name, run) => ((commands[name] = run), nothing), executeCommand: () => again++ },
   languages: {
     registerInlineCompletionItemProvider(_, given) {
       provider = given
@@ -100,6 +101,7 @@ async function answer(asked) {
     { selectedCompletionInfo: asked.chosen },
     token,
   )
+  if (asked.accept) commands[items[0].command.command](...items[0].command.arguments)
   const status = statusBar.tooltip
   console.log(JSON.stringify({ items, warnings: warnings.splice(0), status, again }))
 }
@@ -107,5 +109,9 @@ async function answer(asked) {
 activate({ subscriptions: [] })
 const lines = readline.createInterface({ input: process.stdin })
 const answers = []
-lines.on('line', (line) => answers.push(answer(JSON.parse(line))))
+lines.on('line', (line) => {
+  const asked = JSON.parse(line) // with "after", when all before are answered
+  const before = asked.after ? Promise.all(answers) : Promise.resolve()
+  answers.push(before.then(() => answer(asked)))
+})
 lines.on('close', () => Promise.all(answers).then(deactivate))

@@ -9,7 +9,8 @@ local LONGEST_PAUSE = 60 -- seconds before a helper that ended is started again
 
 local state, why = 'idle', '' -- of the helper: idle, loading, ready or failed
 local failures = 0 -- of the helper, since the model was there
-local rest = nil -- {buf, row, col, text}: what a partly accepted ghost has left, and where it stands
+-- What a partly accepted ghost has left, and where: {buf, row, col, text, item}.
+local rest = nil
 local last_request = nil
 
 -- For a status line: idle, loading or ready; or "failed: " and why.
@@ -32,11 +33,11 @@ local function drop()
 end
 
 -- Shows `text` at the cursor until the server has answered, so that it does not blink.
-local function keep(text)
+local function keep(text, item)
   drop()
   if text == '' then return end
   local row, col = cursor()
-  rest = { buf = api.nvim_get_current_buf(), row = row, col = col, text = text }
+  rest = { buf = api.nvim_get_current_buf(), row = row, col = col, text = text, item = item }
   local lines = vim.tbl_map(function(line)
     return { { line, 'ComplHint' } }
   end, vim.split(text, '\n', { plain = true }))
@@ -61,17 +62,22 @@ end
 local function follow()
   if not rest then return end
   local here = rest.buf == api.nvim_get_current_buf()
-  keep(here and left(rest.text, rest.row, rest.col) or '')
+  keep(here and left(rest.text, rest.row, rest.col) or '', rest.item)
 end
 
 -- ---- accepting
 
--- Puts in what `pattern` matches at the beginning of `text`, and keeps the rest.
-local function take(text, pattern)
+-- Puts in what `pattern` matches at the beginning of `text`, what is left of the item, keeps the
+-- rest, and tells the server.
+local function take(text, item, pattern)
   local part = text:match(pattern)
   api.nvim_paste(part, false, -1)
-  keep(text:sub(#part + 1))
-  return part
+  keep(text:sub(#part + 1), item)
+  local client = vim.lsp.get_client_by_id(item.client_id)
+  if item.command and client then
+    local arguments = { item.command.arguments[1], vim.fn.strchars(part) }
+    client:exec_cmd({ title = '', command = item.command.command, arguments = arguments })
+  end
 end
 
 local function on_accept(pattern)
@@ -85,13 +91,7 @@ local function on_accept(pattern)
       local row, col = item.range:to_extmark()
       text = left(text, row, col) -- letters of it may have been typed since
     end
-    if not text then return nil end
-    local part = take(text, pattern)
-    local client = vim.lsp.get_client_by_id(item.client_id)
-    if item.command and client then
-      local arguments = { item.command.arguments[1], vim.fn.strchars(part) }
-      client:exec_cmd({ title = '', command = item.command.command, arguments = arguments })
-    end
+    if text then take(text, item, pattern) end
     return nil
   end
 end
@@ -103,7 +103,7 @@ local function map(key, pattern)
     if vim.lsp.inline_completion.get({ on_accept = on_accept(pattern) }) then return '' end
     if rest then
       vim.schedule(function()
-        if rest then take(rest.text, pattern) end
+        if rest then take(rest.text, rest.item, pattern) end
       end)
       return ''
     end

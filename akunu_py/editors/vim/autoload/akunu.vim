@@ -21,6 +21,7 @@ var last_id = 0
 var asked: dict<any> = {} # the request under way: {id, spot, text}, what came of it so far
 var spot: dict<any> = {}  # where the cursor was at the last look
 var ghost = ''
+var ghost_id = 0 # of the answer that it is from
 var timer = -1
 var rest_timer = -1
 var rest_to_show = ''          # of a ghost of which a part is being typed
@@ -250,6 +251,7 @@ def Answered(line: string)
     endif
     if IsWanted()
       spot = Here()
+      ghost_id = reply.id == v:null ? 0 : reply.id
       Show(Rest(text, then, spot))
     endif
   endif
@@ -338,6 +340,7 @@ export def Accept(part: string)
   }->get(part, '^\_.*')
   const text = matchstr(ghost, pattern)
   rest_to_show = strpart(ghost, strlen(text))
+  Send({accepted: ghost_id, characters: strchars(text)})
   Hide()
   TypeLiterally()
   feedkeys(Keys(text) .. "\<Cmd>call akunu#Accepted()\<CR>", 'ni')

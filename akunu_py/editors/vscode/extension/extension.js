@@ -79,23 +79,23 @@ function requestAt(document, position, chosen) {
   return request
 }
 
-// The text of a completion, or its first line as soon as that is known; the editor is made to ask
-// again for the whole, which the helper remembers then.
+// {text, id} of a completion, or of its first line as soon as that is known; the editor is made to
+// ask again for the whole, which the helper remembers then.
 function firstLineOrAll(request, token) {
   return new Promise((resolve) => {
     let written = ''
     let early = false
     const onCancel = (cancel) => token.onCancellationRequested(cancel)
-    const onText = (text) => {
+    const onText = (text, id) => {
       written += text
       const line = /^\s*\S.*(?=\n)/.exec(written)
       if (!early && line) {
         early = true
-        resolve(line[0])
+        resolve({ text: line[0], id })
       }
     }
     helper.ask(request, onCancel, onText).then((reply) => {
-      if (!early) resolve(reply ? reply.text : '')
+      if (!early) resolve(reply || { text: '' })
       else if (reply && !token.isCancellationRequested) {
         vscode.commands.executeCommand('editor.action.inlineSuggest.trigger')
       }
@@ -111,11 +111,12 @@ const provider = {
     // After a whole ghost the next one has been made: it is there at once.
     const accepted = given && given.document === document && given.end === request.prefix
     if (!accepted && !(await rests(settings().get('delay'), token))) return []
-    const text = await firstLineOrAll(request, token)
+    const { text, id } = await firstLineOrAll(request, token)
     if (!text.trim() || token.isCancellationRequested) return []
     given = { document, end: request.prefix + text }
     const range = chosen ? chosen.range : new vscode.Range(position, position)
-    return [new vscode.InlineCompletionItem((chosen ? chosen.text : '') + text, range)]
+    const command = { command: 'akunu.accepted', title: '', arguments: [id, [...text].length] }
+    return [new vscode.InlineCompletionItem((chosen ? chosen.text : '') + text, range, command)]
   },
 }
 
@@ -148,6 +149,7 @@ function activate(context) {
     vscode.window.onDidChangeActiveTextEditor(cursorMoved),
     vscode.window.onDidChangeTextEditorSelection((change) => cursorMoved(change.textEditor)),
     vscode.commands.registerCommand('akunu.restart', restart),
+    vscode.commands.registerCommand('akunu.accepted', (...which) => helper.accepted(...which)),
     vscode.workspace.onDidChangeConfiguration((change) => {
       if (change.affectsConfiguration('akunu.command')) restart()
     }),

@@ -28,7 +28,8 @@ class Helper {
   }
 
   // The reply to a request, or null where there is none: cancelled, superseded or broken.
-  // `onCancel` is given a function that cancels it, `onText` parts of the text as they are written.
+  // `onCancel` is given a function that cancels it, `onText` parts of the text as they are written,
+  // and the id of the reply.
   ask(request, onCancel, onText = () => {}) {
     if (!this.start()) return Promise.resolve(null)
     const id = ++this.lastId
@@ -44,6 +45,11 @@ class Helper {
   // Has the model read what it would complete from, while nobody asks.
   readAhead(request) {
     if (this.start()) this.send({ id: ++this.lastId, ...request, max_tokens: 0 })
+  }
+
+  // So much of the reply with this id was accepted.
+  accepted(id, characters) {
+    if (this.process) this.send({ accepted: id, characters })
   }
 
   start() {
@@ -74,7 +80,7 @@ class Helper {
     }
     const asked = this.waiting.get(reply.id)
     if (reply.status) return this.onState(reply.status)
-    if (reply.delta) return asked && asked.onText(reply.delta)
+    if (reply.delta) return asked && asked.onText(reply.delta, reply.id)
     this.waiting.delete(reply.id)
     if (reply.error) {
       this.notifyOnce(reply.error)

@@ -1,0 +1,148 @@
+"""What was shown and accepted is counted, and what is never accepted is hidden."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from akunu_py import paths
+from akunu_py.completion.acceptance import Acceptance, kind_of, read_counts, stats_table
+from akunu_py.completion.jsonl import JsonLines
+from akunu_py.completion.thread import Ticket
+from akunu_py.completion.types import Completion, CompletionRequest
+from akunu_py.types import Stats
+from tests.support.command import run_here
+
+ASKED = CompletionRequest("x = ", "\n", path="a.py", language="python")
+TEXT = "sorted(items)"
+
+
+@pytest.mark.parametrize(
+    ("prefix", "suffix", "path", "kind"),
+    [
+        ("x = ", "\ny\n", "a.py", ("py", "at the end of a line")),
+        ("x\n  ", " \ny", "", ("text", "on an empty line")),
+        ("f(", ")\n", "b/c.tar.gz", ("gz", "inside a line")),
+    ],
+)
+def test_the_kind_of_a_place(prefix: str, suffix: str, path: str, kind: tuple[str, str]) -> None:
+    assert kind_of(CompletionRequest(prefix, suffix, path)) == kind
+    assert kind_of(CompletionRequest(prefix, suffix, path, "go")) == ("go", kind[1])
+
+
+def test_a_ghost_is_counted_once_however_it_is_accepted(tmp_path: Path) -> None:
+    """Shown again for each letter of it that was typed, and accepted in any two parts."""
+    for at in range(1, len(TEXT)):
+        path = tmp_path / str(at)
+        kept = Acceptance(path)
+        for typed in range(at + 1):
+            request = replace(ASKED, prefix=ASKED.prefix + TEXT[:typed])
+            ghost = kept.shown(request, TEXT[typed:])
+        kept.accepted(ghost, at)
+        kept.accepted(ghost, len(TEXT) - at)
+        kept.save()
+        expected = {"shown": 1, "accepted": 1, "characters": len(TEXT)}
+        assert read_counts(path) == {kind_of(ASKED): Counter(expected)}
+
+
+def test_several_editors_count_into_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "counts.json"
+    both = [Acceptance(path), Acceptance(path)]
+    for number in range(50):  # saved now and then, and at the end
+        both[number % 2].shown(ASKED, str(number))
+    assert read_counts(path)[kind_of(ASKED)]["shown"] == 40
+    for each in both:
+        each.save()
+    assert read_counts(path)[kind_of(ASKED)]["shown"] == 50
+
+
+def test_what_is_never_accepted_is_hidden_and_tried_again() -> None:
+    kept = Acceptance()
+    other = replace(ASKED, language="go")
+    for number in range(60):
+        kept.shown(ASKED, f"never {number}")
+    assert not kept.hides(ASKED)  # an editor that reports nothing
+    kept.accepted(kept.shown(other, "accepted"), 8)
+    assert not kept.hides(other)
+    hidden = [kept.hides(ASKED) for _ in range(40)]
+    assert hidden == ([True] * 9 + [False]) * 4
+    kept.accepted(kept.shown(ASKED, "at last"), 1)
+    assert not any(kept.hides(ASKED) for _ in range(40))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"{}", b"[1]", b'[["a", "b", {"shown": -1, "accepted": true, "x": "y"}]]', b"\xff"],
+)
+def test_a_damaged_file_counts_for_nothing(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "counts.json"
+    path.write_bytes(data)
+    assert not any(counts["shown"] for counts in read_counts(path).values())
+    assert stats_table(read_counts(path))
+    kept = Acceptance(path)
+    kept.shown(ASKED, "x")
+    kept.save()
+    assert read_counts(path)[kind_of(ASKED)]["shown"] == 1
+
+
+def test_the_table(tmp_path: Path) -> None:
+    env = {"XDG_DATA_HOME": str(tmp_path)}
+    assert run_here("complete", "--stats", env=env).stdout == "no completion was shown yet\n"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(tmp_path))
+        kept = Acceptance(paths.acceptance_file())
+    for number in range(1234):
+        ghost = kept.shown(ASKED, str(number))
+    kept.accepted(ghost, 20)
+    kept.shown(replace(ASKED, language="\x1b[2J"), "x")
+    kept.save()
+    assert run_here("complete", "--stats", env=env).stdout.splitlines() == [
+        "language  place                 shown  accepted      characters",
+        "python    at the end of a line  1,234         1  0%          20",
+        "␛[2J      at the end of a line      1         0  0%           0",
+    ]
+
+
+class Thread:
+    """Completes everything with the same text."""
+
+    state = "ready"
+
+    def submit(self, ticket: Ticket) -> None:
+        ticket.on_done(Completion(TEXT if ticket.request.max_tokens else "", "stop", Stats()))
+
+
+def test_lines_that_report_what_was_accepted() -> None:
+    replies: list[dict[str, Any]] = []
+    kept = Acceptance()
+    lines = JsonLines(Thread(), lambda line: replies.append(json.loads(line)), ASKED, kept)  # type: ignore[arg-type]
+
+    def ask(number: int, **more: Any) -> dict[str, Any]:
+        lines.handle(json.dumps({"id": number, "prefix": f"{number} = "} | more).encode())
+        return replies[-1]
+
+    for number in range(60):
+        assert ask(number)["text"] == TEXT
+    ask(60, max_tokens=0)
+    lines.handle(b'{"accepted": 7, "characters": 5}')
+    lines.handle(b'{"accepted": 7, "characters": 8}')
+    lines.handle(b'{"accepted": "unknown", "characters": 8}')
+    assert kept._counts[kind_of(ASKED)] == {"shown": 60, "accepted": 1, "characters": 13}
+    kept._counts[kind_of(ASKED)]["accepted"] = 0
+    assert [ask(100 + number)["text"] for number in range(10)] == [""] * 9 + [TEXT]
+    assert ask(200, explicit=True)["text"] == TEXT
+    before = len(replies)
+    for bad in (
+        {"accepted": 1, "characters": -1},
+        {"accepted": 1, "characters": 1.5},
+        {"accepted": [], "characters": 1},
+        {"id": 3, "accepted": 1, "characters": 1},
+        {"accepted": 1},
+    ):
+        lines.handle(json.dumps(bad).encode())
+    assert [set(reply) for reply in replies[before:]] == [{"id", "error"}] * 5
