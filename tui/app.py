@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from textual import on
-from textual.app import App, ComposeResult
+from textual.app import App, ComposeResult, SuspendNotSupported
 from textual.binding import Binding, BindingType
 from textual.driver import Driver
 from textual.message import Message
@@ -37,7 +37,7 @@ from akunu_py.tui.session_thread import SessionMessage, SessionThread
 from akunu_py.tui.settings import SettingsController, SettingsScreen
 from akunu_py.tui.slash_commands import ChatCommands
 from akunu_py.tui.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning
-from akunu_py.tui.terminal import ChatDriver, find_program, run_program
+from akunu_py.tui.terminal import ChatDriver, edit_text, editor, find_program, run_program
 from akunu_py.tui.themes import Background
 from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.view import ChatState, ChatView
@@ -212,7 +212,7 @@ class ChatApp(App[None]):
     @property
     def remembered(self) -> Remembered:
         """What to remember until the next run."""
-        return Remembered(self.view.prompt.text, self.view.explained)
+        return Remembered(self.view.prompt.whole, self.view.explained)
 
     def close_downloads(self, timeout: float) -> bool:
         """Ends all downloads; False where one still runs after `timeout` seconds."""
@@ -241,6 +241,7 @@ class ChatApp(App[None]):
             self.settings.told,
             self.answering.is_busy,
             self.turns.is_editing,
+            self.answering.has_queued,
         )
 
     # Prompts, and what is done with turns
@@ -257,6 +258,22 @@ class ChatApp(App[None]):
                 self.view.prompt.put_back(event.text)
         else:
             await self.turns.send(event.text)
+
+    async def on_prompt_box_queued_wanted(self) -> None:
+        await self.answering.take_back_last()
+
+    def on_prompt_box_editor_wanted(self) -> None:
+        prompt, loop = self.view.prompt, asyncio.get_running_loop()
+        loop.remove_signal_handler(signal.SIGINT)  # Ctrl+C is the editor's
+        try:
+            with self.suspend():
+                text = edit_text(prompt.whole)
+        except (OSError, SuspendNotSupported) as error:
+            self.view.refuse(f"cannot open {editor()[0]}: {error}; set EDITOR to your editor")
+        else:
+            prompt.write(text.rstrip("\n"))
+        finally:
+            loop.add_signal_handler(signal.SIGINT, self.exit)
 
     async def on_prompt_box_nothing_to_send(self) -> None:
         if self.view.offers_last:

@@ -25,10 +25,11 @@ from akunu_py.tui.transcript.view import Transcript
 _WRITING = (
     ("Enter", "Send; while an answer comes, the prompt waits its turn"),
     ("Ctrl+J", "New line; Shift+Enter too, where the terminal can tell"),
-    ("Up, Down", "Earlier prompts, in an empty box"),
-    ("@path", "Attach a text file; Tab completes"),
+    ("Up, Down", "Earlier prompts, in an empty box; first what waits its turn"),
+    ("@path", "Attach a text file, or list a directory; Tab completes"),
     ("/name", "A command; Tab completes"),
-    ("Tab", "To the messages, and back"),
+    ("Tab", "To the messages, and back; right behind a folded paste: unfold it"),
+    ("Ctrl+X Ctrl+E", "Write the prompt in your editor ($VISUAL, $EDITOR)"),
     ("Ctrl+C", "Copy what is selected, else stop, else empty the box, else quit"),
     ("Ctrl+D", "Quit, in an empty box"),
 )

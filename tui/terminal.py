@@ -6,14 +6,18 @@ import os
 import re
 import select
 import selectors
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import termios
 import time
 import tty
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
 from textual._xterm_parser import XTermParser
 from textual.drivers.linux_driver import LinuxDriver
@@ -138,6 +142,28 @@ def run_program(command: Sequence[str], text: str) -> bool:
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0
+
+
+def editor(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """The command of the user's editor."""
+    return shlex.split(environ.get("VISUAL") or environ.get("EDITOR") or "vi") or ["vi"]
+
+
+def edit_text(text: str, command: Sequence[str] | None = None) -> str:
+    """What the user makes of `text` in the editor, which has the terminal meanwhile; `text` where
+    it fails. Raises OSError where the editor cannot be started."""
+    with tempfile.TemporaryDirectory(prefix="akunu-") as directory:
+        path = Path(directory, "prompt.md")
+        path.write_text(text, "utf-8", "replace")
+        # Ctrl+C is the editor's; what it starts has the default again.
+        before = signal.signal(signal.SIGINT, lambda *_: None)
+        try:
+            done = subprocess.run([*(command or editor()), str(path)])
+        finally:
+            signal.signal(signal.SIGINT, before)
+        if done.returncode:
+            return text
+        return typeable(path.read_text("utf-8", "replace"))
 
 
 _PASTE_START, _PASTE_END = "\x1b[200~", "\x1b[201~"

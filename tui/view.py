@@ -22,8 +22,9 @@ from akunu_py.tui.transcript.turn import Notice
 from akunu_py.tui.transcript.view import Transcript
 from akunu_py.tui.welcome import Welcome
 
-_IDLE = ("Enter send", "Tab messages", "F2 drafting", "F1 keys", "Ctrl+Q quit")
-_BUSY = ("Esc stop", "Tab messages", "F2 drafting", "F1 keys", "Ctrl+Q quit")
+# The first and the last stay however narrow it is; then the one before the last goes.
+_IDLE = ("Enter send", "Ctrl+O chats", "F4 models", "F2 drafting", "Tab messages", "F1 keys")
+_BUSY = ("Esc stop", "Ctrl+O chats", "F4 models", "F2 drafting", "Tab messages", "F1 keys")
 _EDITING = ("Enter send on a new branch", "Esc leave it as it was")
 _CHOOSING = ("e edit", "r again", "g go on", "c copy", "b code", "←→ branches", "Esc back")
 
@@ -37,6 +38,7 @@ class ChatState:
     told: str
     busy: bool
     editing: bool
+    queued: bool
 
 
 class ChatView:
@@ -67,7 +69,7 @@ class ChatView:
         self.transcript = Transcript(conversation, self._welcome(model), id="transcript")
         self.panel = DraftingPanel(id="drafting")
         self.message = MessageLine()
-        self.prompt = PromptBox("Ask something", self._popup, id="prompt")
+        self.prompt = PromptBox("Ask something", self._popup, directory, id="prompt")
         self.status = StatusLine(id="status")
 
     def compose(self) -> ComposeResult:
@@ -154,9 +156,8 @@ class ChatView:
         else:
             self.prompt.hints = _BUSY if state.busy else _IDLE
         title = f"{state.model} · {state.told}" if state.told else state.model
-        self.prompt.border_title = (
-            "editing an earlier prompt" if state.editing else title.replace("[", r"\[")
-        )
+        self.prompt.heading = "editing an earlier prompt" if state.editing else title
+        self.prompt.has_queued = state.queued
         self.prompt.app.title = collapse(self._conversation.tree.title) or "akunu"
 
     def toggle_drafting(self) -> None:

@@ -74,7 +74,6 @@ def test_files_that_exist_are_attached_once_and_other_words_stay(directory: Path
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda path: path.mkdir(), "is a directory"),
         (lambda path: path.write_bytes(b"PK\x03\0\0"), "binary file"),
         (lambda path: path.write_bytes("naïve".encode("latin-1")), "not UTF-8 text"),
         (lambda path: os.mkfifo(path), "a device or a pipe"),
@@ -220,7 +219,7 @@ class Page(Screen[None]):
     def __init__(self, directory: Path) -> None:
         super().__init__()
         self.popup = SuggestionPopup(directory, id="completion")
-        self.box = PromptBox("Ask something", self.popup, id="prompt")
+        self.box = PromptBox("Ask something", self.popup, directory, id="prompt")
         self.sent: list[str] = []
 
     def compose(self) -> ComposeResult:

@@ -68,6 +68,19 @@ class AnswerController:
         return any(turn in self._conversation for turn in self._pending())
 
     @property
+    def has_queued(self) -> bool:
+        """Whether a prompt on the screen waits its turn."""
+        return any(turn in self._conversation for turn in self._queue)
+
+    async def take_back_last(self) -> None:
+        """Takes the last prompt that waits on the screen back into the box."""
+        waiting = [turn for turn in self._queue if turn in self._conversation]
+        if waiting:
+            self._drop(waiting[-1])
+            await self._take_back(waiting[-1:])
+            self._view.show_state()
+
+    @property
     def behind(self) -> Conversation | None:
         """The conversation behind the screen that is being answered now."""
         if self.active is None or self.active in self._conversation:
@@ -392,7 +405,7 @@ class AnswerController:
         if self._view.transcript.is_empty:
             await self._view.show_welcome()
         if texts and not self._view.prompt.text.strip():
-            self._view.prompt.write(texts.pop(0))
+            self._view.prompt.recall(texts.pop(0))
         if texts:
             many = "A prompt was" if len(texts) == 1 else f"{len(texts)} prompts were"
             self._view.inform(f"{many} not sent; Ctrl+R finds what you wrote.")

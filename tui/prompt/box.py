@@ -5,10 +5,13 @@ Control characters are left out, pasted or typed.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
+from rich.text import Text
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.content import Content
@@ -17,6 +20,8 @@ from textual.reactive import reactive
 from textual.widgets import TextArea
 
 from akunu_py.text import typeable
+from akunu_py.tui.prompt.files import mentions
+from akunu_py.tui.prompt.mentions import NamedFiles, PastedTexts
 from akunu_py.tui.prompt.suggestions import SuggestionPopup
 
 # Terminals without a richer keyboard protocol send Ctrl+J as a line feed and cannot tell
@@ -50,6 +55,12 @@ class PromptBox(TextArea):
 
         direction: int
 
+    class QueuedWanted(Message):
+        """Up in an empty box while a prompt waits its turn: it comes back."""
+
+    class EditorWanted(Message):
+        """Ctrl+X Ctrl+E: the prompt is written in the user's editor."""
+
     @dataclass
     class SearchWanted(Message):
         """An earlier prompt is searched for; `earlier` are all that are known, oldest first."""
@@ -58,7 +69,11 @@ class PromptBox(TextArea):
 
     hints: reactive[Sequence[str]] = reactive[Sequence[str]](())
 
-    def __init__(self, placeholder: str, popup: SuggestionPopup, id: str) -> None:
+    heading: reactive[str] = reactive("")
+    has_queued: reactive[bool] = reactive(False)
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"prompt--file", "prompt--no-file"}
+
+    def __init__(self, placeholder: str, popup: SuggestionPopup, directory: Path, id: str) -> None:
         super().__init__(
             id=id,
             placeholder=placeholder,
@@ -67,11 +82,19 @@ class PromptBox(TextArea):
             soft_wrap=True,
         )
         self._popup = popup
+        self._files = NamedFiles(directory, {})
+        self._pasted = PastedTexts()
+        self._after_ctrl_x = False
         self._sent: list[str] = []
         self._recalled: int | None = None  # index into _sent of what the box shows
 
     def on_mount(self) -> None:
         self._popup.attach_to(self)
+
+    @property
+    def whole(self) -> str:
+        """The text, with what was pasted into it."""
+        return self._pasted.unfold(self.text)
 
     def remember(self, prompts: Sequence[str]) -> None:
         """Adds prompts of earlier conversations, oldest first, to be recalled."""
@@ -91,9 +114,15 @@ class PromptBox(TextArea):
         self.text = typeable(prompt)  # one of an imported conversation may hold anything
         self.move_cursor(self.document.end)
 
+    def recall(self, prompt: str) -> None:
+        """Replaces the text by a prompt that was sent; Up goes on from there."""
+        self.write(prompt)
+        if self._sent and self._sent[-1] == self.text:
+            self._recalled = len(self._sent) - 1
+
     def empty(self) -> None:
         """Empties the box; Up brings back what was in it."""
-        self._remember(self.text.strip())
+        self._remember(self.whole.strip())
         self.clear()
 
     def name_file(self, name: str) -> None:
@@ -119,7 +148,12 @@ class PromptBox(TextArea):
 
     async def _on_key(self, event: events.Key) -> None:
         typed = event.is_printable or event.key in _ERASING_KEYS
-        if self._popup.take_key(event.key, is_typed=typed):
+        after_ctrl_x, self._after_ctrl_x = self._after_ctrl_x, event.key == "ctrl+x"
+        if after_ctrl_x and event.key == "ctrl+e":
+            self.post_message(self.EditorWanted())
+        elif self._popup.take_key(event.key, is_typed=typed) or (
+            event.key == "tab" and self._unfold()
+        ):
             pass
         elif event.key == "enter":
             self._send()
@@ -136,13 +170,49 @@ class PromptBox(TextArea):
         event.prevent_default()
 
     async def _on_paste(self, event: events.Paste) -> None:
-        event.text = typeable(event.text)
+        event.text = self._pasted.fold(typeable(event.text))
+        if event.text.startswith("[pasted"):
+            self.app.notify("Folded; Tab right behind it unfolds it.")
+
+    def _unfold(self) -> bool:
+        """Writes out the pasted text right before the cursor; False where there is none."""
+        end = self.cursor_location
+        chip = self._pasted.before(self.get_text_range((0, 0), end))
+        if chip is not None:
+            self.replace(self._pasted.unfold(chip), (end[0], end[1] - len(chip)), end)
+        return chip is not None
+
+    # What is named in the text
+
+    def on_text_area_changed(self) -> None:
+        if "@" in self.text or self._files.tokens:
+            self.run_worker(self._look_up(), group="mentions", exclusive=True)
+
+    async def _look_up(self) -> None:
+        self._files = await asyncio.to_thread(self._files.with_names, mentions(self.text))
+        self._line_cache.clear()
+        self.refresh()
+        self.watch_heading()
+
+    def watch_heading(self) -> None:
+        parts = [part for part in (self.heading, self._files.describe()) if part]
+        self.border_title = Content(" · ".join(parts))
+
+    def get_line(self, line_index: int) -> Text:
+        line = super().get_line(line_index)
+        if "@" in line.plain:
+            for start, end, is_found in self._files.spans(line.plain):
+                name = "prompt--file" if is_found else "prompt--no-file"
+                line.stylize(self.get_component_rich_style(name, partial=True), start, end)
+        return line
 
     def action_search(self) -> None:
         self.post_message(self.SearchWanted(self._sent))
 
     def action_cursor_up(self, select: bool = False) -> None:
-        if not select and self._sent and (not self.text or self._is_browsing):
+        if not select and self.has_queued and not self.text:
+            self.post_message(self.QueuedWanted())
+        elif not select and self._sent and (not self.text or self._is_browsing):
             newest = len(self._sent)
             self._recall(max(0, (self._recalled if self._is_browsing else newest) or 0) - 1)
         else:
@@ -166,7 +236,7 @@ class PromptBox(TextArea):
         return self._recalled is not None and self.text == self._sent[self._recalled]
 
     def _send(self) -> None:
-        text = self.text.strip()
+        text = self.whole.strip()
         if not text:
             self.post_message(self.NothingToSend())
             return

@@ -9,6 +9,7 @@ context is a UsageError.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import os
 import re
 import stat
@@ -85,6 +86,7 @@ def _entries(base: Path, *, hidden: bool) -> Iterator[str]:
 # At the start or after a space or bracket: me@example.com names no file. Quotes hold spaces.
 _MENTION = re.compile(r'(?<![^\s(\[])@(?:"([^"\n]+)"|([^\s"@][^\s"]*))')
 _MAX_FILES = 32  # files in one prompt
+_MAX_FILES_IN_LISTING = 500
 _TRAILING = ".,;:!?)]}'"
 
 # English prose has about 4.5 characters a token, code fewer; nothing that people write has more
@@ -133,12 +135,32 @@ def attach(prompt: str, directory: Path, context_length: int) -> list[Attachment
     return list(files.values())
 
 
+def mention_spans(line: str) -> list[tuple[int, int, str]]:
+    """Where in a line something is named with an @, the @ and quotes included, and its name."""
+    return [(found.start(), found.end(), found[1] or found[2]) for found in _MENTION.finditer(line)]
+
+
+def looks_like_a_file(name: str) -> bool:
+    """Whether a name has a suffix or a slash, so that it is hardly a word."""
+    return re.search(r"/|[^.]\.\w{1,8}$", name.rstrip(_TRAILING)) is not None
+
+
+def tokens_of(path: Path) -> int:
+    """About how many tokens a file, or the listing of a directory, will be."""
+    try:
+        if path.is_dir():
+            return max(1, len(_listing(path)) // _USUAL_PER_TOKEN)
+        return max(1, path.stat().st_size // _USUAL_PER_TOKEN)
+    except OSError:
+        return 0
+
+
 def missing(prompt: str, directory: Path) -> list[str]:
     """What `prompt` names with an @ like a file, with a suffix or a slash, that is none."""
     return [
         name
         for name in mentions(prompt)
-        if re.search(r"/|[^.]\.\w{1,8}$", name.rstrip(_TRAILING)) and find(name, directory) is None
+        if looks_like_a_file(name) and find(name, directory) is None
     ]
 
 
@@ -184,8 +206,12 @@ def find(name: str, directory: Path) -> tuple[str, Path] | None:
 
 
 def read(name: str, path: Path, room: int | None = None) -> Attachment:
-    """The text of a file. room: bytes that may fit, None for any. Raises UsageError."""
+    """The text of a file, or what a directory holds. room: bytes that may fit, None for any. Raises
+    UsageError."""
     try:
+        if path.is_dir():
+            text = _listing(path)
+            return Attachment(f"{name.rstrip('/')}/", len(text.encode()), text)
         # O_NONBLOCK: does not wait for a pipe that nobody writes to.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         try:
@@ -209,13 +235,23 @@ def read(name: str, path: Path, room: int | None = None) -> Attachment:
     return Attachment(name, len(data), typeable(text.removeprefix(_BOM)))
 
 
+def _listing(directory: Path) -> str:
+    """The files below a directory, with their sizes, a line each. Raises OSError."""
+    names = list_files(directory, _MAX_FILES_IN_LISTING + 1)
+    lines = []
+    for name in sorted(names)[:_MAX_FILES_IN_LISTING]:
+        with contextlib.suppress(OSError):
+            lines.append(f"{name}  {human_size((directory / name).stat().st_size)}")
+    if len(names) > _MAX_FILES_IN_LISTING:
+        lines.append("... and more")
+    return typeable("\n".join(lines or ["(no files)"]) + "\n")
+
+
 def _binary(name: str, size: int) -> UsageError:
     return UsageError(f"{name} is a binary file ({human_size(size)}); name a text file")
 
 
 def _checked_size(name: str, status: os.stat_result, room: int | None) -> int:
-    if stat.S_ISDIR(status.st_mode):
-        raise UsageError(f"{name} is a directory; name a text file in it")
     if not stat.S_ISREG(status.st_mode):
         raise UsageError(f"{name} is a device or a pipe; name a text file")
     if room is not None and status.st_size > room:

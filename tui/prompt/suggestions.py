@@ -108,19 +108,25 @@ def _can_be_read(directory: Path, path: str) -> bool:
 
 
 def _commands(typed: str) -> list[Suggestion]:
-    """Commands whose names begin with what was typed, then those that contain it."""
+    """Commands whose names begin with what was typed, then those that contain it, then those that
+    are described with it."""
     names = {command.name: command for command in COMMANDS}
     matching = [name for name in names if name.startswith(typed)]
     matching += [name for name in names if typed in name and name not in matching]
+    matching += [
+        name
+        for name, command in names.items()
+        if name not in matching and typed in command.title.lower()
+    ]
     suggestions = []
     for name in matching:
         command = names[name]
-        start = name.index(typed) + 1
+        start = name.find(typed) + 1
         suggestions.append(
             Suggestion(
                 f"/{name} " if command.needs_argument else f"/{name}",
                 command.usage,
-                tuple(range(start, start + len(typed))),
+                tuple(range(start, start + len(typed))) if start else (),
                 command.title,
                 runs=not command.needs_argument,
             )
@@ -200,6 +206,13 @@ class SuggestionPopup(OptionList, can_focus=False):
         """A click."""
         event.stop()
         self._choose("tab")
+
+    def on_option_list_option_highlighted(self) -> None:
+        """Says what Enter would do."""
+        if self._suggestions is not None and self.highlighted is not None:
+            runs = self._suggestions.suggestions[self.highlighted].runs
+            enter = "Enter runs it · Tab inserts it" if runs else "Enter or Tab inserts it"
+            self.border_subtitle = f"{enter} · Esc close"
 
     def on_resize(self) -> None:
         self._draw()

@@ -1,0 +1,114 @@
+"""Writing a prompt: names of files, pasted texts, queued prompts, the editor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from textual import events
+
+from akunu_py.tui.prompt.files import attach, join, split
+from akunu_py.tui.prompt.mentions import NamedFiles, PastedTexts
+from akunu_py.tui.prompt.suggestions import Suggester, SuggestionPopup
+from akunu_py.tui.terminal import edit_text, editor
+from tests.support.tui_chat import Chat, chat, until
+
+LONG = "\n".join(f"line {number}" for number in range(5000))
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "notes.md").write_text("word " * 800)
+    (tmp_path / "src" / "a.py").write_text("x = 1\n")
+    return tmp_path
+
+
+def styles(it: Chat) -> dict[str, bool]:
+    """What is marked in the first line of the box, and whether as found."""
+    line = it.box.get_line(0)
+    found = it.box.get_component_rich_style("prompt--file", partial=True)
+    return {line.plain[span.start : span.end]: span.style == found for span in line.spans}
+
+
+async def test_names_are_marked_counted_and_directories_listed(directory: Path) -> None:
+    async with chat(directory=directory) as it:
+        it.box.insert("see @notes.md, @none.txt and @src/ says @john")
+        await until(it.pilot, lambda: it.box._files.tokens)
+        assert styles(it) == {"@notes.md,": True, "@none.txt": False, "@src/": True}
+        assert str(it.box.border_title) == "starter · 2 files, about 1,002 tokens"
+        it.box.clear()
+        await until(it.pilot, lambda: str(it.box.border_title) == "starter")
+    (listing,) = attach("what is in @src?", directory, 8192)
+    assert (listing.name, listing.text) == ("src/", "a.py  6 B\n")
+    assert split(join("what?", [listing]))[1] == [listing]
+
+
+async def test_a_long_paste_is_folded_and_sent_whole(directory: Path) -> None:
+    async with chat(directory=directory) as it:
+        it.app.post_message(events.Paste(LONG))
+        await it.pilot.pause()
+        assert it.text() == "[pasted 5,000 lines]"
+        assert it.app.remembered.unsent == LONG
+        await it.press("tab")
+        assert it.text() == LONG, "Tab unfolds it"
+        it.box.clear()
+        it.box.insert("Look: ")
+        it.app.post_message(events.Paste(LONG))
+        await it.pilot.pause()
+        await it.press("enter")
+        assert it.history[-1].content == f"Look: {LONG}"
+
+
+@given(st.lists(st.text("ab\n[]", max_size=6).map(lambda text: text * 9), max_size=6))
+def test_what_is_folded_is_unfolded(texts: list[str]) -> None:
+    """Whatever is pasted, however often, and whatever is around it."""
+    pasted = PastedTexts()
+    pasted.LINES, pasted.CHARACTERS = 2, 20
+    shown = " and ".join(pasted.fold(text) for text in texts)
+    assert pasted.unfold(shown) == " and ".join(texts)
+
+
+async def test_up_takes_back_what_waits(directory: Path) -> None:
+    async with chat(directory=directory) as it:
+        for prompt in ("one", "two", "three"):
+            await it.send(prompt)
+        await it.piece("1")
+        await it.press("up")
+        assert (it.text(), it.prompts) == ("three", ["one", "two"])
+        it.box.clear()
+        await it.press("up")
+        assert (it.text(), it.prompts, it.phase()) == ("two", ["one"], "answering")
+        it.box.clear()
+        await it.press("up")
+        assert it.text() == "three", "then the earlier prompts"
+
+
+async def test_commands_are_found_by_what_they_do(directory: Path) -> None:
+    found = Suggester(directory).suggest("/colour")
+    assert found is not None
+    assert [each.insert for each in found.suggestions] == ["/theme"]
+    async with chat(directory=directory) as it:
+        popup = it.app.query_one(SuggestionPopup)
+        await it.press("slash", *"colo")
+        assert str(popup.border_subtitle).startswith("Enter runs it · Tab inserts it")
+        await it.press("backspace", "backspace", "backspace", "backspace", *"temp")
+        assert str(popup.border_subtitle).startswith("Enter or Tab inserts it")
+
+
+def test_the_editor_gets_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    change = ["sh", "-c", 'printf "more\\r\\n\\033" >> "$0"']
+    assert edit_text("some ", change) == "some more\n"
+    assert edit_text("some ", ["sh", "-c", "exit 1"]) == "some "
+    with pytest.raises(OSError, match="no-such-editor"):
+        edit_text("", ["no-such-editor"])
+    for visual, plain, command in (("", "", ["vi"]), ("code -w", "ed", ["code", "-w"])):
+        assert editor({"VISUAL": visual, "EDITOR": plain}) == command
+
+
+def test_a_name_is_no_word_where_it_looks_like_a_file(directory: Path) -> None:
+    named = NamedFiles(directory, {}).with_names(["notes.md", "x"])
+    assert dict(named.tokens) == {"notes.md": 1000}
+    assert named.spans("@notes.md @x @y.z") == [(0, 9, True), (13, 17, False)]
