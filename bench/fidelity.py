@@ -28,6 +28,7 @@ from akunu_py.decoding.drafting import Drafting
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.history import common_prefix
 from akunu_py.decoding.load import load_engine
+from akunu_py.decoding.sampling import filtered, race
 from akunu_py.decoding.session import Session
 from akunu_py.errors import StoreError, UsageError
 from akunu_py.ngram.cost import PRIOR_SHAPE, CostCurve
@@ -42,6 +43,8 @@ from akunu_py.types import (
 
 MODES: tuple[DraftMode, ...] = ("fixed", "auto")
 
+_GREEDY = SamplingOptions()
+
 Turns = Sequence[tuple[list[int], list[int]]]
 """The answers of a conversation: (prompt, output), both as token ids."""
 
@@ -50,8 +53,9 @@ Turns = Sequence[tuple[list[int], list[int]]]
 class Divergence:
     """Where two conversations first differ. position: tokens into the answer of turn `turn`.
 
-    margin: by how much the likeliest token's logit exceeds the second's there, None where the
-    prompts differed already, or the model is not at hand. expected, found: token ids, -1 for the
+    margin: by how much the likeliest token's logit exceeds the second's there, with the noise of
+    the draw where there is one; None where the prompts differed already, or the model is not at
+    hand. expected, found: token ids, -1 for the
     end of an answer.
     """
 
@@ -62,25 +66,41 @@ class Divergence:
     margin: float | None
 
 
-def first_divergence(engine: Engine | None, expected: Turns, found: Turns) -> Divergence | None:
-    """None where both are the same, token for token. engine: whose output it is, for the margin."""
+def first_divergence(
+    engine: Engine | None,
+    expected: Turns,
+    found: Turns,
+    sampling: SamplingOptions = _GREEDY,
+) -> Divergence | None:
+    """None where both are the same, token for token. engine: whose output it is, for the margin;
+    sampling: how it was drawn, with a seed where the temperature is above 0."""
     for turn, ((prompt, left), (other, right)) in enumerate(zip(expected, found, strict=True)):
         if prompt != other:
             return Divergence(turn, 0, -1, -1, None)
         if left != right:
             at = common_prefix(left, right)
-            margin = top_two_margin(engine, [*prompt, *left[:at]]) if engine else None
+            margin = top_two_margin(engine, [*prompt, *left[:at]], sampling) if engine else None
             ours, theirs = (side[at] if at < len(side) else -1 for side in (left, right))
             return Divergence(turn, at, ours, theirs, margin)
     return None
 
 
-def top_two_margin(engine: Engine, tokens: Sequence[int]) -> float:
-    """The likeliest next token's logit less the second likeliest's, after `tokens`."""
+def top_two_margin(engine: Engine, tokens: Sequence[int], sampling: SamplingOptions) -> float:
+    """The best next token's score less the second best's, after `tokens`; see `scores`."""
+    second, first = mx.sort(scores(engine, tokens, sampling))[-2:].tolist()
+    return float(first - second)
+
+
+def scores(engine: Engine, tokens: Sequence[int], sampling: SamplingOptions) -> mx.array:
+    """What the next token after `tokens` has most of, [vocab]: the logits, and of a draw with a
+    seed the logits with their noise (Gumbel-max), in units of logits."""
     cache = kvcache.new_cache(engine.model, engine.kv_bits)
     logits = engine.model(mx.array(tokens)[None], cache=cache)[0, -1].astype(mx.float32)
-    second, first = mx.sort(logits)[-2:].tolist()
-    return float(first - second)
+    if sampling.temperature:
+        assert sampling.seed is not None
+        raced = race(filtered(logits[None], sampling), sampling.seed, len(tokens))[0]
+        logits = mx.log(raced) * sampling.temperature
+    return logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +171,7 @@ def compare_answers(
 ) -> Iterator[AnswerComparison]:
     """Answers each prompt without drafts and in every mode of `MODES`, but for what is `done`.
 
-    temperature: above 0 each prompt has a seed of its own, and differences have no margin.
+    temperature: above 0 each prompt has a seed of its own.
 
     The three answers are of one session, which reads the prompt once and goes back to its end.
     """
@@ -183,7 +203,7 @@ def compare_answers(
                 tokens=len(plain),
                 drafted=sum(passes.drafted),
                 drafting_passes=sum(count > 0 for count in passes.drafted),
-                difference=first_divergence(None if temperature else engine, *answers),
+                difference=first_divergence(engine, *answers, sampling),
             )
 
 

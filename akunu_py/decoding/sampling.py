@@ -133,9 +133,13 @@ def draw(logprobs: mx.array, seed: int, position: int) -> mx.array:
 
     logprobs: [rows, vocab] of float32, at most 0. position: of the first row's token.
     """
+    return mx.argmax(race(logprobs, seed, position), axis=-1)
+
+
+def race(logprobs: mx.array, seed: int, position: int) -> mx.array:
+    """What the drawn token has most of, [rows, vocab]; see `draw`."""
     rows, vocabulary = logprobs.shape
-    noise = exponential(random_bits(_keys(seed, position, rows), vocabulary))
-    return mx.argmax(mx.exp(logprobs) / noise, axis=-1)
+    return mx.exp(logprobs) / exponential(random_bits(_keys(seed, position, rows), vocabulary))
 
 
 def random_bits(keys: mx.array, count: int) -> mx.array:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _BAR = 40  # characters
 _CONTEXTS = ("the prompt alone", "+ the rest of the buffer", "+ the other files")
 _FIDELITY_NOTE = """\
-Greedy answers with drafts beside the same without. Where one differs it is at a near-tie: a pass
+Answers with drafts beside the same without. Where one differs it is at a near-tie: a pass
 over several rows rounds otherwise than a pass over one. Margin: by how much the likeliest token's
 logit exceeds the second's where an answer first differs, the largest and the median of them.
 """

@@ -22,7 +22,7 @@ from akunu_py.decoding import kvcache
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Session
 from akunu_py.errors import StoreError, UsageError
-from akunu_py.types import GenerateOptions, WeightMode
+from akunu_py.types import GenerateOptions, SamplingOptions, WeightMode
 from tests.support.command import run_here
 from tests.support.tiny_model import tiny_directory
 
@@ -90,6 +90,20 @@ def test_an_answer_that_differs_is_found(
         assert difference.position == 3
         assert difference.margin is not None
         assert difference.margin > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8, 3.0])
+def test_the_best_score_is_that_of_the_token_that_is_sampled(
+    shallow_starter: Engine, temperature: float
+) -> None:
+    prompt = shallow_starter.encode("Once upon a time")
+    for seed in range(3):
+        sampling = SamplingOptions(temperature=temperature, seed=seed)
+        options = GenerateOptions(3, "off", sampling=sampling)
+        tokens = Session(shallow_starter).generate(prompt, options).answer().tokens
+        for at, token in enumerate(tokens):
+            best = fidelity.scores(shallow_starter, [*prompt, *tokens[:at]], sampling).argmax()
+            assert best.item() == token
 
 
 # Precisions

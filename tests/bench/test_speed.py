@@ -26,6 +26,7 @@ from akunu_py.models.store import StoredModel
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import FixedDrafter
+from akunu_py.types import SamplingOptions
 from tests.support.bench_fakes import (
     PLAIN,
     Simulated,
@@ -96,7 +97,7 @@ def test_the_margin_at_the_first_divergence_is_the_models(starter_engine: Engine
     assert found is not None
     assert found == Divergence(0, len(output), 5, 7, found.margin)
     assert found.margin == pytest.approx(logits[-1] - logits[-2], abs=1e-3)
-    assert top_two_margin(starter_engine, prompt) > 0
+    assert top_two_margin(starter_engine, prompt, SamplingOptions()) > 0
     assert first_divergence(None, [(prompt, output)], [(prompt, output)]) is None
     cut = first_divergence(None, [(prompt, output)], [(prompt, output[:-1])])
     assert cut == Divergence(0, len(output) - 1, output[-1], -1, None)
