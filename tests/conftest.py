@@ -99,6 +99,26 @@ def shallow_starter(starter_engine: Engine) -> Engine:
     return replace(starter_engine, model=model)
 
 
+@pytest.fixture(scope="session")
+def shallow_directory(starter: store.StoredModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a model like `shallow_starter`, for processes in which no answer has to make
+    sense. Read only: tests share its files."""
+    from tests.support.shallow import write_shallow
+
+    directory = tmp_path_factory.mktemp("shallow")
+    write_shallow(starter.path, directory)
+    return directory
+
+
+@pytest.fixture
+def shallow_store(shallow_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store in which `shallow_directory` is the starter, for the processes of this test."""
+    models = tmp_path / "data" / "akunu" / "models"
+    models.mkdir(parents=True)
+    (models / "starter").symlink_to(shallow_directory)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+
 @pytest.fixture
 def loaded_starter(starter_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """Whatever loads the starter in this process is given the one that is loaded already, with the

@@ -109,7 +109,8 @@ def test_wrong_usage_is_one_line_with_exit_code_2(starter: StoredModel) -> None:
     assert_one_line_error(run_here("bench", "--workload", "wibble"), 2, "wibble", "multi-turn")
 
 
-def test_plausible_accidents_are_one_line(loaded_shallow_starter: Engine) -> None:
+@pytest.mark.usefixtures("shallow_store")
+def test_plausible_accidents_are_one_line() -> None:
     shell = " ".join(AKUNU)
     for script, code, word in (
         (f"{shell} run $(printf 'caf\\351')", 2, "UTF-8"),
@@ -126,6 +127,10 @@ def test_plausible_accidents_are_one_line(loaded_shallow_starter: Engine) -> Non
         ["sh", "-c", f"{shell} run hi --quiet --max-tokens 3 >&-"], capture_output=True, timeout=120
     )
     assert (closed.returncode, closed.stderr) == (0, b"")
+
+
+@pytest.mark.usefixtures("loaded_shallow_starter")
+def test_values_that_the_model_does_not_have_are_one_line() -> None:
     for option, value, word in (
         ("--logit-bias", "999999=5", "49152"),
         ("--kv-bits", "5", "4 or 8"),
@@ -198,7 +203,8 @@ def test_a_prompt_longer_than_the_context(loaded_shallow_starter: Engine) -> Non
     assert_one_line_error(done, 1, "8192", "shorten")
 
 
-def test_interrupt_ends_cleanly_with_what_was_said(starter: StoredModel) -> None:
+@pytest.mark.usefixtures("shallow_store")
+def test_interrupt_ends_cleanly_with_what_was_said() -> None:
     command = [*AKUNU, "run", "Tell me a very long story.", "--max-tokens", "2000"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
@@ -213,7 +219,8 @@ def test_interrupt_ends_cleanly_with_what_was_said(starter: StoredModel) -> None
     assert b"Traceback" not in err
 
 
-def test_interrupt_while_loading_is_quiet(starter: StoredModel) -> None:
+@pytest.mark.usefixtures("shallow_store")
+def test_interrupt_while_loading_is_quiet() -> None:
     process = subprocess.Popen(
         [*AKUNU, "run", "hi"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -224,7 +231,8 @@ def test_interrupt_while_loading_is_quiet(starter: StoredModel) -> None:
     assert b"Traceback" not in err
 
 
-def test_a_closed_pipe_is_quiet(starter: StoredModel) -> None:
+@pytest.mark.usefixtures("shallow_store")
+def test_a_closed_pipe_is_quiet() -> None:
     process = subprocess.Popen(
         [*AKUNU, "run", "--quiet", "Tell me a story.", "--max-tokens", "200"],
         stdout=subprocess.PIPE,

@@ -5,31 +5,35 @@ from __future__ import annotations
 import os
 import pty
 import subprocess
+from pathlib import Path
 
-from akunu_py.decoding.engine import Engine
+import pytest
+
 from tests.support.command import AKUNU
+from tests.support.tiny_fim import byte_level, write_model
 
 ESCAPE = "\x1b"
 
 
-def command(engine: Engine) -> list[str]:
+@pytest.fixture
+def command(tmp_path: Path) -> list[str]:
     """Says ESC three times: that token is made the likeliest by far."""
-    (token,) = engine.tokenizer.encode(ESCAPE, add_special_tokens=False)
-    return [*AKUNU, "run", "--raw", "--max-tokens", "3", "--no-memory",
+    tokenizer = byte_level(["<|end|>"])
+    (token,) = tokenizer.encode(ESCAPE).ids
+    model = write_model(tmp_path / "model", tokenizer, end="<|end|>")
+    return [*AKUNU, "run", "--raw", "--max-tokens", "3", "--no-memory", "--model", str(model),
             "--logit-bias", f"{token}=1000", "Red:"]  # fmt: skip
 
 
-def test_a_pipe_gets_them(starter_engine: Engine) -> None:
-    done = subprocess.run(command(starter_engine), capture_output=True, timeout=120, check=True)
+def test_a_pipe_gets_them(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, timeout=120, check=True)
     assert done.stdout.decode() == 3 * ESCAPE + "\n"
 
 
-def test_a_terminal_shows_them(starter_engine: Engine) -> None:
+def test_a_terminal_shows_them(command: list[str]) -> None:
     ours, theirs = pty.openpty()
     try:
-        process = subprocess.Popen(
-            command(starter_engine), stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL
-        )
+        process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL)
         assert process.wait(timeout=120) == 0
         shown = os.read(ours, 1000).decode()
     finally:

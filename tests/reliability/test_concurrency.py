@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from akunu_py.models.store import StoredModel
 from tests.reliability import concurrency
 from tests.reliability.faults import Home, Outcome
 from tests.support.terminal import needs_tmux
@@ -14,8 +13,8 @@ from tests.support.tiny_model import tiny_files
 
 
 @pytest.fixture
-def home(tmp_path: Path, starter: StoredModel) -> Home:
-    return Home(tmp_path / "home", starter.path)
+def home(tmp_path: Path, shallow_directory: Path) -> Home:
+    return Home(tmp_path / "home", shallow_directory)
 
 
 @pytest.fixture

@@ -30,8 +30,8 @@ LIST = all_faults.LIST
 
 
 @pytest.fixture
-def home(tmp_path: Path, starter: StoredModel) -> Home:
-    return Home(tmp_path / "home", starter.path)
+def home(tmp_path: Path, shallow_directory: Path) -> Home:
+    return Home(tmp_path / "home", shallow_directory)
 
 
 @pytest.fixture(scope="module")
