@@ -18,7 +18,7 @@ def write_shallow(starter: Path, directory: Path) -> None:
     config = json.loads((starter / "config.json").read_text("utf-8"))
     renamed = {0: 0, config["num_hidden_layers"] - 1: 1}
     weights: dict[str, Any] = {}
-    for name, array in mx.load(str(starter / "model.safetensors")).items():  # type: ignore[union-attr]
+    for name, array in mx.load(str(starter / "model.safetensors")).items():
         first, layers, rest = name.partition("model.layers.")
         number, _, rest = rest.partition(".")
         if not layers:
