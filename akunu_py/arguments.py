@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from akunu_py.errors import UsageError
-from akunu_py.files import read_bounded
+from akunu_py.files import parse_json, read_bounded
 from akunu_py.text import on_one_line, parse_size
 from akunu_py.types import (
     DEFAULT_DRAFT_TOKENS,
@@ -158,10 +158,7 @@ def constraint_from(args: argparse.Namespace) -> Constraint | None:
     if args.compact and args.json_schema is None and not args.json:
         raise UsageError("--compact is for JSON: use it with --json-schema or --json")
     if args.json_schema is not None:
-        text = args.json_schema.strip()
-        if not text.startswith(("{", "[")):
-            text = _text_of(args.json_schema, "--json-schema")
-        return Constraint("json_schema", text, compact=args.compact)
+        return json_constraint(args.json_schema, "--json-schema", compact=args.compact)
     if args.json:
         return Constraint("json", compact=args.compact)
     if args.regex is not None:
@@ -171,6 +168,19 @@ def constraint_from(args: argparse.Namespace) -> Constraint | None:
     if args.grammar is not None:
         return Constraint("grammar", _text_of(args.grammar, "--grammar"))
     return None
+
+
+def json_constraint(given: str, name: str, *, compact: bool = False) -> Constraint:
+    """given: a JSON schema, or the path of a file with one. name: who was given it. Raises
+    UsageError."""
+    text = given.strip()
+    if not text.startswith(("{", "[")):
+        text = _text_of(given, name)
+    try:
+        parse_json(text)
+    except ValueError as error:
+        raise UsageError(f"{name}: the JSON schema is not JSON: {error}") from error
+    return Constraint("json_schema", text, compact=compact)
 
 
 def _text_of(path: str, option: str) -> str:

@@ -136,6 +136,7 @@ class ChatApp(App[None]):
         self.action_regenerate = self.turns.regenerate
         self.action_continue = self.turns.continue_answer
         self.action_branch = self.turns.switch_branch
+        self.action_answer_json = self.answering.use_json
         self.action_copy_answer = self.turns.copy_answer
         self.action_copy_message = self.turns.copy_message
         self.action_copy_code = self.turns.copy_code

@@ -14,7 +14,7 @@ from typing import Literal
 
 from akunu_py.chats.tree import ChatMessage, Tree, new_id, title_of
 from akunu_py.tui.store_thread import StoreThread
-from akunu_py.types import FinishReason, Message, Stats
+from akunu_py.types import Constraint, FinishReason, Message, Stats
 
 TurnState = Literal["waiting", "reading", "answering", "done", "failed"]
 Span = tuple[int, int]
@@ -33,6 +33,7 @@ class Turn:
     finish: None until the answer ended, and for an answer that failed or was cut off by a kill.
     speedup: times faster than plain decoding, the planner's estimate; None where it has none.
     number: tells turns apart. request: of the last request for its answer; 0 where there was none.
+    constraint: what the answer must match; not saved, and not for what continues it.
     """
 
     prompt: ChatMessage
@@ -50,6 +51,7 @@ class Turn:
     reply_id: str = field(default_factory=new_id)
     number: int = field(default_factory=lambda: next(_numbers))
     request: int = 0
+    constraint: Constraint | None = None
 
     @classmethod
     def from_messages(cls, prompt: ChatMessage, reply: ChatMessage) -> Turn:

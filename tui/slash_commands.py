@@ -59,6 +59,7 @@ COMMANDS = (
     Command("persona", "use_persona", "Use another persona from here on", "[NAME]"),
     Command("system", "use_system_prompt", "Tell the model who it is", "[TEXT]"),
     Command("temperature", "use_temperature", "Set the temperature of sampling", "NUMBER"),
+    Command("json", "answer_json", "Have the next answer in JSON, or off", "[SCHEMA]"),
     Command("attach", "attach", "Attach a text file to the prompt", "[FILE]"),
     Command("regenerate", "regenerate", "Answer again, on a branch of its own"),
     Command("edit", "edit", "Edit your last message and send it again"),
@@ -125,7 +126,7 @@ def parse(prompt: str) -> Call | Mistake | None:
     if command is None:
         # Several words may be a sentence that begins with a slash; one word is a typo.
         return None if len(argument.split()) > 1 else Mistake(_unknown(name))
-    if "\n" in argument and command.argument != "[TEXT]":
+    if "\n" in argument and command.argument not in ("[TEXT]", "[SCHEMA]"):
         return None
     if argument and not command.argument:
         return Mistake(f"/{name} takes nothing after it, found {argument[:40]!r}")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from textual import events
 
 from akunu_py.text import displayable, typeable
-from akunu_py.tui.conversation import Conversation
+from akunu_py.tui.conversation import Conversation, Turn
 from akunu_py.tui.message_line import MessageLine
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.session_thread import Failed, Finished, Loaded, Prefilling
 from akunu_py.tui.transcript.turn import AnswerView, PromptView
 from akunu_py.tui.transcript.view import Transcript
-from akunu_py.types import Message
+from akunu_py.types import Constraint, Message
 from tests.support.tui_chat import STATS, chat
 
 
@@ -332,3 +334,44 @@ def test_history_leaves_out_what_was_not_answered() -> None:
     conversation.ask("e")
     contents = [message.content for message in conversation.history(asked, "Be kind.")]
     assert contents == ["Be kind.", "a", "A", "c", "C", "d"]
+
+
+async def test_the_next_answer_can_be_asked_for_in_json(tmp_path: Path) -> None:
+    """Once: any JSON, of a schema in the prompt or in a file; and answered again likewise."""
+    (tmp_path / "schema.json").write_text('{"type": "integer"}')
+
+    def constraint(turn: Turn | None) -> Constraint | None:
+        assert turn is not None
+        return turn.constraint
+
+    async with chat() as it:
+        answering = it.app.answering
+        await it.send("/json")
+        assert it.notifications == ["The next answer is JSON; /json off takes that back."]
+        await it.send("one")
+        assert constraint(answering.active) == Constraint("json")
+        await it.answer("1")
+        await it.send("two")
+        assert constraint(answering.active) is None
+        await it.answer("2", turn=2)
+        await it.send('/json {"type": "null"}')
+        await it.send("three")
+        asked = Constraint("json_schema", '{"type": "null"}')
+        assert constraint(answering.active) == asked
+        await it.answer("null", turn=3)
+        await it.press("f5")
+        assert constraint(answering.active) == asked
+        await it.answer("null", turn=4)
+        await it.send(f"/json {tmp_path / 'schema.json'}")
+        await it.send("/json off")
+        assert it.notifications == ["The next answer is free."]
+        await it.send(f"/json {tmp_path / 'schema.json'}")
+        await it.send("four")
+        assert constraint(answering.active) == Constraint("json_schema", '{"type": "integer"}')
+        await it.answer("4", turn=5)
+        for wrong, why in (("{1}", "is not JSON"), ("/no/such", "cannot read /no/such")):
+            await it.send(f"/json {wrong}")
+            assert why in it.notifications[-1]
+            it.box.clear()
+        await it.send("five")
+        assert constraint(answering.active) is None

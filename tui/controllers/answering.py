@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from textual.message import Message
 
-from akunu_py.errors import AkunuError
+from akunu_py.arguments import json_constraint
+from akunu_py.errors import AkunuError, UsageError
 from akunu_py.models import store
 from akunu_py.text import collapse
 from akunu_py.tui.conversation import Conversation, Turn, TurnState
@@ -30,7 +31,7 @@ from akunu_py.tui.session_thread import (
 from akunu_py.tui.settings import SettingsController
 from akunu_py.tui.status import Phase
 from akunu_py.tui.view import ChatView
-from akunu_py.types import FinishReason
+from akunu_py.types import Constraint, FinishReason
 
 _LONG_S = 15.0  # an answer that takes longer may be waited for elsewhere
 
@@ -54,6 +55,7 @@ class AnswerController:
     unread: set[str] = field(default_factory=set)  # conversations that were answered there
     _is_loading: bool = True
     _requests: int = 0
+    _next: Constraint | None = None  # what the next answer must match
 
     def start(self, post: Callable[[Message], object]) -> None:
         """Begins to load the model, or to fetch it. `post` is called from another thread."""
@@ -148,14 +150,30 @@ class AnswerController:
         """Shows a new turn, and has it answered when the ones before are."""
         await self._view.transcript.show_branch()
         await self._view.transcript.action_follow()
+        if self._next is not None:
+            turn.constraint, self._next = self._next, None
         self._queue.append(turn)
         await self._answer_next()
 
     async def resume(self, turn: Turn) -> None:
         """Has the answer of a turn continued."""
-        turn.state = "waiting"
+        turn.state, turn.constraint = "waiting", None
         self._queue.append(turn)
         await self._answer_next()
+
+    def use_json(self, schema: str = "") -> None:
+        """Has the next answer in JSON: any, or what fits a schema (JSON, or the path of a file)."""
+        if schema.lower() == "off":
+            self._next = None
+            self._view.inform("The next answer is free.")
+            return
+        try:
+            self._next = json_constraint(schema, "/json") if schema else Constraint("json")
+        except UsageError as error:
+            self._view.refuse(str(error))
+            return
+        fitting = " that fits the schema" if schema else ""
+        self._view.inform(f"The next answer is JSON{fitting}; /json off takes that back.")
 
     async def interrupt(self, discard: Turn | None = None) -> None:
         """Ends the answer under way on the screen, keeping what there is of it, and takes what
@@ -363,7 +381,9 @@ class AnswerController:
             if self._session is not None:
                 system = self._settings.current.system
                 messages = self._conversation_of(turn).history(turn, system)
-                self._session.request(turn.request, messages, self._settings.options)
+                options = self._settings.options
+                sampling = replace(options.sampling, constraint=turn.constraint)
+                self._session.request(turn.request, messages, replace(options, sampling=sampling))
         self._view.show_state()
 
     def _fetch(self) -> None:

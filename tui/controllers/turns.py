@@ -133,6 +133,7 @@ class TurnController:
             self._view.inform("That prompt is back in the box: it had no answer yet.")
             return
         again = self._conversation.regenerate(turn)
+        again.constraint = turn.constraint
         await self._answering.submit(again)
         if self._view.is_choosing:
             self._view.transcript.choose(again, "answer")
