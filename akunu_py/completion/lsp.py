@@ -2,7 +2,8 @@
 other open documents are drafted from.
 
 A document that is opened is read ahead, and so is the place where one was changed, once the typing
-rests. A request is answered with a list of at most one item. One that a newer request for the same
+rests. A request is answered with a list of at most one item; one that the user made by hand, with
+alternatives too. One that a newer request for the same
 document supersedes ends with ContentModified, which clients do not show; one that the client
 cancels, with RequestCancelled.
 """
@@ -41,6 +42,8 @@ _REQUEST_FAILED = types.LSPErrorCodes.RequestFailed.value
 _SECONDS = 3.0  # later, nobody waits for ghost text any more
 _ACCEPTED = "akunu.accepted"  # a command: the number of an item, and how many characters of it
 _GHOSTS = 64  # whose acceptance can be reported
+_ALTERNATIVES = 2  # beside the completion, sampled
+_TEMPERATURE = 0.8  # of them
 _REST_S = 0.1  # of the keyboard, before a changed place is read ahead; clients ask at 0.2 or so
 _HEAD = 4096  # characters at the beginning of a document, that are read when it is opened
 
@@ -121,10 +124,21 @@ class InlineCompletions:
         if not explicit and self.acceptance.hides(request):
             return types.InlineCompletionList([])
         self.thread.start()  # for a client that never sends initialized
+        uri = params.text_document.uri
+        texts = [await self._text(request, uri)]
+        if explicit:
+            sample = replace(request, temperature=request.temperature or _TEMPERATURE)
+            texts += [await self._text(sample, uri) for _ in range(_ALTERNATIVES)]
+        items = []
+        for text in dict.fromkeys(texts):
+            if text.strip():
+                items.append(_item(text, params.position, chosen))
+                items[-1].command = self._accept_command(request, text)
+        return types.InlineCompletionList(items)
+
+    async def _text(self, request: CompletionRequest, uri: str) -> str:
         done: asyncio.Future[Completion | Failure] = self.loop.create_future()
-        ticket = Ticket(
-            request, lambda outcome: self._resolve(done, outcome), params.text_document.uri
-        )
+        ticket = Ticket(request, lambda outcome: self._resolve(done, outcome), uri)
         self.thread.submit(ticket)
         try:
             outcome = await done
@@ -135,10 +149,7 @@ class InlineCompletions:
             raise JsonRpcException(outcome.message, _REQUEST_FAILED)
         if outcome.finish_reason == "cancelled":
             raise JsonRpcContentModified("a newer request for the same document came")
-        found = _items(outcome.text, params.position, chosen)
-        for item in found.items:
-            item.command = self._accept_command(request, outcome.text)
-        return found
+        return outcome.text
 
     def _accept_command(self, request: CompletionRequest, text: str) -> types.Command:
         """What the client executes when it accepts a completion that is shown now."""
@@ -269,19 +280,15 @@ def serve_lsp(
         raise AkunuError("expected shutdown, then exit; the client left without")
 
 
-def _items(
+def _item(
     text: str, position: types.Position, chosen: types.SelectedCompletionInfo | None
-) -> types.InlineCompletionList:
-    """At most one item: the editor turns \\n into the newline of its buffer."""
-    if not text.strip():
-        return types.InlineCompletionList([])
+) -> types.InlineCompletionItem:
+    """The editor turns \\n into the newline of its buffer."""
     text = text.replace("\r\n", "\n")
     if chosen is not None:
-        item = types.InlineCompletionItem(chosen.text + text, range=chosen.range)
-    else:
-        # With a range, clients can go on showing it while its first letters are typed.
-        item = types.InlineCompletionItem(text, range=types.Range(position, position))
-    return types.InlineCompletionList([item])
+        return types.InlineCompletionItem(chosen.text + text, range=chosen.range)
+    # With a range, clients can go on showing it while its first letters are typed.
+    return types.InlineCompletionItem(text, range=types.Range(position, position))
 
 
 def _path(document: Document) -> str:

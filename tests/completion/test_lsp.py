@@ -79,12 +79,16 @@ class Editor:
         )
 
     async def complete(
-        self, uri: str, line: int, character: int, chosen: lsp.SelectedCompletionInfo | None = None
+        self,
+        uri: str,
+        line: int,
+        character: int,
+        chosen: lsp.SelectedCompletionInfo | None = None,
+        kind: lsp.InlineCompletionTriggerKind = lsp.InlineCompletionTriggerKind.Automatic,
     ) -> list[lsp.InlineCompletionItem]:
-        automatic = lsp.InlineCompletionTriggerKind.Automatic
         found = await self.client.text_document_inline_completion_async(
             lsp.InlineCompletionParams(
-                lsp.InlineCompletionContext(automatic, chosen),
+                lsp.InlineCompletionContext(kind, chosen),
                 lsp.TextDocumentIdentifier(uri),
                 lsp.Position(line, character),
             )
@@ -256,6 +260,20 @@ async def test_what_is_accepted_is_reported_by_the_command_of_an_item(
     assert await editor.leave() == 0
     (counts,) = read_counts(tmp_path / "read.counts").values()
     assert counts == {"shown": 3, "accepted": 2, "characters": taken}
+
+
+async def test_a_request_by_hand_has_alternatives(editor: Editor) -> None:
+    await editor.start(ECHO)
+    editor.open("file:///a", "x = ")
+    for expected in ([(0.0, 0), (0.8, 1)], [(0.0, 1), (0.8, 2)]):  # each once
+        items = await editor.complete(
+            "file:///a", 0, 4, kind=lsp.InlineCompletionTriggerKind.Invoked
+        )
+        texts = [
+            json.loads(item.insert_text) for item in items if isinstance(item.insert_text, str)
+        ]
+        assert [(text["temperature"], text["sample"]) for text in texts] == expected
+        assert len({str(item.command) for item in items}) == len(items)
 
 
 async def test_an_entry_chosen_in_a_menu_counts_as_typed(editor: Editor) -> None:

@@ -249,6 +249,9 @@ for line in sys.stdin:
         (directory / "read").write_text(request["prefix"])
         continue
     number = request["id"]
+    if request.get("temperature") == 0.8 and request["explicit"]:
+        print(json.dumps({"id": request["id"], "text": "another"}), flush=True)
+        continue
     for name, said in (
         ("", {"status": "loading"}), ("loaded", {"delta": "one"}),
         ("whole", {"text": "one two", "finish_reason": "stop"}),
@@ -261,6 +264,7 @@ for line in sys.stdin:
 
 def test_a_ghost_grows_and_loading_is_shown(terminal: Terminal, tmp_path: Path) -> None:
     settings = helper(tmp_path, SLOW_HELPER) + STATUS
+    settings += "let g:akunu_keys = {'another': '<C-J>'}\n"
     vim = Vim(terminal, tmp_path, text="first\n", settings=settings)
     vim.type("o")
     vim.wait_for("the model is being loaded")
@@ -272,8 +276,12 @@ def test_a_ghost_grows_and_loading_is_shown(terminal: Terminal, tmp_path: Path) 
     vim.type("C-f")
     vim.wait_for(r"first *\none two *\n")
     vim.type("C-f")
-    assert vim.written() == "first\none two\n"
-    assert (tmp_path / "accepted").read_text() == "0 3|0 4|"
+    vim.wait_for(r"first *\none twoone two *\n")
+    vim.type("C-j")
+    vim.wait_for(r"first *\none twoanother *\n")
+    vim.type("C-f")
+    assert vim.written() == "first\none twoanother\n"
+    assert (tmp_path / "accepted").read_text() == "0 3|0 4|0 7|"
 
 
 def test_the_place_where_the_cursor_rests_is_read_ahead(terminal: Terminal, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ STARTER = [*AKUNU, "complete", "--lsp", *_TIME, "--model", "starter"]
 
 class Echo:
     engine = SimpleNamespace(name="echo")
+    samples = 0  # two of which are the same
 
     def complete(
         self, request: CompletionRequest, ended: Ended, on_text: Callable[[str], None]
@@ -46,7 +47,8 @@ class Echo:
             time.sleep(0.01)
         if request.prefix.endswith("print"):
             print("Content-Length: 1000000", flush=True)
-        text = json.dumps(asdict(request), ensure_ascii=False)
+        self.samples += request.temperature > 0
+        text = json.dumps(asdict(request) | {"sample": (self.samples + 1) // 2}, ensure_ascii=False)
         return Completion(text, ended() or "stop", Stats())
 
     def recall(self, request: CompletionRequest) -> None:

@@ -120,14 +120,15 @@ enddef
 
 # ---- asking
 
-export def Ask()
+# more: fields of the request, over the usual ones.
+export def Ask(more: dict<any> = {})
   if !IsWanted() || !Start()
     return
   endif
   spot = Here()
   last_id += 1
   asked = {id: last_id, spot: spot, text: ''}
-  Send(Request(spot)->extend({stream: true}))
+  Send(Request(spot)->extend({stream: true})->extend(more))
 enddef
 
 def ReadAhead()
@@ -389,7 +390,7 @@ enddef
 
 # ---- keys and commands
 
-const KEYS = {accept: '<Tab>', 'accept-word': '<C-F>', 'accept-line': '<C-L>', dismiss: '<C-]>'}
+const KEYS = {accept: '<Tab>', 'accept-word': '<C-F>', 'accept-line': '<C-L>', dismiss: '<C-]>', another: ''}
 
 export def MapKeys()
   for [action, key] in KEYS->extendnew(get(g:, 'akunu_keys', {}))->items()
