@@ -206,6 +206,13 @@ class TextPiece:
 NotCached = Literal["", "evicted", "no checkpoint", "changed"]
 
 
+# Why what was read before is read again, in words.
+NOT_CACHED: dict[NotCached, str] = {
+    "evicted": "memory was needed",
+    "no checkpoint": "this model returns to few places",
+}
+
+
 @dataclass(slots=True)
 class Stats:
     """Counts and times of one answer. Times are in seconds.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import platform
 import stat
@@ -10,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -19,6 +21,8 @@ from mlx_lm.utils import dequantize_model
 from akunu_py.decoding.blas import load_openblas
 from akunu_py.models.speed import Machine
 from akunu_py.types import WeightMode
+
+Pressure = Literal["normal", "warning", "critical"]
 
 # GB/s of memory. Apple's own figures (support.apple.com, technical specifications of each Mac), the
 # smaller one where there are two; the longer name first. Of a core of a CPU: the starter's 32
@@ -100,6 +104,17 @@ def blas_name() -> str:
 def total_memory() -> int:
     """Bytes of memory in this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def memory_pressure() -> Pressure:
+    """How short of memory the system is, as macOS tells it; elsewhere it is always "normal"."""
+    level = ctypes.c_int()
+    if sys.platform == "darwin":
+        size = ctypes.c_size_t(ctypes.sizeof(level))
+        name = b"kern.memorystatus_vm_pressure_level"  # as <dispatch/source.h> numbers them
+        ctypes.CDLL(None).sysctlbyname(name, ctypes.byref(level), ctypes.byref(size), None, 0)
+    levels: dict[int, Pressure] = {2: "warning", 4: "critical"}
+    return levels.get(level.value, "normal")
 
 
 def available_memory() -> int:

@@ -13,7 +13,9 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from akunu_py.decoding import prompt_cache
+import mlx.core as mx
+
+from akunu_py.decoding import device, prompt_cache
 from akunu_py.decoding.constraint import ConstraintMatcher
 from akunu_py.decoding.decode import decode, ended, plain_step
 from akunu_py.decoding.device import wired_memory
@@ -198,9 +200,18 @@ class Generation:
             self._target.reset()
             raise
 
+    def _make_room(self) -> None:
+        """Where the system is short of memory, what is kept only for speed goes."""
+        pressure, caches = device.memory_pressure(), self._target.caches
+        if pressure == "critical":
+            caches.make_room(caches.limit)
+        if pressure != "normal":
+            mx.clear_cache()
+
     def _prefill(self) -> bool:
         """Reads the prompt into the cache but for its tail; False where cancelled."""
         drafting, engine = self._session.drafting, self._engine
+        self._make_room()
         most = min(len(self._prompt) + self._options.max_tokens, engine.context_length)
         needed = engine.fit.needs.cache.at(most)
         reuse = self._target.reuse_prefix(self._prompt, needed, self._stable)

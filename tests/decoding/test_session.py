@@ -5,6 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
+from akunu_py.decoding import device
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Session
 from akunu_py.types import DraftMode, GenerateOptions, Message
@@ -75,3 +76,21 @@ def test_what_the_next_turn_begins_with_is_found_by_rendering_one(
     messages = [Message("user", "Hello there")]
     prompt = tiny.encode_chat(messages)
     assert tiny.stable_prefix(messages, prompt) == len(prompt) - dropped
+
+
+@pytest.mark.parametrize(("pressure", "kept"), [("normal", 1), ("warning", 1), ("critical", 0)])
+def test_where_the_system_is_short_of_memory_caches_go(
+    tiny: Engine, monkeypatch: pytest.MonkeyPatch, pressure: str, kept: int
+) -> None:
+    session, options = Session(tiny), GenerateOptions(max_tokens=4)
+    first, second = [5] * 100, [6] * 100
+    session.generate(first, options).answer()
+    session.generate(second, options).answer()
+    assert len(session.target.caches.histories()) == 1
+    monkeypatch.setattr(device, "memory_pressure", lambda: pressure)
+    generation = session.generate([*second, 7], options)
+    assert generation.answer().tokens
+    assert generation.stats.cached_tokens >= len(second)
+    assert len(session.target.caches.histories()) == kept
+    again = session.generate(first, options).answer().stats
+    assert (again.cached_tokens > 0, again.not_cached) == (kept > 0, "" if kept else "evicted")

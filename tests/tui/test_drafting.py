@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from akunu_py.chats.tree import ChatMessage
@@ -127,12 +129,15 @@ async def test_the_panel_tells_tokens_per_pass_and_what_they_are_worth() -> None
         assert first.startswith("akunu guesses ahead"), "the first time it explains itself"
         assert "guessed right   the model's own words   guessed wrong, discarded" in marks
         assert "▁▃██ 2.0 words a step, about 1.3x faster (estimate)" in speed
-        await it.post(Finished(1, "stop", STATS, Gauges()))
+        read = replace(STATS, cached_tokens=1200, known_tokens=1500, not_cached="evicted")
+        await it.post(Finished(1, "stop", read, Gauges()))
         assert "faster" not in str(panel.render())
         await it.press("f2")
         assert not panel.display
         await it.press("f2")
-        assert str(panel.render()).split("\n")[2] == "50% of 10 guesses right"
+        assert str(panel.render()).split("\n")[2] == (
+            "50% of 10 guesses right · 1,200 tokens read before · 300 read again: memory was needed"
+        )
 
 
 def test_a_sparkline_shows_the_last_passes() -> None:

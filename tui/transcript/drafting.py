@@ -19,7 +19,7 @@ from textual.widget import Widget
 
 from akunu_py.text import displayable, on_one_line
 from akunu_py.tui.conversation import Turn
-from akunu_py.types import Stats
+from akunu_py.types import NOT_CACHED, Stats
 
 _BARS = "▁▂▃▄▅▆▇█"
 _MAX_BAR = 8  # tokens in a pass; more look the same
@@ -195,6 +195,8 @@ class DraftingPanel(Widget, can_focus=False):
             parts.append(f"first word after {stats.prefill_s:.1f} s")
         if stats.cached_tokens:
             parts.append(f"{stats.cached_tokens:,} tokens read before")
+        if (again := stats.known_tokens - stats.cached_tokens) > 0:
+            parts.append(f"{again:,} read again: {NOT_CACHED.get(stats.not_cached, 'unknown why')}")
         return Content.styled(" · ".join(parts), self._style("words"))
 
     def _style(self, name: str) -> Style:
