@@ -40,6 +40,7 @@ from akunu_py.tui.store_thread import SavingFailed, SavingResumed, StoreThread, 
 from akunu_py.tui.terminal import ChatDriver, edit_text, editor, find_program, run_program
 from akunu_py.tui.themes import Background
 from akunu_py.tui.transcript.code import CodeBlock
+from akunu_py.tui.transcript.view import Transcript
 from akunu_py.tui.view import ChatState, ChatView
 from akunu_py.types import GenerateOptions
 
@@ -291,6 +292,10 @@ class ChatApp(App[None]):
             self.view.prompt.write(prompt)
         self.view.prompt.focus()
 
+    def action_later(self, action: str) -> None:
+        """Runs an action of the app when what is going on has ended."""
+        self.call_later(self.run_action, action)
+
     def action_attach(self, file: str = "") -> None:
         """Names a file in the prompt, or begins to."""
         name = f'"{file}"' if " " in file else file
@@ -400,6 +405,11 @@ class ChatApp(App[None]):
 
     def on_transcript_left(self) -> None:
         self.view.prompt.focus()
+
+    @on(Transcript.EndWanted)
+    @on(PromptBox.EndWanted)
+    async def _follow(self) -> None:
+        await self.view.transcript.action_follow()
 
     async def on_prompt_box_paged(self, event: PromptBox.Paged) -> None:
         await self.view.transcript.action_page(event.direction)

@@ -74,6 +74,7 @@ class ChatView:
 
     def compose(self) -> ComposeResult:
         yield self.transcript
+        yield self.transcript.more_below
         yield self.panel
         yield self.message
         yield self._popup

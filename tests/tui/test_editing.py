@@ -12,7 +12,7 @@ from akunu_py.tui.controllers.turns import code_blocks
 from akunu_py.tui.conversation import Conversation
 from akunu_py.tui.session_thread import Failed, Finished
 from akunu_py.tui.terminal import find_program, run_program
-from akunu_py.tui.transcript.view import Earlier, Later
+from akunu_py.tui.transcript.column import Earlier, Later
 from akunu_py.types import Message
 from tests.support.tui_chat import STATS, Chat, chat
 

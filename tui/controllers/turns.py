@@ -119,6 +119,7 @@ class TurnController:
             await self._answering.interrupt()
         else:
             self.leave_editing()
+        self._view.transcript.leave()
         self._view.prompt.focus()
         self._view.show_state()
 

@@ -61,6 +61,9 @@ class PromptBox(TextArea):
     class EditorWanted(Message):
         """Ctrl+X Ctrl+E: the prompt is written in the user's editor."""
 
+    class EndWanted(Message):
+        """End in an empty box: the transcript follows its end again."""
+
     @dataclass
     class SearchWanted(Message):
         """An earlier prompt is searched for; `earlier` are all that are known, oldest first."""
@@ -223,6 +226,12 @@ class PromptBox(TextArea):
             self._recall(self._recalled + 1)
         else:
             super().action_cursor_down(select)
+
+    def action_cursor_line_end(self, select: bool = False) -> None:
+        if self.text:
+            super().action_cursor_line_end(select)
+        else:
+            self.post_message(self.EndWanted())
 
     def action_cursor_page_up(self) -> None:
         self.post_message(self.Paged(-1))

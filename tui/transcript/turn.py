@@ -9,18 +9,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Sequence
 from typing import ClassVar
 
 from textual import events
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
+from textual.message import Message
+from textual.style import Style
 from textual.widget import Widget
 from textual.widgets import Static
 
 from akunu_py.text import displayable, human_size, on_one_line
 from akunu_py.tui.conversation import Turn
 from akunu_py.tui.prompt.files import split
+from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.transcript.drafting import DraftedText
 from akunu_py.tui.transcript.markdown import AnswerMarkdown, MarkdownSection
 from akunu_py.types import ENDINGS
@@ -92,6 +96,34 @@ def branch_mark(number: BranchNumber) -> str:
     return f"‹ {which}/{count} ›" if count > 1 else ""
 
 
+_ACTIONS = {"copy": "copy_message", "edit": "edit", "again": "regenerate", "code": "copy_code"}
+_ACTIONS |= {"go on": "continue", "‹": "branch(-1)", "›": "branch(1)"}
+
+
+def clickable(words: str, action: str, style: Style) -> tuple[str, Style]:
+    """Words that run an action when they are clicked on."""
+    return words, style + Style.from_meta({"@click": action})
+
+
+def action_row(
+    names: Sequence[str], number: BranchNumber, action: Style, between: Style
+) -> Content:
+    """What can be done with a message, to be clicked on."""
+
+    def item(name: str) -> tuple[str, Style]:
+        # Later: it may remove this very widget, which would wait for the click to end.
+        return clickable(name, f"app.later('{_ACTIONS[name]}')", action)
+
+    parts: list[tuple[str, Style]] = []
+    for name in names:
+        parts += [item(name), (" · ", between)]
+    which, count = number
+    if count > 1:
+        parts += [item("‹"), (f" {which}/{count} ", between), item("›")]
+        return Content.assemble(*parts)
+    return Content.assemble(*parts[:-1])
+
+
 class Notice(Static, can_focus=False):
     """A message of the program; `kind` is a class of the style sheet."""
 
@@ -102,33 +134,61 @@ class Notice(Static, can_focus=False):
 class PromptView(Widget, can_focus=False):
     """A prompt: its text, cut where it is long, and the names of its files."""
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = {"prompt--about"}
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"prompt--about", "prompt--action"}
 
     def __init__(self, turn: Turn, number: BranchNumber) -> None:
         super().__init__(id=f"prompt-{turn.number}")
         self.turn = turn
         self._number = number
-        text, self._files = split(turn.prompt.text)
-        self._text, self._more = _shortened(text)
+        self._whole, self._files = split(turn.prompt.text)
+        self._most = _SHOWN_CHARACTERS
+        self._has_actions = False
+
+    def action_unfold(self) -> None:
+        """Shows ten times more of a long prompt; all of it folds again."""
+        self._most = _SHOWN_CHARACTERS if self._is_unfolded else 10 * self._most
+        self.refresh(layout=True)
+
+    def show_actions(self, shown: bool) -> None:
+        self._has_actions = shown
+        self.refresh(layout=True)
+
+    @property
+    def _is_unfolded(self) -> bool:
+        """Whether all of a long prompt is shown."""
+        return self._most > _SHOWN_CHARACTERS and not shortened(self._whole, self._most)[1]
 
     def render(self) -> Content:
-        about = [f"@{on_one_line(file.name)}  {human_size(file.size)}" for file in self._files]
-        if self._more:
-            about.insert(0, f"… {self._more:,} more characters")
-        if mark := branch_mark(self._number):
-            about.append(mark)
         style = self.get_visual_style("prompt--about", partial=True)
-        lines = [Content(displayable(self._text)), *(Content.styled(line, style) for line in about)]
+        action = self.get_visual_style("prompt--action", partial=True)
+        text, more = shortened(self._whole, self._most)
+        lines = [Content(displayable(text))]
+        if more or self._is_unfolded:
+            words = f"… {more:,} more characters · " if more else ""
+            unfold = clickable("unfold" if more else "fold", "unfold", action)
+            lines.append(Content.assemble((words, style), unfold))
+        about = [f"@{on_one_line(file.name)}  {human_size(file.size)}" for file in self._files]
+        lines += [Content.styled(line, style) for line in about]
+        if self._has_actions:
+            lines.append(action_row(("copy", "edit", "again"), self._number, action, style))
+        elif mark := branch_mark(self._number):
+            lines.append(Content.styled(mark, style))
         return Content("\n").join(lines)
 
 
 class AnswerView(Vertical):
     """The answer of a turn, in one of two views. It draws what the turn has; `sync` to see more."""
 
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"answer--about", "answer--action"}
+
+    class StateShown(Message):
+        """It begins, grows no more, or its foot is another one."""
+
     def __init__(self, turn: Turn, number: BranchNumber, *, drafting: bool, thinking: bool) -> None:
         super().__init__(id=f"answer-{turn.number}")
         self.turn = turn
         self._number = number
+        self._has_actions = False
         self._thinking = ThinkingView(turn, open=thinking)
         text = displayable(turn.answer)
         self._text = AnswerMarkdown(text)
@@ -172,17 +232,30 @@ class AnswerView(Vertical):
         elif self._drawing is None or self._drawing.done():
             self._drawing = asyncio.create_task(self._draw())
 
+    def show_actions(self, shown: bool) -> None:
+        self._has_actions = shown
+        self.show_state()
+
     def show_state(self) -> None:
-        """Shows how the answer ended, unless it is whole, and which of several it is."""
+        """Shows how the answer ended, unless it is whole, and which of several it is; what can be
+        done with it, once it was clicked on."""
         if self.turn.state in ("done", "failed"):
             self._ended.set()
         else:
             self._ended.clear()
         self.sync()
-        words = [self._ending(), branch_mark(self._number)]
-        text = "   ".join(word for word in words if word)
-        self._foot.update(Content(text))
-        self._foot.display = bool(text)
+        ending, mark = self._ending(), branch_mark(self._number)
+        foot = Content("   ".join(word for word in (ending, mark) if word))
+        if self._has_actions:
+            between = self.get_visual_style("answer--about", partial=True)
+            action = self.get_visual_style("answer--action", partial=True)
+            names = ["copy", *(["code"] if self.query(CodeBlock) else []), "again"]
+            names += ["go on"] if self.turn.can_continue else []
+            row = action_row(names, self._number, action, between)
+            foot = Content.assemble(ending, "   " if ending else "", row)
+        self._foot.update(foot)
+        self._foot.display = bool(foot)
+        self.post_message(self.StateShown())
 
     def show_thinking(self, open: bool) -> None:
         """Opens or folds the thinking."""
@@ -223,9 +296,9 @@ class AnswerView(Vertical):
                     await asyncio.wait_for(self._ended.wait(), pause)
 
 
-def _shortened(text: str) -> tuple[str, int]:
+def shortened(text: str, most: int = _SHOWN_CHARACTERS) -> tuple[str, int]:
     """The beginning of a long text, and how many characters were left out."""
-    lines = text.split("\n")
-    short = "\n".join(lines[:_SHOWN_LINES])[:_SHOWN_CHARACTERS]
+    most_lines = _SHOWN_LINES * most // _SHOWN_CHARACTERS
+    short = "\n".join(text.split("\n", most_lines)[:most_lines])[:most]
     left_out = len(text) - len(short)
     return (short, left_out) if left_out > len(short) // 4 else (text, 0)

@@ -8,192 +8,21 @@ bound here, because they only count while the transcript has the focus; the app 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable
 from typing import ClassVar, Literal
 
+from textual import events
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical, VerticalScroll
-from textual.geometry import Size
-from textual.layout import DockArrangeResult
 from textual.message import Message
 from textual.reactive import reactive
-from textual.scrollbar import ScrollBar
 from textual.widget import Widget
 from textual.widgets import Static
 
 from akunu_py.tui.conversation import Conversation, Turn
 from akunu_py.tui.transcript.code import CodeBlock
+from akunu_py.tui.transcript.column import MessageView, SteadyScroll, TurnColumn
 from akunu_py.tui.transcript.markdown import MarkdownSection
 from akunu_py.tui.transcript.turn import AnswerView, PromptView
-
-PAGE = 10  # turns mounted at first, and at the end
-_STEP = 5  # more of them where the reader comes near an end
-_MAX_MOUNTED = 20
-
-MessageView = PromptView | AnswerView
-
-
-class Earlier(Static, can_focus=False):
-    """Stands for the turns before those that are mounted."""
-
-
-class Later(Static, can_focus=False):
-    """Stands for the turns after those that are mounted."""
-
-
-class TurnColumn(Vertical):
-    """The views of `before` | mounted | `after`. make: the views of a turn."""
-
-    def __init__(self, make: Callable[[Turn], list[Widget]], *first: Widget) -> None:
-        super().__init__(*first, classes="column")
-        self._make = make
-        self.before: list[Turn] = []
-        self.after: list[Turn] = []
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.children
-
-    @property
-    def messages(self) -> list[MessageView]:
-        return [view for view in self.children if isinstance(view, (PromptView, AnswerView))]
-
-    @property
-    def turns(self) -> list[Turn]:
-        """Those that are mounted."""
-        return [view.turn for view in self.children if isinstance(view, PromptView)]
-
-    async def show(self, turns: Sequence[Turn], middle: int | None = None) -> None:
-        """Mounts the turns around the one at `middle`, the last ones for None, and no others."""
-        await self.remove_children()
-        first = max(0, len(turns) - PAGE)
-        if middle is not None:
-            first = min(first, max(0, middle - PAGE // 2))
-        self.before, self.after = list(turns[:first]), list(turns[first + PAGE :])
-        await self.mount_all(self._views(turns[first : first + PAGE]))
-        await self._show_counts()
-
-    async def append(self, turns: Sequence[Turn]) -> None:
-        """Mounts more at the end, where the last turns are mounted."""
-        await self.mount_all(self._views(turns))
-
-    async def cut(self, turn: Turn) -> None:
-        """Unmounts the views of a turn and everything below."""
-        children = list(self.children)
-        await self.remove_children(children[self._index(children, turn) :])
-
-    async def trim(self) -> None:
-        """Unmounts all but the last turns, where they have become many."""
-        if len(turns := self.turns) > _MAX_MOUNTED:
-            await self._unmount_first(turns, len(turns) - PAGE)
-            await self._show_counts()
-
-    async def move_up(self) -> None:
-        """Mounts earlier turns."""
-        more = self.before[-_STEP:]
-        del self.before[-_STEP:]
-        first = self.messages[0] if self.messages else None
-        await self.mount_all(self._views(more), before=first)
-        turns = self.turns
-        if len(turns) > _MAX_MOUNTED:
-            self.after[:0] = turns[_MAX_MOUNTED:]
-            await self.cut(turns[_MAX_MOUNTED])
-        await self._show_counts()
-
-    async def move_down(self) -> None:
-        """Mounts later turns."""
-        more = self.after[:_STEP]
-        del self.after[:_STEP]
-        await self.query_children(Later).remove()
-        await self.mount_all(self._views(more))
-        turns = self.turns
-        await self._unmount_first(turns, max(0, len(turns) - _MAX_MOUNTED))
-        await self._show_counts()
-
-    def _views(self, turns: Sequence[Turn]) -> list[Widget]:
-        return [view for turn in turns for view in self._make(turn)]
-
-    async def _unmount_first(self, turns: list[Turn], count: int) -> None:
-        if count:
-            children = list(self.children)
-            self.before += turns[:count]
-            await self.remove_children(children[: self._index(children, turns[count])])
-
-    def _index(self, children: list[Widget], turn: Turn) -> int:
-        views = (each for each in children if isinstance(each, PromptView) and each.turn is turn)
-        return children.index(next(views))
-
-    async def _show_counts(self) -> None:
-        await self.query_children("Earlier, Later").remove()
-        if self.before:
-            words = f"↑ {len(self.before):,} earlier prompts"
-            await self.mount(Earlier(words, id="earlier"), before=0)
-        if self.after:
-            await self.mount(Later(f"↓ {len(self.after):,} later prompts", id="later"))
-
-
-class SteadyScroll(VerticalScroll):
-    """A scroll view of one column of messages, in which what is seen stays where it is, whatever
-    changes above it.
-
-    An anchored container aligns at its end; the column inside, at least as high as the container,
-    keeps a short conversation at the top.
-    """
-
-    def __init__(self, column: TurnColumn, *, id: str) -> None:
-        super().__init__(column, id=id)
-        self._column = column
-        # What is seen must not move: the first message whose top is seen, and where it is; where
-        # none is, the height of everything, while only what is above changes.
-        self._reference: tuple[Widget | None, int] = (None, 0)
-        self._adjusting = 0
-        self._height = 0
-
-    @property
-    def is_adjusting(self) -> bool:
-        """Whether something above is just changing its height."""
-        return self._adjusting > 0
-
-    async def adjust_above(self, change: Awaitable[None]) -> None:
-        """Awaits a change above what is seen, which may change its height."""
-        self._adjusting += 1
-        await change
-        self.call_after_refresh(self._end_adjusting)
-
-    def _end_adjusting(self) -> None:
-        self._adjusting -= 1
-
-    def arrange(self, size: Size, optimal: bool = False) -> DockArrangeResult:
-        """The layout; the scroll position is moved within it, as Textual does it for an anchor, so
-        that nothing jumps."""
-        result = super().arrange(size, optimal)
-        column = next(each for each in result.placements if each.widget is self._column)
-        tops = {
-            each.widget: each.region.y
-            for each in self._column.arrange(column.region.size).placements
-            if isinstance(each.widget, (PromptView, AnswerView))
-        }
-        height = result.total_region.height
-        if self._anchor_released:
-            view, top = self._reference
-            if view in tops:
-                self._shift(tops[view] - top)
-            elif self._adjusting:
-                self._shift(height - self._height)
-        self._height = height
-        seen = range(int(self.scroll_y), int(self.scroll_y) + size.height)
-        self._reference = next(
-            ((each, top) for each, top in tops.items() if top in seen), (None, 0)
-        )
-        return result
-
-    def _shift(self, lines: int) -> None:
-        if lines:
-            place = max(0.0, self.scroll_y + lines)
-            self.set_reactive(Widget.scroll_y, place)
-            self.set_reactive(Widget.scroll_target_y, place)
-            self.vertical_scrollbar.set_reactive(ScrollBar.position, place)
-
 
 _NEAR = 2  # screens: sections closer than that are drawn
 _FAR = 3  # screens: sections farther than that are unmounted
@@ -221,6 +50,7 @@ class Transcript(SteadyScroll):
         Binding("g", "app.continue", "Go on with an answer that was cut off"),
         Binding("c,y", "app.copy_message", "Copy the message"),
         Binding("b", "app.copy_code", "Copy a block of code; again for the next"),
+        Binding("enter", "unfold", "Unfold a long prompt, or fold it"),
         Binding("w", "wrap_code", "Wrap long lines of code, or cut them again"),
         Binding("shift+left", "scroll_code(-1)", "Scroll long lines of code", show=False),
         Binding("shift+right", "scroll_code(1)", "Scroll long lines of code"),
@@ -230,6 +60,15 @@ class Transcript(SteadyScroll):
     drafting: reactive[bool] = reactive(False, init=False)
     thinking: reactive[bool] = reactive(False, init=False)
 
+    class MoreBelow(Static, can_focus=False):
+        """Shown below the transcript while more is written than is seen."""
+
+        def on_click(self) -> None:
+            self.post_message(Transcript.EndWanted())
+
+    class EndWanted(Message):
+        """The reader wants to follow the end again."""
+
     class Left(Message):
         """The reader went down from the last message."""
 
@@ -237,7 +76,9 @@ class Transcript(SteadyScroll):
         self._column = TurnColumn(self._views, *first)
         super().__init__(self._column, id=id)
         self._conversation = conversation
+        self.more_below = self.MoreBelow("↓ more below · End", id="more")
         self._chosen: MessageView | None = None
+        self._is_clicked = False  # it was chosen with the mouse
         self._mounting = asyncio.Lock()  # one change of what is mounted at a time
         self._update_pending = False
 
@@ -248,6 +89,7 @@ class Transcript(SteadyScroll):
 
     def on_mount(self) -> None:
         self.anchor()
+        self.more_below.display = False
         self.can_focus = False
         self.watch(self, "scroll_y", self._scrolled, init=False)
         self.watch(self, "virtual_size", self._scrolled, init=False)
@@ -322,11 +164,14 @@ class Transcript(SteadyScroll):
 
     @property
     def chosen(self) -> tuple[Turn, Part] | None:
-        """The message that the keys apply to; None while the focus is elsewhere."""
+        """The message that the keys apply to; None while the focus is elsewhere and none was
+        clicked on."""
         # Not `has_focus`: a key may come before the event of the focus.
-        if self.screen.focused is not self:
+        if self.screen.focused is self:
+            self.on_focus()
+            self._choose_seen()
+        elif not self._is_clicked or self._chosen not in self._column.messages:
             return None
-        self.on_focus()
         if self._chosen is None:
             return None
         return self._chosen.turn, "prompt" if isinstance(self._chosen, PromptView) else "answer"
@@ -334,8 +179,21 @@ class Transcript(SteadyScroll):
     def choose(self, turn: Turn, part: Part) -> None:
         """Chooses a message, and scrolls to it."""
         views = self.query(f"#{part}-{turn.number}")
-        if views:
-            self._choose(views.first())  # type: ignore[arg-type]
+        if not views:
+            return
+        view: MessageView = views.first()  # type: ignore[assignment]
+        self._choose(view)
+        if self.screen.focused is not self:
+            self._is_clicked = True  # what leads here was clicked on too
+            view.show_actions(True)
+
+    def leave(self) -> None:
+        """What was clicked on is chosen no more."""
+        if self._is_clicked and self._chosen is not None:
+            self._is_clicked = False
+            self._chosen.show_actions(False)
+            if self.screen.focused is not self:
+                self._chosen.remove_class("-chosen")
 
     def on_focus(self) -> None:
         views = self._column.messages
@@ -343,6 +201,26 @@ class Transcript(SteadyScroll):
             self._chosen = None
             if views:
                 self._choose(views[-1])
+        elif self._chosen is not None:
+            self._chosen.add_class("-chosen")
+
+    def on_blur(self) -> None:
+        if self._chosen is not None and not self._is_clicked:
+            self._chosen.remove_class("-chosen")
+
+    def on_click(self, event: events.Click) -> None:
+        """Chooses a message; a second click leaves it."""
+        below, _ = self.screen.get_widget_at(*event.screen_offset)
+        above = below.ancestors_with_self
+        view = next((each for each in above if isinstance(each, (PromptView, AnswerView))), None)
+        if "@click" in event.style.meta or self.screen.get_selected_text():
+            return
+        was_chosen = self._is_clicked and view is self._chosen
+        self.leave()
+        if view is not None and not was_chosen:
+            self._mark_chosen(view)
+            self._is_clicked = True
+            view.show_actions(True)
 
     async def action_choose(self, steps: int) -> None:
         self.on_focus()
@@ -362,6 +240,7 @@ class Transcript(SteadyScroll):
 
     async def action_page(self, direction: int) -> None:
         """Scrolls a page up (-1) or down (1); at the end, follows it again."""
+        self.call_after_refresh(self._choose_seen)
         lines = direction * (self.scrollable_content_region.height - 1)
         target = self.scroll_y + lines
         self.release_anchor()
@@ -382,6 +261,8 @@ class Transcript(SteadyScroll):
             async with self._mounting:
                 await self._column.show(self._conversation.turns, 0)
         self.scroll_home(animate=False)
+        if self._column.messages:
+            self._mark_chosen(self._column.messages[0])
 
     async def action_follow(self) -> None:
         """Scrolls to the end, and follows it."""
@@ -391,6 +272,14 @@ class Transcript(SteadyScroll):
             else:
                 await self._column.trim()
         self.anchor()
+        if self.screen.focused is self and self._column.messages:
+            self._mark_chosen(self._column.messages[-1])
+
+    def action_unfold(self) -> None:
+        """Unfolds the chosen prompt, or folds it."""
+        self.on_focus()
+        if isinstance(self._chosen, PromptView):
+            self._chosen.action_unfold()
 
     def action_wrap_code(self) -> None:
         """Wraps the lines of all blocks of code, or cuts them again."""
@@ -407,10 +296,22 @@ class Transcript(SteadyScroll):
                 block.scroll_code(steps)
 
     def _mark_chosen(self, view: MessageView) -> None:
+        if self._chosen is not view:
+            self.leave()
         if self._chosen is not None:
             self._chosen.remove_class("-chosen")
         self._chosen = view
         view.add_class("-chosen")
+
+    def _choose_seen(self) -> None:
+        """Chooses the first message that is seen, where the chosen one is not."""
+        if self.screen.focused is not self or self._chosen is None:
+            return
+        here = self.content_region
+        laid_out = [view for view in self._column.messages if view.region.height]
+        seen = [view for view in laid_out if view.region.overlaps(here)]
+        if self._chosen in laid_out and seen and self._chosen not in seen:
+            self._mark_chosen(seen[0])
 
     def _choose(self, view: MessageView) -> None:
         self._mark_chosen(view)
@@ -439,17 +340,29 @@ class Transcript(SteadyScroll):
         async with self._mounting:
             await move
 
+    def on_answer_view_state_shown(self) -> None:
+        self.call_after_refresh(self._scrolled)
+
     def _scrolled(self) -> None:
+        self.more_below.display = self._anchor_released and self._grows_below
         if not self._update_pending:
             self._update_pending = True
             self.set_timer(
                 _UPDATE_DELAY_S, lambda: self.run_worker(self._update_nearby(), group="update")
             )
 
+    @property
+    def _grows_below(self) -> bool:
+        """Whether an answer is being written below what is seen."""
+        turns = self._conversation.turns
+        is_below = self.max_scroll_y - self.scroll_y > 1 or bool(self._column.after)
+        return is_below and any(turn.state == "answering" for turn in turns[-2:])
+
     async def _update_nearby(self) -> None:
         """Mounts and draws what the reader comes near, and unmounts what is far."""
         self._update_pending = False
         column, near = self._column, self.size.height
+        self._choose_seen()
         if self._anchor_released and not self.is_adjusting:
             if self.scroll_y < near and column.before:
                 await self._move(column.move_up())
