@@ -35,7 +35,9 @@ from akunu_py.types import DraftMode, Stats, WeightMode
 
 SCREEN = (24, 80)  # lines, columns
 GOAL_MS, GOAL_RATIO = 50, 0.95  # the median of a key while decoding, at most; the ratio, at least
+GOAL_WORST_MS = 150
 IDLE, DECODING, LONG = "idle", "decoding", "decoding, long chat"
+HEAVY = "decoding, heavy chat"
 # Letters that no answer is likely to have, a column wide, a new one for each key. There are fewer
 # than fit into a line of the box, which is cleared in between.
 LETTERS = "".join(map(chr, range(0x13A0, 0x13A0 + 64)))  # Cherokee
@@ -54,6 +56,8 @@ _MOST_ANSWERS = 6  # that keys are typed into, where answers are short
 _LONG_CHAT = "An earlier chat with a long answer"
 _LONG_END = "So ends the long answer."
 _LONG_LENGTH = 6500  # characters: about 1,500 tokens
+_HEAVY_CHAT = "An earlier chat of many turns"
+_HEAVY_TURNS, _HEAVY_ROWS, _HEAVY_PROMPT = 300, 200, 250_000  # turns, rows, characters
 _CODE = """
 ```python
 def weighted_mean(values, weights):
@@ -79,6 +83,11 @@ class KeyTimes:
         return median(self.seconds)
 
     @property
+    def worst(self) -> float:
+        """The slowest, 0 for none."""
+        return max(self.seconds, default=0.0)
+
+    @property
     def p95(self) -> float:
         """95 in 100 are as fast (nearest rank), 0 for none."""
         rank = math.ceil(0.95 * len(self.seconds)) - 1
@@ -91,6 +100,7 @@ class KeyTimes:
             "lost": self.lost,
             "median_ms": round(1e3 * self.median, 2),
             "p95_ms": round(1e3 * self.p95, 2),
+            "worst_ms": round(1e3 * self.worst, 2),
             "ms": [round(1e3 * seconds, 2) for seconds in self.seconds],
         }
 
@@ -186,6 +196,7 @@ class ChatBench:
                 side(result, f"{number}/{repeats}")
         if self._options.long:
             self._in_long_chat(result)
+            self._in_heavy_chat(result)
 
     def _alone(self, result: ChatResult, round_: str) -> None:
         self._progress(f"without the chat, {round_}")
@@ -225,16 +236,29 @@ class ChatBench:
         result.chat.append(self._answers(name)[0])
 
     def _in_long_chat(self, result: ChatResult) -> None:
-        name = self._next_chat()
         self._progress("keys, in a long chat")
-        result.keys[LONG] = KeyTimes()
-        self._save_long_chat(name)
-        with chat_terminal(self._chat_command(), self._environment(name)) as terminal:
-            terminal.open_chat(_LONG_CHAT, _LONG_END)
-            keys = self._options.keys * min(2, self._options.repeats)
-            type_while_answering(terminal, self._options.prompt, keys, result.keys[LONG])
-            terminal.quit()
+        name = self._type_in(_long_tree(), _LONG_END, result.keys.setdefault(LONG, KeyTimes()))
         result.history = self._answers(name)[1][1].prompt_tokens
+
+    def _in_heavy_chat(self, result: ChatResult) -> None:
+        self._progress("keys, in a heavy chat")
+        end = "more characters"  # the prompt is folded
+        self._type_in(_heavy_tree(), end, result.keys.setdefault(HEAVY, KeyTimes()))
+
+    def _type_in(self, tree: Tree, end: str, into: KeyTimes) -> str:
+        """Opens an earlier chat, which ends with `end`, and types while it answers there. Returns
+        the name of its data directory."""
+        name = self._next_chat()
+        path = self._conversations(name)
+        path.parent.mkdir(parents=True)
+        with contextlib.closing(ConversationStore.open(path)) as store:
+            store.save_tree(tree)
+        with chat_terminal(self._chat_command(), self._environment(name)) as terminal:
+            terminal.open_chat(tree.title, end)
+            keys = self._options.keys * min(2, self._options.repeats)
+            type_while_answering(terminal, self._options.prompt, keys, into)
+            terminal.quit()
+        return name
 
     def _chat_command(self) -> list[str]:
         limit = ["--max-tokens", str(self._options.max_tokens)]
@@ -257,25 +281,6 @@ class ChatBench:
 
     def _conversations(self, name: str) -> Path:
         return self._directory / name / "akunu" / "conversations.db"
-
-    def _save_long_chat(self, name: str) -> None:
-        """An earlier chat with an answer made of the workloads' prompts, which are ours."""
-        prompts = [
-            turn.user for each in load_workloads(["summary", "question"]) for turn in each.turns
-        ]
-        part = "\n\n".join([*prompts, _CODE])
-        parts = [
-            f"## Part {number}\n\n{part}" for number in range(1, _LONG_LENGTH // len(part) + 2)
-        ]
-        answer = "\n\n".join(parts)[:_LONG_LENGTH] + f"\n```\n\n{_LONG_END}"
-        tree = Tree(title=_LONG_CHAT)
-        prompt = ChatMessage("user", "Tell me all of it.")
-        tree.add(prompt)
-        tree.add(ChatMessage("assistant", answer, prompt.id, model="bench", finish_reason="stop"))
-        path = self._conversations(name)
-        path.parent.mkdir(parents=True)
-        with contextlib.closing(ConversationStore.open(path)) as store:
-            store.save_tree(tree)
 
     def _answers(self, name: str) -> list[tuple[str, Stats]]:
         """The answers that the chat saved, the first one first. Raises AkunuError where one did not
@@ -419,6 +424,41 @@ class ChatTerminal:
         if _ATTRIBUTES_QUERY in read:
             os.write(self._master, _ATTRIBUTES)
         return bool(read)
+
+
+def _long_tree() -> Tree:
+    """A chat with an answer made of the workloads' prompts, which are ours."""
+    prompts = [turn.user for each in load_workloads(["summary", "question"]) for turn in each.turns]
+    part = "\n\n".join([*prompts, _CODE])
+    parts = [f"## Part {number}\n\n{part}" for number in range(1, _LONG_LENGTH // len(part) + 2)]
+    answer = "\n\n".join(parts)[:_LONG_LENGTH] + f"\n```\n\n{_LONG_END}"
+    tree = Tree(title=_LONG_CHAT)
+    _add_turn(tree, "Tell me all of it.", answer)
+    return tree
+
+
+def _heavy_tree() -> Tree:
+    """A chat of many turns, the last ones with a table and a very long prompt. What was not
+    answered is seen, and no model reads it again."""
+    tree, parent = Tree(title=_HEAVY_CHAT), None
+    for number in range(_HEAVY_TURNS):
+        parent = _add_turn(tree, f"Prompt {number}.", "", parent)
+    rows = "".join(f"| {number} | a | b |\n" for number in range(_HEAVY_ROWS))
+    parent = _add_turn(tree, "All of them.", f"| n | x | y |\n|--:|---|---|\n{rows}", parent)
+    line = "What a log says, a line of it.\n"
+    _add_turn(tree, line * (_HEAVY_PROMPT // len(line)), "", parent)
+    return tree
+
+
+def _add_turn(tree: Tree, prompt: str, answer: str, parent: str | None = None) -> str:
+    """Adds a turn, without an end where it has no answer; returns the id of the reply."""
+    asked = ChatMessage("user", prompt, parent)
+    reply = ChatMessage(
+        "assistant", answer, asked.id, model="bench", finish_reason="stop" if answer else None
+    )
+    tree.add(asked)
+    tree.add(reply)
+    return reply.id
 
 
 def _visible_text(shown: bytes) -> str:

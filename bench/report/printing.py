@@ -208,22 +208,30 @@ def print_check(check: Check) -> None:
 
 
 def print_chat(model: str, draft: str, result: ChatResult) -> None:
-    from akunu_py.bench.chat import GOAL_MS, GOAL_RATIO
+    from akunu_py.bench.chat import GOAL_MS, GOAL_RATIO, GOAL_WORST_MS
 
     print(f"{model}, drafting {draft}, in a terminal of 80 x 24\n")
     cells = [
         [name, str(len(keys.seconds)), str(keys.lost)]
-        + ([f"{1e3 * keys.median:.1f}", f"{1e3 * keys.p95:.1f}"] if keys.seconds else ["–", "–"])
+        + [
+            f"{1e3 * each:.1f}" if keys.seconds else "–"
+            for each in (keys.median, keys.p95, keys.worst)
+        ]
         for name, keys in result.keys.items()
     ]
-    print(tables.to_text((["ms from key to letter", "keys", "lost", "median", "95 %"], cells)))
+    print(
+        tables.to_text(
+            (["ms from key to letter", "keys", "lost", "median", "95 %", "worst"], cells)
+        )
+    )
     sides = (("without the chat", result.alone), ("in the chat", result.chat))
     cells = [[name, *_speed_cells([stats for _, stats in answers])] for name, answers in sides]
     print(tables.to_text((["decoding", "answers", "tokens", "t/s", "±", "tokens/pass"], cells)))
     if result.ratio:
         same = "the same answer" if result.identical else "NOT the same answer each time"
         print(f"in the chat: x{result.ratio:.3f} ± {result.spread:.3f}; {same}")
-    print(f"goals: a median of {GOAL_MS} ms at most while decoding, x{GOAL_RATIO} at least")
+    goals = f"a median of {GOAL_MS} ms and {GOAL_WORST_MS} ms at worst while decoding"
+    print(f"goals: {goals}, x{GOAL_RATIO} at least")
     if result.history:
         print(f"the long chat: {result.history} tokens before the answer")
 

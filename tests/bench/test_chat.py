@@ -20,7 +20,8 @@ def test_percentiles_are_values_that_were_measured() -> None:
     assert keys.median == pytest.approx(0.505)
     assert keys.p95 == 0.95
     assert KeyTimes([0.2]).p95 == 0.2
-    assert KeyTimes().median == KeyTimes().p95 == 0.0
+    assert keys.worst == 1.0
+    assert KeyTimes().worst == KeyTimes().median == KeyTimes().p95 == 0.0
 
 
 def test_the_ratio_is_of_the_medians() -> None:
@@ -63,7 +64,7 @@ def test_the_command(
     assert not user.exists()
     keys = result["keys"]
     assert keys["idle"]["count"] + keys["idle"]["lost"] == 8
-    for name in ("idle", "decoding", "decoding, long chat"):
+    for name in ("idle", "decoding", "decoding, long chat", "decoding, heavy chat"):
         assert len(keys[name]["ms"]) == keys[name]["count"]
     assert 0 <= keys["decoding"]["count"] <= 2
     assert len(result["alone"]) == len(result["chat"]) == 1
