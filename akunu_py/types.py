@@ -208,8 +208,8 @@ NotCached = Literal["", "evicted", "no checkpoint", "changed"]
 
 # Why what was read before is read again, in words.
 NOT_CACHED: dict[NotCached, str] = {
-    "evicted": "memory was needed",
-    "no checkpoint": "this model returns to few places",
+    "evicted": "no memory",
+    "no checkpoint": "no way back",
 }
 
 

@@ -193,10 +193,13 @@ class DraftingPanel(Widget, can_focus=False):
             parts.append(f"{stats.acceptance_rate:.0%} of {stats.drafted:,} guesses right")
         if stats.prefill_s:
             parts.append(f"first word after {stats.prefill_s:.1f} s")
-        if stats.cached_tokens:
-            parts.append(f"{stats.cached_tokens:,} tokens read before")
-        if (again := stats.known_tokens - stats.cached_tokens) > 0:
-            parts.append(f"{again:,} read again: {NOT_CACHED.get(stats.not_cached, 'unknown why')}")
+        if stats.known_tokens or stats.cached_tokens:
+            again = stats.known_tokens - stats.cached_tokens
+            why = NOT_CACHED.get(stats.not_cached, "unknown why")
+            parts.append(
+                f"{stats.cached_tokens:,} tokens read before"
+                + (f", {again:,} again: {why}" if again > 0 else "")
+            )
         return Content.styled(" · ".join(parts), self._style("words"))
 
     def _style(self, name: str) -> Style:
