@@ -22,6 +22,7 @@ from akunu_py.decoding.schema.grammar import grammar as json_grammar
 from akunu_py.decoding.schema.terminals import byte_tables, limits
 from akunu_py.decoding.sketch import JsonSketch
 from akunu_py.decoding.thinking import prompt_opens_thinking, thinking_markers
+from akunu_py.decoding.token_tables import token_tables
 from akunu_py.errors import UsageError
 from akunu_py.files import parse_json
 from akunu_py.text import on_one_line
@@ -42,7 +43,6 @@ _NAMES = {
 }
 _State = Literal["start", "thinking", "thought", "structure"]  # "start": thinking may open
 _Result = TypeVar("_Result")
-_built: dict[tuple[str, int, frozenset[int]], LLTokenizer] = {}  # the last model's
 
 
 class ConstraintMatcher:
@@ -104,7 +104,7 @@ class ConstraintMatcher:
         if sketch is not None and (tokens := sketch.forced(self._structure, self._before[2])):
             return tokens, False
         text = self._matcher.compute_ff_bytes()
-        return _tables(self._engine).tokenize_bytes(text) if text else [], True
+        return token_tables(self._engine).tokenize_bytes(text) if text else [], True
 
     def advance(self, token: int) -> bool:
         """See `DraftGuide`."""
@@ -120,7 +120,7 @@ class ConstraintMatcher:
                 self._sketch.rewind(length)
 
     def _new_sketch(self) -> JsonSketch | None:
-        constraint, tables = self._constraint, _tables(self._engine)
+        constraint, tables = self._constraint, token_tables(self._engine)
         if constraint.kind not in ("json_schema", "json") or constraint.compact:
             return None
 
@@ -192,7 +192,7 @@ def compile_constraint(engine: Engine, constraint: Constraint) -> LLMatcher:
         raise UsageError(f"{name} must have {MAX_CONSTRAINT:,} characters at most, has {size:,}")
     if not engine.stop_tokens:
         raise UsageError(f"{engine.name} has no token that ends an answer, so nothing can be held")
-    tables = _tables(engine)
+    tables = token_tables(engine)
     layout = COMPACT if constraint.compact else FREE
     matcher, error = _within(
         COMPILE_SECONDS, name, lambda: _compiled(tables, _grammar(constraint, layout))
@@ -265,28 +265,6 @@ def _within(seconds: float, name: str, work: Callable[[], _Result]) -> _Result:
         return done.result(seconds)
     except TimeoutError:
         raise UsageError(f"{name} took longer than {seconds:g} s; make it simpler") from None
-
-
-def _tables(engine: Engine) -> LLTokenizer:
-    """The bytes of all tokens, in a trie, built once for a model."""
-    key = engine.tokenizer_digest, engine.vocabulary, engine.stop_tokens
-    if key not in _built:
-        from llguidance import LLTokenizer
-
-        try:
-            tables = LLTokenizer(
-                engine.tokenizer.backend_tokenizer.to_str(),
-                n_vocab=engine.vocabulary,
-                eos_token=sorted(engine.stop_tokens),
-            )
-        except ValueError as error:
-            raise UsageError(
-                f"the tokenizer of {engine.name} is of a kind that answers cannot be constrained "
-                f"with: {on_one_line(str(error))}"
-            ) from error
-        _built.clear()
-        _built[key] = tables
-    return _built[key]
 
 
 def _thinking_tokens(engine: Engine) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

@@ -45,7 +45,7 @@ class LearnedState:
     def __init__(self, model: Path, tokenizer: str, layout: str, *, memory: bool) -> None:
         """model: its directory. tokenizer: a digest, because a memory of other token ids is worth
         nothing. layout: device and format of the weights, which is what costs depend on."""
-        self.directory = _directory(model)
+        self.directory = directory_of(model)
         self._curve_file = self.directory / f"curve-{_digest(layout)}.json"
         self._memory_file = self.directory / f"{_MEMORY}{_digest(tokenizer)}"
         self._journal = self.directory / f"{_MEMORY}{_digest(tokenizer)}.journal"
@@ -115,7 +115,7 @@ def forget(model: Path) -> int:
     """
     freed = 0
     try:
-        if (directory := _directory(model)).exists():
+        if (directory := directory_of(model)).exists():
             with _locked(directory):
                 freed = remembered_bytes(model)
                 for path in _memory_files(directory):
@@ -127,7 +127,7 @@ def forget(model: Path) -> int:
 
 def remembered_bytes(model: Path) -> int:
     """Bytes on disk that the memory of `model` takes."""
-    return sum(path.stat().st_size for path in _memory_files(_directory(model)))
+    return sum(path.stat().st_size for path in _memory_files(directory_of(model)))
 
 
 def _memory_files(directory: Path) -> list[Path]:
@@ -147,7 +147,8 @@ def _locked(directory: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _directory(model: Path) -> Path:
+def directory_of(model: Path) -> Path:
+    """Of what can be made again about a model: what was learned, its token tables."""
     # A model may be named by any path: a digest is a safe file name, the last part a legible one.
     path = model.resolve()
     legible = "".join(c for c in path.name if c.isalnum() or c in "._-")[:40]

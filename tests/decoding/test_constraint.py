@@ -30,6 +30,7 @@ from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.sampling import Sampler, filtered
 from akunu_py.decoding.schema.builder import COMPACT, FREE
 from akunu_py.decoding.session import Generation, Session
+from akunu_py.decoding.token_tables import token_tables
 from akunu_py.errors import UsageError
 from akunu_py.types import Answer, Constraint, Drafter, DraftMode, GenerateOptions, SamplingOptions
 from tests.support.tiny import Adversary, tiny_llama
@@ -88,7 +89,7 @@ def engine(shallow_starter: Engine) -> Engine:
 def naive(engine: Engine, prompt: list[int], sampling: SamplingOptions, grammar: str) -> list[int]:
     """Plain decoding without any cache: each step reads everything again, into a new matcher."""
     plain = Sampler(replace(sampling, constraint=None))
-    tables = constraint_module._tables(engine)
+    tables = token_tables(engine)
     tokens: list[int] = []
     while len(tokens) < TOKENS:
         matcher = llguidance.LLMatcher(tables, grammar)

@@ -1,0 +1,120 @@
+"""The bytes of a model's tokens in a trie, which grammars are held against.
+
+llguidance takes them out of the tokenizer, which is half of the work. So they are kept on disk, and
+checked: a file that is damaged, or of another tokenizer, is made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from array import array
+from typing import Any
+
+from llguidance import LLTokenizer, TokenizerWrapper
+
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.learned import directory_of
+from akunu_py.errors import UsageError
+from akunu_py.files import read_bounded, write_atomically
+from akunu_py.text import on_one_line
+
+_MAGIC = b"akunu tokens 1\n"
+_LARGEST = 1 << 26  # bytes of a file
+_SPECIAL = 1 << 31  # in the length of a token
+# What both ways to the tables must tokenize alike.
+_SAMPLES = ('{"name": "A b", "c": [1, 2.5]}', '\n  "ä": {', ": ", "}")
+_built: dict[tuple[str, int, frozenset[int]], LLTokenizer] = {}  # the last model's
+
+
+def token_tables(engine: Engine) -> LLTokenizer:
+    """Built once for a model. Raises UsageError for tokenizers that llguidance does not know."""
+    key = engine.tokenizer_digest, engine.vocabulary, engine.stop_tokens
+    if key not in _built:
+        tables = _loaded(engine) or _made(engine)
+        _built.clear()
+        _built[key] = tables
+    return _built[key]
+
+
+class _Tokens:
+    """The tokenizer as llguidance wants one."""
+
+    bos_token_id = None
+
+    def __init__(self, engine: Engine, tokens: list[bytes], special: list[int]) -> None:
+        self.eos_token_id = min(engine.stop_tokens)
+        self.tokens, self.special_token_ids = tokens, special
+        self._encode = engine.tokenizer.backend_tokenizer.encode
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        if isinstance(text, bytes):
+            text = text.decode()
+        return list(self._encode(text, add_special_tokens=False).ids)
+
+
+def _made(engine: Engine) -> LLTokenizer:
+    """From the tokenizer; kept on disk, if the disk does not refuse."""
+    try:
+        tables = LLTokenizer(
+            engine.tokenizer.backend_tokenizer.to_str(),
+            n_vocab=engine.vocabulary,
+            eos_token=sorted(engine.stop_tokens),
+        )
+    except ValueError as error:
+        raise UsageError(
+            f"the tokenizer of {engine.name} is of a kind that answers cannot be constrained "
+            f"with: {on_one_line(str(error))}"
+        ) from error
+    tokens = [tables.decode_bytes([token]) for token in range(engine.vocabulary)]
+    special = [token for token in range(engine.vocabulary) if tables.is_special_token(token)]
+    plain = _Tokens(engine, tokens, special)
+    if all(plain(text) == tables.tokenize_str(text) for text in _SAMPLES):
+        path = _file(engine)
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_atomically(path, _dumped(tokens, special))
+    return tables
+
+
+def _loaded(engine: Engine) -> LLTokenizer | None:
+    """From the file; None where there is none that can be used."""
+    try:
+        tokens, special = _parsed(read_bounded(_file(engine), _LARGEST))
+    except (OSError, ValueError):
+        return None
+    if len(tokens) != engine.vocabulary:
+        return None
+    wrapped: Any = TokenizerWrapper(_Tokens(engine, tokens, special))
+    return LLTokenizer(wrapped, n_vocab=engine.vocabulary, eos_token=sorted(engine.stop_tokens))
+
+
+def _file(engine: Engine) -> Any:
+    digest = hashlib.sha256(engine.tokenizer_digest.encode()).hexdigest()[:12]
+    return directory_of(engine.path) / f"tokens-{digest}"
+
+
+def _dumped(tokens: list[bytes], special: list[int]) -> bytes:
+    lengths = array("I", map(len, tokens))
+    for token in special:
+        lengths[token] |= _SPECIAL
+    body = array("I", [len(tokens)]).tobytes() + lengths.tobytes() + b"".join(tokens)
+    return _MAGIC + hashlib.sha256(body).digest() + body
+
+
+def _parsed(data: bytes) -> tuple[list[bytes], list[int]]:
+    """The tokens, and which are special. Raises ValueError for what is no such file."""
+    head = len(_MAGIC) + 32
+    digest, body = data[len(_MAGIC) : head], data[head:]
+    if not data.startswith(_MAGIC) or hashlib.sha256(body).digest() != digest:
+        raise ValueError("not the bytes of tokens")
+    count = int.from_bytes(body[:4], "little")
+    lengths = array("I", body[4 : 4 + 4 * count])
+    tokens, special, at = [], [], 4 + 4 * count
+    for token, length in enumerate(lengths):
+        size = length & ~_SPECIAL
+        tokens.append(body[at : at + size])
+        at += size
+        if length & _SPECIAL:
+            special.append(token)
+    return tokens, special
