@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,7 @@ class Asked:
     parts: list[str] = field(default_factory=list)
     done: list[Completion | Failure] = field(default_factory=list)
     thread: threading.Thread | None = None
+    ticket: Ticket = field(init=False)
 
     @property
     def completion(self) -> Completion:
@@ -92,7 +94,8 @@ class Host:
                 asked.thread = threading.current_thread()
                 self.changed.notify_all()
 
-        self.thread.submit(Ticket(request, on_done, channel, on_text))
+        asked.ticket = Ticket(request, on_done, channel, on_text)
+        self.thread.submit(asked.ticket)
         return asked
 
     def wait(self, condition: Callable[[], object]) -> None:
@@ -220,6 +223,32 @@ def test_something_else_is_typed_while_it_is_made(host: Host, engine: Engine) ->
     assert later[0].completion.text == Completer(engine).complete(typed(ASKED, "!")).text
 
 
+def test_who_takes_over_what_is_made_ahead_has_its_time_kept(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device that takes 20 ms a pass. What is made ahead has no limit of its own."""
+    now = [0.0]
+    monkeypatch.setattr("akunu_py.completion.types.time.monotonic", lambda: now[0])
+    accepted: list[tuple[float, Asked]] = []
+
+    def pass_time(number: int) -> None:
+        now[0] += 0.02
+        if host.made and not accepted:  # the first answer was given
+            asked = typed(ASKED, first[0].completion.text)
+            asked = replace(asked, seconds=0.1)
+            accepted.append((now[0], host.ask(asked, "buffer")))
+
+    host.on_pass = pass_time
+    first = [host.ask(ASKED, "buffer")]
+    host.wait(lambda: accepted and accepted[0][1].done)
+    began, second = accepted[0]
+    assert second.completion.finish_reason == "time"
+    assert second.completion.text
+    host.wait(partial(host.has_made, 3))  # and what follows that
+    assert first[0].completion.finish_reason == "length"
+    assert now[0] - began <= 0.1 + 0.02 * (1 + 2 + 12)  # one pass too many, and the third one's
+
+
 LONG = "value = [1, 2]\n" * 60 + "x = [[[["
 
 
@@ -231,6 +260,14 @@ def test_what_was_read_ahead_is_not_read_again(host: Host, engine: Engine) -> No
     done = host.answer(request)
     assert done.stats.prompt_tokens - done.stats.cached_tokens <= 2
     assert done.text == Completer(engine).complete(request).text
+
+
+def test_reading_another_file_ahead_does_not_lose_what_was_read(host: Host) -> None:
+    request = CompletionRequest(LONG, max_tokens=4)
+    host.answer(request)
+    host.answer(CompletionRequest("other(1)\n" * 80, max_tokens=0))
+    done = host.answer(typed(request, "?"))
+    assert done.stats.prompt_tokens - done.stats.cached_tokens <= 4
 
 
 def test_reading_ahead_makes_way_and_goes_on_from_there(host: Host) -> None:
@@ -313,3 +350,51 @@ def test_a_model_that_did_not_load_is_tried_again_with_later_requests(engine: En
     assert [isinstance(outcome, Failure) for outcome in done] == [True] * 7 + [False]
     assert tries[0] == 5
     assert states == ["loading"] * 5
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_is_asked_is_answered_once_and_as_the_model_completes(
+    engine: Engine, host: Host, seed: int
+) -> None:
+    """Typing, accepting, taking back and cancelling in three documents while it is at work."""
+    rng = random.Random(seed)
+    alone = Completer(engine)
+    wholes: dict[str, str] = {}  # prefix -> with what the model completes there
+
+    def whole(request: CompletionRequest) -> str:
+        if request.prefix not in wholes:
+            alone._cache._entries.clear()
+            wholes[request.prefix] = request.prefix + alone.complete(request).text
+        return wholes[request.prefix]
+
+    begun = [f"{name} = [[[[" for name in "xyz"]
+    asked: list[Asked] = []
+    for _ in range(40):
+        number = rng.randrange(3)
+        request = CompletionRequest(begun[number], max_tokens=5)
+        action = rng.random()
+        if action < 0.4:  # some of the ghost is typed, or all of it accepted
+            text = whole(request)
+            request = replace(request, prefix=text[: rng.randint(len(request.prefix), len(text))])
+        elif action < 0.5:
+            request = typed(request, rng.choice("?!x "))
+        elif action < 0.6:
+            request = replace(request, max_tokens=0)
+        begun[number] = request.prefix
+        asked.append(host.ask(request, rng.choice(["", f"document {number}"])))
+        if rng.random() < 0.2:
+            rng.choice(asked).ticket.cancel()
+        if rng.random() < 0.3:
+            host.wait(partial(getattr, rng.choice(asked), "done"))
+    host.wait(lambda: all(each.done for each in asked))
+    for each in asked:
+        done = each.completion
+        if done.finish_reason == "cancelled" or not each.request.max_tokens:
+            continue
+        assert "".join(each.parts) == done.text
+        answer = each.request.prefix + done.text
+        whole(each.request)
+        following = [replace(each.request, prefix=text) for text in wholes.values()]
+        assert answer in wholes.values() or answer in map(whole, following)
+    answered = [each for each in asked if each.completion.finish_reason == "length"]
+    assert len(answered) > 8
