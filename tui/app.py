@@ -281,6 +281,12 @@ class ChatApp(App[None]):
         if self.view.offers_last:
             await self.library.continue_last()
 
+    def action_send(self) -> None:
+        self.view.prompt.send()
+
+    def action_choose_message(self) -> None:
+        self.view.transcript.focus()
+
     def on_prompt_box_search_wanted(self, event: PromptBox.SearchWanted) -> None:
         if event.earlier:
             self.push_screen(HistoryScreen(event.earlier), self._take_prompt)

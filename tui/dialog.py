@@ -31,7 +31,7 @@ class Dialog(ModalScreen[Result | None]):
         """What everything is composed in; the keys that matter stand at its foot."""
         frame = Vertical(id="dialog")
         frame.border_title = title
-        frame.border_subtitle = keys
+        frame.border_subtitle = with_links(keys)
         return frame
 
     def on_mount(self) -> None:
@@ -44,6 +44,13 @@ class Dialog(ModalScreen[Result | None]):
 
     def action_close(self) -> None:
         self.dismiss(None)
+
+
+def with_links(keys: str) -> Content:
+    """The keys at the foot of a dialog, of which what closes it can be clicked."""
+    before, close, after = keys.partition("Esc close")
+    link = Content.from_markup(f"[@click=screen.close]{close}[/]") if close else Content("")
+    return Content.assemble(before, link, after)
 
 
 class ListDialog(Dialog[Result]):

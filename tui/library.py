@@ -31,7 +31,7 @@ from akunu_py.chats.store import ConversationStore, SearchResult
 from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.errors import ConversationError
 from akunu_py.text import collapse, displayable
-from akunu_py.tui.dialog import DIALOG_STYLE, Dialog, ListDialog
+from akunu_py.tui.dialog import DIALOG_STYLE, Dialog, ListDialog, with_links
 from akunu_py.tui.store_thread import StoreThread
 
 _WIDE, _NORMAL = 100, 60  # columns
@@ -336,7 +336,7 @@ class ConversationsScreen(ListDialog[Chosen]):
         hint = _HINTS[0 if width >= _WIDE else 1 if width >= _NORMAL else 2]
         if self._renaming is not None:
             hint = "Enter keep the title · Esc leave it"
-        self.query_one("#dialog").border_subtitle = hint
+        self.query_one("#dialog").border_subtitle = with_links(hint)
 
     def _show_error(self, error: ConversationError) -> None:
         self.notify(str(error), severity="error", timeout=10, markup=False)

@@ -22,11 +22,24 @@ from akunu_py.tui.transcript.turn import Notice
 from akunu_py.tui.transcript.view import Transcript
 from akunu_py.tui.welcome import Welcome
 
-# The first and the last stay however narrow it is; then the one before the last goes.
-_IDLE = ("Enter send", "Ctrl+O chats", "F4 models", "F2 drafting", "Tab messages", "F1 keys")
-_BUSY = ("Esc stop", "Ctrl+O chats", "F4 models", "F2 drafting", "Tab messages", "F1 keys")
-_EDITING = ("Enter send on a new branch", "Esc leave it as it was")
-_CHOOSING = ("e edit", "r again", "g go on", "c copy", "b code", "←→ branches", "Esc back")
+# The first and the last stay however narrow it is; then the one before the last goes. Each with the
+# action that a click on it runs.
+_ALWAYS = (
+    ("Ctrl+O chats", "conversations"),
+    ("F4 models", "models"),
+    ("F2 drafting", "show_drafting"),
+    ("Tab messages", "choose_message"),
+    ("F1 keys", "help"),
+)
+_IDLE = (("Enter send", "send"), *_ALWAYS)
+_BUSY = (("Esc stop", "stop"), *_ALWAYS)
+_EDITING = (("Enter send on a new branch", "send"), ("Esc leave it as it was", "stop"))
+_CHOOSING = tuple(  # a click would take the focus from the message
+    (hint, "")
+    for hint in (
+        "e edit", "r again", "g go on", "c copy", "b code", "←→ branches", "Esc back",
+    )
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from textual import events
+from textual.widget import Widget
 
+from akunu_py.tui.help import HelpScreen
+from akunu_py.tui.models import ModelsScreen
 from akunu_py.tui.prompt.files import attach, join, split
 from akunu_py.tui.prompt.mentions import NamedFiles, PastedTexts
 from akunu_py.tui.prompt.suggestions import Suggester, SuggestionPopup
@@ -112,3 +115,35 @@ def test_a_name_is_no_word_where_it_looks_like_a_file(directory: Path) -> None:
     named = NamedFiles(directory, {}).with_names(["notes.md", "x"])
     assert dict(named.tokens) == {"notes.md": 1000}
     assert named.spans("@notes.md @x @y.z") == [(0, 9, True), (13, 17, False)]
+
+
+async def test_what_the_keys_do_the_mouse_does_too(directory: Path) -> None:
+    async with chat(directory=directory, size=(100, 30)) as it:
+
+        async def click(widget: Widget, words: str) -> None:
+            """On words in the lower border of a widget."""
+            frame = widget.region
+            strip = it.app.screen._compositor.render_strips()[frame.bottom - 1]
+            line = "".join(segment.text for segment in strip)
+            await it.pilot.click(offset=(line.index(words) + 1, frame.bottom - 1))
+            await it.pilot.pause()
+
+        for words, screen in (
+            ("F1 keys", HelpScreen), ("F4 models", ModelsScreen),
+        ):  # fmt: skip
+            await click(it.box, words)
+            assert isinstance(it.app.screen, screen)
+            await click(it.app.screen.query_one("#dialog"), "Esc close")
+            assert not isinstance(it.app.screen, screen)
+            await click(it.box, words)
+            await it.pilot.click("#dialog", offset=(9, 1))
+            assert isinstance(it.app.screen, screen), "a click inside leaves it"
+            await it.pilot.click(offset=(1, 1))
+            await it.pilot.pause()
+            assert not isinstance(it.app.screen, screen), "a click outside closes it"
+        it.box.insert("hello")
+        await click(it.box, "Enter send")
+        assert it.prompts == ["hello"]
+        await it.piece("1")
+        await click(it.box, "Esc stop")
+        assert it.phase() == "stopped"

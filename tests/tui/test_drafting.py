@@ -129,6 +129,9 @@ async def test_the_panel_tells_tokens_per_pass_and_what_they_are_worth() -> None
         assert first.startswith("akunu guesses ahead"), "the first time it explains itself"
         assert "guessed right   the model's own words   guessed wrong, discarded" in marks
         assert "▁▃██ 2.0 words a step, about 1.3x faster (estimate)" in speed
+        for speedup, words in ((1.04, "no faster than one by one"), (0.8, "0.8x as fast")):
+            await it.post(PieceArrived(1, "x", (), STATS, gauges=Gauges(0, speedup)))
+            assert f"{words} (estimate)" in str(panel.render())
         read = replace(STATS, cached_tokens=1200, known_tokens=1500, not_cached="evicted")
         await it.post(Finished(1, "stop", read, Gauges()))
         assert "faster" not in str(panel.render())

@@ -70,7 +70,8 @@ class PromptBox(TextArea):
 
         earlier: Sequence[str]
 
-    hints: reactive[Sequence[str]] = reactive[Sequence[str]](())
+    # What is shown in the border, and the action of the app that a click on it runs, "" for none.
+    hints: reactive[Sequence[tuple[str, str]]] = reactive[Sequence[tuple[str, str]]](())
 
     heading: reactive[str] = reactive("")
     has_queued: reactive[bool] = reactive(False)
@@ -139,9 +140,10 @@ class PromptBox(TextArea):
     def watch_hints(self) -> None:
         """Shows the keys that matter now in the border: as many as fit."""
         shown = list(self.hints)
-        while len(shown) > 1 and len(" · ".join(shown)) > self.size.width - 4:
+        while len(shown) > 1 and len(" · ".join(hint for hint, _ in shown)) > self.size.width - 4:
             del shown[-2]
-        self.border_subtitle = Content(" · ".join(shown))
+        links = [_link(hint, action) if action else Content(hint) for hint, action in shown]
+        self.border_subtitle = Content(" · ").join(links)
 
     def on_resize(self) -> None:
         self.watch_hints()
@@ -154,12 +156,14 @@ class PromptBox(TextArea):
         after_ctrl_x, self._after_ctrl_x = self._after_ctrl_x, event.key == "ctrl+x"
         if after_ctrl_x and event.key == "ctrl+e":
             self.post_message(self.EditorWanted())
+        elif event.key == "ctrl+x" and not self.selected_text:
+            pass  # a text area would cut the line
         elif self._popup.take_key(event.key, is_typed=typed) or (
             event.key == "tab" and self._unfold()
         ):
             pass
         elif event.key == "enter":
-            self._send()
+            self.send()
         elif event.key in _NEWLINE_KEYS:
             self.insert("\n")
             self.scroll_cursor_visible()
@@ -244,7 +248,8 @@ class PromptBox(TextArea):
         """Whether the box shows a recalled prompt, unchanged."""
         return self._recalled is not None and self.text == self._sent[self._recalled]
 
-    def _send(self) -> None:
+    def send(self) -> None:
+        """Posts the text to be sent, and empties the box."""
         text = self.whole.strip()
         if not text:
             self.post_message(self.NothingToSend())
@@ -267,3 +272,7 @@ class PromptBox(TextArea):
         else:
             self._recalled = index
             self.write(self._sent[index])
+
+
+def _link(words: str, action: str) -> Content:
+    return Content.from_markup(f"[@click=app.{action}]$words[/]", words=words)

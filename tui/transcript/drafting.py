@@ -25,9 +25,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 _MAX_BAR = 8  # tokens in a pass; more look the same
 _MAX_BARS = 16
 _ROOM_FOR_LABELS = 60  # columns
-_EXPLANATION = (
-    "akunu guesses ahead, and the model checks several words at once: the same answer, sooner."
-)
+_EXPLANATION = "akunu guesses ahead, and the model checks several words at once."
 
 
 class DraftedSection(Widget):
@@ -175,12 +173,15 @@ class DraftingPanel(Widget, can_focus=False):
                 (f" {stats.tokens_per_pass:.1f}", self._style("value")),
                 (" words a step", words),
             ]
-        if self._speedup:
+        if self._speedup and not 0.95 <= self._speedup < 1.05:
+            faster = " faster (estimate)" if self._speedup > 1 else " as fast (estimate)"
             parts += [
                 (", about " if self.size.width >= _ROOM_FOR_LABELS else ", ", words),
                 (f"{self._speedup:.1f}x", self._style("value")),
-                (" faster (estimate)", words),
+                (faster, words),
             ]
+        elif self._speedup:
+            parts.append((", no faster than one by one (estimate)", words))
         return Content.assemble(*parts)
 
     def _numbers(self) -> Content:
