@@ -49,6 +49,11 @@ def acceptance_file() -> Path:
     return data_dir() / "completions.json"
 
 
+def live_dir() -> Path:
+    """A lock file for each conversation that is being answered."""
+    return data_dir() / "live"
+
+
 def _xdg(variable: str) -> Path | None:
     value = os.environ.get(variable, "")
     return Path(value) / _APP if os.path.isabs(value) else None
