@@ -38,7 +38,7 @@ _WIDE, _NORMAL = 100, 60  # columns
 _EMPTY = "No conversations yet. What is said in the chat is kept here."
 _HINTS = (
     "Enter open · Ctrl+R rename · Ctrl+D delete · Ctrl+Z undo · Ctrl+S export · Esc close",
-    "Enter open · ^R rename · ^D delete · ^Z undo · ^S export",
+    "Enter open · Ctrl+R rename · Ctrl+D delete · F1 keys",
     "Enter open · F1 keys",
 )
 _EXPORT_FORMATS: dict[ExportFormat, tuple[str, str]] = {

@@ -71,7 +71,7 @@ class Host(App[None]):
     """Shows `shown` and keeps what it was left with in `results`."""
 
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-normal")]  # noqa: RUF012 - the chat's
-    VERTICAL_BREAKPOINTS = [(0, "-low"), (16, "-high")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (16, "-high"), (32, "-tall")]  # noqa: RUF012
 
     def __init__(self, shown: Screen[Any], theme: str = "dark") -> None:
         super().__init__()

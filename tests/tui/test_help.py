@@ -5,6 +5,8 @@ To accept new pictures: pytest tests/tui/test_help.py --snapshot-update, then lo
 
 from __future__ import annotations
 
+import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from textual.command import CommandPalette
 from textual.pilot import Pilot
 from textual.widgets import Static
 
+from akunu_py import tui
 from akunu_py.chats.tree import ConversationInfo
 from akunu_py.settings import save_settings
 from akunu_py.tui.app import ChatApp, ChatConfig
@@ -250,3 +253,12 @@ async def test_every_screen_lives_in_the_smallest_terminal(tmp_path: Path, key: 
         await pilot.pause(0.05)
         assert app.screen is app.screen_stack[0]
         assert app.is_running
+
+
+def test_keys_are_written_in_one_way() -> None:
+    """Ctrl+R, not ^R or C-r, in whatever the chat may show."""
+    wrong = re.compile(r"(?<![\w\\[(])\^[A-Z]\b|\b[CM]-[a-zA-Z]\b|\bCtrl-")
+    for path in Path(tui.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                assert not wrong.search(node.value), f"{path.name}: {node.value!r}"
