@@ -55,6 +55,8 @@ def test_the_command(
     user = tmp_path / "user"
     for name in ("DATA", "CACHE", "CONFIG"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(user))
+    # A letter is a token of the tiny model.
+    monkeypatch.setattr("akunu_py.bench.chat._LONG_LENGTH", 1500)
     directory = write_chat_model(tmp_path / "model")
     options = ["--model", str(directory), "--repeats", "1", "--max-tokens", "24", "--keys", "2"]
     assert main(["bench", "chat", *options, "--long", "--force", "--format", "json"]) == 0

@@ -18,7 +18,7 @@ from tests.support.tiny import Adversary
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 
-COUNT = 100
+COUNT = 80
 
 # Quantisation goes by groups of 32 values, so their heads are made as wide.
 _WIDE = {"head_dim": 32}
