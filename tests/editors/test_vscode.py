@@ -66,6 +66,9 @@ for line in sys.stdin:
         read.append(asked["prefix"])
     elif not asked.get("cancel") and asked["prefix"].endswith("read?"):
         print(json.dumps({"id": asked["id"], "text": "|".join(read)}), flush=True)
+    elif not asked.get("cancel") and asked["prefix"].endswith("known?"):
+        for said in ({"delta": "one\\ntwo"}, {"text": "one\\ntwo"}):
+            print(json.dumps({"id": asked["id"]} | said), flush=True)
     elif not asked.get("cancel"):
         said = [{"status": "loading"}, {"delta": "\\n  o"}, {"delta": "ne\\n"}, {"delta": "two"}]
         whole = {"text": "\\n  one\\ntwo", "finish_reason": "stop"}
@@ -82,10 +85,19 @@ def test_the_first_line_is_shown_while_the_rest_is_written(tmp_path: Path) -> No
     (tmp_path / "helper.py").write_text(SLOW_HELPER)
     command = [sys.executable, str(tmp_path / "helper.py")]
     here = {"text": CODE, "line": 4, "character": 0}
-    found = answers(command, here, here)
+    found = answers(command, here, here | {"after": True})
     assert [item["insertText"] for answer in found for item in answer["items"]] == ["\n  one"] * 2
     assert found[0]["status"] == "akunu: the model is being loaded"
     assert found[-1]["again"] == 1
+
+
+@needs_node
+def test_what_is_known_is_shown_whole_and_not_asked_for_again(tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text(SLOW_HELPER)
+    command = [sys.executable, str(tmp_path / "helper.py")]
+    (found,) = answers(command, {"text": CODE + "known?", "line": 4, "character": 6})
+    assert [item["insertText"] for item in found["items"]] == ["one\ntwo"]
+    assert found["again"] == 0
 
 
 @needs_node

@@ -7,12 +7,14 @@ const { Helper, windowStart } = require('./helper.js')
 const MAX_CHARACTERS = 200000 // on either side of the cursor
 const MAX_FILES = 8
 const MAX_FILE_CHARACTERS = 100000
+const FIRST_LINE_MS = 50 // after which a first line is shown without the rest
 const REST_MS = 500 // of the cursor, before its place is read ahead
 
 let helper = null
 let statusBar = null
 let used = [] // documents, the one shown last first
 let resting = null
+let askedAgain = false // the next request is for the rest of what was shown
 let given = null // the last ghost: {document, end}, what the text is up to there once it is accepted
 
 function settings() {
@@ -79,24 +81,30 @@ function requestAt(document, position, chosen) {
   return request
 }
 
-// {text, id} of a completion, or of its first line as soon as that is known; the editor is made to
+// {text, id} of a completion, or of its first line where the rest takes longer; the editor is made to
 // ask again for the whole, which the helper remembers then.
 function firstLineOrAll(request, token) {
+  const whole = askedAgain // this time
+  askedAgain = false
   return new Promise((resolve) => {
     let written = ''
     let early = false
+    let timer = null
     const onCancel = (cancel) => token.onCancellationRequested(cancel)
     const onText = (text, id) => {
       written += text
       const line = /^\s*\S.*(?=\n)/.exec(written)
-      if (!early && line) {
+      if (whole || timer || !line) return
+      timer = setTimeout(() => {
         early = true
         resolve({ text: line[0], id })
-      }
+      }, FIRST_LINE_MS)
     }
     helper.ask(request, onCancel, onText).then((reply) => {
+      clearTimeout(timer)
       if (!early) resolve(reply || { text: '' })
       else if (reply && !token.isCancellationRequested) {
+        askedAgain = true
         vscode.commands.executeCommand('editor.action.inlineSuggest.trigger')
       }
     })
