@@ -443,8 +443,8 @@ def _heavy_tree() -> Tree:
     tree, parent = Tree(title=_HEAVY_CHAT), None
     for number in range(_HEAVY_TURNS):
         parent = _add_turn(tree, f"Prompt {number}.", "", parent)
-    rows = "".join(f"| {number} | a | b |\n" for number in range(_HEAVY_ROWS))
-    parent = _add_turn(tree, "All of them.", f"| n | x | y |\n|--:|---|---|\n{rows}", parent)
+    rows = "".join(f"|{number}|a|\n" for number in range(_HEAVY_ROWS))  # five tokens each
+    parent = _add_turn(tree, "All of them.", f"|n|x|\n|--:|---|\n{rows}", parent)
     line = "What a log says, a line of it.\n"
     _add_turn(tree, line * (_HEAVY_PROMPT // len(line)), "", parent)
     return tree

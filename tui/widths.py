@@ -9,6 +9,7 @@ opinion; a terminal with another would shift the rest of the line. All that is d
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from rich.cells import cell_len, split_graphemes
 
@@ -59,8 +60,7 @@ def _kept(text: str, row: int, column: int) -> str:
     if not _DISPUTED.search(text):
         return text
     parts: list[str] = []
-    for start, end, width in split_graphemes(text)[0]:
-        cluster = text[start:end]
+    for cluster, width in _clusters(text):
         after = column + width
         if not _DISPUTED.search(cluster):
             parts.append(cluster)
@@ -69,3 +69,24 @@ def _kept(text: str, row: int, column: int) -> str:
             parts.append(f"{blank}{cluster}\x1b[{row};{after}H")
         column = after
     return "".join(parts)
+
+
+def _clusters(text: str) -> Iterator[tuple[str, int]]:
+    """What is drawn as one, with its columns; two regional indicators are a flag."""
+    half: tuple[str, int] | None = None
+    while text.startswith("\u200d"):
+        text = text[2:]  # laid out as nothing: a joiner hides what follows it
+    for start, end, width in split_graphemes(text)[0]:
+        cluster = text[start:end]
+        is_half = len(cluster) == 1 and "\U0001f1e6" <= cluster <= "\U0001f1ff"
+        if half and is_half:
+            yield half[0] + cluster, half[1] + width
+            half = None
+            continue
+        if half:
+            yield half
+        half = (cluster, width) if is_half else None
+        if not is_half:
+            yield cluster, width
+    if half:
+        yield half

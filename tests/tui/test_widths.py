@@ -95,6 +95,13 @@ def test_what_stays_as_it_is_has_one_width_everywhere() -> None:
     assert left_alone > 20_000
 
 
+def test_a_flag_is_drawn_in_one() -> None:
+    drawn = keep_columns("\x1b[1;1Hx🇩🇪🇫🇷🇪y")
+    for flag in ("🇩🇪", "🇫🇷"):
+        assert flag in drawn
+    assert drawn.endswith("🇪\x1b[1;7Hy")
+
+
 def test_plain_text_and_what_is_no_drawing_is_left_alone() -> None:
     for data in ("\x1b[1;1Hplain │ 中文", "\x1b]2;👩‍👩‍👧 title\x07", "👩‍👩‍👧 where nobody knows"):
         assert keep_columns(data) == data

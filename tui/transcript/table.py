@@ -37,6 +37,7 @@ class TableBlock(MarkdownBlock):
         self._alignment = cells.alignment
         self._header = [self._token_to_content(cell) for cell in cells.header]
         self._rows = [[self._token_to_content(cell) for cell in row] for row in cells.rows]
+        self._natural = sum(natural_widths([self._header, *self._rows])[0])
         self._lines: tuple[int, list[Content]] = -1, []  # for which width
 
     async def _update_from_block(self, block: MarkdownBlock) -> None:
@@ -48,8 +49,7 @@ class TableBlock(MarkdownBlock):
             await super()._update_from_block(block)
 
     def get_content_width(self, container: Size, viewport: Size) -> int:
-        needed = sum(natural_widths([self._header, *self._rows])[0])
-        return min(container.width, needed + len(_GAP) * (len(self._header) - 1))
+        return min(container.width, self._natural + len(_GAP) * (len(self._header) - 1))
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         return len(self._drawn(width))
