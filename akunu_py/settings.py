@@ -4,6 +4,7 @@ file's comments and order stay. What the name of a theme means is the front end'
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import tomllib
@@ -81,14 +82,15 @@ def load_settings() -> Settings:
 
 def read_settings() -> tuple[Settings, list[str]]:
     """The user's settings as far as they can be used, built-in ones in the place of the others; and
-    what is wrong, a line each."""
+    what is wrong, a line each. Nothing is remembered where the file may have said so."""
     path = settings_file()
     try:
         content = tomllib.loads(read_bounded(path, MAX_BYTES).decode("utf-8"))
     except FileNotFoundError:
         return Settings(), []
     except (OSError, ValueError, RecursionError) as error:
-        return Settings(), [f"cannot read {path}: {error}; correct or remove it"]
+        wrong = f"cannot read {path}: {error}; correct or remove it"
+        return Settings(memory=False), [wrong]
     return _usable(content, str(path))
 
 
@@ -166,7 +168,9 @@ def _usable(content: Mapping[str, Any], where: str) -> tuple[Settings, list[str]
     wrong = []
     for name, value in content.items():
         if name not in known:
-            wrong.append(f"unknown setting {_short(name)}; there are: {', '.join(known)}")
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"
+            wrong.append(f"unknown setting {_short(name)}; {hint}")
         elif not _fits(value, known[name]):
             wrong.append(f"expected {_EXPECTED[known[name]]} for {name}, found {_short(value)}")
         elif name == "temperature" and not 0 <= value <= MAX_TEMPERATURE:
@@ -177,6 +181,8 @@ def _usable(content: Mapping[str, Any], where: str) -> tuple[Settings, list[str]
             wrong.append(f"expected a size such as 500MB for cache_memory, found {_short(value)}")
         else:
             usable[name] = float(value) if known[name] is float else value
+    if not isinstance(content.get("memory", True), bool):
+        usable["memory"] = False
     settings = replace(Settings(), **usable)
     if settings.persona and settings.persona not in settings.personas:
         there = ", ".join(settings.personas) or "none"

@@ -140,6 +140,7 @@ def test_info_names_the_file_and_what_it_sets_but_no_texts(
         ("theme = 'light'\nmodel = 3\npersona = 'pirate'", 2, "light"),
         ("theme = 'light'\nmodel = 'nothing-like-it'", 1, "light"),
         ("theme = 'light'", 0, "light"),
+        ("theme = 'light'\nmemory = true", 0, "light"),
     ],
 )
 def test_a_chat_opens_whatever_the_settings_say(content: str, wrong: int, kept: str) -> None:
@@ -150,6 +151,7 @@ def test_a_chat_opens_whatever_the_settings_say(content: str, wrong: int, kept: 
     assert (settings.theme, len(problems), model) == (kept, wrong, "starter")
     assert all(str(settings_file()) in line and "\n" not in line for line in problems)
     assert settings.temperature == Settings().temperature
+    assert settings.memory == ("= =" not in content), "it may have said that nothing is remembered"
     with pytest.raises(UnknownModel):
         settings_and_model("asked-for-on-the-command-line")
 

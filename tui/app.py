@@ -200,8 +200,8 @@ class ChatApp(App[None]):
             self.set_interval(_LOOK_S, self.library.look_elsewhere)
         self.view.prompt.write(self._remembered.unsent)
         self.view.explained = self._remembered.explained
-        for problem in self._problems:
-            await self.view.add_notice(problem)
+        if self._problems:
+            await self.view.add_notice("\n".join(self._problems))
         # A kill must leave the terminal as it was. Not SIGHUP: the terminal has gone then, and to
         # write the farewell to it would block for ever; the default ends us at once.
         for number in (signal.SIGINT, signal.SIGTERM):

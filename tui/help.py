@@ -23,14 +23,14 @@ from akunu_py.tui.slash_commands import COMMANDS, key_name, keys_of_actions
 from akunu_py.tui.transcript.view import Transcript
 
 _WRITING = (
-    ("Enter", "Send; while an answer comes, the prompt waits its turn"),
-    ("Ctrl+J", "New line; Shift+Enter too, where the terminal can tell"),
-    ("Up, Down", "Earlier prompts, in an empty box; first what waits its turn"),
-    ("@path", "Attach a text file, or list a directory; Tab completes"),
+    ("Enter", "Send; it waits its turn while an answer comes"),
+    ("Ctrl+J", "New line; Shift+Enter in some terminals"),
+    ("Up, Down", "Earlier prompts; first what waits its turn"),
+    ("@path", "Attach a text file, or list a directory"),
     ("/name", "A command; Tab completes"),
-    ("Tab", "To the messages, and back; right behind a folded paste: unfold it"),
-    ("Ctrl+X Ctrl+E", "Write the prompt in your editor ($VISUAL, $EDITOR)"),
-    ("Ctrl+C", "Copy what is selected, else stop, else empty the box, else quit"),
+    ("Tab", "To the messages and back; unfolds a paste"),
+    ("Ctrl+X Ctrl+E", "Write the prompt in $VISUAL or $EDITOR"),
+    ("Ctrl+C", "Copy, else stop, else empty the box, else quit"),
     ("Ctrl+D", "Quit, in an empty box"),
 )
 # What people look for, in the order in which they do.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from akunu_py import crashes, paths
 from akunu_py.arguments import add_generation, loading_from, options_from
-from akunu_py.errors import AkunuError, UsageError
+from akunu_py.errors import AkunuError, UnknownModel, UsageError
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.models import store
 from akunu_py.models.install import installed
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
     name = model.name if model else wanted
     learned_states: list[LearnedState] = []
-    session = session_thread(args, name, model, learned_states)
+    session = session_thread(args, settings, name, model, learned_states)
     store_thread = StoreThread(paths.conversations_file())
     remembered = recall(paths.chat_file())
     app = ChatApp(
@@ -113,12 +113,14 @@ def settings_and_model(
     except AkunuError as error:
         if asked:
             raise
-        problems.append(f"{settings_file()}: {error}; {DEFAULT_MODEL} answers instead")
+        why = f"no model {wanted!r} here" if isinstance(error, UnknownModel) else str(error)
+        problems.append(f"{settings_file()}: {why}; {DEFAULT_MODEL} answers instead")
         return settings, problems, DEFAULT_MODEL, find_model(DEFAULT_MODEL)
 
 
 def session_thread(
     args: argparse.Namespace,
+    settings: Settings,
     name: str,
     model: store.StoredModel | None,
     learned_states: list[LearnedState],
@@ -131,12 +133,12 @@ def session_thread(
         from akunu_py.decoding.load import load_found
 
         found = model if model and name == model.name else store.resolve(name)
-        return load_found(found, loading_from(args))
+        return load_found(found, loading_from(args), settings)
 
     def load_learned_state(engine: Engine) -> LearnedState:
         from akunu_py.decoding.load import load_learned
 
-        learned_states.append(load_learned(engine, no_memory=args.no_memory))
+        learned_states.append(load_learned(engine, no_memory=args.no_memory, settings=settings))
         return learned_states[-1]
 
     def on_answered(engine: Engine, generation: Generation) -> None:

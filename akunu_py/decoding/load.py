@@ -13,7 +13,7 @@ from akunu_py import paths
 from akunu_py.arguments import loading_from
 from akunu_py.models import store
 from akunu_py.models.usage import note_usage
-from akunu_py.settings import load_settings
+from akunu_py.settings import Settings, load_settings
 from akunu_py.text import parse_size, print_warnings
 from akunu_py.types import LoadOptions
 
@@ -39,15 +39,22 @@ def engine_from(args: argparse.Namespace) -> Engine:
     return load_engine(args.model, loading_from(args))
 
 
-def load_found(found: store.StoredModel, options: LoadOptions) -> Engine:
-    """Loads a model that was found, and notes that it was used and what its weights took."""
+def load_found(
+    found: store.StoredModel, options: LoadOptions, settings: Settings | None = None
+) -> Engine:
+    """Loads a model that was found, and notes that it was used and what its weights took.
+
+    settings: None for those in the file.
+    """
     store.check(found)
     import mlx.core as mx
 
     from akunu_py.decoding.engine import Engine
 
     before = mx.get_active_memory()
-    engine = Engine.load(found.path, name=found.name, **asdict(_with_settings(options)))
+    engine = Engine.load(
+        found.path, name=found.name, **asdict(_with_settings(options, settings or load_settings()))
+    )
     mx.reset_peak_memory()  # of laying out the weights, which is not what a session takes
     if found.manifest is not None:
         note_usage(
@@ -59,8 +66,8 @@ def load_found(found: store.StoredModel, options: LoadOptions) -> Engine:
     return engine
 
 
-def _with_settings(options: LoadOptions) -> LoadOptions:
-    size = load_settings().cache_memory
+def _with_settings(options: LoadOptions, settings: Settings) -> LoadOptions:
+    size = settings.cache_memory
     if options.cache_memory is not None or not size:
         return options
     return replace(options, cache_memory=parse_size(size))
@@ -80,11 +87,14 @@ def note_peak(engine: Engine, generation: Generation) -> None:
         )
 
 
-def load_learned(engine: Engine, *, no_memory: bool) -> LearnedState:
-    """The learned state of the engine's model from earlier runs."""
+def load_learned(
+    engine: Engine, *, no_memory: bool, settings: Settings | None = None
+) -> LearnedState:
+    """The learned state of the engine's model from earlier runs. settings: None for those in the
+    file."""
     from akunu_py.decoding import device
     from akunu_py.decoding.learned import LearnedState
 
     layout = f"{engine.weights} on {device.device_name()}"
-    memory = load_settings().memory and not no_memory
+    memory = (settings or load_settings()).memory and not no_memory
     return LearnedState(engine.path, engine.tokenizer_digest, layout, memory=memory)
