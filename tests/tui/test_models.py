@@ -198,7 +198,12 @@ def test_progress_never_goes_backwards() -> None:
     steps = [Progress(phase, done, 100) for phase in phases for done in (0, 72, 70, 58, 100)]
     posted: list[float] = []
     pulled = Pulled(*steps)
-    downloads = Downloads(lambda message: posted.append(downloads.all["x"].share), pulled)
+
+    def note(message: Message) -> None:
+        if isinstance(message, DownloadMoved):
+            posted.append(downloads.all["x"].share)
+
+    downloads = Downloads(note, pulled)
     pulled.proceed.set()
     downloads.start("x")
     downloads.close(10)
