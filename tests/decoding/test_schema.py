@@ -25,13 +25,9 @@ from akunu_py.decoding.schema.terminals import (
     matches,
     quoted,
 )
-from tests.support.json_schema import is_valid
+from tests.support.json_schema import is_valid, schemas, values
 
-NAMES = ["a", "b", "ab", "c1"]
-TEXTS = ["", "a", "ab", "b1", 'a"', "é\n"]
-PATTERNS = ["^a", "b", "[0-9]$", "^[^a]*$", "^(?!a)", "^$|1"]
 ATOMS = ["a", "b", ".", r"\d", r"\w", r"\s", "[a-c]", '[^a"]', r"\n", r"\x41", "é"]
-NUMBERS = [0, 1, 2, 3, 6, 7, -1, 10, 0.5, -2.5, 14]
 
 
 def matcher(schema: Any, layout: Layout = FREE) -> LLMatcher:
@@ -47,48 +43,6 @@ def allows(schema: Any, text: str, layout: Layout = FREE) -> bool:
     assert not made.is_error(), made.get_error()
     data = list(text.encode())
     return made.try_consume_tokens(data) == len(data) and made.is_accepting()
-
-
-numbers = st.sampled_from(NUMBERS)
-scalars = st.sampled_from([None, True, False, *TEXTS, *NUMBERS])
-values = st.recursive(
-    scalars,
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=3)
-    ),
-    max_leaves=5,
-)
-counts = st.integers(0, 3)
-
-
-def keywords(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    named = st.dictionaries(st.sampled_from(NAMES), inner, max_size=2)
-    listed = st.lists(st.sampled_from(NAMES), max_size=2, unique=True)
-    kinds = st.sampled_from(["null", "boolean", "integer", "number", "string", "array", "object"])
-    branches = st.lists(inner, min_size=1, max_size=3)
-    each: dict[str, st.SearchStrategy[Any]] = {
-        "type": kinds | st.lists(kinds, min_size=1, max_size=3, unique=True),
-        "enum": st.lists(values, min_size=1, max_size=3),
-        "const": values,
-        "minimum": numbers, "exclusiveMaximum": numbers, "maximum": numbers,
-        "multipleOf": st.sampled_from([2, 3, 0.5, 7, 2.5]),
-        "minLength": counts, "maxLength": counts, "pattern": st.sampled_from(PATTERNS),
-        "prefixItems": st.lists(inner, min_size=1, max_size=2), "items": inner,
-        "minItems": counts, "maxItems": counts, "contains": inner, "maxContains": counts,
-        "properties": named, "required": listed, "additionalProperties": inner,
-        "patternProperties": st.dictionaries(st.sampled_from(PATTERNS), inner, max_size=2),
-        "propertyNames": inner, "minProperties": counts, "maxProperties": counts,
-        "dependentRequired": st.dictionaries(st.sampled_from(NAMES), listed, max_size=2),
-        "dependentSchemas": named,
-        "allOf": branches, "anyOf": branches, "oneOf": branches, "not": inner,
-        "if": inner, "then": inner, "else": inner,
-        "title": st.just("a note"), "x-own": st.just(1), "format": st.just("of our own"),
-    }  # fmt: skip
-    keys = st.lists(st.sampled_from(sorted(each)), max_size=3, unique=True)
-    return keys.flatmap(lambda found: st.fixed_dictionaries({key: each[key] for key in found}))
-
-
-schemas: st.SearchStrategy[Any] = st.recursive(st.booleans() | st.just({}), keywords, max_leaves=6)
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))

@@ -80,7 +80,7 @@ def answered(
     schema is refused."""
     text = json.dumps(schema)
     constraint = Constraint("json_schema", text)
-    ask = f"Answer with an example of JSON that fits this JSON schema:\n\n{text[:3000]}"
+    ask = f"Answer with an example of JSON that fits this JSON schema:\n\n{text[:800]}"
     prompt = engine.encode_chat([Message("user", ask)])
     sampling = SamplingOptions(temperature=temperature, seed=7, constraint=constraint)
     modes: tuple[DraftMode, ...] = ("off", "auto")
