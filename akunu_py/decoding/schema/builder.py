@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from akunu_py.decoding.schema.formula import Document, Formula, Refused
+from akunu_py.decoding.schema.formula import Document, Formula
 from akunu_py.decoding.schema.rules import Rule, Rules
 from akunu_py.decoding.schema.simplify import Simplifier
 from akunu_py.decoding.schema.terminals import Expr
 
-_MOST_RULES = 50_000
 _SPACE = r"[\x{20}\x{a}\x{d}\x{9}]*"
 
 
@@ -62,8 +61,6 @@ class Builder:
         """The rule for the values that fit `formula`, which `run` makes."""
         key = frozenset(formula[1:] if formula[0] == "and" else (formula,))
         if key not in self._known:
-            if len(self.rules) > _MOST_RULES:
-                raise Refused("#", f"it needs more than {_MOST_RULES:,} rules; make it simpler")
             self._known[key] = self.rules.new()
             self.pending.append((self._known[key], formula))
         return self._known[key]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from decimal import Decimal
 from math import lcm
-from typing import Any
+from typing import Any, Protocol
 
 from akunu_py.decoding.schema.builder import Builder
 from akunu_py.decoding.schema.formula import Formula
@@ -17,20 +17,22 @@ from akunu_py.decoding.schema.patterns import Unsupported
 from akunu_py.decoding.schema.rules import Rule
 from akunu_py.decoding.schema.terminals import Expr
 
-_MOST_STATES = 5000
+_MOST_STATES = 2500
 _State = tuple[Any, ...]
+_Verdicts = dict[Formula, bool] | None
 
 
 def add(builder: Builder, rule: Rule, formula: Formula) -> None:
     """Adds the numbers that fit `formula`, written without an exponent. Raises Unsupported."""
     assertions = list(dict.fromkeys(_assertions(formula)))
     steps = [each[1] for each in assertions if each[0] == "multiple"]
-    readers = [_Remainders(steps), *(_reader(each) for each in assertions if each[0] != "multiple")]
+    readers: list[_Reader] = [_Zero(), _Remainders(steps)]
+    readers += [_reader(each) for each in assertions if each[0] != "multiple"]
     known: dict[_State, Rule] = {}
     pending: list[_State] = []
 
-    def state(phase: str, negative: bool, parts: tuple[Any, ...]) -> Rule:
-        key = phase, negative, parts
+    def state(phase: str, parts: _State) -> Rule:
+        key = phase, parts
         if key not in known:
             if len(known) >= _MOST_STATES:
                 raise Unsupported("the multiples that are combined need too many states")
@@ -39,31 +41,35 @@ def add(builder: Builder, rule: Rule, formula: Formula) -> None:
             pending.append(key)
         return known[key]
 
-    start = tuple(reader.start for reader in readers)
-    builder.rules.add(rule, (Expr("-"), state("sign", True, start)))
-    builder.rules.add(rule, (state("sign", False, start),))
-    while pending:
-        phase, negative, parts = key = pending.pop()
+    def move(target: Rule, parts: _State, phase: str, dot: str) -> None:
+        """Adds what the next digit leads to."""
         moves: dict[Rule, str] = {}
-        fraction = phase in ("point", "fraction")
-        for digit in "0123456789" if phase != "zero" else "":  # a 0 is alone before the point
+        for digit in range(10):
             after = tuple(
-                reader.read(part, int(digit), fraction)
+                reader.read(part, digit, phase == "fraction")
                 for reader, part in zip(readers, parts, strict=True)
             )
-            following = "zero" if phase == "sign" and digit == "0" else "whole"
-            target = state("fraction" if fraction else following, negative, after)
-            moves[target] = moves.get(target, "") + digit
-        for target, found in moves.items():
-            builder.rules.add(known[key], (Expr(f"[{found}]"), target))
-        if phase in ("zero", "whole"):
-            builder.rules.add(known[key], (Expr(r"\."), state("point", negative, parts)))
-        if phase in ("zero", "whole", "fraction"):
-            verdicts: dict[Formula, bool] = {}
-            for reader, part in zip(readers, parts, strict=True):
-                verdicts |= reader.verdicts(part, negative)
-            if _evaluated(formula, verdicts):
-                builder.rules.add(known[key], ())
+            next_phase = "zero" if phase == "sign" and digit == 0 else phase
+            following = state("whole" if next_phase == "sign" else next_phase, after)
+            moves[following] = moves.get(following, "") + str(digit)
+        for following, digits in moves.items():
+            builder.rules.add(target, (Expr(f"{dot}[{digits}]"), following))
+
+    for negative in (False, True):
+        start = builder.rules.new()
+        builder.rules.add(rule, (Expr("-"), start) if negative else (start,))
+        move(start, tuple(reader.start(negative) for reader in readers), "sign", "")
+    while pending:
+        phase, parts = key = pending.pop()
+        if phase != "zero":  # a 0 is alone before the point
+            move(known[key], parts, phase, "")
+        if phase != "fraction":
+            move(known[key], parts, "fraction", r"\.")
+        found = [reader.verdicts(part) for reader, part in zip(readers, parts, strict=True)]
+        written = [each for each in found if each is not None]
+        verdicts = {name: verdict for each in written for name, verdict in each.items()}
+        if len(written) == len(found) and _evaluated(formula, verdicts):
+            builder.rules.add(known[key], ())
 
 
 def _assertions(formula: Formula) -> list[Formula]:
@@ -83,9 +89,35 @@ def _evaluated(formula: Formula, verdicts: dict[Formula, bool]) -> bool:
     return verdicts[formula]
 
 
+class _Reader(Protocol):
+    """Reads digits, and keeps what decides assertions about the number."""
+
+    def start(self, negative: bool) -> Any:
+        """Before the first digit."""
+
+    def read(self, state: Any, digit: int, decimal: bool) -> Any:
+        """Behind another digit, `decimal` where it is behind the point."""
+
+    def verdicts(self, state: Any) -> _Verdicts:
+        """By assertion, if the number ends here; None where it is not written so."""
+
+
+class _Zero:
+    """There is no -0. State: whether a sign may be there."""
+
+    def start(self, negative: bool) -> bool:
+        return not negative
+
+    def read(self, state: bool, digit: int, decimal: bool) -> bool:
+        return state or digit > 0
+
+    def verdicts(self, state: bool) -> _Verdicts:
+        return {} if state else None
+
+
 class _Remainders:
-    """For multiples: the remainder by the least common one, how many decimals were read, and
-    whether there is one behind those that matter."""
+    """For multiples: the remainder by the least common one, and how many decimals were read; None
+    behind one that is not 0 and behind those that matter."""
 
     def __init__(self, steps: Sequence[Decimal]) -> None:
         self._decimals = max(0, *(-int(step.normalize().as_tuple().exponent) for step in steps))
@@ -93,40 +125,46 @@ class _Remainders:
         self._common = lcm(*self._wholes.values())
         if self._common > _MOST_STATES:
             raise Unsupported(f"multiples of {self._common} in all need too many states")
-        self.start = (0, 0, False)
 
-    def read(self, state: tuple[int, int, bool], digit: int, decimal: bool) -> _State:
-        rest, count, late = state
+    def start(self, negative: bool) -> tuple[int, int]:
+        return (0, 0)
+
+    def read(
+        self, state: tuple[int, int] | None, digit: int, decimal: bool
+    ) -> tuple[int, int] | None:
+        if state is None:
+            return None
+        rest, count = state
         if decimal and count == self._decimals:
-            return (rest, count, late or digit > 0)
-        return ((10 * rest + digit) % self._common, count + decimal, late)
+            return None if digit else state
+        return ((10 * rest + digit) % self._common, count + decimal)
 
-    def verdicts(self, state: tuple[int, int, bool], _: bool) -> dict[Formula, bool]:
-        rest, count, late = state
-        rest *= 10 ** (self._decimals - count)
-        return {
-            ("multiple", step): not late and rest % whole == 0
-            for step, whole in self._wholes.items()
-        }
+    def verdicts(self, state: tuple[int, int] | None) -> _Verdicts:
+        if state is None:
+            return {("multiple", step): False for step in self._wholes}
+        rest = state[0] * 10 ** (self._decimals - state[1])
+        return {("multiple", step): rest % whole == 0 for step, whole in self._wholes.items()}
 
 
 class _Whole:
-    """For integers, which are written without a decimal point."""
+    """For integers, which are written without a decimal point. State: the decimals: none, zeros or
+    others."""
 
-    start = True
+    def start(self, negative: bool) -> str:
+        return "none"
 
-    def read(self, state: bool, digit: int, decimal: bool) -> bool:
-        return state and not decimal
+    def read(self, state: str, digit: int, decimal: bool) -> str:
+        if not decimal or state == "others":
+            return state
+        return "others" if digit else "zeros"
 
-    def verdicts(self, state: bool, _: bool) -> dict[Formula, bool]:
-        return {("integer",): state}
+    def verdicts(self, state: str) -> _Verdicts:
+        return None if state == "zeros" else {("integer",): state == "none"}
 
 
 class _Comparison:
     """With a bound: how many digits of each part were read, and how they compare with those of the
-    bound: -1, 0 or 1."""
-
-    start = (0, 0, 0)
+    bound: -1, 0 or 1. Only the comparison where that is all that matters."""
 
     def __init__(self, assertion: Formula) -> None:
         self._assertion = assertion
@@ -136,33 +174,41 @@ class _Comparison:
         self._wanted = tuple(each for each in wanted if each or not strictly)
         whole, _, fraction = f"{abs(self._bound):f}".partition(".")
         self._whole, self._fraction = whole.lstrip("0") or "0", fraction.rstrip("0")
+        self._flip = -1 if self._bound < 0 else 1  # the greater magnitude is the lesser number
 
-    def read(self, state: tuple[int, int, int], digit: int, decimal: bool) -> _State:
+    def start(self, negative: bool) -> tuple[int, int, int] | int:
+        if negative != (self._bound < 0):
+            return -1 if negative else 1
+        return (0, 0, 0)
+
+    def read(self, state: tuple[int, int, int] | int, digit: int, decimal: bool) -> Any:
+        if isinstance(state, int):
+            return state
         wholes, fractions, sign = state
-        digits, at = (self._fraction, fractions) if decimal else (self._whole, wholes)
         if decimal and not fractions:
             sign = self._by_length(wholes, sign)
+        digits, at = (self._fraction, fractions) if decimal else (self._whole, wholes)
         other = int(digits[at]) if at < len(digits) else 0
         sign = sign or (digit > other) - (digit < other)
         if decimal:
-            return (len(self._whole), min(fractions + 1, max(len(digits), 1)), sign)
-        return (min(wholes + 1, len(digits) + 1), 0, sign)
+            return self._flip * sign if sign else (wholes, min(at + 1, max(1, len(digits))), 0)
+        if wholes + 1 > len(self._whole):
+            return self._flip  # more digits: the greater magnitude
+        return (wholes + 1, 0, sign)
 
     def _by_length(self, wholes: int, sign: int) -> int:
         """The number with more digits before the point is the greater one."""
-        return sign if wholes == len(self._whole) else 1 if wholes > len(self._whole) else -1
+        return sign if wholes == len(self._whole) else -1
 
-    def verdicts(self, state: tuple[int, int, int], negative: bool) -> dict[Formula, bool]:
+    def verdicts(self, state: tuple[int, int, int] | int) -> _Verdicts:
+        if isinstance(state, int):
+            return {self._assertion: state in self._wanted}
         wholes, fractions, sign = state
         sign = self._by_length(wholes, sign)
         if not sign and fractions < len(self._fraction):
             sign = -1  # the missing decimals are zeros
-        if negative != (self._bound < 0):
-            sign = -1 if negative else 1
-        elif negative:
-            sign = -sign
-        return {self._assertion: sign in self._wanted}
+        return {self._assertion: self._flip * sign in self._wanted}
 
 
-def _reader(assertion: Formula) -> _Whole | _Comparison:
+def _reader(assertion: Formula) -> _Reader:
     return _Whole() if assertion == ("integer",) else _Comparison(assertion)

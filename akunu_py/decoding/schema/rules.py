@@ -10,6 +10,12 @@ from dataclasses import dataclass, replace
 
 from akunu_py.decoding.schema.terminals import Expr, is_empty
 
+_MOST_SYMBOLS = 100_000  # llguidance numbers those it makes of them with 16 bits
+
+
+class TooLarge(ValueError):
+    """The grammar is too large."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -48,6 +54,7 @@ class Rules:
     def __init__(self) -> None:
         self._rules: dict[str, list[Alternative]] = {}
         self._lines: list[str] = []
+        self._size = 0  # symbols on both sides of all alternatives
 
     def __len__(self) -> int:
         return len(self._rules)
@@ -59,6 +66,10 @@ class Rules:
         return rule
 
     def add(self, rule: Rule, alternative: Sequence[Symbol]) -> None:
+        """Raises TooLarge."""
+        self._size += 1 + sum(_size(symbol) for symbol in alternative)
+        if self._size > _MOST_SYMBOLS:
+            raise TooLarge("its grammar becomes too large; make it simpler")
         self._rules[rule.name].append(tuple(alternative))
 
     def alternatives(self, rule: Rule) -> list[Alternative]:
@@ -172,6 +183,13 @@ class Rules:
         self._lines.append(f"{first}: {' | '.join(starts)}")
         self._lines.append(f"{more}::_: {' | '.join([*nexts, close + done])}")
         return first
+
+
+def _size(symbol: Symbol) -> int:
+    """How many symbols it is written with, about."""
+    if isinstance(symbol, Shuffle):
+        return 5 * len((*symbol.required, *symbol.optional, *symbol.others))
+    return len(symbol.symbols) if isinstance(symbol, Many) else 1
 
 
 def _needed(symbols: Alternative) -> list[str]:

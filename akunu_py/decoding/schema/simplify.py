@@ -28,7 +28,7 @@ _TYPE_OF = {
     **dict.fromkeys(("properties", "required", "minProperties", "maxProperties"), "object"),
     **dict.fromkeys(("names", "some"), "object"),
 }
-_MOST_CONJUNCTIONS = 500
+_MOST_CONJUNCTIONS = 3000
 _PROOF_DEPTH = 3  # levels of a value that are looked at to tell branches of a oneOf apart
 _MOST_STEPS = 300_000
 
