@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
-from akunu_py.decoding.schema import digits
+from akunu_py.decoding.schema import digits, rules
 from akunu_py.decoding.schema.builder import COMPACT, FREE, Layout
 from akunu_py.decoding.schema.formats import FORMATS
 from akunu_py.decoding.schema.formula import Refused
@@ -51,6 +51,11 @@ def allows(schema: Any, text: str, layout: Layout = FREE) -> bool:
 @example({"contains": {"const": 1}, "maxContains": 1}, [[1], [1, 1], [2], [1, 2]], 1)
 @example({"not": {"patternProperties": {"b": {"type": "null"}}}}, [{}, {"b": 1}, {"b": None}], 1)
 @example({"if": {"required": ["a"]}, "then": {"required": ["b"]}}, [{"a": 1}, {"b": 1}, 3], 1)
+@example(
+    {"items": {"enum": ["a", 1, None, 2]}, "uniqueItems": True, "minItems": 2, "maxItems": 3},
+    [["a"], ["a", 1], ["a", "a"], [2, None, 1], [1, 2, None, "a"], [], 5],
+    1,
+)
 def test_what_fits_is_allowed_and_nothing_else(
     schema: Any, instances: list[Any], seed: int
 ) -> None:
@@ -233,6 +238,14 @@ def test_what_would_take_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     }
     with pytest.raises(Refused, match="make it simpler"):
         grammar(wide)
+    long = {"type": "array", "items": {"enum": list(range(61))}, "uniqueItems": True}
+    with pytest.raises(Refused, match="60 values at most"):
+        grammar(long)
+    monkeypatch.setattr(rules, "_MOST_SYMBOLS", 500)
+    grammar({"properties": {f"{number}": {} for number in range(20)}})
+    with pytest.raises(Refused, match="grammar becomes too large"):
+        grammar({"properties": {f"{number}": {} for number in range(90)}})
+    monkeypatch.undo()
     monkeypatch.setattr(digits, "_MOST_STATES", 50)
     with pytest.raises(Refused, match="too many states") as refused:
         grammar({"items": {"multipleOf": 97}})

@@ -5,11 +5,11 @@ from __future__ import annotations
 from akunu_py.decoding.schema import scalars, simplify
 from akunu_py.decoding.schema.builder import Builder
 from akunu_py.decoding.schema.formula import FALSE, TYPES, Formula, Refused, conjunction, negation
-from akunu_py.decoding.schema.rules import Many, Rule, Symbol
+from akunu_py.decoding.schema.rules import Many, Rule, Shuffle, Symbol
 from akunu_py.decoding.schema.simplify import Conjunction
 from akunu_py.decoding.schema.terminals import Expr
 
-_MOST_UNIQUE = 8  # values of which each may come once: one rule for each set of them
+_MOST_UNIQUE = 60  # values of which each may come once: a rule's parameter has 64 bits
 
 
 def add(builder: Builder, rule: Rule, literals: Conjunction) -> None:
@@ -32,18 +32,28 @@ def add(builder: Builder, rule: Rule, literals: Conjunction) -> None:
                 break
     if most is not None and most < least:
         return
-    if (most is not None and most <= 1) or ("unique",) not in literals:
-        unique = None
+    if ("unique",) in literals and (most is None or most > 1):
+        if contained or prefix:
+            why = "contains" if contained else "items by position"
+            raise Refused("#", f"uniqueItems with {why} is not supported")
+        _add_unique(builder, rule, simplify.item(literals, 0), least, most)
     else:
-        unique = _listed(builder, literals, prefix)
-    _Array(builder, rule, literals, contained, unique, least, most, prefix).add()
+        _Array(builder, rule, literals, contained, least, most, prefix).add()
 
 
-def _listed(builder: Builder, literals: Conjunction, prefix: int) -> list[Expr]:
-    """The texts of the values that items can have, each of which may come once."""
-    if prefix:
-        raise Refused("#", "uniqueItems with items by position is not supported")
-    formula = simplify.item(literals, 0)
+def _add_unique(builder: Builder, rule: Rule, item: Formula, least: int, most: int | None) -> None:
+    """Adds arrays of different values, which are listed."""
+    values = []
+    for text in _listed(builder, item):
+        values.append(builder.rules.new())
+        builder.rules.add(values[-1], (text,))
+    layout = builder.layout
+    items = Shuffle((), tuple(values), (), layout.comma, layout.close_array, least, most)
+    builder.rules.add(rule, (layout.open_array, items))
+
+
+def _listed(builder: Builder, formula: Formula) -> list[Expr]:
+    """The texts of all values that fit."""
     texts: list[Expr] = []
     for kind in TYPES:
         left = builder.simplifier.seen(formula, kind)
@@ -60,7 +70,7 @@ def _listed(builder: Builder, literals: Conjunction, prefix: int) -> list[Expr]:
 
 class _Array:
     """An automaton: its states are how many items there are, how many of them are contained in
-    each of the wanted ways, and which values were used."""
+    each of the wanted ways."""
 
     def __init__(
         self,
@@ -68,23 +78,22 @@ class _Array:
         rule: Rule,
         literals: Conjunction,
         contained: list[Formula],
-        unique: list[Expr] | None,
         least: int,
         most: int | None,
         prefix: int,
     ) -> None:
         self._builder, self._rule, self._literals = builder, rule, literals
-        self._contained, self._unique = contained, unique
+        self._contained = contained
         self._least, self._most, self._prefix = least, most, prefix
         # From here on only what is counted matters.
         self._last = max(prefix, least, 1) if most is None else most + 1
-        self._known: dict[tuple[int, tuple[int, ...], int], Rule] = {}
-        self._pending: list[tuple[int, tuple[int, ...], int]] = []
+        self._known: dict[tuple[int, tuple[int, ...]], Rule] = {}
+        self._pending: list[tuple[int, tuple[int, ...]]] = []
 
     def add(self) -> None:
         builder, layout = self._builder, self._builder.layout
-        if self._contained or self._unique is not None:
-            start = self._state(0, (0,) * len(self._contained), 0)
+        if self._contained:
+            start = self._state(0, (0,) * len(self._contained))
             builder.rules.add(self._rule, (layout.open_array, start))
             while self._pending:
                 self._add_state(self._pending.pop())
@@ -120,16 +129,16 @@ class _Array:
             )
             builder.rules.add(follow, (value, again, layout.close_array))
 
-    def _state(self, at: int, counts: tuple[int, ...], used: int) -> Rule:
-        key = min(at, self._last), counts, used
+    def _state(self, at: int, counts: tuple[int, ...]) -> Rule:
+        key = min(at, self._last), counts
         if key not in self._known:
             self._builder.simplifier.spend(20)
             self._known[key] = self._builder.rules.new()
             self._pending.append(key)
         return self._known[key]
 
-    def _add_state(self, key: tuple[int, tuple[int, ...], int]) -> None:
-        at, counts, used = key
+    def _add_state(self, key: tuple[int, tuple[int, ...]]) -> None:
+        at, counts = key
         rules, layout = self._builder.rules, self._builder.layout
         rule = self._known[key]
         bounds = [(each[3], each[4]) for each in self._contained]
@@ -142,15 +151,8 @@ class _Array:
         if self._most is not None and at >= self._most:
             return
         comma: tuple[Symbol, ...] = (layout.comma,) if at else ()
-        if self._unique is not None:
-            if self._contained:
-                raise Refused("#", "uniqueItems with contains is not supported")
-            for index, text in enumerate(self._unique):
-                if not used >> index & 1:
-                    rules.add(rule, (*comma, text, self._state(at + 1, counts, used | 1 << index)))
-            return
         for value, after in self._choices(at, counts):
-            rules.add(rule, (*comma, self._builder.rule(value), self._state(at + 1, after, 0)))
+            rules.add(rule, (*comma, self._builder.rule(value), self._state(at + 1, after)))
 
     def _choices(self, at: int, counts: tuple[int, ...]) -> list[tuple[Formula, tuple[int, ...]]]:
         """What the next item may be, with the counts behind it."""

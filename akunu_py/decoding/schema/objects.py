@@ -186,7 +186,7 @@ class _Object:
             tuple(others),
             layout.comma,
             layout.close_object,
-            self._least == 0,
+            self._least,
         )
 
     def _state(self, at: int, count: int, met: int) -> Rule:

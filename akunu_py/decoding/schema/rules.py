@@ -35,15 +35,17 @@ class Many:
 
 @dataclass(frozen=True, slots=True)
 class Shuffle:
-    """An object behind its opening brace: properties in any order, each of `required` once, each of
-    `optional` at most once, and any number of `others`. empty: whether there may be none."""
+    """What is behind an opening bracket, in any order: each of `required` once, each of `optional`
+    at most once, and any number of `others`; in all at least `least`, which is up to 1 where there
+    are others, and at most `most` where there are none."""
 
     required: tuple[Rule, ...]
     optional: tuple[Rule, ...]
     others: tuple[Rule, ...]
     comma: Expr
     close: Expr
-    empty: bool
+    least: int = 0
+    most: int | None = None
 
 
 Symbol = Expr | Rule | Many | Shuffle
@@ -138,7 +140,7 @@ class Rules:
                     tuple(rule for rule in listed if rule.name in productive)
                     for listed in (symbol.optional, symbol.others)
                 )
-                if not (symbol.empty or symbol.required or optional or others):
+                if len(symbol.required) + len(optional) + bool(others) < symbol.least:
                     return None
                 kept.append(replace(symbol, optional=optional, others=others))
             elif (isinstance(symbol, Rule) and symbol.name not in productive) or (
@@ -172,16 +174,22 @@ class Rules:
         named = [*symbol.required, *symbol.optional]
         starts = [f"{rule.name} {more}::{1 << bit}" for bit, rule in enumerate(named)]
         starts += [f"{rule.name} {more}::0" for rule in symbol.others]
-        if symbol.empty and not symbol.required:
+        if not symbol.least and not symbol.required:
             starts.append(close)
+        again, done = "bit_clear({})", "true"
+        if symbol.most is not None:
+            again = f"and({again}, bit_count_lt(_, {symbol.most}))"
+        if symbol.required:
+            done = f"is_ones([0:{len(symbol.required)}])"
+        elif symbol.least > 1:
+            done = f"bit_count_ge(_, {symbol.least})"
         nexts = [
-            f"{comma} {rule.name} {more}::set_bit({bit}) %if bit_clear({bit})"
+            f"{comma} {rule.name} {more}::set_bit({bit}) %if {again.format(bit)}"
             for bit, rule in enumerate(named)
         ]
         nexts += [f"{comma} {rule.name} {more}::_" for rule in symbol.others]
-        done = f" %if is_ones([0:{len(symbol.required)}])" if symbol.required else ""
         self._lines.append(f"{first}: {' | '.join(starts)}")
-        self._lines.append(f"{more}::_: {' | '.join([*nexts, close + done])}")
+        self._lines.append(f"{more}::_: {' | '.join([*nexts, f'{close} %if {done}'])}")
         return first
 
 
