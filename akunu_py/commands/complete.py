@@ -184,7 +184,7 @@ def _add_budgets(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--file-tokens",
         type=_count,
-        default=512,
+        default=3072,
         metavar="N",
         help="of all other files; what is not read is drafted from all the same",
     )

@@ -10,8 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from akunu_py.completion.fim import find_family, load_families
-from akunu_py.completion.prompt import Budgets, Prompt, make_prompt
+from akunu_py.completion.prompt import (
+    Budgets,
+    Names,
+    Prompt,
+    make_prompt,
+    name_files,
+    relative,
+)
 from akunu_py.completion.recall import CompletionCache
+from akunu_py.completion.related import RelatedFiles, names_near
 from akunu_py.completion.stops import CompletionStops, Cut, is_markdown, strip_fence
 from akunu_py.completion.tokens import CodeTokens
 from akunu_py.completion.types import (
@@ -26,6 +34,7 @@ from akunu_py.completion.types import (
     with_unix_newlines,
 )
 from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.history import common_prefix
 from akunu_py.decoding.learned import LearnedState
 from akunu_py.decoding.session import Generation, Session
 from akunu_py.errors import UsageError
@@ -39,7 +48,8 @@ from akunu_py.types import (
 
 _RESERVED = 1024  # tokens of the context that are left for the completion
 _REPLACEMENT = "\ufffd"  # what bytes that make no character are decoded to
-_PATH = 200  # characters of a path that the model reads, its end
+_SECTION = 12  # tokens around a piece of another file
+_CHEAP = 64  # tokens of a buffer that may be read again
 _SLICE_S = 0.1  # of reading a prompt, between two looks at the time and at who waits
 
 
@@ -49,13 +59,15 @@ class CompleteOptions:
 
     fim: the name of a fill-in-the-middle family, "none" for plain continuation, "auto" to
     recognise it. prefix_tokens, suffix_tokens, file_tokens: what the model reads of each at most;
-    less where its context is short.
+    less where its context is short. fresh_tokens: what it reads at once of other files while
+    someone waits.
     """
 
     fim: str = "auto"
     prefix_tokens: int = 1536
     suffix_tokens: int = 512
-    file_tokens: int = 512
+    file_tokens: int = 3072
+    fresh_tokens: int = 512
     draft: DraftMode = "auto"
     draft_tokens: int = DEFAULT_DRAFT_TOKENS
 
@@ -86,6 +98,7 @@ class Completer:
         self._learned = learned
         self._budgets = _budgets(options, engine.context_length)
         self._cache = CompletionCache()
+        self._related = RelatedFiles()
         self.session = Session(self.engine, learned)
 
     def close(self) -> None:
@@ -131,20 +144,49 @@ class Completer:
 
     def prompt(self, request: CompletionRequest) -> Prompt:
         """What the model reads for `request`, and what is drafted from."""
-        files = [
-            (file.path[-_PATH:], file.text)
-            for file in request.files
-            if not request.path or file.path != request.path
-        ]
-        language = f".{request.language}" if request.language else ""
+        others = [file for file in request.files if not request.path or file.path != request.path]
+        paths = [file.path for file in others]
+        names = name_files(request.path, request.language, request.root, paths)
+        files = [(relative(file.path, names.root), file.text) for file in others]
+        made = self._made(request, names, files)
+        if files and self._budgets.files and self.family and self.family.reads_files:
+            read = common_prefix(self.session.target.tokens, made.tokens)
+            if self._choose_related(request, files, made.ahead, read):
+                made = self._made(request, names, files)
+        return made
+
+    def _choose_related(
+        self, request: CompletionRequest, files: list[tuple[str, str]], ahead: int, read: int
+    ) -> bool:
+        """Chooses again what of other files comes before the buffer, where that costs no time: the
+        buffer is read from its beginning anyway, or nobody waits. Returns whether it did.
+
+        ahead: tokens before the buffer as it is. read: tokens of the prompt that were read.
+        """
+        related, waited_for = self._related, request.max_tokens > 0
+        near = names_near(request.prefix, request.suffix, request.recent)
+        if read >= ahead + _CHEAP and related.chosen() and (waited_for or related.has(files, near)):
+            return False
+        budget = self._budgets.files
+        fresh = min(budget, self.options.fresh_tokens) if waited_for else budget
+        related.choose(files, near, self._section_tokens, budget, fresh, read)
+        return True
+
+    def _section_tokens(self, text: str) -> int:
+        return len(self.code.encode(text)) + _SECTION
+
+    def _made(
+        self, request: CompletionRequest, names: Names, files: list[tuple[str, str]]
+    ) -> Prompt:
         made = make_prompt(
             self.code,
             self.family,
             self._budgets,
             request.prefix,
             request.suffix,
-            (request.path or f"untitled{language}")[-_PATH:],
+            names,
             files,
+            self._related.chosen(),
         )
         if not made.tokens:  # nothing that fits the budget, and no token that begins texts
             made = replace(made, tokens=sorted(self.engine.stop_tokens)[:1])
@@ -269,13 +311,17 @@ class _Run:
 
 def _budgets(options: CompleteOptions, context: int) -> Budgets:
     """The budgets, made smaller together where the context cannot hold them and a completion."""
-    wanted = options.prefix_tokens, options.suffix_tokens, options.file_tokens
-    if min(wanted) < 0 or options.prefix_tokens < 1:
-        raise UsageError(f"the budgets must be 0 or more, and 1 for the prefix, got {wanted}")
+    wanted = options.prefix_tokens, options.suffix_tokens
+    if min(*wanted, options.file_tokens) < 0 or options.prefix_tokens < 1:
+        raise UsageError(
+            "the budgets must be 0 or more, and 1 for the prefix, got "
+            f"{(*wanted, options.file_tokens)}"
+        )
     # Beside the completion, the tokens of the format, paths among them.
     room = max(16, context - min(_RESERVED, context // 4) - 256)
     share = min(1.0, room / sum(wanted))
-    return Budgets(*(int(tokens * share) for tokens in wanted))
+    prefix, suffix = (int(tokens * share) for tokens in wanted)
+    return Budgets(prefix, suffix, min(options.file_tokens, max(0, room - prefix - suffix)))
 
 
 def _add(total: Stats, part: Stats) -> None:

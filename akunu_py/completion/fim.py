@@ -29,6 +29,7 @@ class FimFamily:
     prompt: the buffer around the cursor. repository, file, prompt_with_files: where other files
     are read too, what comes first, each of them, and the buffer; empty where no such format was
     published. before, after: around all of it.
+    path_alone: that format is also for a file without others, which so gets its path.
     bare_suffix: SentencePiece puts no space of its own before the suffix.
     fenced: its answers may come in a Markdown fence, which is none of the buffer's.
     stop: tokens that end the middle, those of them that the vocabulary has.
@@ -46,12 +47,18 @@ class FimFamily:
     prompt_with_files: str = ""
     before: str = ""
     after: str = ""
+    path_alone: bool = False
     bare_suffix: bool = False
     fenced: bool = False
 
     @property
     def reads_files(self) -> bool:
         return bool(self.file)
+
+    @property
+    def has_path(self) -> bool:
+        """Whether the model reads the path of a file without others."""
+        return self.path_alone or "{path}" in self.prompt
 
     @property
     def markers(self) -> tuple[str, ...]:

@@ -40,6 +40,8 @@ _KINDS = {
     "language": (str, "a string"),
     "channel": (str, "a string"),
     "files": (list, "a list"),
+    "root": (str, "a string"),
+    "recent": (list, "a list"),
     "max_tokens": (int, "an integer"),
     "max_lines": (int, "an integer"),
     "time_ms": ((int, float), "a number"),
@@ -305,13 +307,24 @@ def _request(message: dict[str, Any], defaults: CompletionRequest) -> Completion
         raise UsageError('no "prefix": the buffer before the cursor')
     limits: dict[str, Any] = {
         name: message[name]
-        for name in ("suffix", "path", "language", "max_tokens", "max_lines", "temperature")
+        for name in (
+            "suffix",
+            "path",
+            "language",
+            "root",
+            "max_tokens",
+            "max_lines",
+            "temperature",
+        )
         if name in message
     }
     if "time_ms" in message:
         limits["seconds"] = message["time_ms"] / 1000
     files = tuple(_file(file) for file in message.get("files", ()))
-    return replace(defaults, prefix=message["prefix"], files=files, **limits)
+    recent = tuple(message.get("recent", ()))
+    for text in recent:
+        _check_kind("recent", text, str, "strings")
+    return replace(defaults, prefix=message["prefix"], files=files, recent=recent, **limits)
 
 
 def _file(file: Any) -> SourceFile:

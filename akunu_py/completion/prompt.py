@@ -11,13 +11,30 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from zlib import crc32
 
 from akunu_py.completion.fim import FimFamily, fill
 from akunu_py.completion.tokens import CodeTokens
 
-_CHARACTERS_A_TOKEN = 4  # of code; longer windows are never tried
+_CHARACTERS_A_TOKEN = 4  # of code, about
+_LONGEST = 8  # characters a token, of the longest text that is tried
+_PATH = 200  # characters of a path that the model reads, its end
+_VERSION_CONTROL = (".git", ".hg", ".svn", ".jj")
 _DRAFT_CONTEXT = 60_000  # characters of the buffer on each side of the cursor, and of other files
+# How a comment begins, and ends, in files with such an ending or of such a language.
+_COMMENTS = {
+    "#": "py pyi python sh bash shellscript zsh rb ruby pl pm perl yml yaml toml r jl ex exs "
+    "elixir mk makefile dockerfile tf nix coffee ps1",
+    "//": "js mjs cjs jsx ts tsx javascript typescript javascriptreact typescriptreact java kt cs "
+    "c kotlin swift h cc cpp hpp cxx m mm csharp go rs rust php scala dart zig scss less proto",
+    "--": "lua sql hs haskell elm adb ads vhd",
+    "<!-- -->": "html htm xml svg vue md markdown",
+    "/* */": "css",
+    ";": "lisp el clj scm asm",
+    "%": "tex latex erl erlang",
+}
 # A piece of it has so many characters at least, and ends before one in so many of the lines that
 # begin in the first column.
 _PIECE, _ENDS = 1000, 4
@@ -26,11 +43,12 @@ _TOP_LINE = re.compile(r"(?<=\n)[^\s\n][^\n]*")
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """tokens: what the model reads. healed: the end of the prefix that is not among them, because
-    the model samples it again. draft_context: what is drafted from, what changes least first; the
-    first `files` of it are other files."""
+    """tokens: what the model reads, the first `ahead` of them before the buffer. healed: the end of
+    the prefix that is not among them, because the model samples it again. draft_context: what is
+    drafted from, what changes least first; the first `files` of it are other files."""
 
     tokens: list[int]
+    ahead: int
     healed: str
     draft_context: list[tuple[int, ...]]
     files: int
@@ -45,97 +63,109 @@ class Budgets:
     files: int
 
 
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What the buffer is called in a prompt, relative to `root`, and what that is called. known:
+    whether its path or its language is; else `path` is made up."""
+
+    path: str
+    repository: str
+    root: str
+    known: bool
+
+
 def make_prompt(
     code: CodeTokens,
     family: FimFamily | None,
     budgets: Budgets,
     prefix: str,
     suffix: str,
-    path: str,
+    names: Names,
     files: Sequence[tuple[str, str]] = (),
+    read: Sequence[tuple[str, str]] = (),
 ) -> Prompt:
-    """The prompt for the place between `prefix` and `suffix` in the file `path`.
+    """The prompt for the place between `prefix` and `suffix` in a file.
 
-    family: None to continue the prefix. files: (path, text), the nearest first.
+    family: None to continue the prefix. files: (path, text), to draft from, the nearest first.
+    read: what the model reads of them, where its family reads files.
     """
     start = window_before(code, prefix, budgets.prefix)
     end = window_after(code, suffix, budgets.suffix) if family else 0
-    read = _files_read(code, family, budgets.files, files)
-    draft_context = encode_pieces(code, _unread_files(files, read))
+    draft_context = encode_pieces(code, _within([text for _, text in files], _DRAFT_CONTEXT)[::-1])
     others = len(draft_context)
     draft_context += encode_pieces(code, [prefix[max(0, start - _DRAFT_CONTEXT) : start]])
     draft_context += encode_pieces(code, [suffix[end : end + _DRAFT_CONTEXT]])
     before = prefix[start:]
+    shown = family and (family.has_path or (read and family.reads_files))
+    if names.known and not shown:
+        before = comment_line(names.path) + before
     if family is None:
-        tokens, healed = code.heal(before)
-        return Prompt([*code.opening, *tokens], healed, draft_context, others)
-    values = {"prefix": before, "suffix": suffix[:end], "path": path}
-    return Prompt(_fill_template(code, family, values, read), "", draft_context, others)
+        begun, healed = code.heal(before)
+        return Prompt([*code.opening, *begun], 0, healed, draft_context, others)
+    values = {"prefix": before, "suffix": suffix[:end]}
+    tokens, ahead = _fill_template(code, family, values, names, read if family.reads_files else ())
+    return Prompt(tokens, ahead, "", draft_context, others)
 
 
 def window_before(code: CodeTokens, text: str, budget: int) -> int:
     """Where to begin reading `text` so that its rest has at most `budget` tokens.
 
-    The place is the start of a line where there is one, and moves only when half of the budget has
-    been typed: a place that moved with each letter would make everything be read again.
+    The place is the first start of a line behind a multiple of `budget` characters, so that it
+    moves only when about a quarter of the budget has been typed: a place that moved with each
+    letter would make everything be read again.
     """
-    room = budget * _CHARACTERS_A_TOKEN
-    while room > 1:
-        if len(text) <= room:
-            start = 0
-        else:
-            step = max(1, room // 2)
-            start = -(-(len(text) - room) // step) * step
-            line = text.find("\n", start - 1) + 1
-            start = line if 0 < line < len(text) else start
-        if len(code.encode(text[start:])) <= budget:
-            return start
-        room //= 2
-    return len(text)
+    if budget < 1 or not text:
+        return len(text)
+
+    def start(step: int) -> int:
+        at = min(step * budget, len(text))
+        line = text.find("\n", at - 1) + 1 if at else 0
+        return line if 0 < line < len(text) and line - at < 2 * budget else at
+
+    step = max(0, -(-(len(text) - _CHARACTERS_A_TOKEN * budget) // budget))
+    fits = len(code.encode(text[start(step) :])) <= budget
+    while not fits and step * budget < len(text):
+        step += 1
+        fits = len(code.encode(text[start(step) :])) <= budget
+    while fits and step > 0 and len(code.encode(text[start(step - 1) :])) <= budget:
+        step -= 1
+    return start(step) if fits else len(text)
 
 
 def window_after(code: CodeTokens, text: str, budget: int) -> int:
     """Where to stop reading `text` so that what was read has at most `budget` tokens; the end of
     a line where there is one."""
-    room = budget * _CHARACTERS_A_TOKEN
-    while room > 1:
-        end = len(text)
-        if end > room:
-            line = text.rfind("\n", 0, room) + 1
-            end = line or room
-        if len(code.encode(text[:end])) <= budget:
-            return end
-        room //= 2
-    return 0
+    if budget < 1:
+        return 0
+    room = min(len(text), _LONGEST * budget)
+    tokens = len(code.encode(text[:room]))
+    while tokens > budget:
+        room = max(1, min(room - 1, room * budget // tokens))
+        tokens = len(code.encode(text[:room]))
+    line = text.rfind("\n", 0, room) + 1
+    end = room if room == len(text) or line < room // 2 else line
+    while end > 1 and len(code.encode(text[:end])) > budget:  # the border of a token moved
+        end -= 1
+    return end if len(code.encode(text[:end])) <= budget else 0
 
 
-def _files_read(
-    code: CodeTokens, family: FimFamily | None, budget: int, files: Sequence[tuple[str, str]]
-) -> dict[str, str]:
-    """What the model reads of which files, the nearest last: next to the buffer."""
-    if family is None or not family.reads_files:
-        return {}
-    read: dict[str, str] = {}
-    for path, text in files:
-        if not text:
-            continue
-        end = window_after(code, text, budget)
-        if end == 0:
-            break
-        read[path] = text[:end]
-        budget -= len(code.encode(text[:end]))
-    return dict(reversed(read.items()))
+def comment_line(path: str) -> str:
+    """The path in a comment of its language, for models that were told no other way."""
+    ending = os.path.basename(path).rpartition(".")[2].lower()
+    for before, endings in _COMMENTS.items():
+        if ending in endings.split():
+            opening, _, closing = before.partition(" ")
+            return f"{opening} {path} {closing}".rstrip() + "\n"
+    return ""
 
 
-def _unread_files(files: Sequence[tuple[str, str]], read: dict[str, str]) -> list[str]:
-    """The texts to draft from, the nearest last, within the budget of characters."""
-    room = _DRAFT_CONTEXT
-    texts = []
-    for path, text in files:
-        unread = text[len(read.get(path, "")) :][:room]
-        room -= len(unread)
-        texts.append(unread)
-    return texts[::-1]
+def _within(texts: Sequence[str], room: int) -> list[str]:
+    """The first of `texts`, `room` characters together."""
+    found = []
+    for text in texts:
+        found.append(text[:room])
+        room -= len(found[-1])
+    return found
 
 
 def encode_pieces(code: CodeTokens, texts: Sequence[str]) -> list[tuple[int, ...]]:
@@ -158,38 +188,69 @@ def encode_pieces(code: CodeTokens, texts: Sequence[str]) -> list[tuple[int, ...
 
 
 def _fill_template(
-    code: CodeTokens, family: FimFamily, values: dict[str, str], read: dict[str, str]
-) -> list[int]:
+    code: CodeTokens,
+    family: FimFamily,
+    values: dict[str, str],
+    names: Names,
+    read: Sequence[tuple[str, str]],
+) -> tuple[list[int], int]:
+    """(The tokens, how many of them come before the buffer)."""
     template, files = family.prompt, []
-    if read:
+    if read or (family.path_alone and names.known):
         template = family.prompt_with_files
-        repository = {"repository": _repository([*read, values["path"]])}
-        files = fill(family, family.repository, repository)
-        for path, text in read.items():
+        files = fill(family, family.repository, {"repository": names.repository})
+        for path, text in read:
             files += fill(family, family.file, {"path": path, "text": text})
-    parts = [
-        *fill(family, family.before, {}),
-        *files,
-        *fill(family, template, values),
-        *fill(family, family.after, {}),
-    ]
+    ahead = [*fill(family, family.before, {}), *files]
+    buffer = fill(family, template, {**values, "path": names.path})
+    parts = [*ahead, *buffer, *fill(family, family.after, {})]
     tokens = list(code.opening)
-    text = ""
-    for part in parts:
+    count, text = 0, ""
+    for number, part in enumerate(parts):
+        if number == len(ahead):
+            count = len(tokens) + len(code.encode(text))
         if part.kind == "text":
             text += part.text  # what meets at the border of two templates is encoded together
             continue
         tokens += code.encode(text)
         text = ""
         tokens += code.encode_bare(part.text) if part.kind == "suffix" else [code.token(part.text)]
-    return tokens + list(code.encode(text))
+    return tokens + list(code.encode(text)), count
 
 
-def _repository(paths: Sequence[str]) -> str:
-    """A name for what the paths have in common: its last directory."""
-    directories = [os.path.dirname(path.replace("\\", "/")) for path in paths]
+def name_files(path: str, language: str, root: str, others: Sequence[str]) -> Names:
+    """What the buffer is called. root: the directory of the project, empty where unknown; then it
+    is the nearest that is under version control, else what all paths have in common."""
+    common = _common([path, *others])
+    root = root or find_root(path) or (common if os.path.isabs(common) else "")
+    repository = os.path.basename((root or common).replace("\\", "/").rstrip("/")) or "project"
+    name = relative(path, root) if path else f"untitled{f'.{language}' if language else ''}"
+    return Names(name, repository, root, known=bool(path or language))
+
+
+def relative(path: str, root: str) -> str:
+    """`path` as seen from `root`, where it is below; at most its end."""
+    path, root = path.replace("\\", "/"), root.replace("\\", "/").rstrip("/")
+    if root and path.startswith(f"{root}/"):
+        path = path[len(root) + 1 :]
+    return path[-_PATH:]
+
+
+@lru_cache(256)
+def find_root(path: str) -> str:
+    """The nearest directory above `path` that is under version control; empty where none is."""
+    if not os.path.isabs(path):
+        return ""
+    for directory in Path(path).parents:
+        if any((directory / marker).exists() for marker in _VERSION_CONTROL):
+            return str(directory)
+    return ""
+
+
+def _common(paths: Sequence[str]) -> str:
+    """The directory that the paths have in common."""
+    directories = [os.path.dirname(path.replace("\\", "/")) for path in paths if path]
     try:
-        common = os.path.commonpath(directories)
-    except ValueError:  # relative paths beside absolute ones
-        common = ""
-    return os.path.basename(common) or "project"
+        return os.path.commonpath(directories)
+    except ValueError:  # none, or relative paths beside absolute ones
+        return ""

@@ -30,7 +30,9 @@ class CompletionRequest:
     """What is around the cursor.
 
     prefix, suffix: the buffer before and after it. path: of the buffer, empty where unknown;
-    language stands in for it then. files: other open files, the nearest first. max_tokens: 0 for
+    language stands in for it then. files: other open files, the nearest first. root: the directory
+    of the project, empty where unknown. recent: texts that were copied, changed or jumped to, the
+    last one first: what of other files has their names is read first. max_tokens: 0 for
     the model to read what it would complete from, and no more. max_lines: 0 leaves it to the place
     of the cursor. seconds: the time after which the best text so far is returned, None for as long
     as it takes. temperature: 0 is greedy.
@@ -41,6 +43,8 @@ class CompletionRequest:
     path: str = ""
     language: str = ""
     files: tuple[SourceFile, ...] = ()
+    root: str = ""
+    recent: tuple[str, ...] = ()
     max_tokens: int = DEFAULT_COMPLETION_TOKENS
     max_lines: int = 0
     seconds: float | None = None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from akunu_py.completion.completer import CompleteOptions, Completer
-from akunu_py.completion.fim import find_family, load_families
+from akunu_py.completion.fim import FimFamily, find_family, load_families
 from akunu_py.completion.tokens import CodeTokens
 from akunu_py.completion.types import CompletionRequest, SourceFile
 from akunu_py.decoding.engine import Engine
@@ -55,13 +55,16 @@ def expected(completer: Completer, pieces: list[str], *, spm: bool) -> list[int]
     return tokens
 
 
-def request(*, files: bool) -> CompletionRequest:
+def request(family: FimFamily, *, files: bool) -> CompletionRequest:
+    """Without a path where it would stand in a comment, which is no maker's word."""
     other = BUFFER["other"]
+    named = family.reads_files if files else "{path}" in family.prompt
     return CompletionRequest(
         BUFFER["prefix"],
         BUFFER["suffix"],
-        BUFFER["path"],
+        BUFFER["path"] if named else "",
         files=(SourceFile(other["path"], other["text"]),) if files else (),
+        recent=("NAME",),
     )
 
 
@@ -78,9 +81,9 @@ def test_prompt_is_the_published_one(name: str, tmp_path: Path) -> None:
     )
     assert completer.family is load_families()[name]
     spm = bool(golden.get("spm"))
-    made = completer.prompt(request(files=False))
+    made = completer.prompt(request(completer.family, files=False))
     assert made.tokens == expected(completer, golden["alone"], spm=spm)
-    with_files = completer.prompt(request(files=True))
+    with_files = completer.prompt(request(completer.family, files=True))
     assert with_files.tokens == expected(
         completer, golden.get("with_files", golden["alone"]), spm=spm
     )
@@ -88,9 +91,26 @@ def test_prompt_is_the_published_one(name: str, tmp_path: Path) -> None:
     stops = {completer.code.token(text) for text in golden["stop"] if text in completer.code}
     assert stops <= completer.engine.stop_tokens
     # Where it works at all, the model runs, and its output has no marker.
-    done = completer.complete(request(files=True))
+    done = completer.complete(request(completer.family, files=True))
     assert done.stats.prompt_tokens == len(with_files.tokens)
     assert not any(marker in done.text for marker in load_families()[name].markers)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_alone_has_its_path(name: str, tmp_path: Path) -> None:
+    """As the maker writes it where other files are read too, else in a comment."""
+    completer = completer_for(name, tmp_path, fim=name)
+    family = load_families()[name]
+    made = completer.prompt(CompletionRequest("x = ", "\n", "/nowhere/lib/a.py", root="/nowhere"))
+    text = completer.engine.tokenizer.decode(made.tokens)
+    assert "nowhere/" not in text
+    if family.path_alone or "{path}" in family.prompt:
+        assert "lib/a.py" in text
+        assert "# lib/a.py" not in text
+        assert ("nowhere" in text) == ("{repository}" in family.repository)
+    else:
+        assert "# lib/a.py\nx = " in text
+    assert made.tokens != completer.prompt(CompletionRequest("x = ", "\n")).tokens
 
 
 @pytest.mark.parametrize("name", NAMES)

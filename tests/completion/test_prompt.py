@@ -33,9 +33,9 @@ def test_windows_keep_to_their_budget_and_to_lines(code: CodeTokens, budget: int
     if budget >= 64:
         assert start == 0 or TEXT[start - 1] == "\n"
         assert TEXT[end - 1] == "\n"
-        # At least a quarter of what there is room for is used.
-        assert len(code.encode(TEXT[start:])) >= min(budget, len(code.encode(TEXT))) / 4
-        assert len(code.encode(TEXT[:end])) >= min(budget, len(code.encode(TEXT))) / 4
+        # Most of what there is room for is used.
+        assert len(code.encode(TEXT[start:])) >= min(budget, len(code.encode(TEXT))) * 0.6
+        assert len(code.encode(TEXT[:end])) >= min(budget, len(code.encode(TEXT))) * 0.7
 
 
 def test_the_window_seldom_moves_while_one_types(code: CodeTokens) -> None:
@@ -77,7 +77,7 @@ def test_an_empty_neighbour_does_not_hide_the_next(tmp_path: Path) -> None:
     engine = load_tiny(tmp_path, [*markers, "<repo_name>", "<file_sep>"])
     files = (SourceFile("a.py", ""), SourceFile("b.py", "value = 1\n"))
     completer = Completer(engine, CompleteOptions(fim="starcoder2"))
-    made = completer.prompt(CompletionRequest("x", "y", "c.py", files=files))
+    made = completer.prompt(CompletionRequest("value", "y", "c.py", files=files))
     assert "<file_sep>b.py\nvalue = 1\n<file_sep>" in engine.tokenizer.decode(made.tokens)
 
 
