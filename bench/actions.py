@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from akunu_py.bench.curve import Curve
     from akunu_py.bench.result import Result
     from akunu_py.bench.trace import Trace
+    from akunu_py.decoding.engine import Engine
 
 FAILED = 1  # the exit code where B is slower than A, and where a README disagrees
 # On a processor a token takes seconds in the formats that checkpoints have: see `bench.fidelity`.
@@ -275,6 +276,8 @@ def complete(options: argparse.Namespace) -> int:
         return _score_rules(options)
     curve = parse_curve(options.curve)
     engine = load_engine(options.model, LoadOptions(options.weights))
+    if options.definitions:
+        return _find_definitions(options, engine)
     complete_options = CompleteOptions(fim=options.fim)
     measured = measure_completion(engine, complete_options, curve, options.live, _progress)
     _progress("")
@@ -309,6 +312,21 @@ def structured(options: argparse.Namespace) -> int:
     _progress("")
     found = {"model": engine.name, "curve": options.curve, "sources": sources}
     _show(options, found, lambda: print_structured(found))
+    return 0
+
+
+def _find_definitions(options: argparse.Namespace, engine: Engine) -> int:
+    from akunu_py.bench.oracle.definitions import BUDGETS, measure_definitions
+    from akunu_py.bench.report.printing import print_definitions
+    from akunu_py.completion.tokens import CodeTokens
+
+    code = CodeTokens(engine.tokenizer, engine.vocabulary)
+    found = measure_definitions(options.definitions, lambda text: len(code.encode(text)), _progress)
+    _progress("")
+    if not found:
+        raise UsageError(f"no calls of other files' functions in {options.definitions}")
+    as_json = {"budgets": BUDGETS, "languages": found}
+    _show(options, as_json, lambda: print_definitions(BUDGETS, found))
     return 0
 
 

@@ -196,6 +196,12 @@ def _add_complete(parser: argparse.ArgumentParser) -> None:
         help="instead: what the rules keep of the true text at places in the source files there",
     )
     parser.add_argument(
+        "--definitions",
+        type=Path,
+        metavar="DIR",
+        help="instead: how often the model reads the definition of what is called there",
+    )
+    parser.add_argument(
         "--places",
         type=positive,
         default=10,

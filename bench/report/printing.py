@@ -181,6 +181,20 @@ def print_oracle(found: dict[str, Any]) -> None:
         )
 
 
+def print_definitions(
+    budgets: Sequence[int], found: Mapping[str, Mapping[str, Sequence[float]]]
+) -> None:
+    """found: as in JSON."""
+    print(f"calls whose definition the model reads, at {', '.join(map(str, budgets))} tokens")
+    for name, shares in sorted(found.items()):
+        cells = [
+            f"{way} " + " ".join(f"{share:7.1%}" for share in each)
+            for way, each in shares.items()
+            if way != "calls"
+        ]
+        print(f"  {name:<11} {int(shares['calls'][0]):>5} calls  {'   '.join(cells)}")
+
+
 def print_fault(place: Place, mode: str, verdict: str, kept: str) -> None:
     """A place where not the right text was kept, with that and the right one."""
     print(f"\n{place.describe()}, the output {mode}: {verdict}")

@@ -85,7 +85,7 @@ def test_neighbours_and_limits(tiny: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.py"
     other.write_text("value = [1, 2]\n")
     options = ["--model", str(tiny), "--no-memory", "--file", str(other), "--max-tokens", "3"]
-    completed = run(*options, "--path", "a.py", "--offset", "5", buffer=b"x = [\n")
+    completed = run(*options, "--path", "notes", "--offset", "5", buffer=b"x = [\n")
     assert (completed.returncode, len(completed.stdout), completed.stderr) == (0, 3, b"")
     missing = run(*options, "--file", str(tmp_path / "none"), "--offset", "5", buffer=b"x = [\n")
     assert missing.returncode == 1
