@@ -307,7 +307,7 @@ def structured(options: argparse.Namespace) -> int:
     from akunu_py.decoding.load import load_engine
 
     curve = parse_curve(options.curve)
-    engine = load_engine(options.model, options.weights)
+    engine = load_engine(options.model, LoadOptions(options.weights))
     sources = measure_structured(engine, load_cases(), curve, options.max_tokens, _progress)
     _progress("")
     found = {"model": engine.name, "curve": options.curve, "sources": sources}

@@ -93,13 +93,13 @@ def test_definitions_are_read_where_they_are_called(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In our own sources, at 2,048 tokens: nearly all; by first lines of the nearest files: few."""
-    for path in sorted(OURS.glob("*.py"))[-9:]:
+    for path in sorted(OURS.glob("*.py"))[-6:]:
         (tmp_path / path.name).write_text(path.read_text())
     options = ["bench", "complete", "--definitions", str(tmp_path), "--format", "json"]
     assert main(options) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["budgets"][2] == 2048
     shares = found["languages"]["all"]
-    assert shares["calls"][0] >= 8
+    assert shares["calls"][0] >= 5
     assert shares["related"][2] >= 0.9
     assert shares["first lines"][2] <= shares["related"][2] - 0.4
