@@ -83,12 +83,12 @@ def measure_curve(
     import mlx.core as mx
 
     from akunu_py.decoding import kvcache
-    from akunu_py.decoding.prefill import prefill
+    from akunu_py.decoding.prefill import ChunkSizes, prefill
     from akunu_py.decoding.target import Target
 
     target = Target(engine.model)
     target.reuse_prefix([index % 1000 for index in range(context + 1)])
-    prefill(target)
+    prefill(target, sizes=ChunkSizes(largest=engine.fit.prefill_rows))
     seconds: dict[int, list[float]] = {count: [] for count in rows}
     for round_ in range(-1, repeats):  # the first round warms up
         for count in rows:

@@ -9,6 +9,8 @@ import platform
 import stat
 import sys
 import tempfile
+import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -38,6 +40,10 @@ _OF_ANY_CHIP, _OF_A_GPU = 100.0, 400.0
 _OF_A_CORE, _MOST_OF_A_CPU = 10.0, 80.0
 _SHARE_FOR_A_MODEL = 0.8  # of a machine's memory, where no GPU says how much
 _SHARE_OF_FREE_MEMORY = 0.7  # the rest is for the KV cache, activations and everybody else
+
+_wiring = threading.RLock()  # a model may be collected while another one is loaded
+_wired_for: set[int] = set()  # ids of models
+_limits_before: list[int] = []  # the limit to go back to, while there are any
 
 
 def keep_kernels_private() -> None:
@@ -223,19 +229,28 @@ def weight_bytes(model: nn.Module, plain: mx.Dtype | None) -> int:
     return sum(value.nbytes for _, value in tree_flatten(model.parameters()))
 
 
-@contextlib.contextmanager
-def wired_memory() -> Iterator[None]:
-    """Keeps a large model's weights wired on Metal, as mlx-lm does; elsewhere does nothing."""
+def wire_memory(model: nn.Module) -> None:
+    """Keeps memory wired on Metal for as long as there is `model`; elsewhere does nothing.
+
+    What is not wired goes cold within seconds, and the next pass waits a quarter of a second.
+    """
     limit = mx.device_info().get("max_recommended_working_set_size")
     if not (limit and on_metal()):
-        yield
         return
-    before = mx.set_wired_limit(limit)
-    try:
-        yield
-    finally:
-        mx.synchronize()
-        mx.set_wired_limit(before)
+    with _wiring:
+        first = not _wired_for
+        _wired_for.add(id(model))
+        if first:
+            _limits_before.append(mx.set_wired_limit(limit))
+    weakref.finalize(model, _unwire, id(model))
+
+
+def _unwire(key: int) -> None:
+    with _wiring:
+        _wired_for.discard(key)
+        if not _wired_for:
+            mx.synchronize()  # a limit must not change while something is computed
+            mx.set_wired_limit(_limits_before.pop())
 
 
 def _fits(size: int) -> bool:

@@ -111,6 +111,7 @@ class Engine:
                 else footprint.needs_with_8_bits(model, config, own_context, weights)
             ),
         )
+        device.wire_memory(model)
         layout = lay_out_weights(model, weights)
         return cls(
             name=name,

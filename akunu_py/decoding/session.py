@@ -18,7 +18,6 @@ import mlx.core as mx
 from akunu_py.decoding import device, prompt_cache
 from akunu_py.decoding.constraint import ConstraintMatcher
 from akunu_py.decoding.decode import decode, ended, plain_step
-from akunu_py.decoding.device import wired_memory
 from akunu_py.decoding.drafting import Drafting
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.learned import LearnedState
@@ -152,11 +151,9 @@ class Generation:
         return Answer(self.text, tuple(self.tokens), reason, replace(self.stats), self.thinking)
 
     def __iter__(self) -> Iterator[TextPiece]:
-        with wired_memory():
-            pieces = self._pieces()
-            with contextlib.closing(pieces):
-                while not self._decoder.stopped and (piece := self._next(pieces)) is not None:
-                    yield self._decoded(piece)
+        with contextlib.closing(self._pieces()) as pieces:
+            while not self._decoder.stopped and (piece := self._next(pieces)) is not None:
+                yield self._decoded(piece)
         rest = self._decoder.finish()
         self.finish_reason = self._finish_reason()
         if self._session.learned is not None and self._options.remember:
