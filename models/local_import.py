@@ -161,7 +161,7 @@ def _quantize(source: Path, directory: Path, bits: int, progress: ProgressCallba
     from akunu_py.models.mlx_loader import load_model
 
     progress("quantize", 0, 0)
-    model, config = load_model(source)
+    model, config, _ = load_model(source)
     _set_dtype(model, config)
     with (
         boundary(f"mlx-lm cannot quantize the model in {source}", UnsupportedModel),

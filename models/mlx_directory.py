@@ -73,10 +73,10 @@ def plan_directory(source: Path) -> DirectoryPlan:
 
 
 def _plan(source: Path) -> DirectoryPlan:
-    from akunu_py.models.mlx_loader import load_model, vocabulary_size
+    from akunu_py.models.mlx_loader import load_model
 
     config = check_config(source)
-    model, _ = load_model(source)
+    *_, vocabulary = load_model(source)
     tensors = read_tensors(source, config)
     small = [source / name for name in _WANTED if (source / name).is_file()]
     if not any((source / name).is_file() for name in _TOKENIZERS):
@@ -103,7 +103,7 @@ def _plan(source: Path) -> DirectoryPlan:
             licence=_licence(source),
         ),
     )
-    _check_tokenizer(plan, small, vocabulary_size(model))
+    _check_tokenizer(plan, small, vocabulary)
     return plan
 
 

@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
+from akunu_py.files import read_bounded
 from akunu_py.models.model_files import (
     AGAIN,
     MAX_TOKENIZER_BYTES,
@@ -39,8 +40,9 @@ _TOKEN_FIELDS = {
 _MODULES = {"chat_template_type": "chat_templates", "tool_parser_type": "tool_parsers"}
 
 
-def load_model(source: Path) -> tuple[Any, dict[str, Any]]:
-    """mlx-lm's model and its configuration; weights are read when they are needed.
+def load_model(source: Path) -> tuple[Any, dict[str, Any], int]:
+    """mlx-lm's model, its configuration, and the width of its logits; weights are read when they
+    are needed.
 
     Raises UnknownModel, UnsupportedModel, DamagedModel.
     """
@@ -48,13 +50,9 @@ def load_model(source: Path) -> tuple[Any, dict[str, Any]]:
     read_tensors(source, check_config(source))
     with boundary(f"mlx-lm cannot load the model in {source}", UnsupportedModel):
         model, config = utils.load_model(source, lazy=True)
-        vocabulary_size(model)  # a pass finds what building it does not
-    return model, config
-
-
-def vocabulary_size(model: Any) -> int:
-    """The width of its logits, which nothing needs to be computed for."""
-    return int(model(mx.array([[0]]), cache=make_prompt_cache(model)).shape[-1])
+        # A pass finds what building it does not, and nothing needs to be computed for that.
+        logits = model(mx.array([[0]]), cache=make_prompt_cache(model))
+    return model, config, int(logits.shape[-1])
 
 
 def load_tokenizer(source: Path, config: dict[str, Any], vocabulary: int) -> Any:
@@ -143,7 +141,10 @@ class _Tokenizer(TokenizerWrapper):
     def digest(self) -> str:
         """Tells tokenizers apart."""
         file = self._source / "tokenizer.json"
-        text = file.read_bytes() if file.exists() else self.backend_tokenizer.to_str().encode()
+        if file.exists():
+            text = read_bounded(file, MAX_TOKENIZER_BYTES)
+        else:
+            text = self.backend_tokenizer.to_str().encode()
         return hashlib.sha256(text).hexdigest()
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from akunu_py.decoding.history import common_prefix
 from akunu_py.decoding.thinking import prompt_opens_thinking, thinking_markers
 from akunu_py.errors import UnsupportedModel, UsageError
 from akunu_py.models.fit import Fit, choose_context
-from akunu_py.models.mlx_loader import load_model, load_tokenizer, vocabulary_size
+from akunu_py.models.mlx_loader import load_model, load_tokenizer
 from akunu_py.models.model_files import boundary
 from akunu_py.types import Message, WeightMode
 
@@ -91,11 +92,7 @@ class Engine:
         force: bool,
     ) -> Engine:
         started = time.perf_counter()
-        model, config = load_model(path)
-        vocabulary = vocabulary_size(model)
-        tokenizer = load_tokenizer(path, config, vocabulary)
-        if tokenizer.has_chat_template:
-            chat_template.start()
+        model, config, vocabulary = load_model(path)
         cache = kvcache.new_cache(model, kv_bits)
         own_context = _own_context(config)
         needs = footprint.needs(model, config, own_context, weights, kv_bits)
@@ -112,7 +109,12 @@ class Engine:
             ),
         )
         device.wire_memory(model)
-        layout = lay_out_weights(model, weights)
+        with ThreadPoolExecutor(1) as other:  # the device reads the weights meanwhile
+            loading = other.submit(load_tokenizer, path, config, vocabulary)
+            layout = lay_out_weights(model, weights)
+            tokenizer = loading.result()
+        if tokenizer.has_chat_template:
+            chat_template.start()
         return cls(
             name=name,
             path=path,

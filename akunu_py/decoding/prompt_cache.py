@@ -28,12 +28,12 @@ from akunu_py.decoding.target import Target
 from akunu_py.decoding.vocabulary import first_outside
 from akunu_py.errors import DamagedCache, DamagedModel, StoreError, UsageError, one_line
 from akunu_py.files import open_regular, parse_json, read_bounded, replacing
+from akunu_py.models.model_files import MAX_TOKENIZER_BYTES
 from akunu_py.models.safetensors import MAX_HEADER_BYTES, read_header
 
 SUFFIX = ".safetensors"  # MLX tells formats by it
 _FORMAT = 2
 _COUNTS = ("offset", "_idx", "start_position")  # of a layer, of at most as many tokens
-_LARGEST_SETTINGS = 1 << 28  # bytes of a tokenizer.json
 _KEY = "akunu"  # of our own metadata
 _CLASSES = "1."  # mlx-lm's metadata: ours, a class name a layer, what was not an array
 _SAMPLES, _SAMPLE_BYTES = 64, 4096  # of each file of weights, to tell models apart
@@ -165,7 +165,7 @@ def model_digest(model: Path, weights: str) -> str:
     digest = hashlib.sha256(weights.encode())
     for name in ("config.json", "tokenizer.json"):
         with contextlib.suppress(FileNotFoundError):
-            digest.update(read_bounded(model / name, _LARGEST_SETTINGS))
+            digest.update(read_bounded(model / name, MAX_TOKENIZER_BYTES))
     for file in sorted(model.glob("*.safetensors")):
         size = file.stat().st_size
         digest.update(f"{file.name} {size}".encode())
