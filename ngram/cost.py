@@ -21,6 +21,8 @@ _TOLERANCE = 0.02  # a smaller change of a median is not worth a new table
 # How far a measured row count counts for others: 1/e at this difference of their logarithms.
 # Small ones stand alone (kernels change between them), 30 and 33 are as good as one.
 _REACH = 0.1
+# Matrix and attention kernels of GPUs compute tiles of 32 rows: row counts say nothing of the next.
+_TILE = 32
 _PRIOR_WEIGHT = 1.0  # of the prior shape, against the square of the number of times measured
 
 PIPELINED = 0  # in the place of a number of rows: a plain step behind another
@@ -172,6 +174,8 @@ class CostCurve:
         for rows, cost in enumerate(self._prior, start=1):
             total, weight = 0.0, _PRIOR_WEIGHT
             for other, (ratio, count) in ratios.items():
+                if (rows - 1) // _TILE != (other - 1) // _TILE:
+                    continue
                 near = count * exp(-abs(log(rows / other)) / _REACH)
                 total += near * (ratio - scale)
                 weight += near

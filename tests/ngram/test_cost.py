@@ -171,3 +171,17 @@ def test_a_curve_of_an_earlier_version_is_read() -> None:
     saved["bands"] = saved["bands"][:3]
     with pytest.raises(ValueError, match="bands"):
         CostCurve.from_dict(saved)
+
+
+def test_a_tile_of_32_rows_says_nothing_of_the_next() -> None:
+    curve = CostCurve()
+    for rows, cost in ((1, 1.0), (31, 3.1), (32, 3.2)):
+        for _ in range(9):
+            curve.observe(rows, cost, 10)
+    before = curve.table(10)[32]
+    for _ in range(9):
+        curve.observe(33, 6.4, 10)
+    table = curve.table(10)
+    assert table[31] == pytest.approx(3.2, rel=0.02)
+    assert table[32] == pytest.approx(6.4, rel=0.02)
+    assert before < 4
