@@ -29,6 +29,9 @@ _RETURN = (0.35, 0.25, 0.2, 0.15, 0.12, 0.1, 0.1, 0.08)
 _RETURN_RATE = 0.03
 _LOST = 0.5  # of what is lost at most when that happens while the next step is under way
 _LIKELY = 0.6  # chance of a first drafted token
+# Of what is lost where the guesses promise a draft, and of their chance that its first token is
+# right, which is promised too high: it follows a guess.
+_FORESEEN, _PROMISED = 0.75, 0.65
 PROBE_EVERY, PROBE_RARELY = 64, 2048  # plain passes between two probes; doubles with each probe
 PROBE_LENGTH = 4
 PROBE_CHANCE = 0.3
@@ -132,10 +135,11 @@ class AutoDrafter:
             self.guide.end_draft()
         found = sum(guess.token >= 0 for guess in guesses)
         chances = [guess.probability for guess in guesses[:found]]
+        coming = chances[ahead:]
         if ahead:  # a draft behind the step under way needs that one's token to be guessed right
             chances[:2] = [chances[0] * chances[1]] if found > 1 else []
         gained = max(self._earned / self._spent, 1.0)  # tokens in the time of a pipelined step
-        costs = self._costs(gained)
+        costs = self._costs(gained, coming)
         length = choose_length(
             chances,
             costs,
@@ -156,17 +160,25 @@ class AutoDrafter:
         self._idle = 0 if length else self._idle + 1
         return [guess.token for guess in guesses[self._planned]]
 
-    def _costs(self, gained: float) -> list[float]:
+    def _costs(self, gained: float, chances: Sequence[float]) -> list[float]:
         """Of passes over 1, 2, ... rows. A plain step costs what it does in a pipeline, and what is
         lost when a draft comes up while the next step is under way; or, if that is less, what it
-        does alone."""
+        does alone. chances: of the guesses for the steps to come."""
         alone, *more = self.curve.table(self._context)
         if self.guide is not None:  # its passes wait for each other
             self.pipelines = False
             return [alone, *more]
         pipelined = self.curve.pipelined(self._context)
         back = self._returns[min(self._idle, len(_RETURN) - 1)]
-        lost = _LOST * back * pipelined * (1.0 - (1.0 - _LIKELY) / gained)
+        lost = _LOST * back * (gained - 1.0 + _LIKELY)  # in tokens
+        if len(chances) > 1 and self.curve.measured(2) and self.curve.measured(3):
+            two, three = more[:2]
+            first, then = chances[:2]
+            if then * pipelined > gained * (two - pipelined):  # it is drafted then
+                # At once it costs a row more than behind a step, and the gap, but saves the step.
+                saved = gained * (2.0 - (alone + three - two) / pipelined)
+                lost = max(lost, _FORESEEN * first * (_PROMISED * then - 1.0 + saved))
+        lost *= pipelined / gained
         self.pipelines = pipelined + lost < alone
         return [min(alone, pipelined + lost), *more]
 

@@ -160,3 +160,33 @@ def test_plain_decoding_scores_one() -> None:
 def test_what_is_no_device_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--device: expected gap"):
         parse_device(text)
+
+
+def written(kind: str, seed: int) -> TraceItem:
+    """Made up text. words: as frequent as in prose, in no order. phrases: what was said is said
+    again, often with another ending. edit: of the prompt."""
+    randomly = random.Random(seed)
+    source = randomly.choices(range(600), weights=[1 / rank for rank in range(1, 601)], k=1600)
+    if kind == "phrases":
+        for place in range(200, len(source), 12):
+            begin = randomly.randrange(place - 12)
+            length = randomly.choice((2, 3, 4, 8))
+            source[place : place + length] = source[begin : begin + length]
+    if kind == "edit":
+        output = [token if randomly.random() < 0.98 else 700 for token in source[:800]]
+        return TraceItem(tuple(source), tuple(output))
+    return TraceItem(tuple(source[:800]), tuple(source[800:]))
+
+
+@pytest.mark.parametrize("gap", [0.0, 0.15, 0.3])
+@pytest.mark.parametrize("name", ["m5max", "m1"])
+def test_drafting_costs_next_to_nothing_where_nothing_is_gained(name: str, gap: float) -> None:
+    """Costs are learned from nothing, from noisy times with outliers and slow first uses, and so
+    is that in words without order there is nothing to draft."""
+    options = DeviceOptions(gap=gap, noise=0.05, outliers=0.02, first=5, seed=2)
+    kinds = ("words", "phrases", "edit")
+    trace = Trace("made up", {kind: (written(kind, 1),) for kind in kinds})
+    found = replay_on_device(trace, parse_curve(name), "auto", options)
+    scores = {kind: found[kind]["score"] for kind in kinds}
+    assert min(scores["words"], scores["phrases"]) > 0.98, scores
+    assert scores["edit"] > 3.5
