@@ -260,7 +260,7 @@ class Transcript(SteadyScroll):
         if self._column.before:
             async with self._mounting:
                 await self._column.show(self._conversation.turns, 0)
-        self.scroll_home(animate=False)
+        self.scroll_home(animate=False, immediate=True)
         if self._column.messages:
             self._mark_chosen(self._column.messages[0])
 
@@ -307,6 +307,8 @@ class Transcript(SteadyScroll):
         """Chooses the first message that is seen, where the chosen one is not."""
         if self.screen.focused is not self or self._chosen is None:
             return
+        if not self._anchor_released and self._column.messages[-1:] == [self._chosen]:
+            return  # its end will be seen, when it is laid out
         here = self.content_region
         laid_out = [view for view in self._column.messages if view.region.height]
         seen = [view for view in laid_out if view.region.overlaps(here)]
