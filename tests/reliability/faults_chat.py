@@ -141,7 +141,7 @@ def disk_full(directory: Path, starter: Path, ending: str, number: int) -> Outco
         home = Home(disk / "home", starter, link=True)
         chat = Chat(home, make(), "--no-memory").ready()
         chat.send(first)
-        chat.terminal.wait_for("▶ answering", seconds=_SLOW_S)
+        chat.terminal.wait_for("answering", seconds=_SLOW_S)
         filler = fill(disk)
         screen = chat.terminal.wait_for("not saved for now", seconds=60)
         outcome.word = "This chat is not saved for now: database or disk is full"
@@ -149,7 +149,7 @@ def disk_full(directory: Path, starter: Path, ending: str, number: int) -> Outco
         chat.terminal.wait_for("■ stopped", seconds=30)
         if "room" in ending:
             chat.terminal.type(second, "Enter")
-            chat.terminal.wait_for("▶ answering", seconds=_SLOW_S)
+            chat.terminal.wait_for("answering", seconds=_SLOW_S)
             filler.unlink()
             chat.terminal.wait_for("Everything is saved again", seconds=30)
             screen = chat.quit()
@@ -183,7 +183,7 @@ def forbidden(home: Home, number: int) -> Outcome:
         chat.terminal.wait_for("not saved for now", seconds=60)
         outcome.word = "This chat is not saved for now: unable to open database file"
         chat.send(prompt)
-        chat.terminal.wait_for("▶ answering", seconds=_SLOW_S)
+        chat.terminal.wait_for("answering", seconds=_SLOW_S)
         home.conversations.chmod(0o600)
         chat.terminal.wait_for("Everything is saved again", seconds=30)
         screen = chat.quit()
@@ -231,7 +231,7 @@ def _hurt(chat: Chat, kind: str) -> str:
         stop_and_go(process, 1.5)
         if "Conversations" in terminal.screen():
             terminal.type("Escape")
-        terminal.wait_for("▶ answering|● ready", seconds=_SLOW_S)  # it may have been loading
+        terminal.wait_for("answering|● ready", seconds=_SLOW_S)  # it may have been loading
         time.sleep(1)  # what is read together with Escape would be another key
         terminal.type("Escape")
         terminal.wait_for("■ stopped|● ready", seconds=60)

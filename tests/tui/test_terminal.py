@@ -75,7 +75,7 @@ def test_a_conversation(terminal: Terminal, home: Path) -> None:
     terminal.wait_for("■ stopped")
 
     terminal.type("C-g")
-    terminal.wait_for("▶ answering")
+    terminal.wait_for("answering")
     terminal.type("Escape")
     terminal.wait_for(r"■ stopped +‹ 2/2 ›")
     terminal.type("Tab", "Left")
@@ -83,7 +83,7 @@ def test_a_conversation(terminal: Terminal, home: Path) -> None:
     terminal.type("Escape")
     terminal.wait_for("Enter send")
     terminal.type("Write another one.", "Enter")
-    terminal.wait_for("▶ answering")
+    terminal.wait_for("answering")
     terminal.type("C-q")
     screen = terminal.wait_for("code=[0-9]+\n")
     assert "code=0\n" in screen
@@ -110,7 +110,7 @@ def test_a_kill_in_the_middle_of_an_answer_loses_a_second_at_most(
 ) -> None:
     start(terminal, home)
     terminal.type("Write a very long story about a walrus.", "Enter")
-    terminal.wait_for("▶ answering", seconds=150)
+    terminal.wait_for("answering", seconds=150)
     time.sleep(2.5)
     screen = terminal.screen()
     said = screen.partition("a walrus.")[2].partition("╭")[0].split()[:-1]  # whole words
@@ -129,7 +129,7 @@ def test_a_kill_in_the_middle_of_an_answer_loses_a_second_at_most(
     screen = terminal.wait_for(r"… broken off(.*\n)*.*ready", seconds=150)
     assert " ".join(said[:5]) in screen
     terminal.type("F9")
-    terminal.wait_for("▶ answering")
+    terminal.wait_for("answering")
 
 
 @needs_tmux
@@ -191,7 +191,7 @@ def test_a_signal_while_loading_restores_the_terminal(
 def test_a_closed_window_ends_it(terminal: Terminal, home: Path) -> None:
     start(terminal, home)
     terminal.type("Tell me a long story.", "Enter")
-    terminal.wait_for("▶ answering")
+    terminal.wait_for("answering")
     (chat,) = children(terminal.shell())
     terminal.close()
     end = time.monotonic() + 20
