@@ -188,6 +188,7 @@ class InlineCompletions:
             path=_path(document),
             language=document.language,
             files=files,
+            root=self.server.workspace.root_path or "",
         )
 
     @property
