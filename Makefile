@@ -17,10 +17,12 @@ chat: setup ## talk to the starter model (sets up all it needs first)
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	@$(BIN)/akunu chat
 
+# One more than the cores of a small machine: many a test waits, for a process or a terminal.
+WORKERS := 3
 test: $(VENV)/.installed-dev ## run the tests (sets up all they need first)
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not alone"
-	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and alone"
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow and not alone"
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and alone"
 
 test-slow: $(VENV)/.installed-dev ## run the tests that take minutes
 	@$(BIN)/akunu models pull $(STARTER) --if-missing

@@ -210,7 +210,7 @@ def test_interrupt_ends_cleanly_with_what_was_said() -> None:
     assert process.stdout is not None
     first = process.stdout.read(1)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert (first + out).strip()
     assert out.endswith(b"\n")
@@ -226,7 +226,7 @@ def test_interrupt_while_loading_is_quiet() -> None:
     )
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=60)
     assert process.returncode in (130, -signal.SIGINT)
     assert b"Traceback" not in err
 

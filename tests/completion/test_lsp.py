@@ -107,7 +107,7 @@ class Editor:
         """Ends the server by the book; its exit code."""
         await self.client.shutdown_async(None)
         self.client.exit(None)
-        return await asyncio.wait_for(self.process.wait(), 20)
+        return await asyncio.wait_for(self.process.wait(), 60)
 
     @property
     def process(self) -> asyncio.subprocess.Process:

@@ -146,12 +146,12 @@ def disk_full(directory: Path, starter: Path, ending: str, number: int) -> Outco
         screen = chat.terminal.wait_for("not saved for now", seconds=60)
         outcome.word = "This chat is not saved for now: database or disk is full"
         chat.terminal.type("Escape")
-        chat.terminal.wait_for("■ stopped", seconds=30)
+        chat.terminal.wait_for("■ stopped", seconds=60)
         if "room" in ending:
             chat.terminal.type(second, "Enter")
             chat.terminal.wait_for("answering", seconds=_SLOW_S)
             filler.unlink()
-            chat.terminal.wait_for("Everything is saved again", seconds=30)
+            chat.terminal.wait_for("Everything is saved again", seconds=60)
             screen = chat.quit()
             outcome.check("code=0" in screen, f"ended with:\n{screen}")
             outcome.check(first in kept(home), "the first prompt is lost")
@@ -164,7 +164,7 @@ def disk_full(directory: Path, starter: Path, ending: str, number: int) -> Outco
             outcome.word = "not all that was said could be saved"
         else:
             os.kill(chat.process, signal.SIGKILL)
-            chat.terminal.wait_for("code=137", seconds=20)
+            chat.terminal.wait_for("code=137", seconds=60)
             outcome.check(first in kept(home), "the first prompt is lost")
         for panic in _PANIC:
             outcome.check(panic not in screen, f"{panic!r} on the screen:\n{screen}")
@@ -185,7 +185,7 @@ def forbidden(home: Home, number: int) -> Outcome:
         chat.send(prompt)
         chat.terminal.wait_for("answering", seconds=_SLOW_S)
         home.conversations.chmod(0o600)
-        chat.terminal.wait_for("Everything is saved again", seconds=30)
+        chat.terminal.wait_for("Everything is saved again", seconds=60)
         screen = chat.quit()
         outcome.check("code=0" in screen, f"ended with:\n{screen}")
         outcome.check(prompt in kept(home), "the prompt is lost")
@@ -241,11 +241,11 @@ def _hurt(chat: Chat, kind: str) -> str:
             raise AssertionError(f"ended with:\n{screen}")
         return screen
     os.kill(process, getattr(signal, kind))
-    return terminal.wait_for(r"code=\d+", seconds=30)
+    return terminal.wait_for(r"code=\d+", seconds=60)
 
 
 def _wait_until_gone(process: int) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while True:
         state = subprocess.run(
             ["ps", "-o", "stat=", "-p", str(process)], capture_output=True, text=True, check=False
@@ -281,9 +281,9 @@ def _check_next(home: Home, terminal: Terminal, prompt: str, outcome: Outcome) -
     if prompt:
         terminal.type("C-o")
         terminal.wait_for("Conversations")
-        terminal.wait_for(re.escape(prompt), seconds=10)
+        terminal.wait_for(re.escape(prompt), seconds=60)
         terminal.type("Enter")
-        terminal.wait_for(rf"▌ {re.escape(prompt)}", seconds=30)
+        terminal.wait_for(rf"▌ {re.escape(prompt)}", seconds=60)
     screen = chat.quit()
     outcome.check("code=0" in screen, f"ends with:\n{screen}")
 

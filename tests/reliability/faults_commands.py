@@ -84,7 +84,7 @@ def signalled(
     process = home.start(command)
     if running := after(process, seconds):
         process.send_signal(number)
-    done = finished(process, 30)
+    done = finished(process)
     outcome.word = done.word if done.code >= 0 else f"ended by {signal.Signals(-done.code).name}"
     if _before_us(number, done):
         outcome.word = "Python had not come to akunu yet"

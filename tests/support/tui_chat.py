@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -157,9 +158,8 @@ async def chat(
 
 
 async def until(pilot: Pilot[None], holds: Callable[[], object]) -> None:
-    """Waits until it `holds`, for five seconds at least."""
-    for _ in range(500):
-        if holds():
-            return
+    """Waits until it `holds`."""
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end, "it did not come"
         await pilot.pause(0.01)
-    raise AssertionError("it did not come")

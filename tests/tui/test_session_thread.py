@@ -89,7 +89,7 @@ def recorder(shallow_starter: Engine) -> Iterator[Recorder]:
     assert (loaded.model, loaded.context_length, loaded.no_draft) == ("starter", 8192, None)
     recorder.until_end(0)
     yield recorder
-    assert recorder.thread.close(timeout=30)
+    assert recorder.thread.close(timeout=60)
 
 
 def test_the_answer_is_that_of_the_engine(recorder: Recorder, shallow_starter: Engine) -> None:
@@ -178,7 +178,7 @@ def test_closing_in_the_middle_of_an_answer(shallow_starter: Engine) -> None:
     recorder.thread.request(1, QUESTION, ENDLESS)
     while not isinstance(recorder.next(), PieceArrived):
         pass
-    assert recorder.thread.close(timeout=10)
+    assert recorder.thread.close(timeout=60)
     assert recorder.until_end(1)[1].reason == "cancelled"
 
 
@@ -197,7 +197,7 @@ for thread in threads:
     thread.request(1, [Message("user", "Tell me a story.")], GenerateOptions(max_tokens=4000))
     while not isinstance(notes.get(timeout=60), PieceArrived):
         pass
-    assert thread.close(timeout=30)
+    assert thread.close(timeout=60)
 """
 
 
@@ -215,7 +215,7 @@ def test_a_model_that_is_not_here_yet_is_loaded_when_it_is(shallow_starter: Engi
     recorder.thread.start(recorder.messages.put, load=False)
     recorder.thread.switch("starter")
     assert isinstance(recorder.next(), Failed)  # it is broken
-    assert recorder.thread.close(timeout=30)
+    assert recorder.thread.close(timeout=60)
     assert recorder.messages.empty(), "it was tried once"
 
 
