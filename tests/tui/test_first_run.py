@@ -120,6 +120,7 @@ async def test_another_model_meanwhile(source: Source, tmp_path: Path) -> None:
     async with first_run() as it:
         await it.send("/model starter")
         assert it.notifications[-1] == "starter is still being fetched"
+        it.box.clear()  # what was refused is in it again
         await it.send("/model mine")
         assert it.phase() == "loading"
         await it.post(Loaded("mine", "float32", 8192))
