@@ -313,7 +313,9 @@ def _scan_code(
             found.append(Bracket(end[0], kind, False))
             at = end[1]
         elif kind[0] in _QUOTES and _CLOSED.match(text, start):
-            if start < cursor < at:
+            if kind[0] == "'" and at == len(text) and not ended:
+                inside = kind[0]  # what follows may show it to be an apostrophe
+            elif start < cursor < at:
                 found += Bracket(start, kind[0], True), Bracket(at - 1, kind[0], False)
         elif at == len(text):
             if kind[0] not in _STRINGS or kind.startswith("//"):

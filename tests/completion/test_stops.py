@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from akunu_py.completion.brackets import OpenBrackets
@@ -107,6 +107,7 @@ PIECES = st.lists(
 
 
 @settings(max_examples=400, deadline=None)
+@example("'", "'", "a'x", 0)
 @given(PIECES, PIECES, PIECES, st.sampled_from([0, 2]))
 def test_streaming_is_a_beginning_of_the_whole(
     prefix: str, suffix: str, output: str, max_lines: int
