@@ -17,7 +17,7 @@ from akunu_py.errors import UsageError
 from akunu_py.models import store
 from akunu_py.models.catalogue import recommend
 from akunu_py.settings import load_settings
-from akunu_py.text import print_warnings
+from akunu_py.text import for_output, print_warnings
 
 if TYPE_CHECKING:  # a second or two, which the thread that completes spends, not we
     from akunu_py.completion.completer import Completer
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         print(editor_config(args.print_config, passed_on(args)), end="")
         return 0
     if args.stats:
-        print(*stats_table(read_counts(paths.acceptance_file())), sep="\n")
+        print(for_output("\n".join(stats_table(read_counts(paths.acceptance_file())))))
         return 0
     settings = load_settings()
     args.model = args.model or settings.completion_model or settings.model

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from akunu_py.decoding.history import TokenHistory, common_prefix
 
 LEAST = 64  # tokens: what is shorter is read again in no time
-_MOST = 64  # histories, however small they are
-_REMEMBERED = 64  # of those that were lost, to say why a prompt is read again
+_MOST = 16  # histories, however small they are
+_REMEMBERED = 32  # of those that were lost, to say why a prompt is read again
 
 
 @dataclass(slots=True)

@@ -187,7 +187,7 @@ def test_settings_turn_it_off(loaded_shallow_starter: Engine) -> None:
     [
         ("memory = 1", "true or false"),
         ("model = false", "a text"),
-        ("memmory = true", "memory, model"),
+        ("memmory = true", "did you mean memory"),
         ("memory = ", "settings.toml"),
     ],
 )

@@ -46,6 +46,7 @@ MARKERS = ("<|end|>", "<fim_prefix>", "<fim_suffix>", "<fim_middle>")
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}a:"
 SAMPLES = 6
 SHORT = 20  # turns
+CACHE_MEMORY = 1 << 20  # bytes for the KV caches of several texts, which would be kept else
 ENDED = ("ready", "cut off", "stopped", "failed")  # phases of the chat
 CODE = "def add(a, b):\n    return a + b\n\n\ndef subtract(a, b):\n    return a - b\n"
 
@@ -175,7 +176,7 @@ def old_and_new(model: Path, turns: int, tokens: int) -> list[Sample]:
 
 
 def _session(model: Path) -> Session:
-    engine = Engine.load(model)
+    engine = Engine.load(model, cache_memory=CACHE_MEMORY)
     return Session(engine, LearnedState(model, engine.tokenizer_digest, "x", memory=True))
 
 
@@ -193,7 +194,9 @@ def chat_in_the_app(model: Path, turns: int, tokens: int) -> list[Sample]:
 
 
 async def _chat_in_the_app(model: Path, database: Path, turns: int, tokens: int) -> list[Sample]:
-    session = SessionThread(model.name, lambda name: Engine.load(model, name=name))
+    session = SessionThread(
+        model.name, lambda name: Engine.load(model, name=name, cache_memory=CACHE_MEMORY)
+    )
     store_thread = StoreThread(database)
     app = ChatApp(ChatConfig(model.name, options(tokens), session=session, store=store_thread))
     watch = Watch(turns)
@@ -226,7 +229,7 @@ async def _chat_in_the_app(model: Path, database: Path, turns: int, tokens: int)
 
 def completions(model: Path, requests: int, tokens: int) -> list[Sample]:
     """A buffer that is typed into, as an editor asks: at every few letters, each time anew."""
-    completer = Completer(Engine.load(model))
+    completer = Completer(Engine.load(model, cache_memory=CACHE_MEMORY))
     watch = Watch(requests)
     for number in range(1, requests + 1):
         typed = CODE[: 1 + number * 7 % len(CODE)]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -72,12 +73,22 @@ def same(one: Any, other: Any) -> bool:
 
 def _plain(value: Any) -> str:
     """1 is 1.0, but true is not 1."""
-    return json.dumps(value, sort_keys=True).replace(".0", "")
+    return json.dumps(value, sort_keys=True, default=str).replace(".0", "")
+
+
+def exactly(text: str) -> Any:
+    """The value of a text of JSON, with numbers as they are written, not as a float rounds them."""
+
+    def number(written: str) -> float | Fraction:
+        value = Decimal(written)
+        return Fraction(value) if abs(value.adjusted()) < 500 else float(value)
+
+    return json.loads(text, parse_float=number)
 
 
 def _is(name: str, value: Any) -> bool:
     if name in ("number", "integer"):
-        number = isinstance(value, int | float) and not isinstance(value, bool)
+        number = isinstance(value, int | float | Fraction) and not isinstance(value, bool)
         return number and (name == "number" or value == int(value))
     return isinstance(value, _TYPES[name])
 

@@ -190,11 +190,11 @@ async def test_with_the_terminals_own_colours_what_is_typed_and_code_stand_out()
 
 async def test_on_a_small_screen_nothing_is_left_of_what_is_behind_a_dialog() -> None:
     async with chat(size=(80, 24)) as it:
-        await it.send("zebra " * 300)
+        await it.send("zqxqz " * 300)
         for key in ("f1", "f4", "ctrl+s", "ctrl+p"):
-            assert "zebra" in it.screen_text()
+            assert "zqxqz" in it.screen_text()
             await it.press(key)
             await it.pilot.pause(0.02)
             assert it.app.screen.is_modal
-            assert "bra" not in it.screen_text(), key
+            assert "qxq" not in it.screen_text(), key
             await it.press("escape")
