@@ -22,7 +22,8 @@ class TokenHistory:
     cache yet; they are the first rows of the next pass. There is one, the last token sampled,
     unless a prompt was just read or the cache is recurrent and was rolled back behind what was
     accepted. checkpoints: where a cache that cannot always be trimmed can return to. marks: after
-    how many tokens checkpoints are set while a prompt is read.
+    how many tokens checkpoints are set while a prompt is read. uses: how often it was kept for
+    later.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class TokenHistory:
         self.pending = list(pending)
         self.checkpoints: list[kvcache.Checkpoint] = []
         self.marks: frozenset[int] = frozenset()
+        self.uses = 0
         self.needs_checkpoints = kvcache.needs_checkpoints(cache)
 
     @property

@@ -20,11 +20,10 @@ _REMEMBERED = 32  # of those that were lost, to say why a prompt is read again
 
 @dataclass(slots=True)
 class _Kept:
-    """clock: the value of what was lost last when it was used last. uses: how often that was."""
+    """clock: the value of what was lost last when it was used last."""
 
     history: TokenHistory
     clock: float
-    uses: int
 
 
 class PromptCaches:
@@ -35,7 +34,6 @@ class PromptCaches:
         self.limit = limit
         self.lost: list[list[int]] = []  # the tokens of the last ones, the latest last
         self._kept: list[_Kept] = []
-        self._uses: dict[int, int] = {}  # of what was taken last, by the history's id
         self._clock = 0.0
 
     @property
@@ -51,17 +49,13 @@ class PromptCaches:
 
     def add(self, history: TokenHistory) -> None:
         """Keeps a history that is not in use any more, if that is worth it."""
-        uses = self._uses.pop(id(history), 0) + 1
         if len(history.tokens) >= LEAST and self.limit:
-            self._kept.append(_Kept(history, self._clock, uses))
+            history.uses += 1
+            self._kept.append(_Kept(history, self._clock))
 
     def take(self, history: TokenHistory) -> None:
         """Gives one of them out, if it is there; whoever has it adds it again."""
-        for kept in self._kept:
-            if kept.history is history:
-                self._kept.remove(kept)
-                self._uses = {id(history): kept.uses}
-                return
+        self._kept = [kept for kept in self._kept if kept.history is not history]
 
     def make_room(self, needed: int, asked_for: TokenHistory | None = None) -> None:
         """Drops histories until `needed` bytes beside them are within the limit.
@@ -83,4 +77,4 @@ class PromptCaches:
         tokens = kept.history.tokens
         others = (each.history.tokens for each in self._kept if each is not kept)
         alone = len(tokens) - max((common_prefix(tokens, other) for other in others), default=0)
-        return kept.clock + kept.uses * alone / max(1, kept.history.nbytes)
+        return kept.clock + kept.history.uses * alone / max(1, kept.history.nbytes)
