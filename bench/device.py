@@ -19,7 +19,7 @@ from akunu_py.bench.curve import Curve, FixedCosts
 from akunu_py.bench.replay import ReplayCounts, drafter_named
 from akunu_py.bench.trace import Trace, TraceItem
 from akunu_py.decoding.decode import decode
-from akunu_py.decoding.history import TokenHistory
+from akunu_py.decoding.prompt_cache.history import TokenHistory
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
 from akunu_py.ngram.cost import MAX_ROWS, PIPELINED, CostCurve

@@ -26,10 +26,10 @@ from akunu_py.bench.runners.akunu import UnsavedState, record_passes
 from akunu_py.decoding import kvcache
 from akunu_py.decoding.drafting import Drafting
 from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.history import common_prefix
 from akunu_py.decoding.load import load_engine
 from akunu_py.decoding.sampling import filtered, race
 from akunu_py.decoding.session import Session
+from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import StoreError, UsageError
 from akunu_py.ngram.cost import PRIOR_SHAPE, CostCurve
 from akunu_py.types import (

@@ -34,9 +34,9 @@ from akunu_py.completion.types import (
     with_unix_newlines,
 )
 from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.history import common_prefix
 from akunu_py.decoding.learned import LearnedState
 from akunu_py.decoding.session import Generation, Session
+from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import UsageError
 from akunu_py.types import (
     DEFAULT_DRAFT_TOKENS,

@@ -12,9 +12,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from akunu_py.decoding.history import common_prefix
 from akunu_py.decoding.target import Target
-from akunu_py.decoding.vocabulary import first_outside
+from akunu_py.decoding.token_ids import common_prefix, first_outside
 from akunu_py.types import Drafter, Piece
 
 _MAX_PENDING = 8  # tokens; above it a pass runs only these, instead of adding a draft

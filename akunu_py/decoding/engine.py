@@ -11,8 +11,8 @@ from typing import Any
 
 from akunu_py.decoding import chat_template, device, footprint, kvcache
 from akunu_py.decoding.device import lay_out_weights
-from akunu_py.decoding.history import common_prefix
 from akunu_py.decoding.thinking import prompt_opens_thinking, thinking_markers
+from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import UnsupportedModel, UsageError
 from akunu_py.models.fit import Fit, choose_context
 from akunu_py.models.mlx_loader import load_model, load_tokenizer

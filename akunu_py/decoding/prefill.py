@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from akunu_py.decoding.history import TokenHistory
+from akunu_py.decoding.prompt_cache.history import TokenHistory
 from akunu_py.decoding.target import Target
 from akunu_py.models.fit import PREFILL_ROWS
 from akunu_py.ngram.cost import CostCurve

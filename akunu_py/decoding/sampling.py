@@ -24,7 +24,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 
-from akunu_py.decoding.vocabulary import inside
+from akunu_py.decoding.token_ids import inside
 from akunu_py.errors import UsageError
 from akunu_py.types import SamplingOptions
 

@@ -15,18 +15,19 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from akunu_py.decoding import device, prompt_cache
-from akunu_py.decoding.constraint import ConstraintMatcher
+from akunu_py.decoding import device
+from akunu_py.decoding.constraint.matcher import ConstraintMatcher
 from akunu_py.decoding.decode import decode, ended, plain_step
 from akunu_py.decoding.drafting import Drafting
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.learned import LearnedState
 from akunu_py.decoding.prefill import ChunkSizes, prefill
-from akunu_py.decoding.prompt_caches import PromptCaches
+from akunu_py.decoding.prompt_cache import disk
+from akunu_py.decoding.prompt_cache.memory import PromptCaches
 from akunu_py.decoding.sampling import Sampler
 from akunu_py.decoding.stream_decoder import StreamDecoder
 from akunu_py.decoding.target import Target
-from akunu_py.decoding.vocabulary import first_outside
+from akunu_py.decoding.token_ids import first_outside
 from akunu_py.errors import DamagedModel, EmptyPrompt, PromptTooLong, UsageError
 from akunu_py.types import (
     Answer,
@@ -58,7 +59,7 @@ class Session:
         Raises UsageError where there is nothing to save or this model's cache cannot be saved, and
         StoreError where the disk refuses; an older file is intact then.
         """
-        prompt_cache.save(self.target, self.engine, path)
+        disk.save(self.target.history, self.engine, path)
 
     def load_prompt_cache(self, path: Path) -> None:
         """Continues from where the session was that `save_prompt_cache` wrote to `path`.
@@ -67,7 +68,7 @@ class Session:
         such a file, and UsageError where it belongs to another model; the session is as before
         then.
         """
-        prompt_cache.load(self.target, self.engine, path)
+        self.target.adopt(disk.load(self.engine, path))
 
     def chat(self, messages: Sequence[Message], options: GenerateOptions) -> Generation:
         """The answer to a conversation, as a stream; see `generate`."""

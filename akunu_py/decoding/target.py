@@ -13,10 +13,11 @@ from typing import Any
 import mlx.core as mx
 
 from akunu_py.decoding import kvcache
-from akunu_py.decoding.constraint import ConstraintMatcher
-from akunu_py.decoding.history import TokenHistory, common_prefix
-from akunu_py.decoding.prompt_caches import LEAST, PromptCaches
+from akunu_py.decoding.constraint.matcher import ConstraintMatcher
+from akunu_py.decoding.prompt_cache.history import TokenHistory
+from akunu_py.decoding.prompt_cache.memory import LEAST, PromptCaches
 from akunu_py.decoding.sampling import Sampler
+from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.types import NotCached, SamplingOptions
 
 _TEMPLATE_TAIL = 16  # tokens; more than what templates add to ask for an answer, and drop later

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.history import common_prefix
 from akunu_py.decoding.session import Session
+from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.types import GenerateOptions
 from tests.support.tiny_fim import load_tiny

@@ -13,7 +13,7 @@ from akunu_py.completion.completer import CompleteOptions, Completer
 from akunu_py.completion.prompt import comment_line, find_root, name_files
 from akunu_py.completion.related import RelatedFiles, chunks_of, defined, names_near, rank
 from akunu_py.completion.types import CompletionRequest, SourceFile
-from akunu_py.decoding.history import common_prefix
+from akunu_py.decoding.token_ids import common_prefix
 from tests.support.tiny_fim import load_tiny
 
 SOURCES = Path(__file__).parents[1] / "golden" / "sources"

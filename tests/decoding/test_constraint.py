@@ -23,14 +23,14 @@ from tokenizers.pre_tokenizers import ByteLevel as Split
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
-from akunu_py.decoding import constraint as constraint_module
-from akunu_py.decoding.constraint import MAX_CONSTRAINT, ConstraintMatcher
+from akunu_py.decoding.constraint import matcher as constraint_module
+from akunu_py.decoding.constraint.matcher import MAX_CONSTRAINT, ConstraintMatcher
+from akunu_py.decoding.constraint.schema.builder import COMPACT, FREE
+from akunu_py.decoding.constraint.token_tables import token_tables
 from akunu_py.decoding.decode import accept
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.sampling import Sampler, filtered
-from akunu_py.decoding.schema.builder import COMPACT, FREE
 from akunu_py.decoding.session import Generation, Session
-from akunu_py.decoding.token_tables import token_tables
 from akunu_py.errors import UsageError
 from akunu_py.types import Answer, Constraint, Drafter, DraftMode, GenerateOptions, SamplingOptions
 from tests.support.json_schema import exactly, is_valid, schemas

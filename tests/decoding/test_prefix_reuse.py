@@ -8,10 +8,11 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from akunu_py.decoding import decode, history, kvcache
+from akunu_py.decoding import decode, kvcache
 from akunu_py.decoding import prefill as prefill_module
 from akunu_py.decoding import target as target_module
 from akunu_py.decoding.prefill import prefill
+from akunu_py.decoding.prompt_cache import history
 from akunu_py.decoding.target import Target
 from tests.support.families import build
 from tests.support.family_table import FAMILIES, WINDOW

@@ -13,9 +13,10 @@ import pytest
 from mlx_lm.models import cache as mlx_cache
 from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
 
-from akunu_py.decoding import kvcache, prompt_cache
+from akunu_py.decoding import kvcache
 from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.history import TokenHistory
+from akunu_py.decoding.prompt_cache import disk
+from akunu_py.decoding.prompt_cache.history import TokenHistory
 from akunu_py.decoding.session import Session
 from akunu_py.decoding.target import Target
 from akunu_py.errors import AkunuError, DamagedCache, StoreError, UsageError
@@ -52,7 +53,7 @@ def test_every_family_continues_where_it_was(name: str, tmp_path: Path) -> None:
     again.adopt(TokenHistory(load_prompt_cache(file), target.tokens, target.pending))
     like = kvcache.new_cache(build(name))
     build(name)(mx.zeros((1, 2), mx.int32), cache=like)
-    prompt_cache._check_like(load_prompt_cache(file), like, len(target.tokens))
+    disk._check_like(load_prompt_cache(file), like, len(target.tokens))
     longer = [*prompt, *sampled, *some(30, 2)]
     assert again.reuse_prefix(longer).cached == len(target.tokens)
     assert answer(again, longer, []) == fresh(name, longer)
@@ -152,9 +153,9 @@ def test_a_file_of_another_model_or_layout_is_refused(
     starter: StoredModel, shallow_starter: Engine, talked: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuse(replace(shallow_starter, kv_bits=8), talked, UsageError, "--kv-bits")
-    other = prompt_cache.model_digest(starter.path, "another layout")
-    assert other != prompt_cache.model_digest(starter.path, shallow_starter.weights)
-    monkeypatch.setattr(prompt_cache, "model_digest", lambda *_: other)
+    other = disk.model_digest(starter.path, "another layout")
+    assert other != disk.model_digest(starter.path, shallow_starter.weights)
+    monkeypatch.setattr(disk, "model_digest", lambda *_: other)
     refuse(shallow_starter, talked, UsageError, "belongs to starter")
 
 
@@ -166,7 +167,7 @@ def test_models_differ_by_their_weights(tmp_path: Path) -> None:
         content = bytearray(1_000_000)
         content[place // 15625 * 15625] = 1  # where a sample is taken
         (directory / "model.safetensors").write_bytes(content)
-        seen.add(prompt_cache.model_digest(directory, "float32"))
+        seen.add(disk.model_digest(directory, "float32"))
     assert len(seen) == 3
 
 

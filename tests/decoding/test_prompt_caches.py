@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from akunu_py.decoding.history import TokenHistory, common_prefix
-from akunu_py.decoding.prompt_caches import LEAST, PromptCaches
+from akunu_py.decoding.prompt_cache.history import TokenHistory
+from akunu_py.decoding.prompt_cache.memory import LEAST, PromptCaches
 from akunu_py.decoding.target import Reuse, Target
+from akunu_py.decoding.token_ids import common_prefix
 from tests.support.families import build
 from tests.support.family_answers import choices
 from tests.support.family_table import FAMILIES

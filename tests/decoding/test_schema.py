@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
-from akunu_py.decoding.schema import digits, rules
-from akunu_py.decoding.schema.builder import COMPACT, FREE, Layout
-from akunu_py.decoding.schema.formats import FORMATS
-from akunu_py.decoding.schema.formula import Refused
-from akunu_py.decoding.schema.grammar import grammar
-from akunu_py.decoding.schema.patterns import Unsupported, content_matching, is_found
-from akunu_py.decoding.schema.terminals import (
+from akunu_py.decoding.constraint.schema import digits, rules
+from akunu_py.decoding.constraint.schema.builder import COMPACT, FREE, Layout
+from akunu_py.decoding.constraint.schema.formats import FORMATS
+from akunu_py.decoding.constraint.schema.formula import Refused
+from akunu_py.decoding.constraint.schema.grammar import grammar
+from akunu_py.decoding.constraint.schema.patterns import Unsupported, content_matching, is_found
+from akunu_py.decoding.constraint.schema.terminals import (
     byte_tables,
     limits,
     matches,

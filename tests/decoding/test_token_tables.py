@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from akunu_py.decoding import token_tables as module
+from akunu_py.decoding.constraint import token_tables as module
+from akunu_py.decoding.constraint.token_tables import token_tables
 from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.token_tables import token_tables
 
 pytestmark = pytest.mark.usefixtures("own_directories")
 

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from akunu_py.decoding import constraint
+from akunu_py.decoding.constraint.matcher import ConstraintMatcher, compile_constraint
 from akunu_py.decoding.engine import Engine
 from akunu_py.errors import UsageError
 from akunu_py.models import store
@@ -35,7 +35,7 @@ def main(path: Path) -> int:
         started = time.perf_counter()
         wanted = Constraint("json_schema", json.dumps(entry["schema"]))
         try:
-            constraint.compile_constraint(engine, wanted)
+            compile_constraint(engine, wanted)
         except UsageError as error:
             counts["refused schemas"] += 1
             print(f"{entry['name']}: {error}")
@@ -58,7 +58,7 @@ def main(path: Path) -> int:
 
 def accepts(engine: Engine, wanted: Constraint, instance: Any) -> bool:
     """Whether all tokens of `instance` are allowed, each in its place, and it may end there."""
-    matcher = constraint.ConstraintMatcher(engine, wanted, [])
+    matcher = ConstraintMatcher(engine, wanted, [])
     text = json.dumps(instance, ensure_ascii=False)
     for token in engine.tokenizer.encode(text, add_special_tokens=False):
         if not matcher.advance(token):

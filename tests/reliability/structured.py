@@ -25,7 +25,7 @@ from akunu_py.bench.curve import CURVES, parse_curve
 from akunu_py.bench.replay import ReplayCounts
 from akunu_py.bench.structured import count
 from akunu_py.bench.trace import TraceItem
-from akunu_py.decoding.constraint import ConstraintMatcher
+from akunu_py.decoding.constraint.matcher import ConstraintMatcher
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.sampling import Sampler
 from akunu_py.decoding.session import Session

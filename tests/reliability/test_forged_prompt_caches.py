@@ -19,8 +19,9 @@ import pytest
 from hypothesis import strategies as st
 from mlx_lm.models import cache as mlx_cache
 
-from akunu_py.decoding import kvcache, prompt_cache
+from akunu_py.decoding import kvcache
 from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.prompt_cache import disk
 from akunu_py.decoding.session import Session
 from akunu_py.errors import AkunuError, DamagedCache, StoreError
 from akunu_py.types import GenerateOptions
@@ -107,7 +108,7 @@ def test_forged_layers(name: str, examples: int, tiny: Engine, tmp_path: Path) -
         forged = kvcache.compact(entries)
         try:
             forge(forged, data.draw)
-            digest = prompt_cache._digest(forged, about["tokens"], about["pending"])
+            digest = disk._digest(forged, about["tokens"], about["pending"])
             metadata = {"akunu": json.dumps(about | {"digest": digest})}
             mlx_cache.save_prompt_cache(str(tmp_path / "y.safetensors"), forged, metadata)
         except (TypeError, ValueError, AttributeError, RuntimeError, IndexError, OverflowError):
@@ -133,7 +134,7 @@ def test_forged_words_about_the_file(examples: int, tiny: Engine, tmp_path: Path
 
     def check(value: Any) -> None:
         with contextlib.suppress(KeyError, TypeError, ValueError):
-            value["digest"] = prompt_cache._digest(entries, value["tokens"], value["pending"])
+            value["digest"] = disk._digest(entries, value["tokens"], value["pending"])
         metadata = header["__metadata__"] | {"0.akunu": json.dumps(value)}
         text = json.dumps(header | {"__metadata__": metadata}).encode()
         path.write_bytes(struct.pack("<Q", len(text)) + text + data[end:])

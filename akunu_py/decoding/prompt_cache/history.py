@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from akunu_py.decoding import kvcache
+from akunu_py.decoding.token_ids import common_prefix
 
 _CHECKPOINTS = 8  # how many a history has at most,
 _RECENT = 4  # how many of them are always the last ones,
 _CHECKPOINT_BYTES = 512 << 20  # and what they may take together; one is kept in any case
-_BLOCK = 256  # tokens compared at once
 
 
 class TokenHistory:
@@ -104,14 +104,3 @@ def _return(cache: Any, held: int, length: int, checkpoints: Sequence[kvcache.Ch
     else:
         (back_to,) = (each for each in checkpoints if each.length == length)
         kvcache.restore(cache, back_to)
-
-
-def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many tokens both start with."""
-    length = min(len(left), len(right))
-    same = 0
-    while same < length and left[same : same + _BLOCK] == right[same : same + _BLOCK]:
-        same += _BLOCK  # lists are compared ten times as fast as token by token
-    while same < length and left[same] == right[same]:
-        same += 1
-    return min(same, length)

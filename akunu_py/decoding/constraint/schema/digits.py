@@ -11,11 +11,11 @@ from decimal import Decimal
 from math import lcm
 from typing import Any, Protocol
 
-from akunu_py.decoding.schema.builder import Builder
-from akunu_py.decoding.schema.formula import Formula
-from akunu_py.decoding.schema.patterns import Unsupported
-from akunu_py.decoding.schema.rules import Rule
-from akunu_py.decoding.schema.terminals import Expr
+from akunu_py.decoding.constraint.schema.builder import Builder
+from akunu_py.decoding.constraint.schema.formula import Formula
+from akunu_py.decoding.constraint.schema.patterns import Unsupported
+from akunu_py.decoding.constraint.schema.rules import Rule
+from akunu_py.decoding.constraint.schema.terminals import Expr
 
 _MOST_STATES = 2500
 _State = tuple[Any, ...]

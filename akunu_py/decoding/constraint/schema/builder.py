@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from akunu_py.decoding.schema.formula import Document, Formula
-from akunu_py.decoding.schema.rules import Rule, Rules
-from akunu_py.decoding.schema.simplify import Simplifier
-from akunu_py.decoding.schema.terminals import Expr
+from akunu_py.decoding.constraint.schema.formula import Document, Formula
+from akunu_py.decoding.constraint.schema.rules import Rule, Rules
+from akunu_py.decoding.constraint.schema.simplify import Simplifier
+from akunu_py.decoding.constraint.schema.terminals import Expr
 
 _SPACE = r"[\x{20}\x{a}\x{d}\x{9}]*"
 

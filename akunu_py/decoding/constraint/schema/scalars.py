@@ -6,10 +6,17 @@ import json
 from decimal import Decimal
 from typing import Any
 
-from akunu_py.decoding.schema import numbers, terminals
-from akunu_py.decoding.schema.formula import FALSE, TRUE, Formula, conjunction
-from akunu_py.decoding.schema.patterns import Unsupported, content_matching, is_found
-from akunu_py.decoding.schema.terminals import CHARACTER, CONTENT, Expr, both, either, without
+from akunu_py.decoding.constraint.schema import numbers, terminals
+from akunu_py.decoding.constraint.schema.formula import FALSE, TRUE, Formula, conjunction
+from akunu_py.decoding.constraint.schema.patterns import Unsupported, content_matching, is_found
+from akunu_py.decoding.constraint.schema.terminals import (
+    CHARACTER,
+    CONTENT,
+    Expr,
+    both,
+    either,
+    without,
+)
 
 SCALARS = ("null", "boolean", "number", "string")
 _MOST_COUNTED = 200  # multiples that are listed one by one

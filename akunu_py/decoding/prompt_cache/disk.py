@@ -23,9 +23,8 @@ from mlx_lm.models import cache as mlx_cache
 
 from akunu_py.decoding import kvcache
 from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.history import TokenHistory
-from akunu_py.decoding.target import Target
-from akunu_py.decoding.vocabulary import first_outside
+from akunu_py.decoding.prompt_cache.history import TokenHistory
+from akunu_py.decoding.token_ids import first_outside
 from akunu_py.errors import DamagedCache, DamagedModel, StoreError, UsageError, one_line
 from akunu_py.files import open_regular, parse_json, read_bounded, replacing
 from akunu_py.models.model_files import MAX_TOKENIZER_BYTES
@@ -39,21 +38,21 @@ _CLASSES = "1."  # mlx-lm's metadata: ours, a class name a layer, what was not a
 _SAMPLES, _SAMPLE_BYTES = 64, 4096  # of each file of weights, to tell models apart
 
 
-def save(target: Target, engine: Engine, path: Path) -> None:
-    """Writes the target's cache and history to `path`; see `Session.save_prompt_cache`."""
+def save(history: TokenHistory, engine: Engine, path: Path) -> None:
+    """Writes a history and its cache to `path`; see `Session.save_prompt_cache`."""
     _check_name(path)
-    if not target.tokens:
+    if not history.tokens:
         raise UsageError("there is nothing to save: the session has read nothing yet")
-    if why := kvcache.why_no_prompt_cache(target.cache):
+    if why := kvcache.why_no_prompt_cache(history.cache):
         raise UsageError(f"a session of {engine.name} cannot be saved: {why}")
-    entries = kvcache.compact(target.cache)
+    entries = kvcache.compact(history.cache)
     about = {
         "format": _FORMAT,
         "model": engine.name,
         "identity": model_digest(engine.path, engine.weights),
-        "digest": _digest(entries, target.tokens, target.pending),
-        "tokens": target.tokens,
-        "pending": target.pending,
+        "digest": _digest(entries, history.tokens, history.pending),
+        "tokens": history.tokens,
+        "pending": history.pending,
     }
     with _disk_errors(f"cannot write {path}"), replacing(path) as temporary:
         try:
@@ -62,8 +61,8 @@ def save(target: Target, engine: Engine, path: Path) -> None:
             raise OSError(f"{error}") from error
 
 
-def load(target: Target, engine: Engine, path: Path) -> None:
-    """Makes the cache and history in `path` the target's; see `Session.load_prompt_cache`."""
+def load(engine: Engine, path: Path) -> TokenHistory:
+    """The history in `path`, with its cache; see `Session.load_prompt_cache`."""
     _check_name(path)
     with _disk_errors(f"cannot read {path}"):
         about, classes = _read_about(path)
@@ -94,7 +93,7 @@ def load(target: Target, engine: Engine, path: Path) -> None:
         raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
     except Exception as error:  # whatever MLX, mlx-lm or the model makes of it
         raise DamagedCache(f"{path} is damaged; delete it, and it is made again") from error
-    target.adopt(TokenHistory(entries, tokens, pending))
+    return TokenHistory(entries, tokens, pending)
 
 
 def _checked_entries(

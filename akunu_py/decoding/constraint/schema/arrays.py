@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from akunu_py.decoding.schema import scalars, simplify
-from akunu_py.decoding.schema.builder import Builder
-from akunu_py.decoding.schema.formula import FALSE, TYPES, Formula, Refused, conjunction, negation
-from akunu_py.decoding.schema.rules import Many, Rule, Shuffle, Symbol
-from akunu_py.decoding.schema.simplify import Conjunction
-from akunu_py.decoding.schema.terminals import Expr
+from akunu_py.decoding.constraint.schema import scalars, simplify
+from akunu_py.decoding.constraint.schema.builder import Builder
+from akunu_py.decoding.constraint.schema.formula import (
+    FALSE,
+    TYPES,
+    Formula,
+    Refused,
+    conjunction,
+    negation,
+)
+from akunu_py.decoding.constraint.schema.rules import Many, Rule, Shuffle, Symbol
+from akunu_py.decoding.constraint.schema.simplify import Conjunction
+from akunu_py.decoding.constraint.schema.terminals import Expr
 
 _MOST_UNIQUE = 60  # values of which each may come once: a rule's parameter has 64 bits
 

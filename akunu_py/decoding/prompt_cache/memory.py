@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from akunu_py.decoding.history import TokenHistory, common_prefix
+from akunu_py.decoding.prompt_cache.history import TokenHistory
+from akunu_py.decoding.token_ids import common_prefix
 
 LEAST = 64  # tokens: what is shorter is read again in no time
 _MOST = 16  # histories, however small they are

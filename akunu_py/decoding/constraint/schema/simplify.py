@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from akunu_py.decoding.schema import scalars
-from akunu_py.decoding.schema.formula import (
+from akunu_py.decoding.constraint.schema import scalars
+from akunu_py.decoding.constraint.schema.formula import (
     FALSE,
     TRUE,
     TYPES,

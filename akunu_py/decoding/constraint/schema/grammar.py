@@ -8,11 +8,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from akunu_py.decoding.schema import arrays, digits, objects, scalars
-from akunu_py.decoding.schema.builder import FREE, Builder, Layout
-from akunu_py.decoding.schema.formula import FALSE, TRUE, TYPES, Document, Formula, Refused
-from akunu_py.decoding.schema.patterns import Unsupported
-from akunu_py.decoding.schema.rules import Rule
+from akunu_py.decoding.constraint.schema import arrays, digits, objects, scalars
+from akunu_py.decoding.constraint.schema.builder import FREE, Builder, Layout
+from akunu_py.decoding.constraint.schema.formula import (
+    FALSE,
+    TRUE,
+    TYPES,
+    Document,
+    Formula,
+    Refused,
+)
+from akunu_py.decoding.constraint.schema.patterns import Unsupported
+from akunu_py.decoding.constraint.schema.rules import Rule
 
 
 def grammar(schema: Any, layout: Layout = FREE) -> str:

@@ -14,7 +14,7 @@ from akunu_py.completion.types import CompletionRequest
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.sampling import Sampler
 from akunu_py.decoding.session import Session
-from akunu_py.decoding.vocabulary import first_outside, inside
+from akunu_py.decoding.token_ids import first_outside, inside
 from akunu_py.errors import DamagedModel, UsageError
 from akunu_py.types import GenerateOptions, SamplingOptions
 from tests.support.tiny_fim import byte_level, write_model

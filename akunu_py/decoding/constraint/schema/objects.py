@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from akunu_py.decoding.schema import scalars, simplify, terminals
-from akunu_py.decoding.schema.builder import Builder
-from akunu_py.decoding.schema.formula import FALSE, TRUE, Formula, Refused, conjunction
-from akunu_py.decoding.schema.patterns import content_matching, is_found
-from akunu_py.decoding.schema.rules import Many, Rule, Shuffle, Symbol
-from akunu_py.decoding.schema.simplify import Conjunction
-from akunu_py.decoding.schema.terminals import CONTENT, Expr
+from akunu_py.decoding.constraint.schema import scalars, simplify, terminals
+from akunu_py.decoding.constraint.schema.builder import Builder
+from akunu_py.decoding.constraint.schema.formula import FALSE, TRUE, Formula, Refused, conjunction
+from akunu_py.decoding.constraint.schema.patterns import content_matching, is_found
+from akunu_py.decoding.constraint.schema.rules import Many, Rule, Shuffle, Symbol
+from akunu_py.decoding.constraint.schema.simplify import Conjunction
+from akunu_py.decoding.constraint.schema.terminals import CONTENT, Expr
 
 _MOST_WANTED = 6  # properties that must be there, and are known by a pattern only
 _MOST_SHUFFLED = 60  # known properties: a rule's parameter has 64 bits
