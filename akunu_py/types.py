@@ -5,7 +5,7 @@ Plain values only: no arrays, no models, no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -270,11 +270,42 @@ class Stats:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """One turn of a conversation."""
+class Tool:
+    """A function that a model may call.
 
-    role: Literal["system", "user", "assistant"]
+    parameters: the JSON Schema of its arguments. strict: whether only arguments that fit it may be
+    sampled.
+    """
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that a model made. arguments: a JSON object, as text. id: what results refer to."""
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation.
+
+    thinking: what an assistant wrote before its answer. tool_calls: those that it made.
+    tool_call_id, name: of a "tool" message, which call it is the result of, and of which tool.
+    """
+
+    role: Literal["system", "user", "assistant", "tool"]
     content: str
+    thinking: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,81 @@
+"""What happens while a request is answered, in the order in which it does.
+
+Reading comes while the prompt is read, Begun when it is; then the answer, and at the end, once,
+Ended or Failed. The calls of tools come one after the other, each as CallBegun, CallArguments for
+every part of its arguments, and CallEnded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from akunu_py.types import FinishReason, Stats
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """`done` of `total` tokens of the prompt are read."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The prompt is read; `cached_tokens` of it were known from before."""
+
+    prompt_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """More of what the model thinks before its answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """More of the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegun:
+    """The model calls a tool. id: of the call, which its result refers to."""
+
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """More of the arguments of the call: a part of a JSON object."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnded:
+    """The arguments of the call are complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The answer ended. stop: the stop sequence that ended it, "" for none."""
+
+    reason: FinishReason
+    stats: Stats
+    stop: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """There will be no more of the answer."""
+
+    error: Exception
+
+
+Event = Reading | Begun | Thinking | Text | CallBegun | CallArguments | CallEnded | Ended | Failed
