@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -18,7 +19,9 @@ Request = TypeVar("Request")
 class ModelThread(Generic[Request]):
     """A thread that calls `load`, then `serve` with one request after the other, then `unload`.
 
-    The three turn their exceptions into messages themselves: one that escapes ends the thread.
+    idle: called while no request waits, with the seconds since the last one was served; returns
+    after how many it is to be called again, None for not before the next request was served.
+    All four turn their exceptions into messages themselves: one that escapes ends the thread.
     closing: set when the thread shall end without more work; `serve` has to look at it.
     """
 
@@ -29,10 +32,12 @@ class ModelThread(Generic[Request]):
         load: Callable[[], object],
         serve: Callable[[Request], None],
         unload: Callable[[], None],
+        idle: Callable[[float], float | None] = lambda seconds: None,
     ) -> None:
         self._load = load
         self._serve = serve
         self._unload = unload
+        self._idle = idle
         self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self.closing = threading.Event()
         # A daemon, because a model that is being loaded cannot be interrupted.
@@ -46,6 +51,11 @@ class ModelThread(Generic[Request]):
     def put(self, request: Request) -> None:
         """Queues a request. May be called from any thread."""
         self._requests.put(request)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is something to do: a request waits, or the thread shall end."""
+        return not self._requests.empty() or self.closing.is_set()
 
     def close(self, timeout: float | None = None, *, drain: bool = False) -> bool:
         """Ends the thread: at once, or with `drain` when all requests are served.
@@ -62,13 +72,24 @@ class ModelThread(Generic[Request]):
     def _run(self) -> None:
         try:
             self._load()
-            while (request := self._requests.get()) is not None:
+            while (request := self._next()) is not None:
                 self._serve(request)
         finally:
             try:
                 self._unload()
             finally:
                 release_streams()
+
+    def _next(self) -> Request | None:
+        """The next request, None at the end."""
+        since = time.monotonic()
+        pause = self._idle(0.0)
+        while pause is not None:
+            try:
+                return self._requests.get(timeout=pause)
+            except queue.Empty:
+                pause = self._idle(time.monotonic() - since)
+        return self._requests.get()
 
 
 def release_streams() -> None:
