@@ -88,7 +88,8 @@ def measure_curve(
 
     target = Target(engine.model)
     target.reuse_prefix([index % 1000 for index in range(context + 1)])
-    prefill(target, sizes=ChunkSizes(largest=engine.fit.prefill_rows))
+    for _ in prefill(target, ChunkSizes(largest=engine.fit.prefill_rows)):
+        pass
     seconds: dict[int, list[float]] = {count: [] for count in rows}
     for round_ in range(-1, repeats):  # the first round warms up
         for count in rows:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from textual.message import Message as TextualMessage
 
+from akunu_py.decoding.events import Reading
 from akunu_py.decoding.thread import ModelThread
 from akunu_py.errors import AkunuError, describe
 from akunu_py.tui.conversation import Rejected, Span, add_spans
@@ -312,21 +313,19 @@ class SessionThread:
 
     def _stream(self, request: int, generation: Generation) -> None:
         reported = 0.0
-
-        def report_prefill(done: int, total: int) -> None:
-            nonlocal reported
-            if time.monotonic() - reported >= _INTERVAL_S:
-                reported = time.monotonic()
-                self._post(Prefilling(request, done, total))
-
-        generation.on_prefill = report_prefill
         buffer = PieceBuffer()
         rows: Counter[int] = Counter()  # passes by the rows that they ran over
         stats = generation.stats
-        for number, piece in enumerate(generation):
-            buffer.add(piece, self._rejected_text(generation, piece), from_prefill=number == 0)
-            if number > 0 and piece.piece.tokens:
-                rows[1 + piece.piece.accepted + len(piece.piece.rejected)] += 1
+        for step in generation.steps():
+            if isinstance(step, Reading):
+                if time.monotonic() - reported >= _INTERVAL_S:
+                    reported = time.monotonic()
+                    self._post(Prefilling(request, step.done, step.total))
+                continue
+            first = not stats.target_passes
+            buffer.add(step, self._rejected_text(generation, step), from_prefill=first)
+            if step.piece.tokens and not first:
+                rows[1 + step.piece.accepted + len(step.piece.rejected)] += 1
             if buffer.is_due():
                 self._post(buffer.flush(request, stats, self._gauges(stats, rows)))
         gauges = self._gauges(stats, rows)

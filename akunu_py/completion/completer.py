@@ -34,6 +34,7 @@ from akunu_py.completion.types import (
     with_unix_newlines,
 )
 from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.events import Reading
 from akunu_py.decoding.learned import LearnedState
 from akunu_py.decoding.session import Generation, Session
 from akunu_py.decoding.token_ids import common_prefix
@@ -253,14 +254,15 @@ class _Run:
             ),
             self._prompt.draft_context,
         )
-        generation.on_prefill = lambda done, total: self._read(generation, done, total)
         generation.chunk_seconds = _SLICE_S
-        for piece in generation:
-            if not allowed_tokens:
-                self._append(piece.text)
+        for step in generation.steps():
+            if not isinstance(step, Reading) and not allowed_tokens:
+                self._append(step.text)
             if self._reason is None:
                 self._check(generation)
-            if self._reason:
+            if isinstance(step, Reading):
+                self._read(generation, step)
+            elif self._reason:
                 break
         _add(self._stats, generation.stats)
         return generation if generation.tokens else None
@@ -271,10 +273,10 @@ class _Run:
         if self._reason:
             generation.cancel()
 
-    def _read(self, generation: Generation, done: int, total: int) -> None:
-        """Looks up between two slices of the prompt; once it is read, that may be all."""
-        self._check(generation)
-        if self._reason is None and done == total and not self._request.max_tokens:
+    def _read(self, generation: Generation, reading: Reading) -> None:
+        """Once the prompt is read, that may be all."""
+        whole = reading.done == reading.total
+        if self._reason is None and whole and not self._request.max_tokens:
             self._reason = "length"
             generation.cancel()
 

@@ -3,7 +3,7 @@ earlier ones were."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -66,40 +66,49 @@ class _Chunk:
 
 def prefill(
     target: Target,
-    keep_going: Callable[[int], bool] = lambda read: True,
     sizes: ChunkSizes | None = None,
     meanwhile: Callable[[int], None] = lambda launched: None,
-) -> bool:
+) -> Generator[int]:
     """Reads the pending tokens into the cache, and sets checkpoints at the marks and at the end.
 
-    The last `target.prompt_tail` are left to be the first rows of the next pass. `keep_going` gets
-    the number of tokens read, before each chunk and at the end; where it returns False, reading
-    stops there, what was read is kept, and the result is False. `meanwhile` is called while a chunk
-    is read, with the number of tokens up to its end.
+    Yields the number of tokens read, before each chunk and at the end; who leaves there stops the
+    reading, and what was read is kept. `sizes.seconds` may be changed meanwhile: while it is set,
+    nothing is under way when a number is yielded. The last `target.prompt_tail` tokens are left to
+    be the first rows of the next pass. `meanwhile` is called while a chunk is read, with the number
+    of tokens up to its end.
     """
     sizes = sizes or ChunkSizes()
     read = launched = 0
     under_way: _Chunk | None = None
     started = 0.0
     while True:
-        chunk = target.pending[: -target.prompt_tail][: sizes.next()][: target.history.to_next_mark]
-        if under_way and not (chunk and sizes.may_follow(under_way.tokens, len(chunk))):
+        size = _next_size(target, sizes)
+        if under_way and not (size and sizes.may_follow(under_way.tokens, size)):
             read, started = _wait(target, under_way, sizes, read, started)
             under_way = None
             continue
-        if not keep_going(read):
-            return False
-        if not chunk or _is_place(target.history):
+        yield read
+        size = _next_size(target, sizes)
+        if under_way and not sizes.may_follow(under_way.tokens, size):
+            continue
+        if not size or _is_place(target.history):
             target.history.checkpoint()
-        if not chunk:
-            return True
+        if not size:
+            return
         before = under_way
         started = started if before else target.clock()
-        under_way = _launch(target, len(chunk))
-        launched += len(chunk)
+        under_way = _launch(target, size)
+        launched += size
         meanwhile(launched)
         if before:
             read, started = _wait(target, before, sizes, read, started)
+
+
+def _next_size(target: Target, sizes: ChunkSizes) -> int:
+    """Tokens of the next chunk, 0 where only the tail is left."""
+    left = max(0, len(target.pending) - target.prompt_tail)
+    mark = target.history.to_next_mark
+    return min(left, sizes.next(), left if mark is None else mark)
 
 
 def _is_place(history: TokenHistory) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from akunu_py.decoding.constraint.matcher import ConstraintMatcher
 from akunu_py.decoding.decode import decode, ended, plain_step
 from akunu_py.decoding.drafting import Drafting
 from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.events import Reading
 from akunu_py.decoding.learned import LearnedState
 from akunu_py.decoding.prefill import ChunkSizes, prefill
 from akunu_py.decoding.prompt_cache import disk
@@ -98,13 +99,14 @@ class Session:
 class Generation:
     """One answer while it is made: iterate for its pieces; `stats` and `text` grow meanwhile.
 
+    `steps` gives the reading of the prompt too. Between two of them nothing runs that cannot wait:
+    who leaves there ends the answer, and what was read of the prompt is kept for the next one.
+
     thinking: what a reasoning model wrote before its answer, without the markers.
     finish_reason: None until the end, then "stop" (the model ended its answer, or a stop sequence
     came), "length" (max_tokens), "context" (the context is full) or "cancelled".
-    on_prefill: called with (prompt tokens read, prompt tokens in all) while the prompt is read;
-        what was read when it cancels is kept for the next prompt.
-    chunk_seconds: about how long that may take from one call to the next, by how fast prompts were
-        read before; None for a second at most, where reading 512 tokens takes no longer.
+    chunk_seconds: about how long reading may take from one step to the next, by how fast prompts
+        were read before; None for a second at most, where reading 512 tokens takes no longer.
     """
 
     def __init__(
@@ -132,7 +134,6 @@ class Generation:
         self._room = engine.context_length - len(self._prompt)
         self._cancelled = threading.Event()
         self._decoder = StreamDecoder(engine, self._prompt, options.stop)
-        self.on_prefill: Callable[[int, int], None] = lambda done, total: None
         self.chunk_seconds: float | None = None
         self.stats = Stats(prompt_tokens=len(self._prompt))
         self.tokens: list[int] = []
@@ -152,9 +153,14 @@ class Generation:
         return Answer(self.text, tuple(self.tokens), reason, replace(self.stats), self.thinking)
 
     def __iter__(self) -> Iterator[TextPiece]:
-        with contextlib.closing(self._pieces()) as pieces:
-            while not self._decoder.stopped and (piece := self._next(pieces)) is not None:
-                yield self._decoded(piece)
+        return (step for step in self.steps() if not isinstance(step, Reading))
+
+    def steps(self) -> Generator[Reading | TextPiece]:
+        """The answer in steps of a chunk of the prompt or of a pass each: how far the prompt is
+        read, then the pieces."""
+        with contextlib.closing(self._steps()) as steps:
+            while not self._decoder.stopped and (step := self._next(steps)) is not None:
+                yield step if isinstance(step, Reading) else self._decoded(step)
         rest = self._decoder.finish()
         self.finish_reason = self._finish_reason()
         if self._session.learned is not None and self._options.remember:
@@ -163,13 +169,17 @@ class Generation:
         if rest.text or rest.thinking:
             yield self._counted(rest)
 
-    def _pieces(self) -> Generator[Piece]:
-        """The first token, which comes from the prefill; then a piece per decode pass."""
+    def _steps(self) -> Generator[Reading | Piece]:
+        """How far the prompt is read; the first token, which its prefill yields; then a piece per
+        decode pass."""
         started = time.perf_counter()
         target, stop = self._target, self._engine.stop_tokens
         target.sampler, target.constraint = self._sampler, self._constraint
-        if not self._prefill():
-            return
+        with contextlib.closing(self._prefill()) as prefilling:
+            for reading in prefilling:
+                yield reading
+                if self._cancelled.is_set():
+                    return
         first = plain_step(target)
         prefilled = time.perf_counter()
         self.stats.prefill_s = prefilled - started
@@ -189,11 +199,11 @@ class Generation:
                 if self._cancelled.is_set():
                     return
 
-    def _next(self, pieces: Iterator[Piece]) -> Piece | None:
+    def _next(self, steps: Iterator[Reading | Piece]) -> Reading | Piece | None:
         """The next one, None at the end. What a pass that failed left in the cache is not known,
         so the session forgets all that it has read."""
         try:
-            return next(pieces, None)
+            return next(steps, None)
         except BaseException:
             self._target.reset()
             raise
@@ -206,8 +216,8 @@ class Generation:
         if pressure != "normal":
             mx.clear_cache()
 
-    def _prefill(self) -> bool:
-        """Reads the prompt into the cache but for its tail; False where cancelled."""
+    def _prefill(self) -> Generator[Reading]:
+        """Reads the prompt into the cache but for its tail."""
         drafting, engine = self._session.drafting, self._engine
         self._make_room()
         most = min(len(self._prompt) + self._options.max_tokens, engine.context_length)
@@ -218,17 +228,15 @@ class Generation:
         self.stats.not_cached = reuse.missing
         total = max(cached, len(self._prompt) - self._target.prompt_tail)
 
-        def keep_going(read: int) -> bool:
-            self.on_prefill(cached + read, total)
-            return not self._cancelled.is_set()
-
         def learn(launched: int) -> None:
             drafting.drafter(
                 self._options, self._prompt, cached + launched, draft_context=self._draft_context
             )
 
         sizes = ChunkSizes(drafting.curve, engine.fit.prefill_rows, self.chunk_seconds)
-        return prefill(self._target, keep_going, sizes, meanwhile=learn)
+        with contextlib.closing(prefill(self._target, sizes, meanwhile=learn)) as reading:
+            for read in reading:
+                yield Reading(cached + read, total)
 
     def _decoded(self, piece: Piece) -> TextPiece:
         """Turns a piece into text, and counts what of it belongs to the answer."""

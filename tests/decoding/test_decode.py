@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from akunu_py.decoding.decode import accept, cut, decode
-from akunu_py.decoding.prefill import prefill
 from akunu_py.decoding.target import Target
 from akunu_py.ngram.auto import PROBE_LENGTH, AutoDrafter
 from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
 from akunu_py.types import Drafter, Piece
+from tests.support.targets import read
 from tests.support.tiny import VOCABULARY, Adversary, plain_greedy, tiny_llama
 
 PROMPT = [(7 * index + 3) % VOCABULARY for index in range(20)]
@@ -28,7 +28,7 @@ PIPELINES = [None, False, True]  # of plain steps: see `Adversary`
 def ready(model: Any, prompt: list[int]) -> Target:
     target = Target(model)
     assert target.reuse_prefix(prompt).cached == 0
-    assert prefill(target)
+    read(target)
     return target
 
 

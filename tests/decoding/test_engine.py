@@ -11,6 +11,7 @@ import pytest
 from mlx_lm.generate import generate_step
 
 from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.events import Reading
 from akunu_py.decoding.session import Session
 from akunu_py.errors import EmptyPrompt, PromptTooLong, UnknownModel, UsageError
 from akunu_py.types import DraftMode, GenerateOptions, Message
@@ -149,18 +150,14 @@ def test_an_answer_that_is_left_does_not_spoil_the_next(shallow_starter: Engine)
 def test_reading_a_prompt_reports_and_can_be_cancelled(shallow_starter: Engine) -> None:
     prompt = shallow_starter.encode("word " * 600)
     generation = Session(shallow_starter).generate(prompt, GenerateOptions(max_tokens=4))
-    seen: list[tuple[int, int]] = []
-
-    def on_prefill(done: int, total: int) -> None:
-        seen.append((done, total))
-        if done:
+    seen = []
+    for step in generation.steps():
+        seen.append(step)
+        if step == Reading(512, len(prompt) - 1):
             generation.cancel()
-
-    generation.on_prefill = on_prefill
-    answer = generation.answer()
-    assert answer.finish_reason == "cancelled"
-    assert answer.tokens == ()
-    assert seen == [(0, len(prompt) - 1), (512, len(prompt) - 1)]
+    assert generation.finish_reason == "cancelled"
+    assert generation.tokens == []
+    assert seen == [Reading(0, len(prompt) - 1), Reading(512, len(prompt) - 1)]
 
 
 def test_refusals(shallow_starter: Engine, tmp_path: Path) -> None:

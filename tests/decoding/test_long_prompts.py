@@ -6,19 +6,21 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Sequence
+from itertools import islice
 
 import mlx.core as mx
 import pytest
 
 from akunu_py.decoding import decode
 from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.events import Reading
 from akunu_py.decoding.prefill import prefill
 from akunu_py.decoding.session import Session
 from akunu_py.decoding.target import Target
 from akunu_py.models.fit import PREFILL_ROWS
 from akunu_py.types import Drafter, GenerateOptions
 from tests.support.families import build
-from tests.support.targets import Counting, Timed, answer, fresh, some
+from tests.support.targets import Counting, Timed, answer, fresh, read, some
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 
@@ -52,7 +54,7 @@ def test_a_long_prompt_takes_what_its_cache_needs(name: str, count: int) -> None
     mx.reset_peak_memory()
     target = Target(model)
     target.reuse_prefix(prompt)
-    assert prefill(target)
+    read(target)
     held, peak = settled() - before, int(mx.get_peak_memory()) - before
     needed = sum(entry.nbytes for entry in target.cache)
     kept = sum(each.nbytes for each in target.history.checkpoints)
@@ -77,7 +79,7 @@ def test_the_second_turn_reads_only_what_is_new(name: str) -> None:
     second = [*first, *sampled, *some(30, 2)]
     target.model.rows = 0
     assert target.reuse_prefix(second).cached == len(first) + len(sampled) - 1
-    assert prefill(target)
+    read(target)
     decode.plain_step(target)
     assert target.model.rows == 31  # the last token sampled was not read yet
     target.reuse_prefix(second)
@@ -86,15 +88,9 @@ def test_the_second_turn_reads_only_what_is_new(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
 def test_reading_stops_within_a_chunk(name: str) -> None:
-    target, progress = Timed(build(name), 600), []  # tokens a second: one chunk at a time
+    target = Timed(build(name), 600)  # tokens a second: one chunk at a time
     target.reuse_prefix(some(16_000, 1))
-
-    def keep_going(done: int) -> bool:
-        progress.append(done)
-        return done < 3 * PREFILL_ROWS
-
-    assert not prefill(target, keep_going)
-    assert progress == [0, PREFILL_ROWS, 2 * PREFILL_ROWS, 3 * PREFILL_ROWS]
+    assert list(islice(prefill(target), 4)) == [each * PREFILL_ROWS for each in range(4)]
     assert len(target.tokens) == 3 * PREFILL_ROWS
     # What was read is not lost: the same prompt continues from there.
     assert target.reuse_prefix(some(3 * PREFILL_ROWS + 90, 1)).cached == 3 * PREFILL_ROWS
@@ -116,13 +112,12 @@ def test_the_starter_reads_a_long_prompt(
     cancelled = session.generate(prompt, GenerateOptions(max_tokens=4))
     progress: list[int] = []
 
-    def stop_soon(done: int, total: int) -> None:
-        progress.append(done)
-        if done:
+    for step in cancelled.steps():
+        assert isinstance(step, Reading)
+        progress.append(step.done)
+        if step.done:
             cancelled.cancel()
-
-    cancelled.on_prefill = stop_soon
-    assert cancelled.answer().finish_reason == "cancelled"
+    assert cancelled.finish_reason == "cancelled"
     assert progress == [0, PREFILL_ROWS]  # how fast it reads is not known before
     assert len(session.target.tokens) == PREFILL_ROWS
 

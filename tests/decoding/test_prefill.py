@@ -75,14 +75,11 @@ def test_chunks_grow_with_the_speed_and_follow_each_other(name: str, speed: floa
     target.reuse_prefix(prompt)
     seen = [(0, 0)]  # of launched and read tokens
 
-    def keep_going(read: int) -> bool:
-        seen.append((seen[-1][0], read))
-        return True
-
     def meanwhile(launched: int) -> None:
         seen.append((launched, seen[-1][1]))
 
-    assert prefill(target, keep_going, sizes_at(None, largest=256), meanwhile)
+    for done in prefill(target, sizes_at(None, largest=256), meanwhile):
+        seen.append((seen[-1][0], done))
     assert seen[-1] == (LONG - target.prompt_tail, LONG - target.prompt_tail)
     chunks = [after - before for (before, _), (after, _) in pairwise(seen) if after > before]
     assert chunks[0] == 64  # nothing is known yet
@@ -99,7 +96,10 @@ def test_chunks_grow_with_the_speed_and_follow_each_other(name: str, speed: floa
 def test_what_was_launched_when_reading_ended_is_kept(name: str, after: int) -> None:
     prompt, target = some(LONG, 3), Timed(build(name), 30_000.0)
     target.reuse_prefix(prompt)
-    assert not prefill(target, lambda read: read < after, sizes_at(None, largest=256))
+    reading = prefill(target, sizes_at(None, largest=256))
+    while next(reading) < after:
+        pass
+    reading.close()
     kept = len(target.tokens)
     assert after <= kept <= after + 2 * 256
     assert target.tokens + target.pending == prompt
@@ -111,12 +111,7 @@ def test_what_was_launched_when_reading_ended_is_kept(name: str, after: int) -> 
 def test_a_budget_is_kept_from_the_second_slice_on() -> None:
     target, times = Timed(build("llama"), 1000.0), []
     target.reuse_prefix(some(2000, 3))
-
-    def keep_going(read: int) -> bool:
-        times.append(target.clock())
-        return True
-
-    assert prefill(target, keep_going, sizes_at(None, 0.1))
+    times += [target.clock() for _ in prefill(target, sizes_at(None, 0.1))]
     slices = [after - before for before, after in pairwise(times)]
     assert slices[0] == pytest.approx(0.064)
     assert slices[1:-1] == pytest.approx([0.1] * 19, rel=0.02)

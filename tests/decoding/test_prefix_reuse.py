@@ -11,12 +11,11 @@ import pytest
 from akunu_py.decoding import decode, kvcache
 from akunu_py.decoding import prefill as prefill_module
 from akunu_py.decoding import target as target_module
-from akunu_py.decoding.prefill import prefill
 from akunu_py.decoding.prompt_cache import history
 from akunu_py.decoding.target import Target
 from tests.support.families import build
 from tests.support.family_table import FAMILIES, WINDOW
-from tests.support.targets import Counting, answer, fresh, some
+from tests.support.targets import Counting, answer, fresh, read, some
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 
@@ -98,7 +97,7 @@ def test_checkpoints_are_few_and_lie_where_they_save_most(monkeypatch: pytest.Mo
     monkeypatch.setattr(prefill_module, "_CHECKPOINT_EVERY", 100)
     target = Target(build("qwen3_next"))
     target.reuse_prefix(some(2000, 1))
-    assert prefill(target, sizes=prefill_module.ChunkSizes(largest=50))
+    read(target, prefill_module.ChunkSizes(largest=50))
     places = [each.length for each in target.history.checkpoints]
     assert len(places) == history._CHECKPOINTS
     assert places[-1] == 2000 - target.prompt_tail
@@ -113,9 +112,9 @@ def test_checkpoints_take_no_more_than_their_share(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(history, "_CHECKPOINT_BYTES", 1)
     target = Target(build("mamba2"))
     target.reuse_prefix(some(100, 1))
-    assert prefill(target)
+    read(target)
     target.reuse_prefix([*target.tokens, *some(50, 2)])
-    assert prefill(target)
+    read(target)
     assert len(target.history.checkpoints) == 1
     assert target.history.checkpoints[0].nbytes > 0
 
@@ -123,7 +122,7 @@ def test_checkpoints_take_no_more_than_their_share(monkeypatch: pytest.MonkeyPat
 def test_a_cache_that_can_be_trimmed_or_is_unknown_has_no_checkpoints() -> None:
     target = Target(build("llama"))
     target.reuse_prefix(some(100, 1))
-    assert prefill(target)
+    read(target)
     target.history.checkpoint()
     assert target.history.checkpoints == []
     assert target.prompt_tail == 1
@@ -139,7 +138,7 @@ def test_drafting_and_rolling_back_change_nothing_where_rows_are_quantized(bits:
     model, prompt = build("llama-kv8").model, some(FIRST, 1)
     plain = Target(model, kv_bits=bits)
     plain.reuse_prefix(prompt)
-    assert prefill(plain)
+    read(plain)
     truth = [token for _ in range(100) for token in decode.plain_step(plain)]
     target = Target(model, kv_bits=bits)
     for kept in (0, 60, 20):

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from akunu_py.decoding.decode import accept, decode
-from akunu_py.decoding.prefill import prefill
 from akunu_py.decoding.sampling import (
     Sampler,
     accepted_leniently,
@@ -25,6 +24,7 @@ from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
 from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
 from akunu_py.types import Drafter, SamplingOptions
+from tests.support.targets import read
 from tests.support.tiny import VOCABULARY, Adversary, tiny_llama
 
 WARM = SamplingOptions(temperature=0.9)
@@ -152,7 +152,7 @@ def test_with_a_seed_the_tokens_are_those_of_plain_sampling(name: str, pipelines
         target = Target(MODEL)
         target.sampler = Sampler(options)
         target.reuse_prefix(PROMPT)
-        prefill(target)
+        read(target)
         drafter.extend(PROMPT)
         passes = decode(target, drafter, 80, ())
         return [token for piece in passes for token in piece.tokens]

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from akunu_py.decoding import decode
-from akunu_py.decoding.prefill import prefill
+from akunu_py.decoding.prefill import ChunkSizes, prefill
 from akunu_py.decoding.target import Target
 from tests.support.families import build
 from tests.support.tiny import VOCABULARY, Adversary
@@ -52,10 +52,15 @@ def some(count: int, seed: int) -> list[int]:
     return [randomly.randrange(VOCABULARY) for _ in range(count)]
 
 
+def read(target: Target, sizes: ChunkSizes | None = None) -> list[int]:
+    """Reads the prompt. Returns how much of it was read at each step."""
+    return list(prefill(target, sizes))
+
+
 def answer(target: Target, prompt: list[int], truth: list[int], count: int = COUNT) -> list[int]:
     drafter = Adversary(prompt, truth, seed=len(prompt))
     drafter.extend(prompt)
-    assert prefill(target)
+    read(target)
     pieces = decode.decode(target, drafter, count, ())
     return [token for piece in pieces for token in piece.tokens]
 
@@ -73,7 +78,7 @@ def tokens_of(
     count: int,
 ) -> Iterator[int]:
     target.reuse_prefix(prompt)
-    assert prefill(target)
+    read(target)
     drafter.extend(prompt)
     for piece in decode.decode(target, drafter, count, ()):
         yield from piece.tokens
