@@ -5,7 +5,7 @@ Every field of every kind of layer and every field about the file, replaced by g
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import json
 import os
 import struct
@@ -21,7 +21,7 @@ from mlx_lm.models import cache as mlx_cache
 
 from akunu_py.decoding import kvcache
 from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.prompt_cache import disk
+from akunu_py.decoding.prompt_cache import cache_file, disk
 from akunu_py.decoding.session import Session
 from akunu_py.errors import AkunuError, DamagedCache, StoreError
 from akunu_py.types import GenerateOptions
@@ -99,18 +99,20 @@ def opened(engine: Engine, path: Path) -> str:
 def test_forged_layers(name: str, examples: int, tiny: Engine, tmp_path: Path) -> None:
     engine = engine_of(tiny, name)
     path = saved(engine, tmp_path / "x.safetensors")
-    about = json.loads(mlx_cache.load_prompt_cache(str(path), return_metadata=True)[1]["akunu"])
+    about = cache_file.read(path).about
     entries = mlx_cache.load_prompt_cache(str(path))
+    history = disk.load(engine, path)
+    checkpoints = [
+        disk._layers_of(each, kvcache.leaves(history.cache)) for each in history.checkpoints
+    ]
     seen: Counter[str] = Counter({opened(engine, path): 1})
     assert seen["answered"]
 
     def check(data: Any) -> None:
-        forged = kvcache.compact(entries)
+        forged, places = kvcache.compact(entries), [kvcache.compact(each) for each in checkpoints]
         try:
-            forge(forged, data.draw)
-            digest = disk._digest(forged, about["tokens"], about["pending"])
-            metadata = {"akunu": json.dumps(about | {"digest": digest})}
-            mlx_cache.save_prompt_cache(str(tmp_path / "y.safetensors"), forged, metadata)
+            forge(data.draw(st.sampled_from([forged, forged, *filter(None, places)])), data.draw)
+            disk.write(tmp_path / "y.safetensors", about, forged, places)
         except (TypeError, ValueError, AttributeError, RuntimeError, IndexError, OverflowError):
             return  # not even mlx-lm can write it
         seen[opened(engine, tmp_path / "y.safetensors")] += 1
@@ -129,15 +131,15 @@ def test_forged_words_about_the_file(examples: int, tiny: Engine, tmp_path: Path
     end = 8 + struct.unpack("<Q", data[:8])[0]
     header = json.loads(data[8:end])
     about = json.loads(header["__metadata__"]["0.akunu"])
-    entries = mlx_cache.load_prompt_cache(str(path))
     seen: Counter[str] = Counter()
 
     def check(value: Any) -> None:
-        with contextlib.suppress(KeyError, TypeError, ValueError):
-            value["digest"] = disk._digest(entries, value["tokens"], value["pending"])
-        metadata = header["__metadata__"] | {"0.akunu": json.dumps(value)}
-        text = json.dumps(header | {"__metadata__": metadata}).encode()
-        path.write_bytes(struct.pack("<Q", len(text)) + text + data[end:])
+        words = {"0.akunu": json.dumps(value), "0.akunu_digest": "0" * 64}
+        metadata = header["__metadata__"] | words
+        text = json.dumps(header | {"__metadata__": metadata}, separators=(",", ":")).encode()
+        whole = struct.pack("<Q", len(text)) + text + data[end:]
+        digest = hashlib.sha256(whole).hexdigest()
+        path.write_bytes(whole.replace(b"0" * 64, digest.encode(), 1))
         seen[opened(engine, path)] += 1
 
     fields = st.sampled_from(sorted(about))

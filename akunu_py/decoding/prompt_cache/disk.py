@@ -1,127 +1,208 @@
-"""Prompt caches: the KV cache and the token history of a session on disk, in mlx-lm's format.
+"""Prompt caches: a token history, its KV cache and its checkpoints in a file.
 
-mlx-lm's `load_prompt_cache` reads these files too. Ours carry in their metadata which tokens the
-cache holds, which model wrote it and a digest of all values, and nothing is used before all of
-that was checked: a cache of other weights, or with a flipped bit, would give wrong answers
-unnoticed. A digest tells damage, not forgery, so the cache must also be one that this model can
-have after as many tokens. Checkpoints are not saved.
+Nothing in a file is used before all of it was checked: a cache of other weights, or with a flipped
+bit, would give wrong answers unnoticed. A digest tells damage, not forgery, so the cache and each
+checkpoint must also be ones that this model can have after as many tokens.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models import cache as mlx_cache
 
 from akunu_py.decoding import kvcache
 from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.prompt_cache import cache_file
+from akunu_py.decoding.prompt_cache.cache_file import SUFFIX, About, Stopped, Tensor, disk_errors
 from akunu_py.decoding.prompt_cache.history import TokenHistory
 from akunu_py.decoding.token_ids import first_outside
-from akunu_py.errors import DamagedCache, DamagedModel, StoreError, UsageError, one_line
-from akunu_py.files import open_regular, parse_json, read_bounded, replacing
+from akunu_py.errors import DamagedCache, StoreError, UsageError
+from akunu_py.files import open_regular, read_bounded, replacing
 from akunu_py.models.model_files import MAX_TOKENIZER_BYTES
-from akunu_py.models.safetensors import MAX_HEADER_BYTES, read_header
+from akunu_py.models.safetensors import MAX_HEADER_BYTES
 
-SUFFIX = ".safetensors"  # MLX tells formats by it
-_FORMAT = 2
 _COUNTS = ("offset", "_idx", "start_position")  # of a layer, of at most as many tokens
-_KEY = "akunu"  # of our own metadata
-_CLASSES = "1."  # mlx-lm's metadata: ours, a class name a layer, what was not an array
 _SAMPLES, _SAMPLE_BYTES = 64, 4096  # of each file of weights, to tell models apart
+_DTYPES = {
+    mx.bool_: "BOOL", mx.uint8: "U8", mx.int8: "I8", mx.uint16: "U16", mx.int16: "I16",
+    mx.uint32: "U32", mx.int32: "I32", mx.uint64: "U64", mx.int64: "I64", mx.float16: "F16",
+    mx.bfloat16: "BF16", mx.float32: "F32", mx.complex64: "C64",
+}  # fmt: skip
 
 
-def save(history: TokenHistory, engine: Engine, path: Path) -> None:
-    """Writes a history and its cache to `path`; see `Session.save_prompt_cache`."""
+def save(
+    history: TokenHistory, engine: Engine, path: Path, stopped: Stopped = lambda: False
+) -> None:
+    """Writes a history, its cache and its checkpoints to `path`; see `Session.save_prompt_cache`.
+
+    Raises SaveStopped where `stopped` says so; an older file is intact then.
+    """
     _check_name(path)
     if not history.tokens:
         raise UsageError("there is nothing to save: the session has read nothing yet")
     if why := kvcache.why_no_prompt_cache(history.cache):
         raise UsageError(f"a session of {engine.name} cannot be saved: {why}")
+    about = About(
+        model=engine.name,
+        identity=model_digest(engine.path, engine.weights),
+        tokenizer=engine.tokenizer_digest,
+        weights=engine.weights,
+        kv_bits=engine.kv_bits,
+        trims=not history.needs_checkpoints,
+        tokens=history.tokens,
+        pending=history.pending,
+        checkpoints=[each.length for each in history.checkpoints],
+    )
     entries = kvcache.compact(history.cache)
-    about = {
-        "format": _FORMAT,
-        "model": engine.name,
-        "identity": model_digest(engine.path, engine.weights),
-        "digest": _digest(entries, history.tokens, history.pending),
-        "tokens": history.tokens,
-        "pending": history.pending,
-    }
-    with _disk_errors(f"cannot write {path}"), replacing(path) as temporary:
-        try:
-            mlx_cache.save_prompt_cache(str(temporary), entries, {_KEY: json.dumps(about)})
-        except RuntimeError as error:  # MLX's word for a full disk
-            raise OSError(f"{error}") from error
+    layers = kvcache.leaves(entries)
+    checkpoints = [_layers_of(each, layers) for each in history.checkpoints]
+    with disk_errors(f"cannot write {path}"), replacing(path) as temporary:
+        write(temporary, about, entries, checkpoints, stopped)
+
+
+def write(
+    path: Path, about: About, entries: kvcache.Cache, checkpoints: Sequence[Sequence[Any]],
+    stopped: Stopped = lambda: False,
+) -> None:  # fmt: skip
+    """Writes the file `path` of a cache, and of the layers of each checkpoint that it does not
+    have itself. Raises SaveStopped, OSError."""
+    state = [entry.state for entry in entries]
+    state += [[layer.state for layer in layers] for layers in checkpoints]
+    scalars: list[Any] = [""]  # mlx-lm's sign for an empty list
+    arrays = [(name, _as_array(name, value, scalars)) for name, value in tree_flatten(state)]
+    classes = [type(entry).__name__ for entry in entries]
+    metadata = {f"1.{at}": name for at, name in enumerate(classes)}
+    metadata |= {f"2.{name}": value for name, value in tree_flatten(scalars)}
+    with path.open("wb") as opened:
+        cache_file.write(opened, about, metadata, [_tensor(*each) for each in arrays], stopped)
 
 
 def load(engine: Engine, path: Path) -> TokenHistory:
     """The history in `path`, with its cache; see `Session.load_prompt_cache`."""
     _check_name(path)
-    with _disk_errors(f"cannot read {path}"):
-        about, classes = _read_about(path)
-    if about["format"] != _FORMAT:
+    header = cache_file.read(path)
+    about = header.about
+    if about.identity != model_digest(engine.path, engine.weights):
         raise UsageError(
-            f"{path} was saved by another version of akunu (its format is not {_FORMAT}); delete "
-            "it, and it is made again"
-        )
-    if about["identity"] != model_digest(engine.path, engine.weights):
-        raise UsageError(
-            f"{path} belongs to {about['model']}, or to other weights of it than {engine.name} "
+            f"{path} belongs to {about.model}, or to other weights of it than {engine.name} "
             f"has here ({engine.weights}); use another file"
         )
     made = [type(entry).__name__ for entry in kvcache.new_cache(engine.model, engine.kv_bits)]
-    if classes != made:
+    if header.classes != made:
         raise UsageError(f"{path} was saved with another --kv-bits; use the same, or another file")
-    tokens, pending = about["tokens"], about["pending"]
-    if len(tokens) >= engine.context_length:
+    if len(about.tokens) >= engine.context_length:
         raise UsageError(
-            f"{path} holds {len(tokens)} tokens, but the context of {engine.name} here holds "
+            f"{path} holds {len(about.tokens)} tokens, but the context of {engine.name} here holds "
             f"{engine.context_length}; use another file, or raise --context"
         )
     try:
-        entries = _checked_entries(path, engine, tokens, pending)
-        if _digest(entries, tokens, pending) != about["digest"]:
-            raise ValueError("altered values")
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
+        return _checked(path, engine, header)
+    except (OSError, StoreError) as error:
+        raise StoreError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from error
     except Exception as error:  # whatever MLX, mlx-lm or the model makes of it
         raise DamagedCache(f"{path} is damaged; delete it, and it is made again") from error
-    return TokenHistory(entries, tokens, pending)
 
 
-def _checked_entries(
-    path: Path, engine: Engine, tokens: Sequence[int], pending: Sequence[int]
-) -> kvcache.Cache:
-    """The cache in the file, not yet evaluated: one that this model can have after `tokens`.
+def _checked(path: Path, engine: Engine, header: cache_file.Header) -> TokenHistory:
+    """The history in the file: one that this model can have.
 
     Raises ValueError, or whatever comes of a cache that the model cannot continue from.
     """
-    if not tokens or first_outside([*tokens, *pending], engine.vocabulary) is not None:
+    about, length = header.about, len(header.about.tokens)
+    if not length or first_outside([*about.tokens, *about.pending], engine.vocabulary) is not None:
         raise ValueError("expected tokens of this model")
     like = kvcache.new_cache(engine.model, engine.kv_bits)
     engine.model(mx.zeros((1, 2), mx.int32), cache=like)  # never evaluated: for the shapes
-    arrays = [value for _, value in tree_flatten([entry.state for entry in like])]
-    expected = sum(value.nbytes for value in arrays if isinstance(value, mx.array))
-    if path.stat().st_size > MAX_HEADER_BYTES + expected * len(tokens):
+    parts = [value for _, value in tree_flatten([entry.state for entry in like])]
+    expected = sum(value.nbytes for value in parts if isinstance(value, mx.array))
+    copies = 1 + len(about.checkpoints)
+    if path.stat().st_size > MAX_HEADER_BYTES + expected * length * copies:
         raise ValueError("it is larger than such a cache can be")
-    entries = list(mlx_cache.load_prompt_cache(str(path)))
-    _check_like(entries, like, len(tokens))
-    trial = mlx_cache.load_prompt_cache(str(path))  # a pass alters it
-    engine.model(mx.zeros((1, 1), mx.int32), cache=trial)  # never evaluated either
-    return entries
+    verified = cache_file.verify(path)
+    states, digest = _read_states(path)
+    if not verified == header.digest == digest:
+        raise ValueError("it was replaced meanwhile")
+    entries = [_layer(name, state) for name, state in zip(header.classes, states, strict=False)]
+    _check_like(kvcache.leaves(entries), kvcache.leaves(like), length)
+    _try(engine, kvcache.compact(entries))
+    history = TokenHistory(entries, about.tokens, about.pending)
+    for at, layers in zip(about.checkpoints, states[len(entries) :], strict=True):
+        back_to = _checkpoint(at, layers, entries, like)
+        trial = kvcache.compact(entries)
+        kvcache.restore(trial, back_to)
+        _try(engine, trial)
+        history.checkpoints.append(back_to)
+    mx.eval([part for _, part in tree_flatten(states) if isinstance(part, mx.array)])
+    return history
 
 
-def _check_like(entries: kvcache.Cache, like: kvcache.Cache, length: int) -> None:
-    """Raises ValueError where `entries` are none that a model whose caches are `like` those has
-    after `length` tokens."""
+def _read_states(path: Path) -> tuple[list[Any], str]:
+    """The state of each layer, then those of each checkpoint, not yet evaluated; and the digest
+    that the file has of them. As mlx-lm's `load_prompt_cache`, which leaves out the checkpoints."""
+    arrays, metadata = mx.load(str(path), return_metadata=True)
+    _, _, scalars = tree_unflatten(list(metadata.items()))
+    for name, kind in scalars[1:]:
+        if kind == "scalar":
+            arrays[name] = arrays[name].item()
+        elif kind == "string":
+            arrays[name] = "".join(chr(code) for code in arrays[name].tolist())
+        else:
+            arrays[name] = None
+    states: list[Any] = tree_unflatten(list(arrays.items()))
+    return states, cache_file.digest_in(metadata)
+
+
+def _layer(name: str, state: Any) -> Any:
+    return getattr(mlx_cache, name).from_state(state)
+
+
+def _try(engine: Engine, entries: kvcache.Cache) -> None:
+    """A pass over a cache, which alters it. Never evaluated."""
+    engine.model(mx.zeros((1, 1), mx.int32), cache=entries)
+
+
+def _layers_of(back_to: kvcache.Checkpoint, layers: Sequence[Any]) -> list[Any]:
+    """The layers that a checkpoint has itself, as they were there."""
+    found = []
+    for layer, state in zip(layers, back_to.entries, strict=True):
+        if not isinstance(state, int):
+            found.append(copy.copy(layer))
+            vars(found[-1]).update(state)
+    return found
+
+
+def _checkpoint(
+    length: int, states: Sequence[Any], entries: kvcache.Cache, like: kvcache.Cache
+) -> kvcache.Checkpoint:
+    """The checkpoint of which `states` are the layers that it has itself. Raises ValueError."""
+    left = list(states)
+    made: list[dict[str, Any] | int] = []
     for entry, other in zip(kvcache.leaves(entries), kvcache.leaves(like), strict=True):
+        if type(entry) in kvcache.GROWING:
+            made.append(0 if entry.empty() else length)
+            continue
+        layer = _layer(type(entry).__name__, left.pop(0))
+        _check_like([layer], [other], length)
+        made.append(vars(layer))
+    if left:
+        raise ValueError("more layers than the model has")
+    parts = [part for _, part in tree_flatten(made) if isinstance(part, mx.array)]
+    return kvcache.Checkpoint(length, made, sum(part.nbytes for part in parts))
+
+
+def _check_like(entries: Sequence[Any], like: Sequence[Any], length: int) -> None:
+    """Raises ValueError where `entries` are no layers like those of `like` after `length`
+    tokens."""
+    for entry, other in zip(entries, like, strict=True):
         if type(entry) is not type(other) or vars(entry).keys() != vars(other).keys():
             raise ValueError("layers of another kind")
         for name, ours in vars(other).items():
@@ -175,49 +256,27 @@ def model_digest(model: Path, weights: str) -> str:
     return digest.hexdigest()
 
 
-def _digest(entries: kvcache.Cache, tokens: Sequence[int], pending: Sequence[int]) -> str:
-    """Of the tokens and of every value in the cache, whatever it is."""
-    digest = hashlib.sha256(json.dumps([list(tokens), list(pending)]).encode())
-    for name, value in tree_flatten([entry.state for entry in entries]):
-        if isinstance(value, mx.array):
-            digest.update(f"{name} {value.dtype} {value.shape} ".encode())
-            digest.update(memoryview(mx.contiguous(value).reshape(-1).view(mx.uint8)))
-        else:
-            digest.update(f"{name} {value} ".encode())
-    return digest.hexdigest()
+def _as_array(name: str, value: Any, scalars: list[Any]) -> mx.array:
+    """What mlx-lm writes for a part of a layer's state; what was no array joins `scalars`."""
+    if isinstance(value, mx.array):
+        return value
+    if value is None:
+        scalars.append((name, "none"))
+        return mx.array([])
+    if isinstance(value, str):
+        scalars.append((name, "string"))
+        return mx.array([ord(character) for character in value])
+    scalars.append((name, "scalar"))
+    return mx.array(value)
 
 
-def _read_about(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Our metadata and the classes of the layers, from the file's header."""
-    try:
-        metadata = read_header(path)["__metadata__"]
-        about = parse_json(metadata[f"0.{_KEY}"])
-        for key, kind in (("tokens", list), ("pending", list), ("model", str), ("format", int)):
-            if not isinstance(about[key], kind):
-                raise TypeError(key)
-        if not all(type(token) is int for token in (*about["tokens"], *about["pending"])):
-            raise TypeError("tokens")
-        layers = {
-            int(key.removeprefix(_CLASSES)): value
-            for key, value in metadata.items()
-            if key.startswith(_CLASSES)
-        }
-        about["model"] = one_line(about["model"], 80)
-        return {"identity": "", "digest": ""} | about, [layers[at] for at in sorted(layers)]
-    except (DamagedModel, KeyError, ValueError, TypeError, AttributeError) as error:
-        raise DamagedCache(
-            f"{path} is not a session that akunu saved, or is cut off; use another file"
-        ) from error
+def _tensor(name: str, array: mx.array) -> Tensor:
+    def data() -> memoryview:
+        return memoryview(mx.contiguous(array).reshape(-1).view(mx.uint8))
+
+    return Tensor(name, _DTYPES[array.dtype], tuple(array.shape), array.nbytes, data)
 
 
 def _check_name(path: Path) -> None:
     if path.suffix != SUFFIX:
         raise UsageError(f"the name of a saved session must end in {SUFFIX}, got {path}")
-
-
-@contextlib.contextmanager
-def _disk_errors(what: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(f"{what}: {error.strerror or error}") from error

@@ -1,0 +1,214 @@
+"""The file of a prompt cache: safetensors as mlx-lm's `load_prompt_cache` reads it, with what akunu
+says about it in the header, and a digest of every byte. Neither a model nor MLX is needed here.
+
+The checkpoints follow the layers as if they were more of them; mlx-lm leaves those out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from akunu_py.decoding.token_ids import common_prefix
+from akunu_py.errors import DamagedCache, DamagedModel, StoreError, UsageError, one_line
+from akunu_py.files import open_regular, parse_json
+from akunu_py.models.safetensors import read_header
+
+SUFFIX = ".safetensors"  # MLX tells formats by it
+FORMAT = 3
+MOST_CHECKPOINTS = 64  # far more than a history keeps
+# mlx-lm's metadata: ours, a class name a layer, what was not an array.
+_KEY, _DIGEST, _CLASSES = "akunu", "akunu_digest", "1."
+_NO_DIGEST = "0" * 64
+_MARK = f'"0.{_DIGEST}":"'.encode()
+_BLOCK = 4 << 20  # bytes that are read at once
+
+Stopped = Callable[[], bool]
+
+
+class SaveStopped(Exception):
+    """Somebody waits, so the file was not finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An array of a file. data: makes its bytes, when they are written."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    data: Callable[[], memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a file says of itself.
+
+    identity: tells the weights, tokenizer and configuration apart. tokenizer, weights, kv_bits:
+    what can be told sooner. trims: whether its cache can be cut anywhere, or only go back to
+    `checkpoints`: after how many tokens there are some. tokens, pending: see `TokenHistory`.
+    """
+
+    model: str
+    identity: str
+    tokenizer: str
+    weights: str
+    kv_bits: int | None
+    trims: bool
+    tokens: list[int]
+    pending: list[int]
+    checkpoints: list[int]
+
+    def reach(self, prompt: Sequence[int]) -> int:
+        """How many tokens of `prompt` need not be read with it, at least."""
+        shared = min(common_prefix(self.tokens, prompt), len(prompt) - 1)
+        if self.trims or shared == len(self.tokens):
+            return shared
+        return max((length for length in self.checkpoints if length <= shared), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Of a file. classes: the name of each layer's class. digest: what it says it is."""
+
+    about: About
+    classes: list[str]
+    digest: str
+
+
+def write(
+    file: BinaryIO, about: About, metadata: Mapping[str, str], tensors: Sequence[Tensor],
+    stopped: Stopped,
+) -> None:  # fmt: skip
+    """Writes a whole file. metadata: what else mlx-lm keeps, by its names.
+
+    Raises SaveStopped as soon as `stopped` says so, OSError.
+    """
+    words = json.dumps({"format": FORMAT, **asdict(about)})
+    header: dict[str, Any] = {
+        "__metadata__": {f"0.{_KEY}": words, f"0.{_DIGEST}": _NO_DIGEST, **metadata}
+    }
+    at = 0
+    for tensor in tensors:
+        place = {"dtype": tensor.dtype, "shape": list(tensor.shape)}
+        header[tensor.name] = place | {"data_offsets": [at, at + tensor.nbytes]}
+        at += tensor.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    head = struct.pack("<Q", len(text)) + text
+    digest = hashlib.sha256(head)
+    file.write(head)
+    for tensor in tensors:
+        if stopped():
+            raise SaveStopped
+        data = tensor.data()
+        digest.update(data)
+        file.write(data)
+    file.seek(_place_of_digest(head))
+    file.write(digest.hexdigest().encode())
+    file.flush()
+
+
+def read(path: Path) -> Header:
+    """What the file says of itself, from its header alone.
+
+    Raises StoreError where it cannot be read, DamagedCache where it is no such file or not whole,
+    UsageError where it is of another version.
+    """
+    try:
+        header = read_header(path)
+        metadata = header["__metadata__"]
+        found = parse_json(metadata[f"0.{_KEY}"])
+        version = found.pop("format")
+        if type(version) is not int:
+            raise TypeError("format")
+        if version != FORMAT:
+            raise UsageError(
+                f"{path} was saved by another version of akunu (its format is not {FORMAT}); "
+                "delete it, and it is made again"
+            )
+        layers = {
+            int(key.removeprefix(_CLASSES)): value
+            for key, value in metadata.items()
+            if key.startswith(_CLASSES)
+        }
+        classes = [layers[at] for at in sorted(layers)]
+        return Header(_about(found), classes, digest_in(metadata))
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
+    except (DamagedModel, KeyError, ValueError, TypeError, AttributeError) as error:
+        raise DamagedCache(
+            f"{path} is not a session that akunu saved, or is cut off; use another file"
+        ) from error
+
+
+def digest_in(metadata: Mapping[str, str]) -> str:
+    """The digest that a file's metadata has. Raises KeyError."""
+    return metadata[f"0.{_DIGEST}"]
+
+
+def verify(path: Path) -> str:
+    """Reads every byte, and returns the digest. Raises DamagedCache where it is another one than
+    the file says, StoreError."""
+    damaged = DamagedCache(f"{path} is damaged; delete it, and it is made again")
+    try:
+        with open_regular(path) as file:
+            length = struct.unpack("<Q", file.read(8))[0]
+            if length > os.fstat(file.fileno()).st_size:
+                raise damaged
+            head = struct.pack("<Q", length) + file.read(length)
+            at = _place_of_digest(head)
+            kept = head[at : at + len(_NO_DIGEST)]
+            digest = hashlib.sha256(head[:at] + _NO_DIGEST.encode() + head[at + len(kept) :])
+            while block := file.read(_BLOCK):
+                digest.update(block)
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, struct.error) as error:
+        raise damaged from error
+    if digest.hexdigest().encode() != kept:
+        raise damaged
+    return kept.decode()
+
+
+@contextlib.contextmanager
+def disk_errors(what: str) -> Iterator[None]:
+    """Turns OSError into a StoreError that begins with `what`."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{what}: {error.strerror or error}") from error
+
+
+def _place_of_digest(head: bytes) -> int:
+    """Where it stands. Raises ValueError where there is none, or more than one."""
+    at = head.index(_MARK) + len(_MARK)
+    if head.find(_MARK, at) >= 0:
+        raise ValueError("two digests")
+    return at
+
+
+def _about(found: Any) -> About:
+    """Raises TypeError where a value is not of its kind, or one is missing or foreign."""
+    kinds = {"model": str, "identity": str, "tokenizer": str, "weights": str, "trims": bool}
+    for name, kind in kinds.items():
+        if type(found[name]) is not kind:
+            raise TypeError(name)
+    if found["kv_bits"] is not None and type(found["kv_bits"]) is not int:
+        raise TypeError("kv_bits")
+    for name in ("tokens", "pending", "checkpoints"):
+        if type(found[name]) is not list or not all(type(each) is int for each in found[name]):
+            raise TypeError(name)
+    places = found["checkpoints"]
+    if len(places) > MOST_CHECKPOINTS or places != sorted({*places}):
+        raise ValueError("checkpoints")
+    if places and not 0 < places[0] <= places[-1] <= len(found["tokens"]):
+        raise ValueError("checkpoints")
+    return About(**found | {"model": one_line(found["model"], 80)})
