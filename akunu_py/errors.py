@@ -44,7 +44,14 @@ class UsageError(AkunuError):
 
 
 class PromptTooLong(UsageError):
+    """tokens: of the prompt. maximum: of those that may be."""
+
     exit_code = 1
+
+    def __init__(self, message: str, tokens: int = 0, maximum: int = 0) -> None:
+        super().__init__(message)
+        self.tokens = tokens
+        self.maximum = maximum
 
 
 class EmptyPrompt(UsageError):

@@ -277,7 +277,9 @@ def _check(engine: Engine, prompt: Sequence[int], options: GenerateOptions) -> N
     if len(prompt) >= engine.context_length:
         raise PromptTooLong(
             f"the prompt has {len(prompt)} tokens, but the context of {engine.name} holds "
-            f"{engine.context_length} with the answer; shorten the prompt"
+            f"{engine.context_length} with the answer; shorten the prompt",
+            len(prompt),
+            engine.context_length - 1,
         )
     biased = [token for token, _ in options.sampling.logit_bias]
     if (at := first_outside(biased, engine.vocabulary)) is not None:

@@ -1,0 +1,96 @@
+"""Bodies of requests: JSON within bounds, then a pydantic model of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+from akunu_py.files import parse_json
+from akunu_py.serve.errors import RequestError
+from akunu_py.text import on_one_line
+
+MAX_BYTES = 32 << 20  # of a body: more than any context holds, with room for what is not text
+MAX_DEPTH = 64  # of JSON in JSON
+_KINDS = ("str", "int", "float", "bool", "none")  # of values, as locations name them
+_LONGEST = 300  # characters of a message that repeats what was sent
+
+BodyType = TypeVar("BodyType", bound="Body")
+
+
+class Body(BaseModel):
+    """A body, or a part of one. What it does not name is refused: parameters that would change
+    nothing are declared, as `Ignored`; a number in quotes is no number."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+
+# A parameter that tells a provider about its customer, and nothing about the answer.
+Ignored = Any
+
+
+def parse(data: bytes, kind: type[BodyType]) -> BodyType:
+    """Raises RequestError, which names the parameter at fault."""
+    try:
+        value = parse_json(data)
+    except ValueError as error:
+        raise RequestError(f"the body is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise RequestError("the body must be a JSON object")
+    _check(value)
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise _refusal(value, error.errors(include_url=False)) from error
+
+
+def _check(value: Any) -> None:
+    """Raises RequestError where it is nested too deeply, or has text that is none."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inner: list[Any] = []
+        for each in level:
+            if isinstance(each, dict):
+                inner += each.keys()
+                inner += each.values()
+            elif isinstance(each, list):
+                inner += each
+            elif isinstance(each, str):
+                try:
+                    each.encode()
+                except UnicodeEncodeError:
+                    raise RequestError("the body has half a surrogate pair in a string") from None
+        level = inner
+        if not level:
+            return
+    raise RequestError(f"the body is nested deeper than {MAX_DEPTH} levels")
+
+
+def _refusal(value: Any, errors: list[ErrorDetails]) -> RequestError:
+    """Of the first thing that is wrong; a parameter that is not known comes first, and of the kinds
+    in a union that which came furthest."""
+    unknown = [error for error in errors if error["type"] == "extra_forbidden"]
+    error = max(unknown or errors, key=lambda error: len(error["loc"]))
+    name = ".".join(_place(value, error["loc"]))
+    if unknown:
+        message = f"unsupported parameter: {name}"
+    else:
+        message = f"{name}: {error['msg'][:1].lower()}{error['msg'][1:]}"
+    return RequestError(on_one_line(message)[:_LONGEST], param=name[:_LONGEST])
+
+
+def _place(value: Any, location: Sequence[str | int]) -> list[str]:
+    """The names and numbers of a location. Between them it has the names of the kinds in unions,
+    and at its end what may be missing."""
+    found: list[str] = []
+    for number, part in enumerate(location):
+        last = number == len(location) - 1
+        if isinstance(value, dict) and (part in value or (last and part not in _KINDS)):
+            found.append(str(part))
+            value = value.get(part)
+        elif isinstance(value, list) and isinstance(part, int) and part < len(value):
+            found.append(str(part))
+            value = value[part]
+    return found

@@ -1,0 +1,15 @@
+"""The dialects that are spoken, and which one a path belongs to."""
+
+from __future__ import annotations
+
+from akunu_py.serve.dialect import Dialect
+from akunu_py.serve.openai.dialect import OPENAI
+
+DIALECTS: tuple[Dialect, ...] = (OPENAI,)
+
+_BY_PATH = {endpoint.path: each for each in DIALECTS for endpoint in each.endpoints}
+
+
+def dialect_of(path: str) -> Dialect:
+    """The one in whose shape errors on `path` are; the first for paths of none."""
+    return _BY_PATH.get(path, DIALECTS[0])

@@ -1,0 +1,120 @@
+"""Who may ask: looks at the headers of every request before anything else does.
+
+A page in a browser can reach loopback, too. What it sends under a name of its own that resolves to
+127.0.0.1 (DNS rebinding) has that name in the Host header; what it sends to 127.0.0.1 itself has
+its Origin. Both are refused, unless named at the start.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from akunu_py.serve.answering import send_json
+from akunu_py.serve.dialect import Dialect
+from akunu_py.serve.errors import RequestError
+
+_OPEN = ("/health",)  # needs no key
+_ANY = ("0.0.0.0", "::", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """host: that the server is bound to. key: that requests must have, "" for none. origins: of
+    pages that may ask, "*" for all."""
+
+    host: str = "127.0.0.1"
+    key: str = ""
+    origins: tuple[str, ...] = ()
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can connect."""
+        return is_loopback(self.host)
+
+    def refusal(self, headers: Headers, path: str) -> RequestError | None:
+        """Why a request is refused; None where it is not."""
+        if not self._names_us(headers.get("host", "")):
+            message = f"this server is not called {headers.get('host', '')[:100]!r}"
+            return RequestError(f"{message}; ask for {self.host}", "forbidden")
+        origin = headers.get("origin", "")
+        if origin and not self._knows(origin, headers.get("host", "")):
+            return RequestError(
+                f"pages of {origin[:100]!r} may not ask; start with --cors ORIGIN to allow it",
+                "forbidden",
+            )
+        if self.key and path not in _OPEN and not self._has_key(headers):
+            return RequestError(
+                "the API key is missing or wrong; send it as a bearer token or as x-api-key",
+                "unauthorized",
+                code="invalid_api_key",
+            )
+        return None
+
+    def _names_us(self, host: str) -> bool:
+        """A server that others may connect to has any number of names; its key guards it."""
+        if self.host in _ANY:
+            return True
+        name = _name(host)
+        return name == self.host.lower().strip("[]") or is_loopback(name)
+
+    def _knows(self, origin: str, host: str) -> bool:
+        own = origin.partition("://")[2].lower() == host.lower()
+        return own or "*" in self.origins or origin in self.origins
+
+    def _has_key(self, headers: Headers) -> bool:
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        bearer = token.strip() if scheme.lower() == "bearer" else ""
+        given = headers.get("x-api-key", "") or bearer
+        return hmac.compare_digest(given.encode(), self.key.encode())
+
+
+def is_loopback(name: str) -> bool:
+    """Whether a name of a host, or an address, is this machine's own."""
+    if name.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _name(host: str) -> str:
+    """The name in a Host header, without its port; "" where it is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+class Guard:
+    """ASGI middleware: gives every reply the id of its request, and refuses what `Access` does."""
+
+    def __init__(self, app: ASGIApp, access: Access, dialect_of: Callable[[str], Dialect]) -> None:
+        self._app, self._access, self._dialect_of = app, access, dialect_of
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = f"req_{secrets.token_hex(12)}"
+        scope["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = headers["request-id"] = request_id
+            await send(message)
+
+        if error := self._access.refusal(Headers(scope=scope), scope["path"]):
+            body = self._dialect_of(scope["path"]).error(error, request_id)
+            await send_json(send_with_id, error.status, body)
+            return
+        await self._app(scope, receive, send_with_id)

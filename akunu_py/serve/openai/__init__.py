@@ -1,0 +1,1 @@
+"""Chat Completions and Completions, as OpenAI's clients speak them."""

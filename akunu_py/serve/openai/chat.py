@@ -1,0 +1,85 @@
+"""Chat Completions: bodies in, jobs out."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from akunu_py.serve.bodies import Body, Ignored
+from akunu_py.serve.dialect import Prepared
+from akunu_py.serve.errors import RequestError
+from akunu_py.serve.jobs import text_job
+from akunu_py.serve.openai.chat_encoder import ChatEncoder, ChatHead, whole_chat
+from akunu_py.serve.openai.messages import MessageBody, messages_of
+from akunu_py.serve.openai.sampling import (
+    SamplingBody,
+    choices,
+    generate_options,
+    schema_constraint,
+)
+from akunu_py.serve.service import Service
+from akunu_py.types import Constraint
+
+
+class TextFormat(Body):
+    type: Literal["text"]
+
+
+class JsonFormat(Body):
+    type: Literal["json_object"]
+
+
+class NamedSchema(Body):
+    model_config = ConfigDict(extra="forbid", strict=True, serialize_by_alias=True)
+
+    name: str = ""
+    description: str | None = None
+    json_schema: dict[str, Any] | bool = Field(True, alias="schema")
+    strict: bool | None = None
+
+
+class SchemaFormat(Body):
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+Format = Annotated[TextFormat | JsonFormat | SchemaFormat, Field(discriminator="type")]
+
+
+class ChatBody(SamplingBody):
+    """The body of /v1/chat/completions."""
+
+    messages: list[MessageBody]
+    max_completion_tokens: int | None = Field(None, ge=1)
+    response_format: Format | None = None
+    # Hints at how long to think and to write, which a model may have no notion of.
+    reasoning_effort: Ignored = None
+    verbosity: Ignored = None
+    modalities: list[Literal["text"]] | None = None
+
+
+def prepare_chat(body: ChatBody, service: Service) -> Prepared:
+    """Raises RequestError for what cannot be honoured."""
+    service.check_model(body.model)
+    messages = messages_of(body.messages)
+    limit = body.max_completion_tokens or body.max_tokens or service.most_tokens
+    options = generate_options(body, service, limit, _constraint(body.response_format))
+    prompt = service.engine.encode_chat(messages)
+    jobs = [text_job(prompt, each) for each in choices(options, body.n or 1)]
+    head = ChatHead(service.name)
+    encoder = None
+    if body.stream:
+        usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        encoder = ChatEncoder(head, len(jobs), usage=usage)
+    elif body.stream_options is not None:
+        raise RequestError("stream_options: only with stream", param="stream_options")
+    return Prepared(jobs, lambda answers: whole_chat(head, answers), encoder)
+
+
+def _constraint(format: Format | None) -> Constraint | None:
+    if isinstance(format, SchemaFormat):
+        return schema_constraint(format.json_schema.json_schema)
+    if isinstance(format, JsonFormat):  # of all JSON an object, as OpenAI has it
+        return schema_constraint({"type": "object"})
+    return None

@@ -1,0 +1,13 @@
+"""OpenAI's dialect: its paths."""
+
+from __future__ import annotations
+
+from akunu_py.serve.dialect import Dialect, Endpoint
+from akunu_py.serve.openai.chat import ChatBody, prepare_chat
+from akunu_py.serve.openai.shapes import error_body
+
+OPENAI = Dialect(
+    "openai",
+    (Endpoint("/v1/chat/completions", ChatBody, prepare_chat, "Answers a conversation."),),
+    error_body,
+)

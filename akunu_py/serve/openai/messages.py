@@ -1,0 +1,95 @@
+"""Conversations as Chat Completions has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from akunu_py.serve.bodies import Body, Ignored
+from akunu_py.serve.errors import RequestError
+from akunu_py.types import Message, ToolCall
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+    cache_control: Ignored = None  # of Anthropic's, which gateways pass on
+
+
+class RefusalPart(Body):
+    type: Literal["refusal"]
+    refusal: str
+
+
+class FunctionBody(Body):
+    name: str
+    arguments: str
+
+
+class CallBody(Body):
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: FunctionBody
+    index: Ignored = None  # of the chunks that it was put together from
+
+
+Part = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
+
+
+class MessageBody(Body):
+    """A message of any role. reasoning_content: as it came with an earlier answer."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[Part] | None = None
+    name: str | None = None
+    tool_calls: list[CallBody] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    # Clients send back what they were given, with all that was empty in it.
+    annotations: Ignored = None
+    audio: None = None
+    function_call: None = None
+
+
+def messages_of(bodies: Sequence[MessageBody]) -> list[Message]:
+    """Raises RequestError for what is no conversation."""
+    if not bodies:
+        raise RequestError("messages: expected at least one message", param="messages")
+    return [_message(each, f"messages.{number}") for number, each in enumerate(bodies)]
+
+
+def _message(body: MessageBody, place: str) -> Message:
+    content = _text(body)
+    if body.role == "tool":
+        if not body.tool_call_id:
+            raise RequestError(
+                f"{place}.tool_call_id: expected the id of the call that it is the result of",
+                param=f"{place}.tool_call_id",
+            )
+        return Message("tool", content, tool_call_id=body.tool_call_id, name=body.name or "")
+    if body.role != "assistant":
+        if body.content is None:
+            raise RequestError(f"{place}.content: expected a text", param=f"{place}.content")
+        if body.tool_calls:
+            raise RequestError(
+                f"{place}.tool_calls: only an assistant calls tools", param=f"{place}.tool_calls"
+            )
+        return Message("user" if body.role == "user" else "system", content)
+    calls = tuple(
+        ToolCall(call.function.name, call.function.arguments, call.id)
+        for call in body.tool_calls or ()
+    )
+    thinking = body.reasoning_content or body.reasoning or ""
+    return Message("assistant", content or body.refusal or "", thinking, calls)
+
+
+def _text(body: MessageBody) -> str:
+    if isinstance(body.content, str):
+        return body.content
+    return "".join(
+        part.text if isinstance(part, TextPart) else part.refusal for part in body.content or ()
+    )

@@ -1,0 +1,67 @@
+"""Parts of replies that Chat Completions and Completions have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from akunu_py.decoding.events import Ended
+from akunu_py.serve.errors import ErrorKind, RequestError
+
+_ERROR_TYPES: dict[ErrorKind, str] = {
+    "unauthorized": "authentication_error",
+    "forbidden": "permission_error",
+    "not_found": "not_found_error",
+    "unavailable": "service_unavailable_error",
+    "internal": "server_error",
+}
+
+
+def error_body(error: RequestError, request_id: str = "") -> Mapping[str, Any]:
+    """An error as OpenAI's clients read it; they have the request's id from a header."""
+    return {
+        "error": {
+            "message": error.message,
+            "type": _ERROR_TYPES.get(error.kind, "invalid_request_error"),
+            "param": error.param or None,
+            "code": error.code or None,
+        }
+    }
+
+
+def finish_reason(event: Ended, *, calls: bool) -> str:
+    """Why an answer ended. calls: whether it calls tools."""
+    if event.reason in ("length", "context"):
+        return "length"
+    return "tool_calls" if calls else "stop"
+
+
+def usage(prompts: Sequence[Ended], answers: Sequence[Ended]) -> dict[str, Any]:
+    """How many tokens it was. prompts: an answer to each prompt. answers: all of them."""
+    prompt = sum(each.stats.prompt_tokens for each in prompts)
+    completion = sum(each.stats.generated_tokens for each in answers)
+    cached = sum(each.stats.cached_tokens for each in prompts)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def statistics(*answers: Ended) -> dict[str, Any]:
+    """How the drafts did, for those who look for them; clients ignore them."""
+    stats = [each.stats for each in answers]
+    drafted, accepted = sum(each.drafted for each in stats), sum(each.accepted for each in stats)
+    passes = sum(each.target_passes for each in stats)
+    decoded = sum(each.decoded_tokens for each in stats)
+    decode_s = sum(each.decode_s for each in stats)
+    return {
+        "target_passes": passes,
+        "drafted": drafted,
+        "accepted": accepted,
+        "tokens_per_pass": round(decoded / passes, 4) if passes else 0.0,
+        "tokens_per_s": round(decoded / decode_s, 4) if decode_s > 0 else 0.0,
+        "prefill_s": round(sum(each.prefill_s for each in stats), 4),
+        "decode_s": round(decode_s, 4),
+    }

@@ -1,0 +1,59 @@
+"""What all requests share: the model that is served, what it is called, and how it answers."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from akunu_py.decoding.engine import Engine
+from akunu_py.serve.errors import RequestError
+from akunu_py.types import GenerateOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """names: what a request may call the model, its own name first. defaults: how an answer is made
+    where the request says nothing of it. created: seconds since 1970."""
+
+    engine: Engine
+    names: tuple[str, ...]
+    defaults: GenerateOptions
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def most_tokens(self) -> int:
+        """That an answer may have where nobody set another limit."""
+        return self.engine.context_length
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """The model as OpenAI's and Anthropic's clients list one."""
+        date = datetime.fromtimestamp(self.created, UTC).isoformat().replace("+00:00", "Z")
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "akunu",
+            "type": "model",
+            "display_name": self.name,
+            "created_at": date,
+            "context_length": self.engine.context_length,
+        }
+
+    def check_model(self, asked: str | None) -> None:
+        """Raises RequestError where a request asks for another model than the served one."""
+        if asked is None or asked in self.names:
+            return
+        raise RequestError(
+            f"this server has {self.name} loaded, not {asked[:100]!r}; ask for that, "
+            f"or start another one: akunu serve --model NAME",
+            "not_found",
+            param="model",
+            code="model_not_found",
+        )

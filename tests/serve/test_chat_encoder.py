@@ -1,0 +1,76 @@
+"""Chat Completions: what clients put together of the chunks is the whole answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from akunu_py.decoding.events import Event
+from akunu_py.serve.openai.chat_encoder import ChatEncoder, ChatHead, whole_chat
+from tests.support.serve_events import answers, put_together
+
+HEAD = ChatHead("tiny")
+
+
+def streamed(choices: list[list[Event]], *, usage: bool) -> list[dict[str, Any]]:
+    """The chunks, read as the official client reads them."""
+    encoder = ChatEncoder(HEAD, len(choices), usage=usage)
+    frames = [
+        encoder.encode(event, number) for number, each in enumerate(choices) for event in each
+    ]
+    assert frames[-1][-1] == b"data: [DONE]\n\n"
+    text = b"".join(frame for group in frames for frame in group).decode()
+    events = text.split("\n\n")[:-2]
+    assert all(event.startswith("data: ") and "\n" not in event for event in events)
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+def accumulated(chunks: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    """The choices, as `openai.lib.streaming` adds up deltas: texts are joined, calls found by
+    their index; the role comes first, and nothing after the reason to finish."""
+    found: list[dict[str, Any]] = [{} for _ in range(count)]
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            message, delta = found[choice["index"]], choice["delta"]
+            assert "finish_reason" not in message
+            assert ("role" in delta) == (not message)
+            if "role" in delta:
+                message |= {"role": delta["role"], "content": "", "reasoning_content": ""}
+                message["tool_calls"] = []
+            for name in ("content", "reasoning_content"):
+                message[name] += delta.get(name, "")
+            for call in delta.get("tool_calls", ()):
+                if call["index"] == len(message["tool_calls"]):
+                    message["tool_calls"].append(json.loads(json.dumps(call)))
+                else:
+                    known = message["tool_calls"][call["index"]]["function"]
+                    known["arguments"] += call["function"]["arguments"]
+            if choice["finish_reason"]:
+                message["finish_reason"] = choice["finish_reason"]
+    return found
+
+
+@given(st.lists(answers(), min_size=1, max_size=3), st.booleans())
+def test_chunks_add_up_to_the_whole(choices: list[list[Event]], usage: bool) -> None:
+    chunks = streamed(choices, usage=usage)
+    whole = whole_chat(HEAD, [put_together(events) for events in choices])
+    assert {chunk["id"] for chunk in chunks} == {whole["id"]}
+    found = accumulated(chunks, len(choices))
+    for choice, message in zip(whole["choices"], found, strict=True):
+        calls = [call | {"index": number} for number, call in enumerate(message["tool_calls"])]
+        assert (choice["message"]["content"] or "") == message["content"]
+        assert choice["message"].get("reasoning_content", "") == message["reasoning_content"]
+        assert [
+            call | {"index": number}
+            for number, call in enumerate(choice["message"].get("tool_calls", []))
+        ] == calls
+        assert choice["finish_reason"] == message["finish_reason"]
+    if usage:
+        assert chunks[-1]["choices"] == []
+        assert chunks[-1]["usage"] == whole["usage"]
+        assert all(chunk["usage"] is None for chunk in chunks[:-1])
+    else:
+        assert all("usage" not in chunk for chunk in chunks)

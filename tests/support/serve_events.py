@@ -1,0 +1,53 @@
+"""Events of answers, for tests of the encoders of all dialects."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from akunu_py.decoding.events import (
+    Begun,
+    CallArguments,
+    CallBegun,
+    CallEnded,
+    Ended,
+    Event,
+    Reading,
+    Text,
+    Thinking,
+)
+from akunu_py.serve.dialect import WholeAnswer
+from akunu_py.types import FinishReason, Stats
+
+TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
+_REASONS: tuple[FinishReason, ...] = ("stop", "length", "context")
+
+
+@st.composite
+def _calls(draw: st.DrawFn) -> list[Event]:
+    parts = [CallArguments(text) for text in draw(st.lists(TEXTS, max_size=3))]
+    return [CallBegun(draw(TEXTS), draw(TEXTS)), *parts, CallEnded()]
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> list[Event]:
+    """All events of an answer that comes to its end."""
+    size = draw(st.integers(1, 9))
+    thinking = [Thinking(text) for text in draw(st.lists(TEXTS, max_size=3))]
+    pieces: list[list[Event]] = draw(
+        st.lists(st.one_of(TEXTS.map(lambda text: [Text(text)]), _calls()), max_size=5)
+    )
+    stats = Stats(prompt_tokens=size, generated_tokens=draw(st.integers(0, 9)), cached_tokens=1)
+    return [
+        *[Reading(done, size) for done in range(draw(st.integers(0, size)))],
+        Begun(size, 1),
+        *thinking,
+        *[event for piece in pieces for event in piece],
+        Ended(draw(st.sampled_from(_REASONS)), stats, draw(st.just("") | TEXTS)),
+    ]
+
+
+def put_together(events: list[Event]) -> WholeAnswer:
+    answer = WholeAnswer()
+    for event in events:
+        answer.add(event)
+    return answer
