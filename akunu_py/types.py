@@ -6,7 +6,7 @@ Plain values only: no arrays, no models, no I/O.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, NamedTuple, Protocol
 
 DraftMode = Literal["auto", "fixed", "off"]
@@ -243,6 +243,13 @@ class Stats:
             self.target_passes += 1
             self.drafted += piece.accepted + len(piece.rejected)
             self.accepted += piece.accepted
+
+    def include(self, other: Stats) -> None:
+        """Adds the counts and times of another answer."""
+        for each in fields(self):
+            if each.name != "not_cached":
+                both = getattr(self, each.name) + getattr(other, each.name)
+                setattr(self, each.name, both)
 
     @property
     def decoded_tokens(self) -> int:

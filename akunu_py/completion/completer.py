@@ -101,6 +101,7 @@ class Completer:
         self._cache = CompletionCache()
         self._related = RelatedFiles()
         self.session = Session(self.engine, learned)
+        self.session.turn.chunk_seconds = _SLICE_S
 
     def close(self) -> None:
         """Keeps what was learned about costs for the next run."""
@@ -254,7 +255,6 @@ class _Run:
             ),
             self._prompt.draft_context,
         )
-        generation.chunk_seconds = _SLICE_S
         for step in generation.steps():
             if not isinstance(step, Reading) and not allowed_tokens:
                 self._append(step.text)

@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -41,6 +41,19 @@ from akunu_py.types import (
 )
 
 
+@dataclass(slots=True)
+class Turn:
+    """What a session is told by who steps it, between two steps.
+
+    cancelled: whether nobody wants more of what it makes; a generation ends then. chunk_seconds:
+    about how long reading may take from one step to the next, by how fast prompts were read before;
+    None for a second at most, where reading 512 tokens takes no longer.
+    """
+
+    cancelled: bool = False
+    chunk_seconds: float | None = None
+
+
 class Session:
     """A token history for each text that it was asked to continue lately, with the KV caches that
     hold them, and the drafter that learns from them."""
@@ -53,6 +66,7 @@ class Session:
         caches = PromptCaches(engine.cache_memory)
         self.target = Target(engine.model, engine.kv_bits, caches)
         self.drafting = Drafting(engine, learned)
+        self.turn = Turn()
 
     def save_prompt_cache(self, path: Path) -> None:
         """Writes the KV cache and its tokens to a file, in the format of mlx-lm's prompt caches.
@@ -105,8 +119,6 @@ class Generation:
     thinking: what a reasoning model wrote before its answer, without the markers.
     finish_reason: None until the end, then "stop" (the model ended its answer, or a stop sequence
     came), "length" (max_tokens), "context" (the context is full) or "cancelled".
-    chunk_seconds: about how long reading may take from one step to the next, by how fast prompts
-        were read before; None for a second at most, where reading 512 tokens takes no longer.
     """
 
     def __init__(
@@ -134,7 +146,6 @@ class Generation:
         self._room = engine.context_length - len(self._prompt)
         self._cancelled = threading.Event()
         self._decoder = StreamDecoder(engine, self._prompt, options.stop)
-        self.chunk_seconds: float | None = None
         self.stats = Stats(prompt_tokens=len(self._prompt))
         self.tokens: list[int] = []
         self.text = ""
@@ -178,13 +189,13 @@ class Generation:
         with contextlib.closing(self._prefill()) as prefilling:
             for reading in prefilling:
                 yield reading
-                if self._cancelled.is_set():
+                if self._ends():
                     return
         first = plain_step(target)
         prefilled = time.perf_counter()
         self.stats.prefill_s = prefilled - started
         yield Piece(tuple(first), seconds=self.stats.prefill_s)
-        if ended(target, first[0], stop) or self._cancelled.is_set():
+        if ended(target, first[0], stop) or self._ends():
             return
         drafting = self._session.drafting
         history = [*self._prompt, *first]
@@ -196,8 +207,11 @@ class Generation:
                 yield piece
                 # The reader's time counts too: this is the speed that the user sees.
                 self.stats.decode_s = time.perf_counter() - prefilled
-                if self._cancelled.is_set():
+                if self._ends():
                     return
+
+    def _ends(self) -> bool:
+        return self._cancelled.is_set() or self._session.turn.cancelled
 
     def _next(self, steps: Iterator[Reading | Piece]) -> Reading | Piece | None:
         """The next one, None at the end. What a pass that failed left in the cache is not known,
@@ -233,10 +247,12 @@ class Generation:
                 self._options, self._prompt, cached + launched, draft_context=self._draft_context
             )
 
-        sizes = ChunkSizes(drafting.curve, engine.fit.prefill_rows, self.chunk_seconds)
+        turn = self._session.turn
+        sizes = ChunkSizes(drafting.curve, engine.fit.prefill_rows, turn.chunk_seconds)
         with contextlib.closing(prefill(self._target, sizes, meanwhile=learn)) as reading:
             for read in reading:
                 yield Reading(cached + read, total)
+                sizes.seconds = turn.chunk_seconds
 
     def _decoded(self, piece: Piece) -> TextPiece:
         """Turns a piece into text, and counts what of it belongs to the answer."""

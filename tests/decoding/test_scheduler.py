@@ -1,0 +1,176 @@
+"""The scheduler: every job gets its events, the last one once, whatever becomes of the others."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.events import Begun, Ended, Event, Failed, Reading, Text
+from akunu_py.decoding.scheduler import Job, JobHandle, Scheduler
+from akunu_py.decoding.session import Session
+from akunu_py.types import GenerateOptions, Stats
+from tests.support.tiny_fim import byte_level, write_model
+
+PROMPT = [1, 2, 3, 4, 1, 2, 3]
+END = "<|end|>"
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("tiny"), byte_level([END]), end=END)
+
+
+def text_job(prompt: list[int], count: int = 12) -> Job:
+    def events(session: Session) -> Iterator[Event | None]:
+        generation = session.generate(prompt, GenerateOptions(max_tokens=count))
+        for step in generation.steps():
+            if isinstance(step, Reading):
+                yield step
+                continue
+            if len(generation.tokens) == 1:
+                yield Begun(generation.stats.prompt_tokens, generation.stats.cached_tokens)
+            yield Text(step.text) if step.text else None
+        yield Ended(generation.finish_reason or "cancelled", generation.stats)
+
+    return events
+
+
+class Served:
+    """A scheduler of the tiny model, and the events of its jobs."""
+
+    def __init__(self, directory: Path, load: Callable[[], Session] | None = None) -> None:
+        self.scheduler = Scheduler(load or (lambda: Session(Engine.load(directory))))
+
+    def submit(self, job: Job) -> tuple[JobHandle, queue.SimpleQueue[Event]]:
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        return self.scheduler.submit(job, events.put), events
+
+
+@pytest.fixture
+def served(directory: Path) -> Iterator[Served]:
+    served = Served(directory)
+    yield served
+    assert served.scheduler.close()
+
+
+def all_of(events: queue.SimpleQueue[Event]) -> list[Event]:
+    found: list[Event] = []
+    while not found or not isinstance(found[-1], Ended | Failed):
+        found.append(events.get(timeout=60))
+    return found
+
+
+def text_of(events: list[Event]) -> str:
+    return "".join(event.text for event in events if isinstance(event, Text))
+
+
+def test_jobs_submitted_before_the_model_is_loaded_are_answered(served: Served) -> None:
+    answers = [served.submit(text_job(PROMPT))[1] for _ in range(3)]
+    served.scheduler.start()
+    texts = {text_of(all_of(each)) for each in answers}
+    assert len(texts) == 1
+    assert texts != {""}
+    counts = served.scheduler.counts()
+    assert (counts.ended, counts.running, counts.waiting) == (3, 0, 0)
+    assert counts.stats.generated_tokens == 36
+
+
+def test_a_job_is_cancelled_while_it_waits(served: Served) -> None:
+    waiting, events = served.submit(text_job(PROMPT))
+    waiting.cancel()
+    served.scheduler.start()
+    assert all_of(events) == [Ended("cancelled", Stats())]
+
+
+@pytest.mark.parametrize("kind", [Reading, Text])
+def test_a_job_is_cancelled_within_a_step(served: Served, kind: type) -> None:
+    handles: queue.SimpleQueue[JobHandle] = queue.SimpleQueue()
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+
+    def watch(event: Event) -> None:
+        events.put(event)
+        if isinstance(event, kind):
+            handles.get(timeout=60).cancel()
+
+    handles.put(served.scheduler.submit(text_job(PROMPT * 300, 500), watch))
+    served.scheduler.start()
+    *seen, last = all_of(events)
+    assert isinstance(last, Ended)
+    assert last.reason == "cancelled"
+    assert sum(isinstance(event, kind) for event in seen) == 1
+    assert served.scheduler.counts().cancelled == 1
+
+
+def test_what_fails_is_told_and_harms_nobody(served: Served) -> None:
+    def failing(session: Session) -> Iterator[Event]:
+        yield Reading(0, 1)
+        raise RuntimeError("out of memory")
+
+    def refused(session: Session) -> Iterator[Event]:
+        raise ValueError("no such thing")
+
+    def unfinished(session: Session) -> Iterator[Event]:
+        yield Text("and")
+
+    jobs = [text_job(PROMPT), failing, refused, unfinished, text_job([]), text_job(PROMPT)]
+    answers = [served.submit(job)[1] for job in jobs]
+    served.scheduler.start()
+    first, *bad, last = [all_of(each) for each in answers]
+    assert all(isinstance(each[-1], Failed) for each in bad)
+    assert text_of(first) == text_of(last)
+    assert served.scheduler.ask(lambda engine: engine.name).result(60)
+    with pytest.raises(ZeroDivisionError):
+        served.scheduler.ask(lambda engine: 1 // 0).result(60)
+
+
+def test_a_reader_that_fails_wants_no_more(served: Served) -> None:
+    def broken(event: Event) -> None:
+        raise ValueError("closed")
+
+    served.scheduler.start()
+    served.scheduler.submit(text_job(PROMPT, 10_000), broken)
+    assert text_of(all_of(served.submit(text_job(PROMPT))[1]))
+    assert served.scheduler.counts().cancelled == 1
+
+
+def test_a_model_that_does_not_load_fails_its_jobs_until_it_does(directory: Path) -> None:
+    now, tries = [0.0], [OSError("no disk"), OSError("no disk")]
+
+    def load() -> Session:
+        if tries:
+            raise tries.pop()
+        return Session(Engine.load(directory))
+
+    scheduler = Scheduler(load, clock=lambda: now[0])
+    served = Served(directory)
+    served.scheduler = scheduler
+    scheduler.start()
+    for time, works in ((0.0, False), (0.5, False), (1.5, False), (3.0, False), (5.0, True)):
+        now[0] = time
+        last = all_of(served.submit(text_job(PROMPT))[1])[-1]
+        assert isinstance(last, Ended) == works, time
+        assert scheduler.state == ("ready" if works else "failed")
+    assert scheduler.close()
+
+
+def test_closing_finishes_what_runs_and_nothing_else(directory: Path) -> None:
+    served, begun = Served(directory), queue.SimpleQueue[Event]()
+    last: list[Event] = []
+
+    def watch(event: Event) -> None:
+        last[:] = [event]
+        begun.put(event)
+
+    served.scheduler.start()
+    served.scheduler.submit(text_job(PROMPT, 40), watch)
+    begun.get(timeout=60)
+    assert served.scheduler.close(60)
+    assert isinstance(last[0], Ended)
+    assert last[0].reason == "length"
+    assert isinstance(all_of(served.submit(text_job(PROMPT))[1])[0], Failed)
+    with pytest.raises(Exception, match="closing"):
+        served.scheduler.ask(lambda engine: engine).result(60)

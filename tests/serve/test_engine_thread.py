@@ -1,0 +1,96 @@
+"""The asyncio side of the scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from akunu_py.decoding.events import (
+    Begun,
+    CallArguments,
+    CallBegun,
+    CallEnded,
+    Ended,
+    Event,
+    Reading,
+    Text,
+)
+from akunu_py.decoding.scheduler import Job, JobHandle, Scheduler
+from akunu_py.serve.engine_thread import events_of
+from akunu_py.types import Stats
+
+END = Ended("stop", Stats())
+
+
+class Told(Scheduler):
+    """A scheduler whose jobs are what a test tells of them, in a thread of its own."""
+
+    def __init__(self, tell: Callable[[JobHandle], Iterator[Event]]) -> None:
+        self._tell = tell
+        self.handles: list[JobHandle] = []
+        self.told = threading.Event()
+
+    def submit(
+        self, job: Job, on_event: Callable[[Event], None], *, client: str = "", short: bool = False
+    ) -> JobHandle:
+        handle = JobHandle(job, on_event, client, lambda: None, short=short)
+        self.handles.append(handle)
+
+        def run() -> None:
+            for event in self._tell(handle):
+                handle.tell(event)
+            self.told.set()
+
+        threading.Thread(target=run).start()
+        return handle
+
+
+def no_job(session: object) -> Iterator[Event]:
+    yield from ()
+
+
+async def test_a_slow_reader_finds_everything_merged() -> None:
+    parts = [Text(str(number)) for number in range(10_000)]
+    readings = [Reading(number, 500) for number in range(500)]
+    calls: list[Event] = [CallBegun("1", "find"), *[CallArguments("[]")] * 1000, CallEnded()]
+    scheduler = Told(lambda handle: iter([*readings, Begun(1, 0), *parts, *calls, END]))
+    events = events_of(scheduler, no_job)
+    found = [await anext(events)]
+    await asyncio.to_thread(scheduler.told.wait)
+    found += [event async for event in events]
+    assert found[0] == readings[0] or isinstance(found[0], Reading)
+    assert "".join(each.text for each in found if isinstance(each, Text)) == "".join(
+        each.text for each in parts
+    )
+    assert found[-4:] == [calls[0], CallArguments("[]" * 1000), calls[-1], END]
+    assert len(found) < 20
+
+
+@pytest.mark.parametrize("leave", ["close", "cancel"])
+async def test_a_reader_that_goes_away_cancels_the_job(leave: str) -> None:
+    def until_cancelled(handle: JobHandle) -> Iterator[Event]:
+        while not handle.cancelled:
+            yield Text("more ")
+        yield END
+
+    scheduler = Told(until_cancelled)
+    events = events_of(scheduler, no_job)
+    await anext(events)
+    if leave == "close":
+        await events.aclose()
+    else:
+
+        async def read() -> None:
+            async for _ in events:
+                pass
+
+        task = asyncio.create_task(read())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert scheduler.handles[0].cancelled
+    await asyncio.to_thread(scheduler.told.wait)
