@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+
 from hypothesis import strategies as st
 
 from akunu_py.decoding.events import (
@@ -24,8 +27,10 @@ _REASONS: tuple[FinishReason, ...] = ("stop", "length", "context")
 
 @st.composite
 def _calls(draw: st.DrawFn) -> list[Event]:
-    parts = [CallArguments(text) for text in draw(st.lists(TEXTS, max_size=3))]
-    return [CallBegun(draw(TEXTS), draw(TEXTS)), *parts, CallEnded()]
+    arguments = json.dumps(draw(st.dictionaries(TEXTS, TEXTS, max_size=2)), ensure_ascii=False)
+    cuts = sorted(draw(st.lists(st.integers(0, len(arguments)), max_size=3)))
+    parts = [arguments[a:b] for a, b in itertools.pairwise([0, *cuts, len(arguments)])]
+    return [CallBegun(draw(TEXTS), draw(TEXTS)), *map(CallArguments, parts), CallEnded()]
 
 
 @st.composite

@@ -202,6 +202,14 @@ def compile_constraint(engine: Engine, constraint: Constraint) -> LLMatcher:
     return matcher
 
 
+def matches(engine: Engine, constraint: Constraint, text: str) -> bool:
+    """Whether `text`, which the model need not have written, matches. Raises UsageError as
+    `compile_constraint` does."""
+    matcher = compile_constraint(engine, constraint)
+    tokens = token_tables(engine).tokenize_bytes(text.encode())
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
 def _grammar(constraint: Constraint, layout: Layout) -> str:
     """In llguidance's own format. layout: how JSON is to be written. Raises UsageError."""
     from llguidance import LLMatcher

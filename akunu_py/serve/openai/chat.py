@@ -51,7 +51,7 @@ class ChatBody(SamplingBody):
     """The body of /v1/chat/completions."""
 
     messages: list[MessageBody]
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
     response_format: Format | None = None
     # Hints at how long to think and to write, which a model may have no notion of.
     reasoning_effort: Ignored = None

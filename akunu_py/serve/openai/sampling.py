@@ -30,8 +30,8 @@ class SamplingBody(Body):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: int | None = Field(None, ge=1, le=16)
-    max_tokens: int | None = Field(None, ge=1)
+    n: int | None = Field(default=None, ge=1, le=16)
+    max_tokens: int | None = Field(default=None, ge=1)
     stop: str | list[str] | None = None
     seed: int | None = None
     temperature: float | None = None

@@ -1,0 +1,176 @@
+"""What clients of Messages send.
+
+`cache_control` and its like are accepted wherever they may stand: what was read before is found
+without being told where it ends.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from akunu_py.serve.bodies import Body, Ignored
+
+
+class TextBlock(Body):
+    type: Literal["text"]
+    text: str
+    citations: Ignored = None
+    cache_control: Ignored = None
+
+
+class ThinkingBlock(Body):
+    type: Literal["thinking"]
+    thinking: str
+    signature: Ignored = None
+    cache_control: Ignored = None
+
+
+class RedactedThinkingBlock(Body):
+    type: Literal["redacted_thinking"]
+    data: Ignored = None
+    cache_control: Ignored = None
+
+
+class ToolUseBlock(Body):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+    caller: Ignored = None
+    toolset_name: Ignored = None
+    cache_control: Ignored = None
+
+
+class ImageBlock(Body):
+    type: Literal["image"]
+    source: Ignored = None
+    transformations: Ignored = None
+    cache_control: Ignored = None
+
+
+class DocumentBlock(Body):
+    type: Literal["document"]
+    source: dict[str, Any]
+    title: str | None = None
+    context: str | None = None
+    citations: Ignored = None
+    cache_control: Ignored = None
+
+
+class ToolResultBlock(Body):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | list[ResultBlock] | None = None
+    is_error: bool | None = None
+    toolset_name: Ignored = None
+    cache_control: Ignored = None
+
+
+ResultBlock = Annotated[TextBlock | ImageBlock | DocumentBlock, Field(discriminator="type")]
+Block = Annotated[
+    TextBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | ImageBlock
+    | DocumentBlock,
+    Field(discriminator="type"),
+]
+
+
+class Turn(Body):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+    cache_control: Ignored = None
+
+
+class ToolBody(Body):
+    """A tool. Those of another type than "custom" have further parameters."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    name: str = Field(min_length=1, max_length=128)
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+    allowed_callers: Ignored = None
+    cache_control: Ignored = None
+    defer_loading: Ignored = None
+    eager_input_streaming: Ignored = None
+    input_examples: Ignored = None
+
+
+class ToolChoiceBody(Body):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class ThinkingBody(Body):
+    """budget_tokens: no model here can be held to it."""
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: Ignored = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class JsonFormat(Body):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Body):
+    effort: Ignored = None
+    format: JsonFormat | None = None
+
+
+class ContextEdit(Body):
+    """Only thinking is cleared here: the chat template decides what of it stays anyway."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Ignored = None
+
+
+class ContextManagement(Body):
+    edits: list[ContextEdit] = Field(default=[])
+
+
+class PromptBody(Body):
+    """What the model reads."""
+
+    model: str
+    messages: list[Turn] = Field(min_length=1)
+    system: str | list[TextBlock] | None = None
+    tools: list[ToolBody] | None = None
+    tool_choice: ToolChoiceBody | None = None
+    thinking: ThinkingBody | None = None
+    output_config: OutputConfig | None = None
+    context_management: ContextManagement | None = None
+    cache_control: Ignored = None
+    speed: Ignored = None
+    user_profile_id: Ignored = None
+    workspace_id: Ignored = None
+
+
+class MessagesBody(PromptBody):
+    """seed is an extension: the same one makes the same answer."""
+
+    max_tokens: int = Field(ge=1)
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_k: int | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, ge=0, le=1)
+    seed: int | None = None
+    diagnostics: Ignored = None
+    inference_geo: Ignored = None
+    metadata: Ignored = None
+    service_tier: Ignored = None
+
+
+class CountBody(PromptBody):
+    pass

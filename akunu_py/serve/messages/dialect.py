@@ -1,0 +1,62 @@
+"""Messages: its paths, and from a body to what the engine does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from akunu_py.serve.dialect import Dialect, Endpoint, Prepared
+from akunu_py.serve.errors import RequestError
+from akunu_py.serve.jobs import text_job
+from akunu_py.serve.messages.bodies import CountBody, MessagesBody, PromptBody, ThinkingBody
+from akunu_py.serve.messages.conversation import constraint_of, messages_of, tools_of
+from akunu_py.serve.messages.reply import MessageEncoder, error_body, whole_message
+from akunu_py.serve.openai.sampling import SamplingBody, generate_options
+from akunu_py.serve.service import Service
+
+
+def prepare_message(body: MessagesBody, service: Service) -> Prepared:
+    """Raises RequestError for what cannot be honoured."""
+    service.check_model(body.model)
+    sampling = SamplingBody(
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        seed=body.seed,
+        stop=body.stop_sequences,
+    )
+    options = generate_options(sampling, service, body.max_tokens, constraint_of(body))
+    job = text_job(_prompt(body, service), options)
+    shown = shows_thinking(body.thinking)
+    return Prepared(
+        [job],
+        lambda answers: whole_message(service.name, answers, shows_thinking=shown),
+        MessageEncoder(service.name, shows_thinking=shown) if body.stream else None,
+    )
+
+
+def count_tokens(body: CountBody, service: Service) -> Mapping[str, Any]:
+    """How many tokens the model would read. Raises RequestError."""
+    service.check_model(body.model)
+    return {"input_tokens": len(_prompt(body, service))}
+
+
+def _prompt(body: PromptBody, service: Service) -> list[int]:
+    if tools_of(body):
+        raise RequestError("unsupported parameter: tools", param="tools")
+    return service.engine.encode_chat(messages_of(body))
+
+
+def shows_thinking(asked: ThinkingBody | None) -> bool:
+    """Whether what a reasoning model thinks is told."""
+    return asked is None or not (asked.type == "disabled" or asked.display == "omitted")
+
+
+MESSAGES = Dialect(
+    "messages",
+    (
+        Endpoint("/v1/messages", MessagesBody, prepare_message, "Answers a conversation."),
+        Endpoint("/v1/messages/count_tokens", CountBody, count_tokens, "Counts its tokens."),
+    ),
+    error_body,
+)

@@ -1,0 +1,242 @@
+"""What clients of Responses send.
+
+Items of the input may carry back whatever a response had in them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
+
+from akunu_py.serve.bodies import Body, Ignored
+
+
+class Item(Body):
+    """Of an input or an output."""
+
+    id: Ignored = None
+    status: Ignored = None
+    internal_chat_message_metadata_passthrough: Ignored = None
+
+
+class TextPart(Body):
+    type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
+    text: str
+    annotations: Ignored = None
+    logprobs: Ignored = None
+    prompt_cache_breakpoint: Ignored = None
+
+
+class RefusalPart(Body):
+    type: Literal["refusal"]
+    refusal: str
+
+
+class OtherPart(Body):
+    """What is no text."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    type: str
+
+
+def _kind(value: Any) -> str:
+    """Of a part of a content, by its type."""
+    kind = value.get("type") if isinstance(value, dict) else value.type
+    if kind == "refusal":
+        return "refusal"
+    texts = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+    return "text" if kind in texts else "other"
+
+
+Part = Annotated[
+    Annotated[TextPart, Tag("text")]
+    | Annotated[RefusalPart, Tag("refusal")]
+    | Annotated[OtherPart, Tag("other")],
+    Discriminator(_kind),
+]
+
+
+class MessageItem(Item):
+    type: Literal["message"]
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[Part]
+    phase: Ignored = None
+
+
+class FunctionCallItem(Item):
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    namespace: str | None = None
+    caller: Ignored = None
+
+
+class CustomToolCallItem(Item):
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    input: str
+    namespace: str | None = None
+    caller: Ignored = None
+
+
+class OutputItem(Item):
+    type: Literal["function_call_output", "custom_tool_call_output"]
+    call_id: str
+    output: str | list[Part]
+    name: Ignored = None
+    namespace: Ignored = None
+    caller: Ignored = None
+    created_by: Ignored = None
+
+
+class ReasoningItem(Item):
+    type: Literal["reasoning"]
+    summary: list[TextPart] = Field(default=[])
+    content: list[TextPart] | None = None
+    encrypted_content: str | None = None
+
+
+class OtherItem(Body):
+    """What only a server that keeps responses, or runs tools, can make something of."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    type: str
+
+
+_ITEMS = {
+    "message": "message",
+    "function_call": "function_call",
+    "custom_tool_call": "custom_tool_call",
+    "function_call_output": "output",
+    "custom_tool_call_output": "output",
+    "reasoning": "reasoning",
+}
+
+
+def _with_type(value: Any) -> Any:
+    """Messages may be without one."""
+    if isinstance(value, dict) and "type" not in value and "role" in value:
+        return {"type": "message", **value}
+    return value
+
+
+def _item_kind(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return _ITEMS.get(kind, "other") if isinstance(kind, str) else "other"
+
+
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[FunctionCallItem, Tag("function_call")]
+    | Annotated[CustomToolCallItem, Tag("custom_tool_call")]
+    | Annotated[OutputItem, Tag("output")]
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[OtherItem, Tag("other")],
+    Discriminator(_item_kind),
+    BeforeValidator(_with_type),
+]
+
+
+class Grammar(Body):
+    type: Literal["grammar"]
+    syntax: Literal["lark", "regex"]
+    definition: str
+
+
+class PlainText(Body):
+    type: Literal["text"]
+
+
+class ToolBody(Body):
+    """A tool: a function, a custom one that takes a text, a namespace of such, or one that a server
+    runs, which has further parameters."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    format: Annotated[Grammar | PlainText, Field(discriminator="type")] | None = None
+    tools: list[ToolBody] | None = None
+    allowed_callers: Ignored = None
+    defer_loading: Ignored = None
+    output_schema: Ignored = None
+
+
+class ToolChoiceBody(Body):
+    type: str
+    name: str | None = None
+    namespace: str | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+class FormatBody(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    name: Ignored = None
+    description: Ignored = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class TextBody(Body):
+    format: FormatBody | None = None
+    verbosity: Ignored = None
+
+
+class ReasoningBody(Body):
+    """A model here thinks as it was trained to."""
+
+    effort: str | None = None
+    summary: Ignored = None
+    generate_summary: Ignored = None
+    context: Ignored = None
+
+
+class StreamOptions(Body):
+    include_obfuscation: Ignored = None
+
+
+class ResponsesBody(Body):
+    """seed is an extension: the same one makes the same answer."""
+
+    model: str
+    input: str | list[InputItem]
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(default=None, ge=1)
+    tools: list[ToolBody] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoiceBody | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextBody | None = None
+    reasoning: ReasoningBody | None = None
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, ge=0, le=1)
+    top_logprobs: int | None = None
+    seed: int | None = None
+    stream: bool | None = None
+    include: list[str] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    background: bool | None = None
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+    prompt: dict[str, Any] | None = None
+    context_management: list[dict[str, Any]] | None = None
+    moderation: dict[str, Any] | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tool_calls: Ignored = None  # those that the server makes
+    client_metadata: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_options: Ignored = None
+    prompt_cache_retention: Ignored = None
+    safety_identifier: Ignored = None
+    service_tier: Ignored = None
+    user: Ignored = None

@@ -1,0 +1,295 @@
+"""From the events of an answer to a response: its items, and what a stream says of each.
+
+A response that is not streamed is put together in the same way.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from akunu_py.decoding.events import (
+    Begun,
+    CallArguments,
+    CallBegun,
+    CallEnded,
+    Ended,
+    Event,
+    Failed,
+    Reading,
+    Text,
+    Thinking,
+)
+from akunu_py.serve import sse
+from akunu_py.serve.dialect import WholeAnswer
+from akunu_py.serve.errors import RequestError
+from akunu_py.serve.openai.shapes import statistics
+from akunu_py.serve.responses.conversation import sealed
+from akunu_py.serve.responses.tools import Matches, OfferedTool, OfferedTools, input_of
+from akunu_py.types import ToolCall
+
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What is to be said of a response. request: what it repeats of the request. tools: that were
+    offered. seals: whether reasoning has its content sealed, too. count: tokens of a text. matches:
+    whether a text is one of a grammar."""
+
+    request: Values
+    tools: OfferedTools
+    seals: bool
+    count: Callable[[str], int]
+    matches: Matches
+
+
+class ResponseBuilder:
+    """A response while it grows. `add` returns what a stream says of an event, each with its type
+    and without its number."""
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+        self.response: Values = {
+            "id": f"resp_{secrets.token_hex(16)}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "status": "in_progress",
+            "background": False,
+            "error": None,
+            "incomplete_details": None,
+            "output": [],
+            "usage": None,
+            **reply.request,
+        }
+        self._thinking = ""  # all of it
+        self._arguments = ""  # of the call that is open
+        self._tool: OfferedTool | None = None
+        self._call: CallBegun | None = None  # one that is held back until it is whole
+
+    @property
+    def _output(self) -> list[Values]:
+        output: list[Values] = self.response["output"]
+        return output
+
+    @property
+    def _open(self) -> Values | None:
+        """The item that is open."""
+        last = self._output[-1] if self._output else None
+        return last if last and last["status"] == "in_progress" else None
+
+    def add(self, event: Event) -> list[Values]:
+        match event:
+            case Thinking(text):
+                self._thinking += text
+                return self._text("reasoning", text)
+            case Text(text):
+                return self._text("message", text)
+            case CallBegun():
+                return self._begin_call(event)
+            case CallArguments(text):
+                return self._more_of_call(text)
+            case CallEnded():
+                return self._end_call()
+            case Ended():
+                return self._end(event)
+            case Reading() | Begun() | Failed():
+                return []
+
+    def fail(self, error: RequestError) -> Values:
+        """What a stream says where there will be no more."""
+        code = error.code or ("server_error" if error.status >= 500 else "invalid_prompt")
+        self.response["error"] = {"code": code, "message": error.message}
+        self.response["status"] = "failed"
+        return {"type": "response.failed", "response": self.response}
+
+    def _text(self, kind: str, text: str) -> list[Values]:
+        if not text:
+            return []
+        values: list[Values] = []
+        item = self._open
+        if item is None or item["type"] != kind:
+            values = [*self._close(), *self._begin_text(kind)]
+            item = self._output[-1]
+        part = item["content"][0]
+        part["text"] += text
+        more: Values = {"logprobs": []} if kind == "message" else {}
+        said = self._of_item(f"{part['type']}.delta", content_index=0, delta=text, **more)
+        return [*values, said]
+
+    def _begin_text(self, kind: str) -> list[Values]:
+        if kind == "message":
+            item = self._item("msg", "message", role="assistant", content=[])
+            part: Values = {"type": "output_text", "annotations": [], "logprobs": [], "text": ""}
+        else:
+            item = self._item("rs", "reasoning", summary=[], content=[])
+            part = {"type": "reasoning_text", "text": ""}
+        values = self._begin(item)
+        item["content"].append(part)
+        said = self._of_item("content_part.added", content_index=0, part=dict(part))
+        return [*values, said]
+
+    def _begin_call(self, event: CallBegun) -> list[Values]:
+        values = self._close()
+        self._tool, self._arguments = self._reply.tools.find(event.name), ""
+        if self._tool.grammar is not None:
+            self._call = event
+            return values
+        return [*values, *self._begin(self._call_item(event, self._tool))]
+
+    def _call_item(self, event: CallBegun, tool: OfferedTool) -> Values:
+        more: Values = {"namespace": tool.namespace} if tool.namespace else {}
+        more |= {"call_id": event.id, "name": tool.name}
+        if tool.custom:
+            return self._item("ctc", "custom_tool_call", input="", **more)
+        return self._item("fc", "function_call", arguments="", **more)
+
+    def _more_of_call(self, text: str) -> list[Values]:
+        self._arguments += text
+        item = self._open
+        if self._call is not None or item is None or not text:
+            return []
+        if item["type"] == "function_call":
+            item["arguments"] += text
+            return [self._of_item("function_call_arguments.delta", delta=text)]
+        return self._more_of_input(item)
+
+    def _more_of_input(self, item: Values) -> list[Values]:
+        whole = input_of(self._arguments)
+        more = whole[len(item["input"]) :]
+        if not more or not whole.startswith(item["input"]):
+            return []
+        item["input"] = whole
+        return [self._of_item("custom_tool_call_input.delta", delta=more)]
+
+    def _end_call(self) -> list[Values]:
+        """One that was held back is delivered as a text, where its input breaks its grammar."""
+        event, tool = self._call, self._tool
+        if event is None or tool is None:
+            return self._close()
+        self._call = None
+        text = input_of(self._arguments)
+        assert tool.grammar is not None
+        if not self._reply.matches(tool.grammar, text):
+            said = self._text("message", f"[a call of {tool.name} that breaks its grammar]\n{text}")
+            return [*said, *self._close()]
+        item = self._call_item(event, tool)
+        return [*self._begin(item), *self._more_of_input(item), *self._close()]
+
+    def _end(self, ended: Ended) -> list[Values]:
+        cut = ended.reason in ("length", "context")
+        values = self._text("message", input_of(self._arguments)) if self._call else []
+        values += self._close("incomplete" if cut else "completed")
+        stats, response = ended.stats, self.response
+        response["status"] = "incomplete" if cut else "completed"
+        if cut:
+            response["incomplete_details"] = {"reason": "max_output_tokens"}
+        else:
+            response["completed_at"] = int(time.time())
+        thought = self._reply.count(self._thinking) if self._thinking else 0
+        response["usage"] = {
+            "input_tokens": stats.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": stats.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": stats.generated_tokens,
+            "output_tokens_details": {"reasoning_tokens": min(thought, stats.generated_tokens)},
+            "total_tokens": stats.prompt_tokens + stats.generated_tokens,
+        }
+        response["akunu"] = statistics(ended)
+        return [*values, {"type": f"response.{response['status']}", "response": response}]
+
+    def _close(self, status: str = "completed") -> list[Values]:
+        """Ends the item that is open."""
+        item = self._open
+        if item is None:
+            return []
+        item["status"] = status
+        values: list[Values] = []
+        match item["type"]:
+            case "function_call":
+                done = {"name": item["name"], "arguments": item["arguments"]}
+                values = [self._of_item("function_call_arguments.done", **done)]
+            case "custom_tool_call":
+                values = [self._of_item("custom_tool_call_input.done", input=item["input"])]
+            case kind:
+                part = item["content"][0]
+                more: Values = {"logprobs": []} if kind == "message" else {}
+                more |= {"content_index": 0, "text": part["text"]}
+                values = [self._of_item(f"{part['type']}.done", **more)]
+                values.append(self._of_item("content_part.done", content_index=0, part=dict(part)))
+                if kind == "reasoning" and self._reply.seals:
+                    item["encrypted_content"] = sealed(part["text"])
+        return [*values, self._about("output_item.done")]
+
+    def _item(self, prefix: str, kind: str, **values: Any) -> Values:
+        id = f"{prefix}_{secrets.token_hex(12)}"
+        return {"type": kind, "id": id, "status": "in_progress", **values}
+
+    def _begin(self, item: Values) -> list[Values]:
+        self._output.append(item)
+        return [self._about("output_item.added")]
+
+    def _about(self, what: str) -> Values:
+        """The last item as it is now."""
+        item = dict(self._output[-1])
+        if "content" in item:
+            item["content"] = [dict(part) for part in item["content"]]
+        return {
+            "type": f"response.{what}",
+            "output_index": len(self._output) - 1,
+            "item": item,
+        }
+
+    def _of_item(self, what: str, **values: Any) -> Values:
+        place = {"output_index": len(self._output) - 1, "item_id": self._output[-1]["id"]}
+        return {"type": f"response.{what}", **place, **values}
+
+
+def whole_response(reply: Reply, answers: Sequence[WholeAnswer]) -> Values:
+    """The one answer as a response."""
+    builder = ResponseBuilder(reply)
+    answer = answers[0]
+    assert answer.ended is not None
+    for number, part in enumerate(answer.parts):
+        if not isinstance(part, ToolCall):
+            builder.add(part)
+            continue
+        builder.add(CallBegun(part.id, part.name))
+        builder.add(CallArguments(part.arguments))
+        if number < len(answer.parts) - 1 or answer.ended.reason == "stop":
+            builder.add(CallEnded())
+    builder.add(answer.ended)
+    return builder.response
+
+
+class ResponseEncoder:
+    """Writes a response down as it grows. Its heartbeat says that it is still in progress."""
+
+    def __init__(self, reply: Reply) -> None:
+        self._builder = ResponseBuilder(reply)
+        self._number = 0
+
+    def encode(self, event: Event, choice: int) -> list[bytes]:
+        return [*self._begin(), *map(self._frame, self._builder.add(event))]
+
+    def heartbeat(self) -> bytes:
+        begun = self._begin()
+        return b"".join(begun) if begun else self._frame(self._as_it_is("in_progress"))
+
+    def fail(self, error: RequestError) -> list[bytes]:
+        return [*self._begin(), self._frame(self._builder.fail(error))]
+
+    def _begin(self) -> list[bytes]:
+        if self._number:
+            return []
+        return [self._frame(self._as_it_is(what)) for what in ("created", "in_progress")]
+
+    def _as_it_is(self, what: str) -> Values:
+        return {"type": f"response.{what}", "response": self._builder.response}
+
+    def _frame(self, value: Values) -> bytes:
+        numbered = {"type": value["type"], "sequence_number": self._number} | value
+        self._number += 1
+        return sse.frame(numbered, value["type"])

@@ -1,0 +1,123 @@
+"""Messages: what clients put together of a stream is the whole message."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from akunu_py.decoding.events import Begun, CallArguments, CallBegun, Ended, Event, Text, Thinking
+from akunu_py.serve.errors import RequestError
+from akunu_py.serve.messages.reply import MessageEncoder, error_body, whole_message
+from akunu_py.types import Stats
+from tests.support.serve_events import answers, put_together
+from tests.support.sse_reader import named_events
+
+
+def streamed(events: list[Event], *, shows_thinking: bool) -> list[dict[str, Any]]:
+    encoder = MessageEncoder("tiny", shows_thinking=shows_thinking)
+    frames = [encoder.heartbeat()]
+    for event in events:
+        frames += [*encoder.encode(event, 0), encoder.heartbeat()]
+    return named_events(frames)
+
+
+def accumulated(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """The message, as `anthropic.lib.streaming` adds it up: nothing before message_start, one block
+    open at a time, deltas only of the kind of their block, nothing behind message_stop."""
+    message: dict[str, Any] = {}
+    texts: dict[int, str] = {}
+    kinds = {"text": "text_delta", "thinking": "thinking_delta", "tool_use": "input_json_delta"}
+    is_open = stopped = False
+    for event in events:
+        if event["type"] == "ping":
+            continue
+        assert not stopped
+        if event["type"] == "message_start":
+            assert not message
+            message = event["message"]
+        elif event["type"] == "content_block_start":
+            assert not is_open
+            assert event["index"] == len(message["content"])
+            is_open = True
+            message["content"].append(event["content_block"])
+            texts[event["index"]] = ""
+        elif event["type"] == "content_block_delta":
+            assert is_open
+            block, delta = message["content"][event["index"]], event["delta"]
+            if delta["type"] == "signature_delta":
+                block["signature"] = delta["signature"]
+                continue
+            assert delta["type"] == kinds[block["type"]]
+            texts[event["index"]] += [*delta.values()][1]
+        elif event["type"] == "content_block_stop":
+            is_open = False
+            block, text = message["content"][event["index"]], texts[event["index"]]
+            if block["type"] == "tool_use":
+                block["input"] = json.loads(text) if text else {}
+            else:
+                block[block["type"]] = text
+        elif event["type"] == "message_delta":
+            assert not is_open
+            message |= event["delta"] | {"akunu": event["akunu"]}
+            message["usage"] |= event["usage"]
+        else:
+            assert event["type"] == "message_stop"
+            stopped = True
+    assert stopped
+    return message
+
+
+@given(answers(), st.booleans())
+def test_a_stream_adds_up_to_the_whole(events: list[Event], shows_thinking: bool) -> None:
+    found = accumulated(streamed(events, shows_thinking=shows_thinking))
+    whole = whole_message("tiny", [put_together(events)], shows_thinking=shows_thinking)
+    assert found | {"id": ""} == whole | {"id": ""}
+    shown = [event.text for event in events if isinstance(event, Thinking) and shows_thinking]
+    thought = [block["thinking"] for block in whole["content"] if block["type"] == "thinking"]
+    assert "".join(shown) == "".join(thought)
+    usage = whole["usage"]
+    read = usage["input_tokens"] + usage["cache_read_input_tokens"]
+    assert read == next(event.prompt_tokens for event in events if isinstance(event, Begun))
+
+
+@pytest.mark.parametrize(
+    ("ended", "called", "reason"),
+    [
+        (Ended("stop", Stats()), False, "end_turn"),
+        (Ended("stop", Stats(), "END"), False, "stop_sequence"),
+        (Ended("stop", Stats()), True, "tool_use"),
+        (Ended("length", Stats()), True, "max_tokens"),
+        (Ended("context", Stats()), False, "model_context_window_exceeded"),
+    ],
+)
+def test_the_reason_to_stop(ended: Ended, called: bool, reason: str) -> None:
+    events: list[Event] = [CallBegun("a", "b"), CallArguments("{}")] if called else [Text("x")]
+    answer = put_together([*events, ended])
+    whole = whole_message("tiny", [answer], shows_thinking=True)
+    assert (whole["stop_reason"], whole["stop_sequence"]) == (reason, ended.stop or None)
+
+
+def test_a_call_that_was_cut_off_is_not_run() -> None:
+    events: list[Event] = [CallBegun("a", "rm"), CallArguments('{"path": "/tmp/x'), _cut()]
+    whole = whole_message("tiny", [put_together(events)], shows_thinking=True)
+    assert whole["content"] == [{"type": "text", "text": 'rm {"path": "/tmp/x'}]
+
+
+def _cut() -> Ended:
+    return Ended("length", Stats())
+
+
+def test_errors() -> None:
+    error = RequestError("prompt is too long: 9 tokens > 8 maximum", param="messages")
+    assert error_body(error, "req_1") == {
+        "type": "error",
+        "error": {"type": "invalid_request_error", "message": error.message},
+        "request_id": "req_1",
+    }
+    assert named_events(MessageEncoder("tiny", shows_thinking=True).fail(error)) == [
+        error_body(error, "")
+    ]

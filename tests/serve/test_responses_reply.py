@@ -1,0 +1,174 @@
+"""Responses: what clients put together of a stream is the whole response."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Ended, Event, Text
+from akunu_py.serve.errors import RequestError
+from akunu_py.serve.responses.bodies import ToolBody
+from akunu_py.serve.responses.conversation import sealed, unsealed
+from akunu_py.serve.responses.reply import Reply, ResponseEncoder, whole_response
+from akunu_py.serve.responses.tools import OfferedTools, as_arguments, input_of, offered_tools
+from akunu_py.types import Stats
+from tests.support.serve_events import TEXTS, answers, put_together
+from tests.support.sse_reader import named_events
+
+PATCH = ToolBody.model_validate(
+    {
+        "type": "custom",
+        "name": "patch",
+        "format": {"type": "grammar", "syntax": "regex", "definition": "a+"},
+    }
+)
+SHELL = ToolBody.model_validate({"type": "custom", "name": "shell"})
+AGENTS = ToolBody.model_validate(
+    {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "close"}]}
+)
+OFFERED = offered_tools([PATCH, SHELL, AGENTS], None)
+
+
+def reply(tools: OfferedTools = OFFERED, *, seals: bool = False) -> Reply:
+    return Reply({"model": "tiny"}, tools, seals, len, lambda grammar, text: set(text) == {"a"})
+
+
+def streamed(reply: Reply, events: list[Event]) -> list[dict[str, Any]]:
+    """What is streamed, its numbers in order and at least one heartbeat between any two."""
+    encoder = ResponseEncoder(reply)
+    frames = [encoder.heartbeat()]
+    for event in events:
+        ended = isinstance(event, Ended)
+        frames += [*encoder.encode(event, 0), *([] if ended else [encoder.heartbeat()])]
+    found = named_events(frames)
+    assert [value.pop("sequence_number") for value in found] == [*range(len(found))]
+    return found
+
+
+def accumulated(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """The response, as clients add it up, who may look at the deltas, at what says that something
+    is done, or at the end: all three are the same."""
+    assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
+    response = copy.deepcopy(events[0]["response"])
+    output: list[dict[str, Any]] = response["output"]
+    added: list[str] = []
+    for event in events[2:-1]:
+        what = event["type"].removeprefix("response.")
+        if what == "in_progress":
+            continue
+        index = event["output_index"]
+        if what == "output_item.added":
+            assert index == len(output)
+            assert event["item"]["status"] == "in_progress"
+            output.append(event["item"])
+            added.append("")
+            continue
+        item = output[index]
+        assert index == len(output) - 1
+        assert item["id"] == event.get("item_id", item["id"])
+        if what == "output_item.done":
+            assert text_of(event["item"]) == added[index]
+            output[index] = event["item"]
+        elif what == "content_part.added":
+            assert event["part"]["text"] == ""
+            item["content"].append(event["part"])
+        elif what == "content_part.done":
+            assert event["part"]["text"] == added[index]
+        elif what.endswith(".delta"):
+            assert event["delta"]
+            added[index] += event["delta"]
+        else:
+            assert what.endswith(".done")
+            name = "text" if "text" in event else "input" if "input" in event else "arguments"
+            assert event[name] == added[index]
+    last = events[-1]["response"]
+    assert events[-1]["type"] == f"response.{last['status']}"
+    assert last["output"] == output
+    return last  # type: ignore[no-any-return]
+
+
+def text_of(item: dict[str, Any]) -> str:
+    if "content" in item:
+        return "".join(part["text"] for part in item["content"])
+    return str(item.get("input", item.get("arguments")))
+
+
+def without_ids(response: dict[str, Any]) -> dict[str, Any]:
+    items = [{**item, "id": item["id"].partition("_")[0]} for item in response["output"]]
+    times = {"created_at": 0, "completed_at": 0}
+    return response | times | {"id": "", "output": items}
+
+
+@given(answers(), st.booleans())
+def test_a_stream_adds_up_to_the_whole(events: list[Event], seals: bool) -> None:
+    found = accumulated(streamed(reply(seals=seals), events))
+    whole = whole_response(reply(seals=seals), [put_together(events)])
+    if whole["status"] == "completed":
+        assert without_ids(found) == without_ids(whole)
+    for item in whole["output"]:
+        assert ("encrypted_content" in item) == (seals and item["type"] == "reasoning")
+
+
+@given(st.sampled_from(["patch", "shell", "agents__close"]), TEXTS, st.data())
+def test_calls_come_back_as_the_client_knows_their_tools(
+    name: str, text: str, data: st.DataObject
+) -> None:
+    arguments = as_arguments(text) if data.draw(st.booleans()) else json.dumps({"input": text})
+    cut = data.draw(st.integers(0, len(arguments)))
+    events: list[Event] = [
+        CallBegun("call_1", name),
+        CallArguments(arguments[:cut]),
+        CallArguments(arguments[cut:]),
+        CallEnded(),
+        Ended("stop", Stats()),
+    ]
+    found = accumulated(streamed(reply(), events))
+    assert without_ids(found) == without_ids(whole_response(reply(), [put_together(events)]))
+    (item,) = found["output"]
+    if name == "agents__close":
+        assert (item["type"], item["name"]) == ("function_call", "close")
+        assert (item["namespace"], item["arguments"]) == ("agents", arguments)
+    elif name == "patch" and set(text) != {"a"}:
+        assert item["type"] == "message"
+        assert item["content"][0]["text"].endswith(text)
+    else:
+        assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", name, text)
+
+
+@given(TEXTS, st.integers(0, 200))
+def test_the_input_of_a_custom_tool_grows(text: str, cut: int) -> None:
+    arguments = json.dumps({"input": text})
+    assert text.startswith(input_of(arguments[:cut]) if arguments[:cut] else "")
+    assert input_of(arguments) == text
+
+
+def test_what_was_cut_off_is_incomplete() -> None:
+    events: list[Event] = [Text("half"), Ended("length", Stats())]
+    found = accumulated(streamed(reply(), events))
+    assert found["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert found["output"][0]["status"] == "incomplete"
+
+
+def test_a_failure_has_its_code() -> None:
+    encoder = ResponseEncoder(reply())
+    error = RequestError("too long", code="context_length_exceeded")
+    found = named_events([*encoder.encode(Text("x"), 0), *encoder.fail(error)])
+    assert found[-1]["type"] == "response.failed"
+    assert found[-1]["response"]["error"]["code"] == "context_length_exceeded"
+
+
+@given(st.text())
+def test_thinking_comes_back_as_it_went(thinking: str) -> None:
+    try:
+        thinking.encode()
+    except UnicodeEncodeError:
+        return
+    assert unsealed(sealed(thinking)) == thinking
+
+
+def test_what_another_server_sealed_is_no_thinking() -> None:
+    assert [unsealed(text) for text in ("gAAAAA", "akunu.!", "akunu.gA==")] == ["", "", ""]
