@@ -28,6 +28,7 @@ _COMMANDS = {  # name: (module, summary)
     "chat": ("akunu_py.commands.chat", "talk to a model in the terminal"),
     "run": ("akunu_py.commands.run", "one answer to stdout, statistics to stderr"),
     "complete": ("akunu_py.commands.complete", "complete code, for an editor that feeds it"),
+    "serve": ("akunu_py.commands.serve", "the model for other programs, over HTTP"),
     "models": ("akunu_py.commands.models", "the models on this machine"),
     "chats": ("akunu_py.commands.chats", "the conversations that were kept"),
     "info": ("akunu_py.commands.info", "this machine, versions, store: for a bug report"),

@@ -14,7 +14,8 @@ from typing import Any
 from starlette.types import Receive, Send
 
 from akunu_py.decoding.events import Ended, Event, Failed
-from akunu_py.serve.dialect import Dialect, Encoder, Job, Prepared, WholeAnswer
+from akunu_py.decoding.scheduler import Job
+from akunu_py.serve.dialect import Dialect, Encoder, Prepared, WholeAnswer
 from akunu_py.serve.errors import RequestError, request_error
 
 HEARTBEAT_S = 4.0  # clients and what lies between give up after 5 or more
@@ -28,7 +29,7 @@ class ClientGone(Exception):
 
 @dataclass(slots=True)
 class Answering:
-    """One request while it is answered. on_ended: is told of every answer that ended.
+    """One request while it is answered. on_event: is told of all that happens.
 
     Raises ClientGone; everything else becomes an error in the dialect's shape.
     """
@@ -37,7 +38,7 @@ class Answering:
     run: Run
     dialect: Dialect
     request_id: str
-    on_ended: Callable[[Ended], None]
+    on_event: Callable[[Event], None]
     heartbeat_s: float = HEARTBEAT_S
 
     async def reply(self, receive: Receive, send: Send) -> int:
@@ -59,10 +60,10 @@ class Answering:
                 async for event in events:
                     if isinstance(event, Failed):
                         raise request_error(event.error) from event.error
-                    if isinstance(event, Ended):
-                        self.on_ended(event)
-                        if event.reason == "cancelled":  # and not by the client
-                            raise RequestError("the server is stopping", "unavailable")
+                    self.on_event(event)
+                    if isinstance(event, Ended) and event.reason == "cancelled":
+                        # Not by the client: then nobody would be here to read it.
+                        raise RequestError("the server is stopping", "unavailable")
                     yield choice, event
 
     async def _send_whole(self, events: _Waited, send: Send) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,15 +19,17 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
+from akunu_py.decoding.events import Event
+from akunu_py.decoding.scheduler import Job
 from akunu_py.errors import AkunuError
 from akunu_py.serve import bodies
-from akunu_py.serve.answering import HEARTBEAT_S, Answering, ClientGone, Run, send_json
+from akunu_py.serve.answering import HEARTBEAT_S, Answering, ClientGone, send_json
 from akunu_py.serve.dialect import Dialect, Endpoint, Prepared
 from akunu_py.serve.dialects import DIALECTS, dialect_of
 from akunu_py.serve.errors import RequestError, request_error
 from akunu_py.serve.guard import Access, Guard
-from akunu_py.serve.metrics import Metrics
 from akunu_py.serve.openapi import describe
+from akunu_py.serve.record import Record, Records
 from akunu_py.serve.service import Service
 
 _BODY_S = 60.0  # that a client may take to send a body
@@ -37,11 +39,12 @@ _KINDS = {404: "not_found", 405: "method"}
 @dataclass(frozen=True, slots=True)
 class Backend:
     """What the application runs on. service: waits for the model, where it is not loaded; raises
-    AkunuError where it cannot be. run: of a job. metrics: what is counted."""
+    AkunuError where it cannot be. run: the events of a job, of a client, and whether the job is
+    short; closing it cancels the job. records: what becomes of requests."""
 
     service: Callable[[], Service]
-    run: Run
-    metrics: Metrics
+    run: Callable[[Job, str, bool], AsyncGenerator[Event]]
+    records: Records
 
 
 def create_app(backend: Backend, access: Access, *, heartbeat_s: float = HEARTBEAT_S) -> Starlette:
@@ -91,7 +94,7 @@ def _reading(backend: Backend) -> list[BaseRoute]:
         return JSONResponse({"status": "ok"})
 
     async def metrics(request: Request) -> Response:
-        return PlainTextResponse(backend.metrics.text(), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(backend.records.metrics(), media_type="text/plain; version=0.0.4")
 
     async def openapi(request: Request) -> Response:
         return JSONResponse(describe(DIALECTS))
@@ -115,10 +118,10 @@ class _Post:
         self._backend, self._heartbeat_s = backend, heartbeat_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        metrics = self._backend.metrics
-        with metrics.request(self._endpoint.path) as record, contextlib.suppress(ClientGone):
+        records = self._backend.records
+        with records.request(self._endpoint.path) as record, contextlib.suppress(ClientGone):
             try:
-                prepared = await self._prepared(Headers(scope=scope), receive)
+                prepared = await self._prepared(Headers(scope=scope), receive, record)
             except RequestError as error:
                 body = self._dialect.error(error, scope["request_id"])
                 record.status = await send_json(send, error.status, body)
@@ -126,18 +129,22 @@ class _Post:
             if not isinstance(prepared, Prepared):
                 record.status = await send_json(send, 200, prepared)
                 return
+            # A connection is a client: programs that ask for much at once open several.
+            client = "{}:{}".format(*(scope.get("client") or ("", 0)))
             answering = Answering(
                 prepared,
-                self._backend.run,
+                lambda job: self._backend.run(job, client, prepared.short),
                 self._dialect,
                 scope["request_id"],
-                metrics.ended,
+                record.add,
                 self._heartbeat_s,
             )
             record.status = await answering.reply(receive, send)
 
-    async def _prepared(self, headers: Headers, receive: Receive) -> Any:
+    async def _prepared(self, headers: Headers, receive: Receive, record: Record) -> Any:
         data = await _read(headers, receive)
+        if record.keeps_content:
+            record.asked = data.decode(errors="replace")
 
         def prepare() -> Any:
             try:

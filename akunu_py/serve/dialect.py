@@ -12,7 +12,7 @@ All that is particular to a dialect is pure: bodies in, jobs out; events in, byt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -28,14 +28,12 @@ from akunu_py.decoding.events import (
     Text,
     Thinking,
 )
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.scheduler import Job
 from akunu_py.serve import sse
 from akunu_py.serve.bodies import Body
 from akunu_py.serve.errors import RequestError
 from akunu_py.serve.service import Service
 from akunu_py.types import ToolCall
-
-Job = Callable[[Session], Iterator[Event]]
 
 
 class Encoder(Protocol):
@@ -101,11 +99,13 @@ class Prepared:
 
     jobs: what the engine is to do, one for each choice, one after the other. whole: makes the body
     of the reply of the answers to all jobs. encoder: where the answer is streamed; None where not.
+    short: little to read and few tokens to write, so others may wait for it.
     """
 
     jobs: Sequence[Job]
     whole: Callable[[Sequence[WholeAnswer]], Mapping[str, Any]]
     encoder: Encoder | None = None
+    short: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from akunu_py import crashes
-from akunu_py.errors import PromptTooLong, UnknownModel, UnsupportedModel, UsageError
+from akunu_py.errors import AkunuError, PromptTooLong, UnknownModel, UnsupportedModel, UsageError
 
 ErrorKind = Literal[
     "invalid",
@@ -62,5 +62,7 @@ def request_error(error: Exception) -> RequestError:
         return RequestError(str(error), "not_found", param="model", code="model_not_found")
     if isinstance(error, UsageError | UnsupportedModel):
         return RequestError(str(error))
+    if isinstance(error, AkunuError):  # no model, no memory, or the end of the server
+        return RequestError(str(error), "unavailable")
     crashes.report(error)
     return RequestError("the server failed to answer; its terminal has the details", "internal")

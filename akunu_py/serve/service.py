@@ -15,11 +15,13 @@ from akunu_py.types import GenerateOptions
 @dataclass(frozen=True, slots=True)
 class Service:
     """names: what a request may call the model, its own name first. defaults: how an answer is made
-    where the request says nothing of it. created: seconds since 1970."""
+    where the request says nothing of it. max_tokens: of such an answer, None for as many as the
+    context holds. created: seconds since 1970."""
 
     engine: Engine
     names: tuple[str, ...]
     defaults: GenerateOptions
+    max_tokens: int | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -28,8 +30,8 @@ class Service:
 
     @property
     def most_tokens(self) -> int:
-        """That an answer may have where nobody set another limit."""
-        return self.engine.context_length
+        """That an answer may have where the request sets no limit."""
+        return self.max_tokens or self.engine.context_length
 
     @property
     def description(self) -> dict[str, Any]:

@@ -1,0 +1,114 @@
+"""`akunu serve`: the model for other programs, over HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING
+
+from akunu_py.arguments import add_drafting, add_loading, positive
+from akunu_py.errors import UsageError
+from akunu_py.models import store
+from akunu_py.settings import load_settings
+from akunu_py.text import print_warnings
+from akunu_py.types import GenerateOptions
+
+if TYPE_CHECKING:
+    from akunu_py.decoding.learned import LearnedState
+    from akunu_py.decoding.session import Session
+
+DEFAULT_PORT = 8012  # where llama.vim and llama.vscode look
+KEY_VARIABLE = "AKUNU_API_KEY"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default=None, metavar="NAME_OR_PATH")
+    parser.add_argument(
+        "--alias", action="append", metavar="NAME", help="what requests may call it, too"
+    )
+    _add_access(parser.add_argument_group("who may ask"))
+    answers = parser.add_argument_group("answers, for requests that say nothing of it")
+    answers.add_argument(
+        "--temperature",
+        type=float,
+        default=None,
+        metavar="T",
+        help="default: what the model's makers say, or 1",
+    )
+    answers.add_argument(
+        "--max-tokens", type=positive, default=None, metavar="N", help="default: the context's end"
+    )
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=20.0,
+        metavar="S",
+        help="seconds that running answers have when the server is to end (default: %(default)g)",
+    )
+    parser.add_argument("--quiet", action="store_true", help="no line for each request")
+    parser.add_argument(
+        "--log-content", action="store_true", help="print what is asked and answered, too"
+    )
+    add_drafting(parser.add_argument_group("drafting"))
+    add_loading(parser)
+
+
+def _add_access(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--host", default="127.0.0.1", help="default: %(default)s, this machine")
+    group.add_argument("--port", type=int, default=DEFAULT_PORT, help="default: %(default)s")
+    group.add_argument(
+        "--api-key",
+        default=None,
+        metavar="KEY",
+        help=f"that requests must have; better in the environment: {KEY_VARIABLE}",
+    )
+    group.add_argument(
+        "--cors", action="append", metavar="ORIGIN", help="a website that may ask; * for all"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    found = store.resolve(args.model or load_settings().model)
+    store.check(found)
+    if not 0 <= args.port < 65536:
+        raise UsageError(f"expected a port from 0 to 65535, got {args.port}")
+    key = os.environ.get(KEY_VARIABLE, "") if args.api_key is None else args.api_key
+    from akunu_py.decoding.scheduler import Scheduler
+    from akunu_py.serve.guard import Access, is_loopback
+    from akunu_py.serve.server import ServeOptions, listen, serve
+
+    if not key and not is_loopback(args.host):
+        raise UsageError(
+            f"others could ask at {args.host}: set a key for them in {KEY_VARIABLE} "
+            "(or --api-key KEY), or leave out --host"
+        )
+    options = ServeOptions(
+        names=tuple(dict.fromkeys((found.name, *(args.alias or ())))),
+        access=Access(args.host, key, tuple(args.cors or ())),
+        defaults=GenerateOptions(draft=args.draft, draft_tokens=args.draft_tokens),
+        temperature=args.temperature,
+        max_tokens=args.max_tokens,
+        grace_s=args.grace,
+        quiet=args.quiet,
+        log_content=args.log_content,
+    )
+    learned: list[LearnedState] = []
+    with listen(args.host, args.port) as listening:
+        port = listening.getsockname()[1]
+        host = f"[{args.host}]" if ":" in args.host else args.host
+        serve(
+            Scheduler(lambda: _load(args, learned)), listening, options, f"http://{host}:{port}/v1"
+        )
+    print_warnings(warning for state in learned for warning in state.warnings)
+    return 0
+
+
+def _load(args: argparse.Namespace, learned: list[LearnedState]) -> Session:
+    """Loads the model, in the thread that will run it."""
+    from akunu_py.decoding.load import engine_from, load_learned
+
+    engine = engine_from(args)
+    from akunu_py.decoding.session import Session
+
+    learned.append(load_learned(engine, no_memory=args.no_memory))
+    return Session(engine, learned[-1])

@@ -1,0 +1,136 @@
+"""What becomes of requests: counted for Prometheus, and a line of each on the terminal.
+
+What was said is in neither, unless it is asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from akunu_py.decoding.events import CallArguments, CallBegun, Ended, Event, Text, Thinking
+from akunu_py.types import Stats
+
+_GONE = 499  # the status that nginx logs where the client went away first
+_HELP = {
+    "requests": "Requests by path and status; 499: the client went away.",
+    "request_seconds": "Seconds that requests took, by path.",
+    "answers": "Answers by how they ended.",
+    "prompt_tokens": "Tokens of prompts, those that were cached among them.",
+    "cached_tokens": "Tokens of prompts that were not read again.",
+    "generated_tokens": "Tokens of answers.",
+    "target_passes": "Passes of the model for the tokens behind the first ones.",
+    "drafted_tokens": "Tokens that were drafted.",
+    "accepted_tokens": "Drafted tokens that the model accepted.",
+    "prefill_seconds": "Seconds spent on reading prompts.",
+    "decode_seconds": "Seconds spent on answers behind their first tokens.",
+}
+
+
+@dataclass(slots=True)
+class Record:
+    """One request. status: of its reply. answers: those that ended. asked, said: its body and the
+    text of its answer, where content is kept."""
+
+    path: str
+    started: float = field(default_factory=time.monotonic)
+    status: int = _GONE
+    answers: list[Ended] = field(default_factory=list)
+    keeps_content: bool = False
+    asked: str = ""
+    said: str = ""
+
+    def add(self, event: Event) -> None:
+        """Takes in what happens."""
+        match event:
+            case Ended():
+                self.answers.append(event)
+            case Text(text) | Thinking(text) | CallArguments(text) if self.keeps_content:
+                self.said += text
+            case CallBegun() if self.keeps_content:
+                self.said += f"\n{event.name} "
+            case _:
+                pass
+
+    @property
+    def seconds(self) -> float:
+        """Since it came."""
+        return time.monotonic() - self.started
+
+    def line(self) -> str:
+        """What the terminal shows of it."""
+        parts = [f"{self.path} {self.status if self.status != _GONE else 'client gone'}"]
+        if self.answers:
+            stats = [answer.stats for answer in self.answers]
+            prompt, cached = stats[0].prompt_tokens, stats[0].cached_tokens
+            passes = sum(each.target_passes for each in stats)
+            decoded = sum(each.decoded_tokens for each in stats)
+            seconds = sum(each.decode_s for each in stats)
+            parts += [f"{prompt} prompt tokens" + (f", {cached} cached" if cached else "")]
+            parts += [f"{sum(each.generated_tokens for each in stats)} tokens"]
+            if passes and seconds > 0:
+                parts += [f"{decoded / seconds:.1f} tokens/s, {decoded / passes:.2f} a pass"]
+        return " · ".join([*parts, f"{self.seconds:.1f} s"])
+
+
+class Records:
+    """All requests since the start. For the thread of the event loop alone."""
+
+    def __init__(
+        self, on_done: Callable[[Record], None] = lambda record: None, *, keep_content: bool = False
+    ) -> None:
+        self._on_done = on_done
+        self._keep_content = keep_content
+        self._sums: dict[str, float] = {}
+        self.running = 0
+
+    @contextlib.contextmanager
+    def request(self, path: str) -> Iterator[Record]:
+        """A request, while it lasts."""
+        record = Record(path, keeps_content=self._keep_content)
+        self.running += 1
+        try:
+            yield record
+        finally:
+            self.running -= 1
+            self._count(record)
+            self._on_done(record)
+
+    def _count(self, record: Record) -> None:
+        self._add(f'requests{{path="{record.path}",status="{record.status}"}}', 1)
+        self._add(f'request_seconds{{path="{record.path}"}}', record.seconds)
+        for answer in record.answers:
+            self._add(f'answers{{reason="{answer.reason}"}}', 1)
+            for name, value in _counted(answer.stats).items():
+                self._add(name, value)
+
+    def _add(self, series: str, value: float) -> None:
+        self._sums[series] = self._sums.get(series, 0) + value
+
+    def metrics(self) -> str:
+        """The counts in Prometheus's text format, version 0.0.4."""
+        lines = ["# HELP akunu_running_requests Requests that wait or are answered."]
+        lines += ["# TYPE akunu_running_requests gauge", f"akunu_running_requests {self.running}"]
+        for name, words in _HELP.items():
+            full = f"akunu_{name}_total"
+            lines += [f"# HELP {full} {words}", f"# TYPE {full} counter"]
+            for series, value in self._sums.items():
+                of, brace, labels = series.partition("{")
+                if of == name:
+                    lines.append(f"{full}{brace}{labels} {value:.9g}")
+        return "\n".join(lines) + "\n"
+
+
+def _counted(stats: Stats) -> dict[str, float]:
+    return {
+        "prompt_tokens": stats.prompt_tokens,
+        "cached_tokens": stats.cached_tokens,
+        "generated_tokens": stats.generated_tokens,
+        "target_passes": stats.target_passes,
+        "drafted_tokens": stats.drafted,
+        "accepted_tokens": stats.accepted,
+        "prefill_seconds": stats.prefill_s,
+        "decode_seconds": stats.decode_s,
+    }
