@@ -162,7 +162,8 @@ class LoadOptions:
 class GenerateOptions:
     """How to generate. `max_tokens` > 0; `draft_tokens` is the ceiling of a draft in `fixed`.
 
-    stop: texts that end an answer; they are not part of it.
+    stop: texts that end an answer; they are not part of it. stop_tokens: tokens that do, beside
+    those of the model.
     remember: whether the answer joins the memory that later answers are drafted from.
     """
 
@@ -171,6 +172,7 @@ class GenerateOptions:
     draft_tokens: int = DEFAULT_DRAFT_TOKENS
     sampling: SamplingOptions = SamplingOptions()
     stop: tuple[str, ...] = ()
+    stop_tokens: tuple[int, ...] = ()
     remember: bool = True
 
 

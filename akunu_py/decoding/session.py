@@ -130,6 +130,8 @@ class Generation:
         stable: int | None = None,
     ) -> None:
         engine = session.engine
+        if options.stop_tokens:
+            engine = replace(engine, stop_tokens=engine.stop_tokens.union(options.stop_tokens))
         _check(engine, prompt, options)
         self._session = session
         self._engine = engine

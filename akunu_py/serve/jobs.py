@@ -11,11 +11,15 @@ from akunu_py.decoding.session import Session
 from akunu_py.types import GenerateOptions
 
 
-def text_job(prompt: Sequence[int], options: GenerateOptions) -> Job:
-    """The answer to a prompt in token ids."""
+def text_job(
+    prompt: Sequence[int],
+    options: GenerateOptions,
+    draft_context: Sequence[Sequence[int]] = (),
+) -> Job:
+    """The answer to a prompt in token ids; see `Session.generate`."""
 
     def events(session: Session) -> Iterator[Event | None]:
-        generation = session.generate(prompt, options)
+        generation = session.generate(prompt, options, draft_context)
         begun = False
         with contextlib.closing(generation.steps()) as steps:
             for step in steps:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any
 
 from akunu_py.decoding.engine import Engine
 from akunu_py.serve.errors import RequestError
+from akunu_py.serve.infill import Infill
 from akunu_py.types import GenerateOptions
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Service:
     """names: what a request may call the model, its own name first. defaults: how an answer is made
     where the request says nothing of it. max_tokens: of such an answer, None for as many as the
@@ -32,6 +34,11 @@ class Service:
     def most_tokens(self) -> int:
         """That an answer may have where the request sets no limit."""
         return self.max_tokens or self.engine.context_length
+
+    @cached_property
+    def infill(self) -> Infill:
+        """How the model is asked to fill in the middle."""
+        return Infill(self.engine)
 
     @property
     def description(self) -> dict[str, Any]:

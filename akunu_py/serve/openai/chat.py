@@ -8,7 +8,6 @@ from pydantic import ConfigDict, Field
 
 from akunu_py.serve.bodies import Body, Ignored
 from akunu_py.serve.dialect import Prepared
-from akunu_py.serve.errors import RequestError
 from akunu_py.serve.jobs import text_job
 from akunu_py.serve.openai.chat_encoder import ChatEncoder, ChatHead, whole_chat
 from akunu_py.serve.openai.messages import MessageBody, messages_of
@@ -16,6 +15,7 @@ from akunu_py.serve.openai.sampling import (
     SamplingBody,
     choices,
     generate_options,
+    includes_usage,
     schema_constraint,
 )
 from akunu_py.serve.service import Service
@@ -68,12 +68,8 @@ def prepare_chat(body: ChatBody, service: Service) -> Prepared:
     prompt = service.engine.encode_chat(messages)
     jobs = [text_job(prompt, each) for each in choices(options, body.n or 1)]
     head = ChatHead(service.name)
-    encoder = None
-    if body.stream:
-        usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        encoder = ChatEncoder(head, len(jobs), usage=usage)
-    elif body.stream_options is not None:
-        raise RequestError("stream_options: only with stream", param="stream_options")
+    usage = includes_usage(body)
+    encoder = ChatEncoder(head, len(jobs), usage=usage) if body.stream else None
     return Prepared(jobs, lambda answers: whole_chat(head, answers), encoder)
 
 

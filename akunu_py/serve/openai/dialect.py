@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from akunu_py.serve.dialect import Dialect, Endpoint
 from akunu_py.serve.openai.chat import ChatBody, prepare_chat
+from akunu_py.serve.openai.completions import CompletionsBody, prepare_completions
 from akunu_py.serve.openai.shapes import error_body
 
 OPENAI = Dialect(
     "openai",
-    (Endpoint("/v1/chat/completions", ChatBody, prepare_chat, "Answers a conversation."),),
+    (
+        Endpoint("/v1/chat/completions", ChatBody, prepare_chat, "Answers a conversation."),
+        Endpoint(
+            "/v1/completions",
+            CompletionsBody,
+            prepare_completions,
+            "Continues texts, or fills in their middle.",
+        ),
+    ),
     error_body,
 )

@@ -84,6 +84,13 @@ def generate_options(
     )
 
 
+def includes_usage(body: SamplingBody) -> bool:
+    """Whether a last chunk shall tell the usage. Raises RequestError where there are no chunks."""
+    if body.stream_options is not None and not body.stream:
+        raise RequestError("stream_options: only with stream", param="stream_options")
+    return body.stream_options is not None and bool(body.stream_options.include_usage)
+
+
 def choices(options: GenerateOptions, count: int) -> list[GenerateOptions]:
     """The options of each of several answers to one prompt: seeded ones differ in their seeds."""
     seed = options.sampling.seed
