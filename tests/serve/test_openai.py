@@ -1,0 +1,251 @@
+"""Chat Completions and Completions on a tiny model: the right text, however it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.session import Session
+from akunu_py.types import Answer, GenerateOptions, Message, SamplingOptions
+from tests.support.serving import Served, ask
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+WORDS = st.text("abc de\n", min_size=1, max_size=40)
+SAMPLING = st.fixed_dictionaries(
+    {},
+    optional={
+        "temperature": st.sampled_from([0.0, 0.8, 1.5]),
+        "top_p": st.sampled_from([0.5, 1.0]),
+        "top_k": st.sampled_from([0, 20]),
+        "min_p": st.sampled_from([0.0, 0.1]),
+        "presence_penalty": st.sampled_from([0.0, 0.5]),
+        "frequency_penalty": st.sampled_from([0.0, 0.5]),
+        "repetition_penalty": st.sampled_from([1.0, 1.2]),
+    },
+)
+
+
+def run(
+    model: Served,
+    prompt: Callable[[Engine], Sequence[int]],
+    sampling: dict[str, Any],
+    **options: Any,
+) -> Answer:
+    """What `akunu run --draft off` says."""
+    asked = GenerateOptions(
+        max_tokens=options.pop("max_tokens", 16),
+        draft="off",
+        sampling=SamplingOptions(**sampling),
+        **options,
+    )
+    answer: Answer = model.in_thread(
+        lambda engine: Session(engine).generate(prompt(engine), asked).answer()
+    )
+    return answer
+
+
+def continued(model: Served, text: str) -> Answer:
+    return run(model, lambda engine: engine.encode(text), {}, max_tokens=6)
+
+
+def encode(model: Served, text: str) -> list[int]:
+    return list(model.in_thread(lambda engine: engine.encode(text)))
+
+
+@settings(max_examples=8)
+@given(WORDS, WORDS, SAMPLING, st.integers(0, 2**32 - 2), st.integers(1, 2))
+async def test_chat_is_what_run_says(
+    tiny: Served, system: str, said: str, sampling: dict[str, Any], seed: int, count: int
+) -> None:
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": said}]
+    body = {"messages": messages, "seed": seed, "n": count, **sampling}
+    turns = [Message("system", system), Message("user", said)]
+    expected = [
+        run(tiny, lambda engine: engine.encode_chat(turns), sampling | {"seed": seed + number})
+        for number in range(count)
+    ]
+    whole = (await ask(tiny.app, CHAT, body)).json()
+    assert [choice["message"]["content"] for choice in whole["choices"]] == [
+        answer.text for answer in expected
+    ]
+    streamed = (await ask(tiny.app, CHAT, body | {"stream": True})).chunks()
+    texts = [""] * count
+    for chunk in streamed:
+        for choice in chunk["choices"]:
+            texts[choice["index"]] += choice["delta"].get("content", "")
+    assert texts == [answer.text for answer in expected]
+    used = whole["usage"]
+    assert used["completion_tokens"] == sum(len(answer.tokens) for answer in expected)
+    assert used["prompt_tokens"] == expected[0].stats.prompt_tokens
+
+
+@settings(max_examples=8)
+@given(st.lists(WORDS, min_size=1, max_size=3), st.booleans(), st.booleans(), st.booleans())
+async def test_completions_of_several_prompts(
+    tiny: Served, prompts: list[str], as_tokens: bool, echo: bool, stream: bool
+) -> None:
+    expected = [(prompt if echo else "") + continued(tiny, prompt).text for prompt in prompts]
+    given = [encode(tiny, prompt) for prompt in prompts]
+    body = {"prompt": given if as_tokens else prompts, "max_tokens": 6, "echo": echo}
+    if not stream:
+        whole = (await ask(tiny.app, COMPLETIONS, body)).json()
+        assert [choice["text"] for choice in whole["choices"]] == expected
+        return
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = (await ask(tiny.app, COMPLETIONS, body | options)).chunks()
+    texts = [""] * len(prompts)
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            texts[choice["index"]] += choice["text"]
+    assert texts == expected
+    assert chunks[-1]["usage"]["prompt_tokens"] == sum(map(len, given))
+
+
+async def test_a_suffix_is_filled_in_as_the_model_was_trained_to(tiny: Served) -> None:
+    body = {"prompt": "def f(", "suffix": "):\n    pass", "max_tokens": 8}
+    whole = (await ask(tiny.app, COMPLETIONS, body)).json()
+
+    def prompt(engine: Engine) -> list[int]:
+        text = "<|fim_prefix|>def f(<|fim_suffix|>):\n    pass<|fim_middle|>"
+        return engine.encode(text)
+
+    ends = tiny.in_thread(lambda engine: tuple(engine.encode("<|fim_prefix|><|file_sep|>")))
+    expected = run(tiny, prompt, {}, max_tokens=8, stop_tokens=ends)
+    assert whole["usage"]["prompt_tokens"] == expected.stats.prompt_tokens
+    assert whole["choices"][0]["text"] == expected.text
+
+
+async def test_a_stop_token_of_a_request_ends_its_answer(tiny: Served) -> None:
+    """That of the middle, for one, which a chat may say."""
+    free = run(tiny, lambda engine: engine.encode("abc"), {}, max_tokens=12)
+    end = free.tokens[5]
+    asked = run(tiny, lambda engine: engine.encode("abc"), {}, max_tokens=12, stop_tokens=(end,))
+    assert asked.tokens == free.tokens[: free.tokens.index(end) + 1]
+    assert asked.finish_reason == "stop"
+
+
+async def test_structured_answers_and_their_limits(tiny: Served) -> None:
+    messages = [{"role": "user", "content": "x"}]
+    schema = {
+        "type": "object",
+        "properties": {"a": {"const": 1}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    named = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
+    for more, wanted in (
+        ({"guided_choice": ["left", "right"]}, ("left", "right")),
+        ({"guided_regex": "[0-9]{3}x"}, None),
+        ({"guided_grammar": 'start: "yes" | "no"'}, ("yes", "no")),
+    ):
+        reply = await ask(tiny.app, CHAT, {"messages": messages, **more})
+        text = reply.json()["choices"][0]["message"]["content"]
+        assert text in wanted if wanted else text[:3].isdigit() and text.endswith("x")
+    reply = await ask(
+        tiny.app, CHAT, {"messages": messages, "response_format": named, "max_tokens": 400}
+    )
+    choice = reply.json()["choices"][0]
+    text = choice["message"]["content"].split()
+    assert choice["finish_reason"] == "length" or "".join(text) == '{"a":1}'
+    both = {"messages": messages, "response_format": named, "guided_regex": "a"}
+    assert (await ask(tiny.app, CHAT, both)).json()["error"]["param"] == "guided_regex"
+
+
+async def test_the_second_turn_reads_what_is_new(tiny: Served) -> None:
+    first = {"messages": [{"role": "user", "content": "one two three " * 20}]}
+    answer = (await ask(tiny.app, CHAT, first)).json()["choices"][0]["message"]
+    more = [*first["messages"], answer, {"role": "user", "content": "on"}]
+    used = (await ask(tiny.app, CHAT, {"messages": more})).json()["usage"]
+    assert used["prompt_tokens_details"]["cached_tokens"] > 280
+    assert used["prompt_tokens"] - used["prompt_tokens_details"]["cached_tokens"] < 60
+
+
+REFUSED = [
+    (CHAT, {"messages": []}, 400, "messages"),
+    (CHAT, {}, 400, "messages"),
+    (CHAT, {"messages": [{"role": "user"}]}, 400, "messages.0.content"),
+    (CHAT, {"messages": [{"role": "wizard", "content": "x"}]}, 400, "messages.0.role"),
+    (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, 400, "messages.0.tool_call_id"),
+    (CHAT, {"frobnicate": 1}, 400, "frobnicate"),
+    (CHAT, {"functions": []}, 400, "functions"),
+    (CHAT, {"response_format": {"type": "xml"}}, 400, "response_format"),
+    (CHAT, {"model": "gpt-9"}, 404, "model"),
+    (CHAT, {"temperature": "hot"}, 400, "temperature"),
+    (CHAT, {"temperature": -1}, 400, None),
+    (CHAT, {"stream_options": {"include_usage": True}}, 400, "stream_options"),
+    (CHAT, {"logit_bias": {"x": 1}}, 400, "logit_bias"),
+    (CHAT, {"guided_regex": "("}, 400, None),
+    (COMPLETIONS, {"prompt": [-1]}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": [10**6]}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": []}, 400, "prompt"),
+    (COMPLETIONS, {"best_of": 3}, 400, "best_of"),
+    (COMPLETIONS, {"prompt": [1], "suffix": "x"}, 400, "suffix"),
+    (COMPLETIONS, {"n": 16, "prompt": ["x"] * 9}, 400, "prompt"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "change", "status", "param"), REFUSED)
+async def test_what_is_refused_is_named(
+    tiny: Served, path: str, change: dict[str, Any], status: int, param: str | None, stream: bool
+) -> None:
+    good: dict[str, dict[str, Any]] = {
+        CHAT: {"messages": [{"role": "user", "content": "x"}]},
+        COMPLETIONS: {"prompt": "x"},
+    }
+    body = {**(good[path] if change else {}), **({"stream": True} if stream else {}), **change}
+    if stream and "stream_options" in change:
+        return
+    reply = await ask(tiny.app, path, body)
+    assert reply.status == status
+    error = reply.json()["error"]
+    assert error["param"] == param
+    assert error["message"]
+    assert "\n" not in error["message"]
+    assert reply.headers["x-request-id"].startswith("req_")
+
+
+async def test_a_prompt_that_is_too_long(tiny: Served) -> None:
+    asked: list[tuple[str, dict[str, Any]]] = [
+        (CHAT, {"messages": [{"role": "user", "content": "x" * 5000}]}),
+        (COMPLETIONS, {"prompt": "x" * 5000}),
+    ]
+    for path, body in asked:
+        for stream in (False, True):
+            reply = await ask(tiny.app, path, body | {"stream": stream})
+            error = reply.json()["error"]
+            assert reply.status == 400
+            assert error["code"] == "context_length_exceeded"
+            found = error["message"].split()
+            assert found[:4] == ["prompt", "is", "too", "long:"]
+            assert int(found[4]) >= 5000
+            assert found[5:] == ["tokens", ">", "4095", "maximum"]
+
+
+async def test_what_changes_nothing_is_taken(tiny: Served) -> None:
+    """Parameters about the customer, and messages as clients send them back."""
+    body = {
+        "model": "alias",
+        "messages": [
+            {"role": "developer", "content": [{"type": "text", "text": "be"}]},
+            {"role": "user", "content": "x", "name": "me"},
+            {"role": "assistant", "content": "y", "reasoning_content": "so", "refusal": None,
+             "annotations": [], "audio": None, "function_call": None, "tool_calls": None},
+            {"role": "user", "content": "z"},
+        ],
+        "user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto",
+        "n": None, "stop": None, "max_tokens": None,
+    }  # fmt: skip
+    reply = await ask(tiny.app, CHAT, body)
+    assert reply.status == 200, reply.body
+
+
+def test_options_that_requests_leave_open(tiny: Served) -> None:
+    defaults = tiny.model.service().defaults
+    assert replace(defaults, sampling=SamplingOptions(temperature=0.0)) == defaults

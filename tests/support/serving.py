@@ -1,0 +1,165 @@
+"""A served tiny model, and clients of it that need no socket and can hang up where they like."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.events import Event
+from akunu_py.decoding.scheduler import Job, Scheduler
+from akunu_py.decoding.session import Session
+from akunu_py.serve.app import Backend, create_app
+from akunu_py.serve.guard import Access
+from akunu_py.serve.record import Records
+from akunu_py.serve.server import ServedModel, ServeOptions
+from akunu_py.types import GenerateOptions
+from tests.support.tiny_fim import byte_level, write_model
+
+MARKERS = (
+    "<|endoftext|>", "<|im_start|>", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>",
+    "<|repo_name|>", "<|file_sep|>",
+)  # fmt: skip
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}\n"
+    "{% endfor %}<|im_start|>assistant\n"
+)
+
+
+def write_served_model(directory: Path) -> Path:
+    """A model that chats and fills in, whose tokens are bytes."""
+    write_model(directory, byte_level(MARKERS), end=MARKERS[0])
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    return directory
+
+
+@dataclass
+class Served:
+    """A tiny model with its scheduler, and the application on it. Its answers are greedy and have
+    16 tokens, where a request says nothing of that."""
+
+    scheduler: Scheduler
+    model: ServedModel
+    records: Records
+    app: ASGIApp
+
+    def in_thread(self, function: Callable[[Engine], Any]) -> Any:
+        """What a function returns in the thread of the model."""
+        return self.scheduler.ask(function).result(60)
+
+
+@contextmanager
+def served(directory: Path, name: str = "tiny-qwen2.5-coder") -> Iterator[Served]:
+    """Serves the model in a directory."""
+    scheduler = Scheduler(lambda: Session(Engine.load(directory, name=name)))
+    scheduler.start()
+    options = ServeOptions(
+        (name, "alias"), Access(), GenerateOptions(), temperature=0.0, max_tokens=16
+    )
+    model, records = ServedModel(scheduler, options), Records()
+    app = create_app(Backend(model.service, model.run, records), Access(), heartbeat_s=60)
+    try:
+        yield Served(scheduler, model, records, app)
+    finally:
+        assert scheduler.close()
+
+
+def told_app(
+    run: Callable[[Job], AsyncGenerator[Event]], model: Served, heartbeat_s: float
+) -> ASGIApp:
+    """An application whose jobs are what a test tells of them."""
+    backend = Backend(model.model.service, lambda job, client, short: run(job), Records())
+    return create_app(backend, Access(), heartbeat_s=heartbeat_s)
+
+
+@dataclass
+class Reply:
+    """What came back. frames: bodies of a streamed reply, one by one."""
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    frames: list[bytes] = field(default_factory=list)
+    ended: bool = False
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.frames)
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    def chunks(self) -> list[dict[str, Any]]:
+        """The data of server-sent events without names."""
+        events = self.body.decode().split("\n\n")[:-1]
+        data = [event.removeprefix("data: ") for event in events if not event.startswith(":")]
+        assert data.pop() == "[DONE]"
+        return [json.loads(each) for each in data]
+
+
+async def ask(
+    app: ASGIApp,
+    path: str,
+    body: Any = None,
+    *,
+    method: str = "",
+    headers: Mapping[str, str] = {},
+    gone: Callable[[Reply], bool] = lambda reply: False,
+) -> Reply:
+    """Sends a request and reads its reply. body: JSON, or the very bytes; None for a GET.
+
+    gone: is asked whenever something came, and before: whether the client hangs up there.
+    """
+    data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+    reply, hung_up, sent = Reply(), asyncio.Event(), False
+    given = {"host": "127.0.0.1:8012", "content-length": str(len(data))} | dict(headers)
+
+    async def receive() -> MutableMapping[str, Any]:
+        nonlocal sent
+        if not sent:
+            sent = True
+            return {"type": "http.request", "body": data, "more_body": False}
+        if gone(reply):
+            hung_up.set()
+        await hung_up.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        if hung_up.is_set():
+            return  # as uvicorn does
+        if message["type"] == "http.response.start":
+            reply.status = message["status"]
+            reply.headers = {
+                name.decode("latin-1"): value.decode("latin-1")
+                for name, value in message["headers"]
+            }
+        else:
+            reply.frames.append(message.get("body", b""))
+            reply.ended = not message.get("more_body", False)
+        if gone(reply) or reply.ended:
+            hung_up.set()
+
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": method or ("GET" if body is None else "POST"),
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [
+            (name.encode("latin-1"), value.encode("latin-1")) for name, value in given.items()
+        ],
+        "client": ("127.0.0.1", 50_000),
+        "server": ("127.0.0.1", 8012),
+    }
+    await app(scope, receive, send)
+    return reply
