@@ -78,14 +78,14 @@ def prefill(
     of tokens up to its end.
     """
     sizes = sizes or ChunkSizes()
-    read = launched = 0
+    read = launched = timed = 0
     under_way: _Chunk | None = None
     started = 0.0
     while True:
         size = _next_size(target, sizes)
         if under_way and not (size and sizes.may_follow(under_way.tokens, size)):
-            read, started = _wait(target, under_way, sizes, read, started)
-            under_way = None
+            _wait(target, under_way, sizes, read - timed, started)
+            read, under_way = read + under_way.tokens, None
             continue
         yield read
         size = _next_size(target, sizes)
@@ -96,12 +96,14 @@ def prefill(
         if not size:
             return
         before = under_way
-        started = started if before else target.clock()
+        if not before:
+            started, timed = target.clock(), read
         under_way = _launch(target, size)
         launched += size
         meanwhile(launched)
         if before:
-            read, started = _wait(target, before, sizes, read, started)
+            _wait(target, before, sizes, read - timed, started)
+            read += before.tokens
 
 
 def _next_size(target: Target, sizes: ChunkSizes) -> int:
@@ -130,12 +132,10 @@ def _launch(target: Target, count: int) -> _Chunk:
     return _Chunk(count, done, len(target.pending) <= target.prompt_tail)
 
 
-def _wait(
-    target: Target, chunk: _Chunk, sizes: ChunkSizes, read: int, started: float
-) -> tuple[int, float]:
-    """Waits for a chunk that was begun at `started`. Returns what is read then, and when."""
+def _wait(target: Target, chunk: _Chunk, sizes: ChunkSizes, before: int, started: float) -> None:
+    """Waits for a chunk. How long one takes that was launched behind another cannot be told, as
+    launching may wait too; so time is taken from where the first of them was begun, at `started`.
+    before: tokens read since then."""
     mx.eval(chunk.done)
-    now = target.clock()
-    sizes.observe(chunk.tokens, now - started, last=chunk.last)
+    sizes.observe(before + chunk.tokens, target.clock() - started, last=chunk.last)
     mx.clear_cache()
-    return read + chunk.tokens, now

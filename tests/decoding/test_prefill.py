@@ -115,3 +115,13 @@ def test_a_budget_is_kept_from_the_second_slice_on() -> None:
     slices = [after - before for before, after in pairwise(times)]
     assert slices[0] == pytest.approx(0.064)
     assert slices[1:-1] == pytest.approx([0.1] * 19, rel=0.02)
+
+
+@pytest.mark.parametrize("length", [700, 756, 1000])
+def test_chunks_behind_one_another_are_not_taken_for_fast(length: int) -> None:
+    """On a CPU, launching the second waits until the first is done, and so is half of the second
+    by then."""
+    target, sizes = Timed(build("llama"), 1000.0), sizes_at(5000.0, largest=512)
+    target.reuse_prefix(some(length, 3))
+    list(prefill(target, sizes))
+    assert sizes.costs.prefill_rate == pytest.approx(1000.0, rel=0.01)
