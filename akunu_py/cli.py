@@ -31,6 +31,7 @@ _COMMANDS = {  # name: (module, summary)
     "serve": ("akunu_py.commands.serve", "the model for other programs, over HTTP"),
     "models": ("akunu_py.commands.models", "the models on this machine"),
     "chats": ("akunu_py.commands.chats", "the conversations that were kept"),
+    "cache": ("akunu_py.commands.cache", "what models had read, kept on disk"),
     "info": ("akunu_py.commands.info", "this machine, versions, store: for a bug report"),
     "bench": ("akunu_py.bench.cli", "measure the speed of decoding"),
 }

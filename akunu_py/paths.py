@@ -6,6 +6,7 @@ without them the system's own places are used (on a Mac, ~/Library/...).
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -52,6 +53,19 @@ def acceptance_file() -> Path:
 def live_dir() -> Path:
     """A lock file for each conversation that is being answered."""
     return data_dir() / "live"
+
+
+def prompt_caches_dir() -> Path:
+    """What models had read: a directory for each."""
+    return cache_dir() / "prompt-caches"
+
+
+def name_of_model(model: Path) -> str:
+    """What a directory about the model in the directory `model` is called: models may be named by
+    any path, so it is a legible part of that, and a digest of all."""
+    path = model.resolve()
+    legible = "".join(c for c in path.name if c.isalnum() or c in "._-")[:40]
+    return f"{legible}-{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
 
 
 def _xdg(variable: str) -> Path | None:

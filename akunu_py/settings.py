@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # only who changes settings pays for its import
 MAX_TEMPERATURE = 5.0  # above, every model talks nonsense
 MAX_BYTES = 1 << 20  # of the file
 _MAX_SHOWN = 80  # characters of a wrong value that an error repeats
+_SIZES = {"cache_memory": "0B", "cache_disk": ""}  # what stands for an empty one; "": none may
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _EXPECTED = {
     bool: "true or false",
@@ -39,6 +40,7 @@ class Settings:
     """memory: whether answers are remembered, on this machine, to draft from. model: the one that
     is used when none is named. completion_model: the same for `akunu complete`; empty for `model`.
     cache_memory: a size such as "2GB" for the KV caches of several texts; empty for what fits.
+    cache_disk: a size for those that are kept on disk, "0B" for none; not without `memory`.
 
     Of the chat: temperature, of sampling. system_prompt: what the model reads before all else.
     personas: further system prompts by name. persona: the one in use, empty for `system_prompt`.
@@ -56,6 +58,7 @@ class Settings:
     theme: str = "auto"
     reduced_motion: bool = False
     cache_memory: str = ""
+    cache_disk: str = "10GB"
     bell: bool = True
 
     @property
@@ -177,8 +180,8 @@ def _usable(content: Mapping[str, Any], where: str) -> tuple[Settings, list[str]
             wrong.append(
                 f"expected 0 to {MAX_TEMPERATURE:g} for temperature, found {_short(value)}"
             )
-        elif name == "cache_memory" and value and not is_size(value):
-            wrong.append(f"expected a size such as 500MB for cache_memory, found {_short(value)}")
+        elif name in _SIZES and not is_size(value or _SIZES[name]):
+            wrong.append(f"expected a size such as 500MB for {name}, found {_short(value)}")
         else:
             usable[name] = float(value) if known[name] is float else value
     if not isinstance(content.get("memory", True), bool):

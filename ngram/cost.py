@@ -40,6 +40,7 @@ class CostCurve:
         ValueError where a cost is not positive and finite.
     given: whether the curve was known beforehand, so that there is nothing to probe.
     prefill_rate: how many tokens of a prompt are read in a second, None before any were.
+    load_rate: how many bytes of a prompt cache are read from disk in a second, None as well.
     """
 
     def __init__(self, points: Mapping[int, float] | None = None) -> None:
@@ -60,6 +61,7 @@ class CostCurve:
         self._tables: list[list[float] | None] = [None] * (len(BANDS) + 1)
         self._used: set[int] = set()
         self.prefill_rate: float | None = None
+        self.load_rate: float | None = None
 
     def table(self, context: int) -> list[float]:
         """The costs of 1 to MAX_ROWS rows at `context` tokens: never falling. Not to be changed."""
@@ -114,6 +116,7 @@ class CostCurve:
             "points": {str(rows): cost for rows, cost in self._points.items()},
             "given": self.given,
             "prefill_rate": self.prefill_rate,
+            "load_rate": self.load_rate,
             "bands": [
                 {str(rows): [time, len(times[rows])] for rows, time in typical.items()}
                 for typical, times in zip(self._typical, self._times, strict=True)
@@ -133,11 +136,13 @@ class CostCurve:
                 }
                 for band in content["bands"]
             ]
-            rate = content.get("prefill_rate")  # earlier versions had none
-            curve.prefill_rate = None if rate is None else float(rate)
+            for name in ("prefill_rate", "load_rate"):  # earlier versions had none
+                rate = content.get(name)
+                setattr(curve, name, None if rate is None else float(rate))
             low, high = _SAVED_COSTS
+            rates = [curve.prefill_rate, curve.load_rate and curve.load_rate / 1000]  # in kB
             costs = [
-                *([] if rate is None else [float(rate)]),
+                *(rate for rate in rates if rate is not None),
                 *curve._points.values(),
                 *(cost for band in bands for times in band.values() for cost in times),
             ]

@@ -28,6 +28,8 @@ if TYPE_CHECKING:  # importing the engine takes a second or two, which the threa
     from akunu_py.decoding.session import Generation, Session
 
 _INTERVAL_S = 1 / 16  # between two messages about one answer
+_SAVE_AFTER_S = 2.0  # what was read is kept on disk when nobody asked for so long,
+_LAST_SAVE_S = 0.5  # and at the end, where it takes no longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +206,7 @@ class SessionThread:
         self._learned_state: LearnedState | None = None
         self._session: Session | None = None
         self._thread = ModelThread[ChatRequest | SwitchRequest](
-            "session", load=self._begin, serve=self._serve, unload=self._end
+            "session", load=self._begin, serve=self._serve, unload=self._end, idle=self._idle
         )
 
     def start(self, post: Callable[[SessionMessage], object], *, load: bool = True) -> None:
@@ -259,8 +261,23 @@ class SessionThread:
         with self._lock:
             del self._requests[request.number]
 
+    def _idle(self, seconds: float) -> float | None:
+        """Keeps what was read on disk, once it looks as if nobody was about to ask more."""
+        if self._session is None:
+            return None
+        if seconds < _SAVE_AFTER_S:
+            return _SAVE_AFTER_S - seconds
+        return 0.0 if self._save(lambda: self._thread.wanted) else None
+
     def _end(self) -> None:
+        self._save(lambda: False, _LAST_SAVE_S)
         self._session = None
+
+    def _save(self, stopped: Callable[[], bool], seconds: float | None = None) -> bool:
+        try:
+            return self._session is not None and self._session.save_idle(stopped, seconds)
+        except Exception:  # noqa: BLE001 - what is kept for speed must not end an answer
+            return False
 
     def _unload(self) -> None:
         """Drops the model, and gives its memory back before another one is loaded."""

@@ -58,7 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     verify.add_argument("name", nargs="?", metavar="NAME")
     clean = add("gc", "remove what interrupted pulls and removed models left behind")
     clean.add_argument("--dry-run", action="store_true", help="only say what would be removed")
-    forget = add("forget", "delete what was remembered of a model's answers")
+    forget = add("forget", "delete what was remembered of a model's answers, and what it had read")
     forget.add_argument("name", metavar="MODEL")
     remove = add("rm", "remove a model")
     remove.add_argument("name", metavar="NAME")
@@ -240,9 +240,10 @@ def remove_leftovers(args: argparse.Namespace) -> None:
 
 def forget(args: argparse.Namespace) -> None:
     from akunu_py.decoding import learned
+    from akunu_py.decoding.prompt_cache.store import forget
 
     model = store.resolve(args.name)
-    freed = learned.forget(model.path)
+    freed = learned.forget(model.path) + forget(model.path)
     say(f"forgot the answers of {model.name}, {human_size(freed)} freed")
 
 
@@ -260,7 +261,10 @@ def remove(args: argparse.Namespace) -> None:
                 f"Delete its {human_size(linked)} from the hub's cache too? Other programs may "
                 "use them."
             )
-    freed = store.remove(args.name)
+    from akunu_py.decoding.prompt_cache.store import forget
+
+    freed = forget(paths.models_dir() / args.name)
+    freed += store.remove(args.name)
     if origin and also:
         freed += cache.delete(*origin)
     say(f"removed {args.name}, {human_size(freed)} freed")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from akunu_py.decoding.session import Generation
 
 _PATIENCE = 3.0  # seconds that an interrupted pass may take to end
+_UNNOTICED = 0.2  # seconds that what was read may take to be kept on disk, when all is said
 
 MAX_PROMPT = 64 << 20  # bytes, more than any context holds
 
@@ -58,8 +59,10 @@ def run(args: argparse.Namespace) -> int:
     learned = load_learned(engine, no_memory=args.no_memory)
     tokens = engine.encode(prompt) if args.raw else engine.encode_chat([Message("user", prompt)])
     session = Session(engine, learned)
-    if args.prompt_cache and args.prompt_cache.exists():
-        session.load_prompt_cache(args.prompt_cache)
+    if args.prompt_cache:
+        session.recall = None
+        if args.prompt_cache.exists():
+            session.load_prompt_cache(args.prompt_cache)
     generation = session.generate(tokens, options)
     if options.draft != "off" and engine.no_draft:
         print_warnings([f"{engine.name} runs without drafting: {engine.no_draft}"])
@@ -79,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
         session.save_prompt_cache(args.prompt_cache)
     if not args.quiet and args.format == "text":
         say(f"[{summary(generation, args.draft)}]", error=True)
+    if generation.finish_reason != "cancelled":
+        session.save_idle(seconds=_UNNOTICED)
     return INTERRUPTED if generation.finish_reason == "cancelled" else 0
 
 

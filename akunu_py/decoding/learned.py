@@ -23,6 +23,7 @@ from typing import TypeVar
 from zlib import adler32
 
 from akunu_py import paths
+from akunu_py.decoding.prompt_cache.store import PromptCacheStore
 from akunu_py.errors import StoreError
 from akunu_py.files import parse_json, read_bounded, temporary_prefix, write_atomically
 from akunu_py.ngram.cost import CostCurve
@@ -42,9 +43,18 @@ _T = TypeVar("_T")
 class LearnedState:
     """The learned state of one model. `warnings`: what had to be set aside, one line each."""
 
-    def __init__(self, model: Path, tokenizer: str, layout: str, *, memory: bool) -> None:
+    def __init__(
+        self,
+        model: Path,
+        tokenizer: str,
+        layout: str,
+        *,
+        memory: bool,
+        caches: PromptCacheStore | None = None,
+    ) -> None:
         """model: its directory. tokenizer: a digest, because a memory of other token ids is worth
-        nothing. layout: device and format of the weights, which is what costs depend on."""
+        nothing. layout: device and format of the weights, which is what costs depend on. caches:
+        where prompt caches are kept, None for nowhere."""
         self.directory = directory_of(model)
         self._curve_file = self.directory / f"curve-{_digest(layout)}.json"
         self._memory_file = self.directory / f"{_MEMORY}{_digest(tokenizer)}"
@@ -52,6 +62,7 @@ class LearnedState:
         self.warnings: list[str] = []
         self.curve = self._load_curve()
         self.memory = self._load_memory() if memory else None
+        self.caches = caches
 
     def save_curve(self) -> None:
         """Keeps the curve for the next run. A disk that refuses is no reason to fail."""
@@ -149,10 +160,7 @@ def _locked(directory: Path) -> Iterator[None]:
 
 def directory_of(model: Path) -> Path:
     """Of what can be made again about a model: what was learned, its token tables."""
-    # A model may be named by any path: a digest is a safe file name, the last part a legible one.
-    path = model.resolve()
-    legible = "".join(c for c in path.name if c.isalnum() or c in "._-")[:40]
-    return paths.cache_dir() / "learned" / f"{legible}-{_digest(str(path))}"
+    return paths.cache_dir() / "learned" / paths.name_of_model(model)
 
 
 def _digest(text: str) -> str:

@@ -94,7 +94,11 @@ def load_learned(
     file."""
     from akunu_py.decoding import device
     from akunu_py.decoding.learned import LearnedState
+    from akunu_py.decoding.prompt_cache.store import DiskLimits, PromptCacheStore
 
+    settings = settings or load_settings()
     layout = f"{engine.weights} on {device.device_name()}"
-    memory = (settings or load_settings()).memory and not no_memory
-    return LearnedState(engine.path, engine.tokenizer_digest, layout, memory=memory)
+    memory = settings.memory and not no_memory
+    size = parse_size(settings.cache_disk)
+    caches = PromptCacheStore(engine.path, DiskLimits(size)) if memory and size else None
+    return LearnedState(engine.path, engine.tokenizer_digest, layout, memory=memory, caches=caches)

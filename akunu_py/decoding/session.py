@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from akunu_py.decoding.learned import LearnedState
 from akunu_py.decoding.prefill import ChunkSizes, prefill
 from akunu_py.decoding.prompt_cache import disk
 from akunu_py.decoding.prompt_cache.memory import PromptCaches
+from akunu_py.decoding.recall import Recall
 from akunu_py.decoding.sampling import Sampler
 from akunu_py.decoding.stream_decoder import StreamDecoder
 from akunu_py.decoding.target import Target
@@ -67,6 +68,21 @@ class Session:
         self.target = Target(engine.model, engine.kv_bits, caches)
         self.drafting = Drafting(engine, learned)
         self.turn = Turn()
+        self.recall: Recall | None = None  # from disk
+        if learned is not None and learned.caches is not None:
+            self.recall = Recall(engine, learned.caches, self.drafting.curve)
+
+    def save_idle(
+        self, stopped: Callable[[], bool] = lambda: False, seconds: float | None = None
+    ) -> bool:
+        """Keeps a text that was read on disk, where that is allowed and worth it; to be called
+        while nobody waits.
+
+        stopped: asked often; where it says so, nothing is kept after all. seconds: how long it may
+        take. Returns whether one was kept, so that there may be more.
+        """
+        histories = [self.target.history, *self.target.caches.histories()]
+        return self.recall is not None and self.recall.write(histories, stopped, seconds)
 
     def save_prompt_cache(self, path: Path) -> None:
         """Writes the KV cache and its tokens to a file, in the format of mlx-lm's prompt caches.
@@ -238,7 +254,11 @@ class Generation:
         self._make_room()
         most = min(len(self._prompt) + self._options.max_tokens, engine.context_length)
         needed = engine.fit.needs.cache.at(most)
+        remember, recall = self._options.remember, self._session.recall
+        if remember and recall is not None:
+            recall.read(self._target, self._prompt)
         reuse = self._target.reuse_prefix(self._prompt, needed, self._stable)
+        self._target.history.remember = remember
         cached = reuse.cached
         self.stats.cached_tokens, self.stats.known_tokens = cached, reuse.known
         self.stats.not_cached = reuse.missing

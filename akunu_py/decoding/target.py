@@ -167,6 +167,11 @@ class Target:
             self.history.marks = frozenset({shared[best], stable or 0} - {reached[best]})
         return reuse
 
+    def reach(self, prompt: Sequence[int]) -> int:
+        """How many tokens of `prompt` need not be read again."""
+        histories = [self.history, *self.caches.histories()]
+        return max(each.reach(each.shared(prompt)) for each in histories)
+
     def _continue(self, history: TokenHistory, length: int, needed: int) -> None:
         """Makes the first `length` tokens of a history the one that is gone on with."""
         self.caches.add(self.history)

@@ -34,7 +34,11 @@ Stopped = Callable[[], bool]
 
 
 class SaveStopped(Exception):
-    """Somebody waits, so the file was not finished."""
+    """Somebody waits, so the file was not finished. written: how many bytes there were of it."""
+
+    def __init__(self, written: int) -> None:
+        super().__init__(written)
+        self.written = written
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,7 @@ def write(
     file.write(head)
     for tensor in tensors:
         if stopped():
-            raise SaveStopped
+            raise SaveStopped(file.tell())
         data = tensor.data()
         digest.update(data)
         file.write(data)

@@ -23,7 +23,7 @@ class TokenHistory:
     unless a prompt was just read or the cache is recurrent and was rolled back behind what was
     accepted. checkpoints: where a cache that cannot always be trimmed can return to. marks: after
     how many tokens checkpoints are set while a prompt is read. uses: how often it was kept for
-    later.
+    later. remember: whether it may be kept on disk.
     """
 
     def __init__(
@@ -35,6 +35,7 @@ class TokenHistory:
         self.checkpoints: list[kvcache.Checkpoint] = []
         self.marks: frozenset[int] = frozenset()
         self.uses = 0
+        self.remember = True
         self.needs_checkpoints = kvcache.needs_checkpoints(cache)
 
     @property

@@ -1,0 +1,267 @@
+"""Prompt caches that outlive the program: a directory of files for each model, within limits.
+
+`prompt-caches/MODEL/*.safetensors` in the cache directory. A file is written under another name and
+never changed, so whoever sees it sees all of it. One process at a time writes and clears up, the
+one that holds `lock`; so what has a writer's name then was left by one that was killed.
+`written.json` is what was written lately.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from akunu_py import paths
+from akunu_py.decoding.prompt_cache import cache_file
+from akunu_py.decoding.prompt_cache.cache_file import SUFFIX, About, SaveStopped, Stopped
+from akunu_py.decoding.token_ids import common_prefix
+from akunu_py.errors import AkunuError, DamagedCache, StoreError, UsageError
+from akunu_py.files import read_json, write_atomically
+
+if TYPE_CHECKING:  # MLX takes a second, which who lists files should not wait for
+    from akunu_py.decoding.engine import Engine
+    from akunu_py.decoding.prompt_cache.history import TokenHistory
+
+LEAST = 256  # tokens: what is shorter is read again in no time
+_LOCK, _WRITTEN = "lock", "written.json"
+_HOUR = 3600.0
+_MOST_OF_LEDGER = 1 << 20  # bytes
+_PAUSE = 600.0  # seconds after which a disk that refused is asked again
+_MOST_FILES = 64  # of a model
+_OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class DiskLimits:
+    """In bytes, but for the age in seconds. size: of all files, 0 for none. hourly: that are
+    written in an hour. reserve: that stay free on the disk. age: since a file was used last."""
+
+    size: int = 10_000_000_000
+    hourly: int = 4_000_000_000
+    reserve: int = 5_000_000_000
+    age: float = 7 * 24 * _HOUR
+
+
+@dataclass(frozen=True, slots=True)
+class SavedCache:
+    """A file. used: when, in seconds of `time.time`."""
+
+    path: Path
+    about: About
+    size: int
+    used: float
+
+
+class PromptCacheStore:
+    """The prompt caches of one model on disk. A disk that refuses is no reason to fail: nothing is
+    found then, and nothing kept."""
+
+    def __init__(
+        self, model: Path, limits: DiskLimits | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.directory = paths.prompt_caches_dir() / paths.name_of_model(model)
+        self.limits = limits or DiskLimits()
+        self._clock = clock
+        self._known: dict[tuple[str, int, int], About | None] = {}  # by name, inode and size
+        self._swept = False
+        self._refused = -_PAUSE
+
+    def saved(self, engine: Engine) -> list[SavedCache]:
+        """Those that `engine` can go on with, as far as their headers tell."""
+        if not self._swept:
+            self._swept = True
+            with self._alone() as alone:
+                if alone:
+                    sweep(self.limits, self._clock())
+        asked = engine.tokenizer_digest, engine.weights, engine.kv_bits
+        found = []
+        for path, status in _files(self.directory):
+            key = path.name, status.st_ino, status.st_size
+            if key not in self._known:
+                self._known[key] = _about(path)
+            about = self._known[key]
+            if about is None or (about.tokenizer, about.weights, about.kv_bits) != asked:
+                continue
+            if len(about.tokens) < engine.context_length:
+                found.append(SavedCache(path, about, status.st_size, status.st_mtime))
+        return found
+
+    def find(self, prompt: Sequence[int], engine: Engine) -> tuple[int, SavedCache] | None:
+        """The one with which most of `prompt` need not be read, and how many tokens that is."""
+        found = [(each.about.reach(prompt), each) for each in self.saved(engine)]
+        return max(found, key=lambda each: each[0], default=None)
+
+    def load(self, saved: SavedCache, engine: Engine) -> TokenHistory | None:
+        """The history in a file; None where it cannot be used, and then it is gone too."""
+        from akunu_py.decoding.prompt_cache import disk
+
+        try:
+            history = disk.load(engine, saved.path)
+        except (DamagedCache, UsageError):  # altered, or of a model that was here before
+            with contextlib.suppress(OSError):
+                saved.path.unlink()
+            return None
+        except StoreError:
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(saved.path)
+        return history
+
+    def may_write(self, nbytes: int) -> bool:
+        """Whether the limits allow a file of so many bytes now."""
+        now, limits = self._clock(), self.limits
+        if now < self._refused + _PAUSE or nbytes > limits.size:
+            return False
+        with contextlib.suppress(OSError):
+            there = next(each for each in self.directory.parents if each.exists())
+            room = shutil.disk_usage(there).free - limits.reserve
+            written = sum(size for _, size in _written(now))
+            return nbytes <= room and written + nbytes <= limits.hourly
+        return False
+
+    def save(self, history: TokenHistory, engine: Engine, stopped: Stopped) -> bool:
+        """Keeps a history, in the place of those that it goes on with; False where that was not
+        allowed, or `stopped`."""
+        from akunu_py.decoding.prompt_cache import disk
+
+        with self._alone() as alone:
+            if not alone or not self.may_write(history.nbytes):
+                return False
+            path = self.directory / f"{secrets.token_hex(8)}{SUFFIX}"
+            try:
+                self.directory.mkdir(mode=0o700, exist_ok=True)
+                disk.save(history, engine, path, stopped)
+                size = path.stat().st_size
+            except SaveStopped as end:
+                self._note(end.written)
+                return False
+            except (AkunuError, OSError):
+                self._refused = self._clock()
+                return False
+            self._note(size)
+            for each in self.saved(engine):
+                shared = common_prefix(each.about.tokens, history.tokens)
+                if each.path != path and len(each.about.tokens) - shared < LEAST:
+                    remove(each.path)
+            sweep(self.limits, self._clock())
+            return True
+
+    def _note(self, nbytes: int) -> None:
+        now = self._clock()
+        with contextlib.suppress(OSError):
+            ledger = json.dumps([*_written(now), (now, nbytes)])
+            write_atomically(_root() / _WRITTEN, ledger.encode())
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[bool]:
+        """Whether this is the only process that writes, for as long as the block lasts."""
+        lock = None
+        try:
+            _root().mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(_root() / _LOCK, os.O_RDWR | os.O_CREAT | _OPEN, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            alone = True
+        except OSError:
+            alone = False
+        try:
+            yield alone
+        finally:
+            if lock is not None:
+                os.close(lock)
+
+
+def all_files() -> list[Path]:
+    """The files of all models, the last used first."""
+    found = [each for directory in _directories() for each in _files(directory)]
+    return [path for path, _ in sorted(found, key=lambda each: -each[1].st_mtime)]
+
+
+def remove(path: Path) -> int:
+    """Deletes a file. Returns the bytes that this freed. Raises StoreError."""
+    with cache_file.disk_errors(f"cannot delete {path}"), contextlib.suppress(FileNotFoundError):
+        size = path.stat().st_size
+        path.unlink()
+        return size
+    return 0
+
+
+def forget(model: Path | None = None) -> int:
+    """Deletes all that is kept of `model`, or of every model, unfinished files too. Returns the
+    bytes that this freed. Raises StoreError."""
+    wanted = [_root() / paths.name_of_model(model)] if model else _directories()
+    with cache_file.disk_errors("cannot read the prompt caches"):
+        return sum(remove(path) for each in wanted if each.is_dir() for path in each.iterdir())
+
+
+def sweep(limits: DiskLimits, now: float) -> None:
+    """Deletes what writers left that were killed, and what is too old or too much. The caller is
+    the only one that writes."""
+    kept: list[tuple[float, int, Path]] = []
+    for directory in _directories():
+        with contextlib.suppress(OSError):
+            for path in directory.glob(f".*{SUFFIX}"):
+                path.unlink()
+        files = sorted(_files(directory), key=lambda each: -each[1].st_mtime)
+        kept += [(status.st_mtime, status.st_size, path) for path, status in files[:_MOST_FILES]]
+        kept += [(0.0, status.st_size, path) for path, status in files[_MOST_FILES:]]
+    total = 0
+    for used, size, path in sorted(kept, reverse=True):
+        if used + limits.age < now or total + size > limits.size:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        else:
+            total += size
+
+
+def _root() -> Path:
+    return paths.prompt_caches_dir()
+
+
+def _directories() -> list[Path]:
+    try:
+        return [path for path in _root().iterdir() if path.is_dir() and not path.is_symlink()]
+    except OSError:
+        return []
+
+
+def _files(directory: Path) -> list[tuple[Path, os.stat_result]]:
+    """The finished files there, and what the disk knows of them."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in directory.iterdir():
+            if path.suffix == SUFFIX and not path.name.startswith("."):
+                with contextlib.suppress(OSError):
+                    found.append((path, path.stat(follow_symlinks=False)))
+    return found
+
+
+def _about(path: Path) -> About | None:
+    """What a file says of itself; None where it cannot be used. A damaged one is of no use ever."""
+    try:
+        return cache_file.read(path).about
+    except DamagedCache:
+        with contextlib.suppress(OSError):
+            path.unlink()
+    except AkunuError:  # of another version, or it cannot be read
+        pass
+    return None
+
+
+def _written(now: float) -> list[tuple[float, int]]:
+    """When how many bytes were written in the last hour."""
+    try:
+        found = [
+            (float(at), int(size)) for at, size in read_json(_root() / _WRITTEN, _MOST_OF_LEDGER)
+        ]
+    except (OSError, ValueError, TypeError, OverflowError):
+        return []
+    return [(at, size) for at, size in found if now - _HOUR < at <= now and size >= 0]

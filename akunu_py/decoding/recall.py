@@ -1,0 +1,92 @@
+"""What a session takes from disk and leaves there, and when that pays.
+
+A prompt is read from disk where that is faster than reading it with the model, as far as both
+were measured. A history is written where reading it again would take a second and more, and only
+while nobody waits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.prompt_cache.cache_file import Stopped
+from akunu_py.decoding.prompt_cache.history import TokenHistory
+from akunu_py.decoding.prompt_cache.store import LEAST, PromptCacheStore
+from akunu_py.decoding.target import Target
+from akunu_py.decoding.token_ids import common_prefix
+from akunu_py.ngram.cost import CostCurve
+
+_WORTH = 1.0  # seconds of reading that a file shall save
+_SHARE = 8  # the text has to grow by this part of what is kept before it is written again
+# Before anything was measured: tokens of a prompt and bytes of a file that are read in a second.
+_PREFILL_RATE, _LOAD_RATE = 500.0, 400e6
+
+
+class Recall:
+    """The prompt caches of an engine's model on disk, for a session whose costs are `costs`."""
+
+    def __init__(self, engine: Engine, store: PromptCacheStore, costs: CostCurve) -> None:
+        self._engine = engine
+        self._store = store
+        self._costs = costs
+
+    def read(self, target: Target, prompt: Sequence[int]) -> None:
+        """Makes a history on disk the one that `target` goes on with, where most of `prompt` is
+        there sooner by that."""
+        if len(prompt) < LEAST:
+            return
+        found = self._store.find(prompt, self._engine)
+        if found is None:
+            return
+        reach, saved = found
+        gain = reach - target.reach(prompt)
+        if gain < LEAST or self._load_s(saved.size) >= self._prefill_s(gain):
+            return
+        target.caches.make_room(saved.size)
+        started = time.perf_counter()
+        history = self._store.load(saved, self._engine)
+        if history is not None:
+            self._costs.load_rate = saved.size / (time.perf_counter() - started)
+            target.adopt(history)
+
+    def write(
+        self, histories: Sequence[TokenHistory], stopped: Stopped, seconds: float | None
+    ) -> bool:
+        """Writes that of the histories from which most is not on disk yet, if that is worth it.
+
+        seconds: how long it may take. Returns whether there was one, so that there may be more.
+        """
+        worth = [each for each in histories if self._is_worth_writing(each, seconds)]
+        new = [(self._new_tokens(each), each) for each in worth]
+        tokens, history = max(new, key=lambda each: each[0], default=(0, None))
+        if history is None or not tokens:
+            return False
+        end = None if seconds is None else time.monotonic() + seconds
+
+        def late() -> bool:
+            return stopped() or (end is not None and time.monotonic() > end)
+
+        return not late() and self._store.save(history, self._engine, late)
+
+    def _is_worth_writing(self, history: TokenHistory, seconds: float | None) -> bool:
+        load_s = self._load_s(history.nbytes)
+        quick = seconds is None or load_s <= seconds  # writing takes about as long
+        worth = load_s < self._prefill_s(len(history.tokens))
+        return history.remember and quick and worth and self._store.may_write(history.nbytes)
+
+    def _new_tokens(self, history: TokenHistory) -> int:
+        """How many tokens of a history are not on disk; none where they are too few to write."""
+        length = len(history.tokens)
+        saved = self._store.saved(self._engine)
+        kept = max((common_prefix(each.about.tokens, history.tokens) for each in saved), default=0)
+        new = length - kept
+        few = new < max(LEAST, kept // _SHARE) or self._prefill_s(new) < _WORTH
+        return 0 if few else new
+
+    def _prefill_s(self, tokens: int) -> float:
+        return tokens / (self._costs.prefill_rate or _PREFILL_RATE)
+
+    def _load_s(self, nbytes: int) -> float:
+        return nbytes / (self._costs.load_rate or _LOAD_RATE)

@@ -1,0 +1,255 @@
+"""The prompt caches on disk: their limits, two processes, and files that are of no use."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from akunu_py import paths
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.learned import LearnedState
+from akunu_py.decoding.prompt_cache import cache_file, disk, store
+from akunu_py.decoding.prompt_cache.store import DiskLimits, PromptCacheStore, all_files
+from akunu_py.decoding.recall import Recall
+from akunu_py.decoding.session import Session
+from akunu_py.types import GenerateOptions
+from tests.support.command import assert_one_line_error, run_here
+from tests.support.targets import some
+from tests.support.tiny_fim import load_tiny
+
+pytestmark = pytest.mark.usefixtures("uncompiled", "own_directories", "kept")
+
+LENGTH = 400
+OPTIONS = GenerateOptions(max_tokens=2, draft="off")
+PLENTY = DiskLimits(reserve=0)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    engine = load_tiny(tmp_path_factory.mktemp("model"), ["<|end|>"])
+    return replace(engine, context_length=4096, cache_memory=1 << 30)
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading a token with the model takes a second, so that all is worth keeping."""
+    monkeypatch.setattr(Recall, "_prefill_s", lambda self, tokens: float(tokens))
+
+
+class Clock:
+    """A time of its own, in seconds."""
+
+    def __init__(self) -> None:
+        self.now = 1e9
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def opened(
+    engine: Engine, limits: DiskLimits = PLENTY, clock: Callable[[], float] | None = None
+) -> Session:
+    caches = PromptCacheStore(engine.path, limits, *([clock] if clock else []))
+    state = LearnedState(paths.cache_dir(), "t", "l", memory=False, caches=caches)
+    return Session(engine, state)
+
+
+def read(session: Session, prompt: list[int], options: GenerateOptions = OPTIONS) -> int:
+    """How many tokens of it were cached."""
+    generation = session.generate(prompt, options)
+    generation.answer()
+    return generation.stats.cached_tokens
+
+
+def keep(session: Session, seed: int, length: int = LENGTH) -> bool:
+    """Whether a new text of that seed was kept on disk."""
+    read(session, some(length, seed))
+    return session.save_idle()
+
+
+def test_what_is_kept_is_for_its_owner_alone_and_found_again(tiny: Engine) -> None:
+    mask = os.umask(0)
+    try:
+        assert keep(opened(tiny), 1)
+    finally:
+        os.umask(mask)
+    (path,) = all_files()
+    for there, mode in [(path, 0o600), (path.parent, 0o700), (path.parent.parent, 0o700)]:
+        assert stat.S_IMODE(there.stat().st_mode) == mode
+    assert read(opened(tiny), [*some(LENGTH, 1), 5]) >= LENGTH
+    assert read(opened(tiny), some(LENGTH, 2)) == 0
+    for other in ({"kv_bits": 8}, {"tokenizer_digest": "x"}, {"weights": "x"}):
+        assert PromptCacheStore(tiny.path).saved(replace(tiny, **other)) == []
+
+
+def test_what_goes_on_takes_the_place_of_what_it_goes_on_with(tiny: Engine) -> None:
+    session = opened(tiny)
+    assert keep(session, 1)
+    first = all_files()
+    assert not session.save_idle()
+    read(session, [*some(LENGTH, 1), *some(20, 2)])
+    assert not session.save_idle()  # too little is new
+    longer = [*some(LENGTH, 1), *some(LENGTH, 2)]
+    read(session, longer)
+    assert session.save_idle()
+    (second,) = all_files()
+    assert [second] != first
+    # Asked otherwise in the middle, both are kept.
+    read(session, [*some(LENGTH, 1)[:100], *some(LENGTH, 3)])
+    assert session.save_idle()
+    assert len(all_files()) == 2
+
+
+def test_nothing_is_kept_of_what_is_not_to_be_remembered(tiny: Engine) -> None:
+    session = opened(tiny)
+    read(session, some(LENGTH, 1), replace(OPTIONS, remember=False))
+    assert not session.save_idle()
+    assert keep(opened(tiny), 1)
+    private = opened(tiny)
+    assert read(private, some(LENGTH, 1), replace(OPTIONS, remember=False)) == 0
+    assert not Session(tiny, LearnedState(Path("x"), "t", "l", memory=False)).save_idle()
+
+
+def test_the_limits_hold(tiny: Engine) -> None:
+    keep(opened(tiny), 1)
+    size = all_files()[0].stat().st_size
+    clock = Clock()
+    limits = replace(PLENTY, size=3 * size + size // 2, hourly=5 * size + size // 2)
+    session = opened(tiny, limits, clock)
+    kept = []
+    for seed in range(2, 8):
+        clock.now += 60
+        kept.append(keep(session, seed))
+        assert sum(path.stat().st_size for path in all_files()) <= limits.size
+    assert sum(kept) in (4, 5)  # by the hourly limit; sizes of histories are estimates
+    clock.now += 3600
+    assert keep(session, 9)
+    assert not keep(opened(tiny, replace(PLENTY, reserve=1 << 60)), 10)
+    assert not keep(opened(tiny, replace(PLENTY, size=1000)), 11)
+    for path in all_files():
+        os.utime(path, (clock.now, clock.now))
+    clock.now += limits.age + 1
+    read(opened(tiny, limits, clock), some(LENGTH, 1))
+    assert all_files() == []
+
+
+def test_while_another_process_writes_nothing_is_kept_nor_cleared_up(tiny: Engine) -> None:
+    assert keep(opened(tiny), 1)
+    left = all_files()[0].with_name(f".x{cache_file.SUFFIX}")
+    left.write_bytes(b"half")
+    with (paths.prompt_caches_dir() / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        other = opened(tiny)
+        assert read(other, [*some(LENGTH, 1), 5]) >= LENGTH
+        assert not keep(other, 2)
+        assert left.exists()
+    assert keep(opened(tiny), 2)
+    assert not left.exists()
+
+
+def test_who_waits_ends_the_writing_at_once(tiny: Engine) -> None:
+    session = opened(tiny)
+    read(session, some(LENGTH, 1))
+    asked = 0
+
+    def stopped() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked == 3
+
+    assert not session.save_idle(stopped)
+    assert all_files() == []
+    assert [*paths.prompt_caches_dir().rglob(f"*{cache_file.SUFFIX}")] == []
+    assert not session.save_idle(seconds=0.0)
+    assert session.save_idle()
+
+
+def test_where_reading_the_prompt_is_faster_the_disk_is_left_alone(
+    tiny: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert keep(opened(tiny), 1)
+    monkeypatch.setattr(Recall, "_prefill_s", lambda self, tokens: tokens * 1e-9)
+    assert read(opened(tiny), some(LENGTH, 1)) == 0
+
+
+def _newer(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b'\\"format\\": 3', b'\\"format\\": 4', 1))
+
+
+HARMS: dict[str, tuple[Callable[[Path], object], bool]] = {  # and whether the file stays
+    "cut": (lambda path: os.truncate(path, path.stat().st_size // 2), False),
+    "empty": (lambda path: os.truncate(path, 0), False),
+    "rubbish": (lambda path: path.write_bytes(b"rubbish" * 99), False),
+    "flipped": (
+        lambda path: path.write_bytes(path.read_bytes()[:-9] + b"x" + path.read_bytes()[-8:]),
+        False,
+    ),
+    "newer": (_newer, True),
+}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_file_that_is_of_no_use_is_no_harm(harm: str, tiny: Engine) -> None:
+    assert keep(opened(tiny), 1)
+    (path,) = all_files()
+    do, stays = HARMS[harm]
+    do(path)
+    done = run_here("cache", "verify")
+    assert done.returncode == 1
+    assert path.stem in done.stdout
+    assert run_here("cache", "list").returncode == 0
+    session = opened(tiny)
+    assert read(session, some(LENGTH, 1)) == 0
+    assert path.exists() == stays
+    assert session.save_idle()
+
+
+def test_a_file_of_other_weights_is_of_no_use(
+    tiny: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model was fetched again, into the same directory."""
+    assert keep(opened(tiny), 1)
+    monkeypatch.setattr(disk, "model_digest", lambda *_: "another")
+    assert read(opened(tiny), some(LENGTH, 1)) == 0
+    assert all_files() == []
+
+
+def test_a_disk_that_refuses_is_asked_again_later(
+    tiny: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    session = opened(tiny, PLENTY, clock)
+    with monkeypatch.context() as patch:
+        patch.setattr(cache_file, "write", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+        assert not keep(session, 1)
+    assert not session.save_idle()
+    clock.now += store._PAUSE + 1
+    assert session.save_idle()
+
+
+def test_they_are_listed_checked_and_deleted(tiny: Engine) -> None:
+    none = run_here("cache", "list")
+    assert (none.returncode, none.stdout) == (0, "")
+    for seed in (1, 2, 3):
+        assert keep(opened(tiny), seed)
+    names = [path.stem for path in all_files()]
+    listed = run_here("cache", "list").stdout
+    assert all(name in listed for name in names)
+    assert str(LENGTH + 1) in listed
+    assert len(run_here("cache", "verify").stdout.splitlines()) == 3
+    assert run_here("cache", "rm", names[0][:8]).returncode == 0
+    assert [path.stem for path in all_files()] == names[1:]
+    assert_one_line_error(run_here("cache", "rm"), 2, "--all")
+    assert_one_line_error(run_here("cache", "rm", "nothing"), 2, "akunu cache list")
+    assert run_here("models", "forget", str(tiny.path)).returncode == 0
+    assert all_files() == []
+    assert keep(opened(tiny), 1)
+    assert run_here("cache", "rm", "--all").returncode == 0
+    assert all_files() == []
