@@ -206,7 +206,7 @@ class _LimitedCompleter(Completer):
         super().__init__(engine, options)
         self._context = context
 
-    def prompt(self, request: CompletionRequest) -> Prompt:
+    def prompt(self, request: CompletionRequest, session: Session | None = None) -> Prompt:
         made = super().prompt(request)
         return replace(made, draft_context=_contexts(made)[self._context])
 

@@ -6,7 +6,7 @@ elsewhere: `jsonl`, `lsp`, `filter`, `thread`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 
 from akunu_py.completion.fim import find_family, load_families
@@ -45,12 +45,14 @@ from akunu_py.types import (
     GenerateOptions,
     SamplingOptions,
     Stats,
+    TextPiece,
 )
 
 _RESERVED = 1024  # tokens of the context that are left for the completion
 _REPLACEMENT = "\ufffd"  # what bytes that make no character are decoded to
 _SECTION = 12  # tokens around a piece of another file
 _CHEAP = 64  # tokens of a buffer that may be read again
+_GREEDY = SamplingOptions()
 _SLICE_S = 0.1  # of reading a prompt, between two looks at the time and at who waits
 
 
@@ -85,10 +87,11 @@ class Completer:
         engine: Engine,
         options: CompleteOptions = CompleteOptions(),
         learned: LearnedState | None = None,
+        session: Session | None = None,
     ) -> None:
         """learned: what earlier runs learned. Its memory is drafted from; completions are not
-        added to it, because they repeat each other at every keystroke. Raises UsageError where
-        the model cannot do what `options` ask for."""
+        added to it, because they repeat each other at every keystroke. session: to make them in
+        that one. Raises UsageError where the model cannot do what `options` ask for."""
         self.options = options
         self.code = CodeTokens(engine.tokenizer, engine.vocabulary)
         self.family = find_family(options.fim, self.code, engine.name)
@@ -100,8 +103,11 @@ class Completer:
         self._budgets = _budgets(options, engine.context_length)
         self._cache = CompletionCache()
         self._related = RelatedFiles()
-        self.session = Session(self.engine, learned)
-        self.session.turn.chunk_seconds = _SLICE_S
+        if session is not None:
+            self.session = self.share(session)
+        else:
+            self.session = Session(self.engine, learned)
+            self.session.turn.chunk_seconds = _SLICE_S
 
     def close(self) -> None:
         """Keeps what was learned about costs for the next run."""
@@ -114,11 +120,34 @@ class Completer:
         ended: Ended | None = None,
         on_text: Callable[[str], None] = lambda text: None,
     ) -> Completion:
-        """The completion; `on_text` is given its parts as they become certain.
+        """The completion; see `steps`."""
+        steps = self.steps(self.session, request, ended, on_text)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as last:
+                completion: Completion = last.value
+                return completion
+
+    def share(self, session: Session) -> Session:
+        """Another session of the same model, as `steps` takes it."""
+        return session.sharing(self.engine)
+
+    def steps(
+        self,
+        session: Session,
+        request: CompletionRequest,
+        ended: Ended | None = None,
+        on_text: Callable[[str], None] = lambda text: None,
+        sampling: SamplingOptions = _GREEDY,
+    ) -> Generator[Reading | TextPiece, None, Completion]:
+        """Makes the completion, in steps of a pass or a chunk of the prompt each; `on_text` is
+        given its parts as they become certain.
 
         ended: is asked before and after every pass whether that is enough, and why; without it the
         time of the request is kept. Where `max_tokens` is 0, the model only reads what it would
-        complete from. Raises UsageError for a request that cannot be honoured.
+        complete from. sampling: how a token is chosen, but for the temperature. Raises UsageError
+        for a request that cannot be honoured.
         """
         check_request(request)
         ended = ended or time_limit(request.seconds)
@@ -132,7 +161,9 @@ class Completer:
         elif not (asked.prefix + (asked.suffix if self.family else "")).strip():
             completion = Completion("", "stop", Stats())  # out of nothing, a model makes things up
         else:
-            completion = _Run(self, asked, ended, emit).complete()
+            run = _Run(self, session, asked, ended, emit, sampling)
+            yield from run.steps()
+            completion = run.finish()
             self._cache.add(asked, completion)
         return with_crlf(completion) if crlf else completion
 
@@ -144,15 +175,17 @@ class Completer:
         completion = self._cache.find(with_unix_newlines(request))
         return with_crlf(completion) if completion else None
 
-    def prompt(self, request: CompletionRequest) -> Prompt:
-        """What the model reads for `request`, and what is drafted from."""
+    def prompt(self, request: CompletionRequest, session: Session | None = None) -> Prompt:
+        """What the model reads for `request`, and what is drafted from. session: which knows what
+        it has read; None for the completer's own."""
+        session = session or self.session
         others = [file for file in request.files if not request.path or file.path != request.path]
         paths = [file.path for file in others]
         names = name_files(request.path, request.language, request.root, paths)
         files = [(relative(file.path, names.root), file.text) for file in others]
         made = self._made(request, names, files)
         if files and self._budgets.files and self.family and self.family.reads_files:
-            read = common_prefix(self.session.target.tokens, made.tokens)
+            read = common_prefix(session.target.tokens, made.tokens)
             if self._choose_related(request, files, made.ahead, read):
                 made = self._made(request, names, files)
         return made
@@ -201,15 +234,19 @@ class _Run:
     def __init__(
         self,
         completer: Completer,
+        session: Session,
         request: CompletionRequest,
         ended: Ended,
         on_text: Callable[[str], None],
+        sampling: SamplingOptions,
     ) -> None:
         self._completer = completer
+        self._session = session
         self._request = request
         self._ended = ended
         self._on_text = on_text
-        self._prompt = completer.prompt(request)
+        self._sampling = replace(sampling, temperature=request.temperature)
+        self._prompt = completer.prompt(request, session)
         self._stops = CompletionStops(request.prefix, request.suffix, request.max_lines)
         self._stats = Stats(prompt_tokens=len(self._prompt.tokens))
         fenced = completer.family is not None and completer.family.fenced
@@ -219,44 +256,47 @@ class _Run:
         self._reason: CompletionReason | None = None
         self._out_of_tokens = False
 
-    def complete(self) -> Completion:
+    def steps(self) -> Generator[Reading | TextPiece]:
+        """Makes it, as far as `finish` can then tell what it is."""
         code, tokens = self._completer.code, self._prompt.tokens
         healed = self._prompt.healed
         while healed and self._reason is None:
             # Token healing: the model samples the end of the prefix again, in tokens of its own.
-            generation = self._generate(tokens, 1, code.compatible_tokens(healed))
-            if generation is None:
-                return self._finish()
+            generation = self._generation(tokens, 1, code.compatible_tokens(healed))
+            yield from self._generate(generation, healing=True)
+            if not generation.tokens:
+                return
             sampled = code.text(generation.tokens[-1])
             self._append(sampled[len(healed) :])
             healed = healed[len(sampled) :]
             tokens = [*tokens, *generation.tokens]
         if self._reason is None:
-            last = self._generate(tokens, max(1, self._request.max_tokens))
-            self._out_of_tokens = last is not None and last.finish_reason in ("length", "context")
-        return self._finish()
+            last = self._generation(tokens, max(1, self._request.max_tokens))
+            yield from self._generate(last)
+            self._out_of_tokens = last.finish_reason in ("length", "context")
 
-    def _generate(
+    def _generation(
         self, tokens: list[int], max_tokens: int, allowed_tokens: tuple[int, ...] = ()
-    ) -> Generation | None:
-        """Generates what follows `tokens`, up to where the completion ends.
-
-        allowed_tokens: the only tokens that may be sampled, empty for any; what comes of them is
-        left to the caller. None where nothing was sampled.
-        """
+    ) -> Generation:
+        """Of what follows `tokens`. allowed_tokens: the only ones that may be sampled, empty for
+        any."""
         options = self._completer.options
-        sampling = SamplingOptions(
-            temperature=self._request.temperature, allowed_tokens=allowed_tokens
-        )
-        generation = self._completer.session.generate(
+        sampling = replace(self._sampling, allowed_tokens=allowed_tokens)
+        return self._session.generate(
             tokens,
             GenerateOptions(
                 max_tokens, options.draft, options.draft_tokens, sampling, remember=False
             ),
             self._prompt.draft_context,
         )
+
+    def _generate(
+        self, generation: Generation, *, healing: bool = False
+    ) -> Generator[Reading | TextPiece]:
+        """Generates up to where the completion ends. What comes of `healing` is left to the
+        caller."""
         for step in generation.steps():
-            if not isinstance(step, Reading) and not allowed_tokens:
+            if not isinstance(step, Reading) and not healing:
                 self._append(step.text)
             if self._reason is None:
                 self._check(generation)
@@ -264,8 +304,10 @@ class _Run:
                 self._read(generation, step)
             elif self._reason:
                 break
+            yield step
+        if self._reason is None and generation.finish_reason == "cancelled":
+            self._reason = "cancelled"
         _add(self._stats, generation.stats)
-        return generation if generation.tokens else None
 
     def _check(self, generation: Generation) -> None:
         """Ends the generation where nobody waits for more of it."""
@@ -300,7 +342,7 @@ class _Run:
         if self._cut.done:
             self._reason = "length" if cut.full else "stop"
 
-    def _finish(self) -> Completion:
+    def finish(self) -> Completion:
         """The best text so far, if nothing else ended it."""
         if not self._cut.done:
             reason = self._reason

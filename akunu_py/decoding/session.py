@@ -7,6 +7,7 @@ A session belongs to the thread that uses it, because MLX's streams are thread-l
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -83,6 +84,13 @@ class Session:
         """
         histories = [self.target.history, *self.target.caches.histories()]
         return self.recall is not None and self.recall.write(histories, stopped, seconds)
+
+    def sharing(self, engine: Engine) -> Session:
+        """This session as one of `engine`, the same model with other options; what it reads and
+        learns this one has read and learned."""
+        other = copy.copy(self)
+        other.engine = engine
+        return other
 
     def save_prompt_cache(self, path: Path) -> None:
         """Writes the KV cache and its tokens to a file, in the format of mlx-lm's prompt caches.
