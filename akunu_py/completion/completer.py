@@ -34,7 +34,7 @@ from akunu_py.completion.types import (
     with_unix_newlines,
 )
 from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.events import Reading
+from akunu_py.decoding.events import Begun, Reading
 from akunu_py.decoding.learned import LearnedState
 from akunu_py.decoding.session import Generation, Session
 from akunu_py.decoding.token_ids import common_prefix
@@ -140,9 +140,9 @@ class Completer:
         ended: Ended | None = None,
         on_text: Callable[[str], None] = lambda text: None,
         sampling: SamplingOptions = _GREEDY,
-    ) -> Generator[Reading | TextPiece, None, Completion]:
-        """Makes the completion, in steps of a pass or a chunk of the prompt each; `on_text` is
-        given its parts as they become certain.
+    ) -> Generator[Reading | Begun | None, None, Completion]:
+        """Makes the completion, a pass or a chunk of the prompt from one step to the next;
+        `on_text` is given its parts as they become certain.
 
         ended: is asked before and after every pass whether that is enough, and why; without it the
         time of the request is kept. Where `max_tokens` is 0, the model only reads what it would
@@ -255,8 +255,9 @@ class _Run:
         self._cut = Cut("")
         self._reason: CompletionReason | None = None
         self._out_of_tokens = False
+        self._begun = False
 
-    def steps(self) -> Generator[Reading | TextPiece]:
+    def steps(self) -> Generator[Reading | Begun | None]:
         """Makes it, as far as `finish` can then tell what it is."""
         code, tokens = self._completer.code, self._prompt.tokens
         healed = self._prompt.healed
@@ -292,7 +293,7 @@ class _Run:
 
     def _generate(
         self, generation: Generation, *, healing: bool = False
-    ) -> Generator[Reading | TextPiece]:
+    ) -> Generator[Reading | Begun | None]:
         """Generates up to where the completion ends. What comes of `healing` is left to the
         caller."""
         for step in generation.steps():
@@ -304,10 +305,16 @@ class _Run:
                 self._read(generation, step)
             elif self._reason:
                 break
-            yield step
+            yield self._told(step, generation.stats)
         if self._reason is None and generation.finish_reason == "cancelled":
             self._reason = "cancelled"
         _add(self._stats, generation.stats)
+
+    def _told(self, step: Reading | TextPiece, stats: Stats) -> Reading | Begun | None:
+        if isinstance(step, Reading):
+            return step
+        begun, self._begun = self._begun, True
+        return None if begun else Begun(len(self._prompt.tokens), stats.cached_tokens)
 
     def _check(self, generation: Generation) -> None:
         """Ends the generation where nobody waits for more of it."""

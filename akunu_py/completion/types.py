@@ -14,7 +14,7 @@ CompletionReason = Literal["stop", "length", "time", "cancelled"]
 Ended = Callable[[], CompletionReason | None]  # why a completion is to end now, None if it is not
 
 DEFAULT_COMPLETION_TOKENS = 128
-_MAX_TOKENS = 1024  # of one completion
+MAX_COMPLETION_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ class Completion:
 
 def check_request(request: CompletionRequest) -> None:
     """Raises UsageError for limits that cannot be honoured."""
-    if not 0 <= request.max_tokens <= _MAX_TOKENS:
-        raise UsageError(f"max_tokens must be from 0 to {_MAX_TOKENS}, got {request.max_tokens}")
+    if not 0 <= request.max_tokens <= MAX_COMPLETION_TOKENS:
+        raise UsageError(f"max_tokens must be from 0 to {MAX_COMPLETION_TOKENS}, got {request.max_tokens}")
     if request.max_lines < 0:
         raise UsageError(f"max_lines must be 0 or more, got {request.max_lines}")
     if request.seconds is not None and not request.seconds > 0:
