@@ -21,6 +21,7 @@ from akunu_py.completion.completer import CompleteOptions, Completer
 from akunu_py.completion.prompt import Prompt
 from akunu_py.completion.types import Completion, CompletionRequest, SourceFile
 from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.session import Session
 from akunu_py.ngram.auto import AutoDrafter
 
 PREFIX, BUFFER, FILES = "prefix", "buffer", "files"
@@ -207,7 +208,7 @@ class _LimitedCompleter(Completer):
         self._context = context
 
     def prompt(self, request: CompletionRequest, session: Session | None = None) -> Prompt:
-        made = super().prompt(request)
+        made = super().prompt(request, session)
         return replace(made, draft_context=_contexts(made)[self._context])
 
 

@@ -71,7 +71,9 @@ class Completion:
 def check_request(request: CompletionRequest) -> None:
     """Raises UsageError for limits that cannot be honoured."""
     if not 0 <= request.max_tokens <= MAX_COMPLETION_TOKENS:
-        raise UsageError(f"max_tokens must be from 0 to {MAX_COMPLETION_TOKENS}, got {request.max_tokens}")
+        raise UsageError(
+            f"max_tokens must be from 0 to {MAX_COMPLETION_TOKENS}, got {request.max_tokens}"
+        )
     if request.max_lines < 0:
         raise UsageError(f"max_lines must be 0 or more, got {request.max_lines}")
     if request.seconds is not None and not request.seconds > 0:

@@ -18,13 +18,15 @@ from akunu_py.types import GenerateOptions
 class Service:
     """names: what a request may call the model, its own name first. defaults: how an answer is made
     where the request says nothing of it. max_tokens: of such an answer, None for as many as the
-    context holds. created: seconds since 1970."""
+    context holds. created: seconds since 1970. kept: what a dialect has for more than a
+    request."""
 
     engine: Engine
     names: tuple[str, ...]
     defaults: GenerateOptions
     max_tokens: int | None = None
     created: int = field(default_factory=lambda: int(time.time()))
+    kept: dict[Any, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

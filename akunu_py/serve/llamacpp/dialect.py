@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from akunu_py.completion.completer import CompleteOptions, Completer
 from akunu_py.completion.types import MAX_COMPLETION_TOKENS, CompletionRequest, SourceFile
 from akunu_py.decoding.session import Session

@@ -1,4 +1,4 @@
-"""A completion as a job: made by a completer, which recalls, reads other files and finds the end."""
+"""A completion as a job: a completer makes it, which recalls, reads files, finds the end."""
 
 from __future__ import annotations
 

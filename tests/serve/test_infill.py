@@ -1,0 +1,132 @@
+"""/infill: the completer's own completions, as llama.cpp's clients ask for them and read them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from akunu_py.completion.completer import Completer
+from akunu_py.completion.types import CompletionRequest
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.events import Begun, Ended, Event, Reading, Text
+from akunu_py.decoding.session import Session
+from akunu_py.serve import bodies
+from akunu_py.serve.dialect import Prepared, WholeAnswer
+from akunu_py.serve.errors import RequestError
+from akunu_py.serve.llamacpp.bodies import InfillBody
+from akunu_py.serve.llamacpp.dialect import prepare_infill
+from akunu_py.serve.service import Service
+from akunu_py.types import GenerateOptions, SamplingOptions
+from tests.support.tiny_fim import sentence_piece, write_model
+
+REQUESTS = Path(__file__).with_name("requests")
+MARKERS = ("<PRE>", "<SUF>", "<MID>", "<EOT>")
+CODE = st.text("ab (\n", max_size=30)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    directory = write_model(
+        tmp_path_factory.mktemp("tiny"), sentence_piece(MARKERS), end=MARKERS[-1]
+    )
+    return Engine.load(directory)
+
+
+@pytest.fixture(scope="module")
+def service(engine: Engine) -> Service:
+    """Its requests share a completer, as those of a server do."""
+    defaults = GenerateOptions(sampling=SamplingOptions(temperature=1.0))
+    return Service(engine, ("tiny",), defaults)
+
+
+@pytest.fixture(scope="module")
+def session(engine: Engine) -> Session:
+    return Session(engine)
+
+
+def prepared(service: Service, body: dict[str, Any]) -> Prepared:
+    return prepare_infill(bodies.parse(json.dumps(body).encode(), InfillBody), service)
+
+
+def run(service: Service, session: Session, body: dict[str, Any]) -> list[Event]:
+    (job,) = prepared(service, body).jobs
+    return [event for event in job(session) if event is not None]
+
+
+def whole(service: Service, session: Session, body: dict[str, Any]) -> Any:
+    answer = WholeAnswer()
+    for event in run(service, session, body):
+        answer.add(event)
+    return prepared(service, body).whole([answer])
+
+
+@settings(max_examples=10)
+@given(CODE, CODE, CODE, st.lists(CODE.filter(bool), max_size=1))
+def test_it_is_what_complete_says(
+    service: Service, session: Session, before: str, typed: str, behind: str, stop: list[str]
+) -> None:
+    body = {"input_prefix": before, "prompt": typed, "input_suffix": behind, "n_predict": 24}
+    expected = Completer(service.engine).complete(
+        CompletionRequest(before + typed, behind, max_tokens=24)
+    )
+    events = run(service, session, body | {"stop": stop})
+    text = "".join(event.text for event in events if isinstance(event, Text))
+    places = [expected.text.find(each) for each in stop if each in expected.text]
+    assert text == expected.text[: min(places, default=None)]
+    assert isinstance(events[-1], Ended)
+    if places:
+        assert (events[-1].reason, events[-1].stop) == ("stop", stop[0])
+    kinds = [type(event) for event in events if not isinstance(event, Reading)]
+    assert kinds[1:].count(Begun) == 0
+    reply = whole(service, session, body)
+    assert reply["content"] == expected.text
+    assert reply["stop"] is True
+
+
+def test_a_stream_ends_with_its_statistics(service: Service, session: Session) -> None:
+    body = {"input_prefix": "a(", "input_suffix": "b", "n_predict": 9, "stream": True}
+    encoder = prepared(service, body).encoder
+    assert encoder is not None
+    events = run(service, session, body)
+    frames = b"".join(frame for event in events for frame in encoder.encode(event, 0))
+    values = [
+        json.loads(each.removeprefix("data: ")) for each in frames.decode().split("\n\n")[:-1]
+    ]
+    assert [value["stop"] for value in values] == [False] * (len(values) - 1) + [True]
+    texts = [event.text for event in events if isinstance(event, Text)]
+    assert [value["content"] for value in values[:-1]] == texts
+    assert values[-1]["timings"]["predicted_n"] == values[-1]["tokens_predicted"]
+
+
+def test_a_sampled_one_keeps_to_its_seed(service: Service, session: Session) -> None:
+    body = {"input_prefix": "a", "n_predict": 9, "temperature": 1.0, "seed": 5, "top_k": 20}
+    other = Service(service.engine, ("tiny",), GenerateOptions())
+    assert whole(service, session, body)["content"] == whole(other, session, body)["content"]
+
+
+def requests_of(name: str) -> Iterator[dict[str, Any]]:
+    for each in json.loads((REQUESTS / f"{name}.json").read_text(encoding="utf-8")):
+        if each["path"] == "/infill":
+            yield each["body"]
+
+
+@pytest.mark.parametrize("name", ["llama.vim", "llama.vscode"])
+def test_editors_get_what_they_read(service: Service, session: Session, name: str) -> None:
+    for body in requests_of(name):
+        reply = whole(service, session, body)
+        wanted = [field for field in body.get("response_fields", []) if field]
+        if body["n_predict"] and "response_fields" in body:
+            assert sorted(reply) == sorted(wanted)
+        if "response_fields" not in body:
+            assert {"content", "tokens_cached", "truncated", "timings"} <= set(reply)
+
+
+def test_errors_name_the_parameter(service: Service) -> None:
+    with pytest.raises(RequestError, match="unsupported parameter: lora"):
+        prepared(service, {"input_prefix": "", "lora": []})
