@@ -22,7 +22,6 @@ from akunu_py.serve.dialect import Dialect
 from akunu_py.serve.errors import RequestError
 
 _OPEN = ("/health",)  # needs no key
-_ANY = ("0.0.0.0", "::", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +59,7 @@ class Access:
 
     def _names_us(self, host: str) -> bool:
         """A server that others may connect to has any number of names; its key guards it."""
-        if self.host in _ANY:
-            return True
-        name = _name(host)
-        return name == self.host.lower().strip("[]") or is_loopback(name)
+        return not self.is_local or is_loopback(_name(host))
 
     def _knows(self, origin: str, host: str) -> bool:
         own = origin.partition("://")[2].lower() == host.lower()

@@ -1,0 +1,162 @@
+"""Who may ask `akunu serve`, and what becomes of what they said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from starlette.datastructures import Headers
+
+from akunu_py.serve.app import Backend, create_app
+from akunu_py.serve.dialects import DIALECTS
+from akunu_py.serve.errors import RequestError
+from akunu_py.serve.guard import Access, is_loopback
+from akunu_py.serve.record import Record, Records
+from tests.support.command import assert_one_line_error, run_here
+from tests.support.serving import Served, ask
+
+OURS = ("localhost", "LOCALHOST", "127.0.0.1", "127.9.9.9", "[::1]")
+NAMES = st.from_regex(r"[a-z0-9.-]{1,20}", fullmatch=True) | st.text(
+    st.characters(codec="latin-1", categories=("L", "N", "P", "S", "Zs")), max_size=20
+)
+NO = RequestError("no")
+
+
+@given(st.sampled_from(OURS), st.sampled_from(["", ":8012", ":1"]))
+def test_our_own_names_are_answered(name: str, port: str) -> None:
+    assert Access().refusal(Headers({"host": name + port}), "/v1/models") is None
+
+
+@settings(max_examples=40)
+@given(NAMES, st.integers(0, 99999))
+def test_other_names_are_refused(name: str, port: int) -> None:
+    """As a page says them whose name resolves to 127.0.0.1."""
+    assume(not is_loopback(name.partition(":")[0]))
+    for host in (
+        name,
+        f"{name}:{port}",
+        f"{name}:127.0.0.1",
+        f"127.0.0.1.{name}x",
+        f"{name}@[::2]",
+    ):
+        error = Access().refusal(Headers({"host": host}), "/v1/models")
+        assert error is not None, host
+        assert error.status == 403
+
+
+@given(st.sampled_from(["http://", "https://", "app://", ""]), NAMES)
+def test_pages_are_refused_unless_named(scheme: str, name: str) -> None:
+    origin = scheme + name
+    headers = Headers({"host": "127.0.0.1:8012", "origin": origin})
+    allowed = Access(origins=(origin,)).refusal(headers, "/v1/models")
+    assert allowed is None
+    error = Access(origins=("https://good.example",)).refusal(headers, "/v1/models")
+    assert (error is None) == (origin == "")
+    assert Access(origins=("*",)).refusal(headers, "/v1/models") is None
+
+
+@given(st.text(min_size=1, max_size=9), st.text(max_size=9), st.booleans())
+def test_only_the_key_opens(key: str, other: str, bearer: bool) -> None:
+    key = key.encode("ascii", "ignore").decode().strip() or "key"
+    other = other.encode("ascii", "ignore").decode().strip()
+    access = Access("0.0.0.0", key)
+
+    def refused(given: str) -> bool:
+        name = "authorization" if bearer else "x-api-key"
+        headers = Headers({"host": "anything", name: f"Bearer {given}" if bearer else given})
+        error = access.refusal(headers, "/v1/models")
+        assert error is None or error.status == 401
+        return error is not None
+
+    assert not refused(key)
+    assert refused(other) == (other != key)
+    assert refused(key + "x")
+    assert access.refusal(Headers({"host": "x"}), "/v1/chat/completions") is not None
+    assert access.refusal(Headers({"host": "x"}), "/health") is None
+
+
+async def test_refusals_are_in_the_shape_of_their_dialect(tiny: Served) -> None:
+    """Before a body is read, on every path; and they have an id."""
+    for dialect in DIALECTS:
+        for endpoint in dialect.endpoints:
+            reply = await ask(tiny.app, endpoint.path, b"{}", headers={"host": "evil.example"})
+            assert reply.status == 403
+            assert set(reply.json()) == set(dialect.error(NO, "id"))
+            assert reply.headers["request-id"] == reply.headers["x-request-id"]
+            reply = await ask(tiny.app, endpoint.path, method="GET")
+            assert reply.status == 405
+            assert set(reply.json()) == set(dialect.error(NO, "id"))
+
+
+async def test_pages_that_are_named_may_ask(tiny: Served) -> None:
+    access = Access(origins=("https://good.example",))
+    app = create_app(Backend(tiny.model.service, tiny.model.run, Records()), access)
+    headers = {"origin": "https://good.example", "access-control-request-method": "POST"}
+    before = await ask(app, "/v1/chat/completions", method="OPTIONS", headers=headers)
+    assert before.status == 200
+    assert before.headers["access-control-allow-origin"] == "https://good.example"
+    reply = await ask(app, "/v1/models", headers={"origin": "https://good.example"})
+    assert reply.headers["access-control-allow-origin"] == "https://good.example"
+    other = await ask(app, "/v1/models", headers={"origin": "https://evil.example"})
+    assert other.status == 403
+    assert "access-control-allow-origin" not in other.headers
+
+
+@settings(max_examples=5)
+@given(st.booleans())
+async def test_what_is_said_is_kept_only_where_asked(tiny: Served, keep: bool) -> None:
+    seen: list[Record] = []
+    records = Records(seen.append, keep_content=keep)
+    app = create_app(Backend(tiny.model.service, tiny.model.run, records), Access())
+    body = {"messages": [{"role": "user", "content": "my secret"}], "max_tokens": 3}
+    reply = await ask(app, "/v1/chat/completions", body)
+    said = reply.json()["choices"][0]["message"]["content"]
+    [record] = seen
+    assert (record.asked, record.said) == ((json.dumps(body), said) if keep else ("", ""))
+    for text in (record.line(), records.metrics()):
+        assert "secret" not in text
+    assert 'requests_total{path="/v1/chat/completions",status="200"} 1' in records.metrics()
+
+
+async def test_a_body_has_bounds(tiny: Served) -> None:
+    deep = b'{"messages":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    nested: object = "x"
+    for _ in range(70):
+        nested = [nested]
+    for body in (deep, json.dumps({"metadata": nested}).encode()):
+        reply = await ask(tiny.app, "/v1/chat/completions", body)
+        assert reply.status == 400
+        assert "nested" in reply.json()["error"]["message"]
+    reply = await ask(
+        tiny.app, "/v1/chat/completions", b"{}", headers={"content-length": str(1 << 40)}
+    )
+    assert reply.status == 413
+    large = b'{"user":"' + b"x" * (33 << 20) + b'"}'
+    reply = await ask(tiny.app, "/v1/chat/completions", large, headers={"content-length": ""})
+    assert reply.status == 413
+
+
+@pytest.mark.usefixtures("own_directories")
+def test_mistakes_at_the_start_are_one_line(shallow_directory: Path) -> None:
+    model = ("serve", "--model", str(shallow_directory))
+    for words, code, found in (
+        (("serve", "--model", "nope"), 1, "nope"),
+        ((*model, "--host", "0.0.0.0"), 2, "AKUNU_API_KEY"),
+        ((*model, "--host", "::"), 2, "AKUNU_API_KEY"),
+        ((*model, "--host", "no.such.host.invalid", "--api-key", "x"), 2, "no.such.host.invalid"),
+        ((*model, "--port", "70000"), 2, "65535"),
+        ((*model, "--port", "x"), 2, "--port"),
+    ):
+        assert_one_line_error(run_here(*words, env={"AKUNU_API_KEY": ""}), code, found)
+
+
+def test_a_port_that_is_taken(shallow_directory: Path) -> None:
+    from akunu_py.serve.server import listen
+
+    with listen("127.0.0.1", 0) as taken:
+        port = str(taken.getsockname()[1])
+        done = run_here("serve", "--model", str(shallow_directory), "--port", port)
+    assert_one_line_error(done, 1, port, "--port")
