@@ -111,13 +111,15 @@ async def ask(
     method: str = "",
     headers: Mapping[str, str] = {},
     gone: Callable[[Reply], bool] = lambda reply: False,
+    hung_up: asyncio.Event | None = None,
 ) -> Reply:
     """Sends a request and reads its reply. body: JSON, or the very bytes; None for a GET.
 
-    gone: is asked whenever something came, and before: whether the client hangs up there.
+    gone: is asked whenever something came: whether the client hangs up there. hung_up: is set when
+    it does, and may be by others.
     """
     data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-    reply, hung_up, sent = Reply(), asyncio.Event(), False
+    reply, hung_up, sent = Reply(), hung_up or asyncio.Event(), False
     given = {"host": "127.0.0.1:8012", "content-length": str(len(data))} | dict(headers)
 
     async def receive() -> MutableMapping[str, Any]:
@@ -125,8 +127,6 @@ async def ask(
         if not sent:
             sent = True
             return {"type": "http.request", "body": data, "more_body": False}
-        if gone(reply):
-            hung_up.set()
         await hung_up.wait()
         return {"type": "http.disconnect"}
 

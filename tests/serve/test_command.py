@@ -1,0 +1,124 @@
+"""`akunu serve` as a user runs it: a process, a socket, signals."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.command import AKUNU, run_here
+
+KEY = {"x-api-key": "sesame"}
+CHAT = "/v1/chat/completions"
+
+
+class Server:
+    """The process, and requests to it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], errors: Path) -> None:
+        self.process, self._errors = process, errors
+        end = time.monotonic() + 120
+        while "akunu serves" not in self.printed():
+            assert process.poll() is None, self.printed()
+            assert time.monotonic() < end, self.printed()
+            time.sleep(0.02)
+        self.port = int(self.printed().rpartition(":")[2].partition("/")[0])
+
+    def printed(self) -> str:
+        return self._errors.read_text("utf-8")
+
+    def open(self, path: str, body: Any = None) -> http.client.HTTPResponse:
+        return self.open_soon(path, body).getresponse()
+
+    def open_soon(self, path: str, body: Any = None) -> http.client.HTTPConnection:
+        """Where the reply may take its time."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        method = "GET" if body is None else "POST"
+        connection.request(method, path, None if body is None else json.dumps(body), KEY)
+        return connection
+
+    def ask(self, path: str, body: Any = None) -> Any:
+        with self.open(path, body) as reply:
+            return json.loads(reply.read())
+
+
+@pytest.fixture(scope="module")
+def server(shallow_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    errors = tmp_path_factory.mktemp("serve") / "errors"
+    words = ("--model", str(shallow_directory), "--port", "0", "--no-memory", "--grace", "2")
+    with errors.open("wb") as file:
+        process = subprocess.Popen(
+            [*AKUNU, "serve", *words], stderr=file, env=os.environ | {"AKUNU_API_KEY": "sesame"}
+        )
+    try:
+        yield Server(process, errors)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.usefixtures("loaded_shallow_starter")
+def test_the_text_is_that_of_run(server: Server) -> None:
+    words = ("run", "Say hello.", "--max-tokens", "12")
+    more = ("--temperature", "0.8", "--seed", "7", "--draft", "off", "--no-memory")
+    expected = json.loads(run_here(*words, *more, "--format", "json").stdout)
+    said = [{"role": "user", "content": "Say hello."}]
+    body = {"messages": said, "max_tokens": 12, "temperature": 0.8, "seed": 7}
+    whole = server.ask(CHAT, body)
+    assert whole["choices"][0]["message"]["content"] == expected["text"]
+    assert whole["usage"]["completion_tokens"] == len(expected["tokens"])
+    with server.open(CHAT, body | {"stream": True}) as reply:
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        lines = [line[6:] for line in reply.read().decode().split("\n\n") if line]
+    assert lines.pop() == "[DONE]"
+    chunks = [json.loads(line) for line in lines]
+    text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+    assert text == expected["text"]
+
+
+def test_a_socket_that_closes_frees_the_model(server: Server) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 7000, "stream": True}
+    reply = server.open(CHAT, body)
+    reply.readline()
+    reply.close()
+    started = time.monotonic()
+    short = {"messages": [{"role": "user", "content": "y"}], "max_tokens": 1}
+    assert server.ask(CHAT, short)["usage"]["completion_tokens"] == 1
+    assert time.monotonic() - started < 60  # 7,000 tokens take minutes
+    with server.open("/metrics") as metrics:
+        assert b'status="499"} 1' in metrics.read()
+
+
+def test_a_request_that_is_none(server: Server) -> None:
+    """Not a word of HTTP, and a header without end: the server lives on."""
+    for data in (b"\x16\x03\x01\0\0", b"GET / HTTP/1.1\r\nx: " + b"y" * 200_000):
+        with (
+            socket.create_connection(("127.0.0.1", server.port), 30) as sock,
+            contextlib.suppress(ConnectionError),
+        ):
+            sock.sendall(data)
+            assert b" 400 " in sock.recv(1000)
+    assert server.ask("/health") == {"status": "ok"}
+
+
+def test_a_signal_ends_it_after_the_answer_that_runs(server: Server) -> None:
+    """The last test: within the time for that; what takes longer is told that the server ends."""
+    body = {"messages": [{"role": "user", "content": "x"}], "stream": True}
+    short, long = (server.open_soon(CHAT, body | {"max_tokens": tokens}) for tokens in (20, 7000))
+    reply = short.getresponse()
+    first = reply.readline()
+    server.process.send_signal(signal.SIGTERM)
+    assert (first + reply.read()).endswith(b"data: [DONE]\n\n")
+    assert b"service_unavailable_error" in long.getresponse().read()
+    assert server.process.wait(60) == 0
+    assert "Traceback" not in server.printed()

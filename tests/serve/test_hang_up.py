@@ -1,0 +1,132 @@
+"""Clients that go away, that wait, and that are told of a failure in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from akunu_py.decoding.events import Begun, Ended, Event, Failed, Reading, Text
+from akunu_py.decoding.scheduler import Job
+from akunu_py.errors import PromptTooLong
+from akunu_py.types import Stats
+from tests.support.serving import Reply, Served, ask, told_app
+
+CHAT = "/v1/chat/completions"
+LONG = {"messages": [{"role": "user", "content": "on and on " * 30}], "max_tokens": 3000}
+SHORT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
+
+
+async def nothing_runs(model: Served) -> None:
+    async with asyncio.timeout(30):
+        while (counts := model.scheduler.counts()).running or counts.waiting:
+            await asyncio.sleep(0.005)
+
+
+@settings(max_examples=8)
+@given(st.integers(0, 12), st.booleans(), st.integers(0, 40))
+async def test_a_client_that_goes_away_frees_the_model(
+    tiny: Served, frames: int, stream: bool, milliseconds: int
+) -> None:
+    """At any moment, also while it waits behind another; the next answer is right."""
+    expected = (await ask(tiny.app, CHAT, SHORT)).json()["choices"][0]["message"]["content"]
+    before = tiny.scheduler.counts()
+    hung_up = asyncio.Event()
+    body = LONG | {"stream": stream}
+
+    def gone(reply: Reply) -> bool:
+        return stream and len(reply.frames) >= frames
+
+    asked = [asyncio.create_task(ask(tiny.app, CHAT, body, gone=gone, hung_up=hung_up))]
+    asked.append(asyncio.create_task(ask(tiny.app, CHAT, body, hung_up=hung_up)))
+    await asyncio.sleep(milliseconds / 1000)
+    hung_up.set()
+    replies = await asyncio.gather(*asked)
+    assert not any(reply.ended for reply in replies)
+    await nothing_runs(tiny)
+    after = tiny.scheduler.counts()
+    assert after.cancelled - before.cancelled <= 2
+    assert after.stats.generated_tokens - before.stats.generated_tokens < 2 * 3000
+    assert tiny.records.running == 0
+    again = (await ask(tiny.app, CHAT, SHORT)).json()["choices"][0]["message"]["content"]
+    assert again == expected
+
+
+async def test_what_was_read_stays_known(tiny: Served) -> None:
+    body = {"prompt": "a long text " * 200, "max_tokens": 900}
+    await ask(
+        tiny.app, "/v1/completions", body | {"stream": True}, gone=lambda reply: bool(reply.frames)
+    )
+    await nothing_runs(tiny)
+    used = (await ask(tiny.app, "/v1/completions", body | {"max_tokens": 1})).json()["usage"]
+    assert used["prompt_tokens_details"]["cached_tokens"] >= used["prompt_tokens"] - 1
+
+
+class Told:
+    """A job as a test tells it: an event at a time, as it is set free."""
+
+    def __init__(self, *events: Event) -> None:
+        self._events = events
+        self.goes_on = asyncio.Event()
+        self.closed = asyncio.Event()
+
+    async def run(self, job: Job) -> AsyncGenerator[Event]:
+        try:
+            for event in self._events:
+                yield event
+                await self.goes_on.wait()
+        finally:
+            self.closed.set()
+
+
+END = Ended("stop", Stats())
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+async def test_a_client_that_waits_hears_of_it(tiny: Served, path: str) -> None:
+    """While nothing can be told of what happens: the prompt is read, text is withheld."""
+    told = Told(Reading(0, 10), Begun(10, 0), Text("x"), END)
+    app = told_app(told.run, tiny, heartbeat_s=0.001)
+
+    def gone(reply: Reply) -> bool:
+        if reply.body.count(b"\n\n") >= 5:
+            told.goes_on.set()
+        return False
+
+    body: dict[str, Any] = {"stream": True, "prompt": "x"}
+    reply = await ask(app, path, LONG | {"stream": True} if path == CHAT else body, gone=gone)
+    assert reply.status == 200
+    assert reply.body.startswith(b": ")
+    assert reply.chunks()[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_failure_has_a_status_where_it_still_can(
+    tiny: Served, begun: bool, stream: bool
+) -> None:
+    error = Failed(PromptTooLong("too long", 9, 8))
+    told = Told(Begun(1, 0), Text("x"), error) if begun else Told(error)
+    told.goes_on.set()
+    reply = await ask(told_app(told.run, tiny, 60), CHAT, SHORT | {"stream": stream})
+    assert told.closed.is_set()
+    if begun and stream:
+        assert reply.status == 200
+        last = reply.body.decode().split("\n\n")[-2]
+        assert "prompt is too long: 9 tokens > 8 maximum" in last
+    else:
+        assert reply.status == 400
+        assert reply.json()["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_the_server_ends_says_so(tiny: Served, stream: bool) -> None:
+    told = Told(Begun(1, 0), Text("x"), Ended("cancelled", Stats()))
+    told.goes_on.set()
+    reply = await ask(told_app(told.run, tiny, 60), CHAT, SHORT | {"stream": stream})
+    assert b"the server is stopping" in reply.body
+    assert reply.status == (200 if stream else 503)
