@@ -91,7 +91,16 @@ def add_loading(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="tokens to hold at most (default: the model's own, or what fits into memory)",
     )
-    parser.add_argument("--force", action="store_true", help="load a model that will not fit")
+    parser.add_argument(
+        "--memory",
+        type=_size,
+        default=None,
+        metavar="SIZE",
+        help="for the model and all it reads, such as 12GB (default: what this machine has)",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="load a model, or read a prompt, that will not fit"
+    )
     parser.add_argument(
         "--cache-memory",
         type=_size,
@@ -103,7 +112,9 @@ def add_loading(parser: argparse.ArgumentParser) -> None:
 
 def loading_from(args: argparse.Namespace) -> LoadOptions:
     """How a model shall be loaded."""
-    return LoadOptions(args.weights, args.kv_bits, args.context, args.force, args.cache_memory)
+    return LoadOptions(
+        args.weights, args.kv_bits, args.context, args.force, args.cache_memory, args.memory
+    )
 
 
 def options_from(args: argparse.Namespace) -> GenerateOptions:

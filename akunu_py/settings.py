@@ -25,7 +25,11 @@ if TYPE_CHECKING:  # only who changes settings pays for its import
 MAX_TEMPERATURE = 5.0  # above, every model talks nonsense
 MAX_BYTES = 1 << 20  # of the file
 _MAX_SHOWN = 80  # characters of a wrong value that an error repeats
-_SIZES = {"cache_memory": "0B", "cache_disk": ""}  # what stands for an empty one; "": none may
+_SIZES = {
+    "cache_memory": "0B",
+    "memory_limit": "0B",
+    "cache_disk": "",
+}  # what stands for an empty one; "": none may
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _EXPECTED = {
     bool: "true or false",
@@ -40,6 +44,7 @@ class Settings:
     """memory: whether answers are remembered, on this machine, to draft from. model: the one that
     is used when none is named. completion_model: the same for `akunu complete`; empty for `model`.
     cache_memory: a size such as "2GB" for the KV caches of several texts; empty for what fits.
+    memory_limit: a size that model and caches may take; empty for what there is.
     cache_disk: a size for those that are kept on disk, "0B" for none; not without `memory`.
 
     Of the chat: temperature, of sampling. system_prompt: what the model reads before all else.
@@ -58,6 +63,7 @@ class Settings:
     theme: str = "auto"
     reduced_motion: bool = False
     cache_memory: str = ""
+    memory_limit: str = ""
     cache_disk: str = "10GB"
     bell: bool = True
 

@@ -148,7 +148,7 @@ class LoadOptions:
 
     kv_bits: 4 or 8, of the KV cache. context: tokens that a session shall hold at most. force: load
     it though it will not fit. cache_memory: bytes that the KV caches of several texts may take
-    together.
+    together. memory: bytes that model and caches may take in all.
     """
 
     weights: WeightMode = "auto"
@@ -156,6 +156,7 @@ class LoadOptions:
     context: int | None = None
     force: bool = False
     cache_memory: int | None = None
+    memory: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

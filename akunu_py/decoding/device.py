@@ -135,6 +135,16 @@ def available_memory() -> int:
     return min(_free_memory(), *_control_group_limits(Path("/proc/self/cgroup")))
 
 
+def memory_left(limit: int | None = None) -> int:
+    """Bytes that MLX may take now beyond what it holds, which `limit` may be set for in all."""
+    held = mx.get_active_memory()
+    if mx.device_info().get("max_recommended_working_set_size"):
+        left = available_memory() - held
+    else:  # buffers that it keeps for later are not free to others
+        left = available_memory() + mx.get_cache_memory()
+    return left if limit is None else min(left, limit - held)
+
+
 def machine() -> Machine:
     """What this machine can give a model when nothing else needs it: advice must not change with
     the moment."""

@@ -34,7 +34,8 @@ class Engine:
     where it can. recurrent: whether a rejected draft means running accepted tokens again.
     kv_bits: of the KV cache, None where it is not quantized. fit: what the model was expected to
     take, and what the user should know of that. cache_memory: bytes for the KV caches of several
-    texts.
+    texts. memory: bytes that model and caches may take in all, None for what there is. forced:
+    whether to go on where memory will not do.
     """
 
     name: str
@@ -52,6 +53,8 @@ class Engine:
     kv_bits: int | None
     fit: Fit
     cache_memory: int
+    memory: int | None = None
+    forced: bool = False
 
     @classmethod
     def load(
@@ -64,13 +67,14 @@ class Engine:
         context: int | None = None,
         force: bool = False,
         cache_memory: int | None = None,
+        memory: int | None = None,
     ) -> Engine:
         """Loads the model in the directory `path`.
 
         kv_bits: of the KV cache (None: not quantized). context: tokens that a session shall hold
         at most (None: as many as the model was made for and memory allows). force: load it
         though it will not fit. cache_memory: bytes for the KV caches of several texts (None: what
-        the fit leaves).
+        the fit leaves). memory: bytes that model and caches may take (None: what there is).
 
         Raises DamagedModel or UnsupportedModel, whatever its files make mlx-lm raise, UsageError
         where its cache cannot be quantized or its context is smaller than `context`, and DoesNotFit
@@ -78,7 +82,7 @@ class Engine:
         """
         name = name or path.name
         with boundary(f"the model in {path} cannot be loaded"):
-            engine = cls._load(path, name, weights, kv_bits, context, force)
+            engine = cls._load(path, name, weights, kv_bits, context, force, memory)
         return engine if cache_memory is None else replace(engine, cache_memory=cache_memory)
 
     @classmethod
@@ -90,6 +94,7 @@ class Engine:
         kv_bits: int | None,
         context: int | None,
         force: bool,
+        memory: int | None,
     ) -> Engine:
         started = time.perf_counter()
         model, config, vocabulary = load_model(path)
@@ -99,7 +104,7 @@ class Engine:
         fit = choose_context(
             name,
             needs,
-            device.available_memory(),
+            device.available_memory() if memory is None else memory,
             requested=context,
             force=force,
             with_8_bits=lambda: (
@@ -131,6 +136,8 @@ class Engine:
             kv_bits=kv_bits,
             fit=fit,
             cache_memory=fit.cache_memory,
+            memory=memory,
+            forced=force,
         )
 
     def encode(self, text: str) -> list[int]:

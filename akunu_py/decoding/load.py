@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from akunu_py import paths
 from akunu_py.arguments import loading_from
@@ -67,10 +67,15 @@ def load_found(
 
 
 def _with_settings(options: LoadOptions, settings: Settings) -> LoadOptions:
-    size = settings.cache_memory
-    if options.cache_memory is not None or not size:
-        return options
-    return replace(options, cache_memory=parse_size(size))
+    given: dict[str, Any] = {
+        name: parse_size(size)
+        for name, size in (
+            ("cache_memory", settings.cache_memory),
+            ("memory", settings.memory_limit),
+        )
+        if size and getattr(options, name) is None
+    }
+    return replace(options, **given)
 
 
 def note_peak(engine: Engine, generation: Generation) -> None:

@@ -14,9 +14,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import mlx.core as mx
-
-from akunu_py.decoding import device
+from akunu_py.decoding import memory_guard
 from akunu_py.decoding.constraint.matcher import ConstraintMatcher
 from akunu_py.decoding.decode import decode, ended, plain_step
 from akunu_py.decoding.drafting import Drafting
@@ -31,7 +29,7 @@ from akunu_py.decoding.sampling import Sampler
 from akunu_py.decoding.stream_decoder import StreamDecoder
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.token_ids import first_outside
-from akunu_py.errors import DamagedModel, EmptyPrompt, PromptTooLong, UsageError
+from akunu_py.errors import DamagedModel, DoesNotFit, EmptyPrompt, PromptTooLong, UsageError
 from akunu_py.types import (
     Answer,
     FinishReason,
@@ -244,22 +242,16 @@ class Generation:
         so the session forgets all that it has read."""
         try:
             return next(steps, None)
+        except DoesNotFit:  # nothing ran
+            raise
         except BaseException:
             self._target.reset()
             raise
 
-    def _make_room(self) -> None:
-        """Where the system is short of memory, what is kept only for speed goes."""
-        pressure, caches = device.memory_pressure(), self._target.caches
-        if pressure == "critical":
-            caches.make_room(caches.limit)
-        if pressure != "normal":
-            mx.clear_cache()
-
     def _prefill(self) -> Generator[Reading]:
         """Reads the prompt into the cache but for its tail."""
         drafting, engine = self._session.drafting, self._engine
-        self._make_room()
+        memory_guard.make_room(engine, self._target, self._prompt, self._options.max_tokens)
         most = min(len(self._prompt) + self._options.max_tokens, engine.context_length)
         needed = engine.fit.needs.cache.at(most)
         remember, recall = self._options.remember, self._session.recall

@@ -169,8 +169,13 @@ class Target:
 
     def reach(self, prompt: Sequence[int]) -> int:
         """How many tokens of `prompt` need not be read again."""
+        best = self.best(prompt)
+        return best.reach(best.shared(prompt))
+
+    def best(self, prompt: Sequence[int]) -> TokenHistory:
+        """The history that leaves least of `prompt` to read."""
         histories = [self.history, *self.caches.histories()]
-        return max(each.reach(each.shared(prompt)) for each in histories)
+        return max(histories, key=lambda each: each.reach(each.shared(prompt)))
 
     def _continue(self, history: TokenHistory, length: int, needed: int) -> None:
         """Makes the first `length` tokens of a history the one that is gone on with."""
