@@ -148,14 +148,16 @@ async def test_a_long_conversation_opens_at_its_end_and_pages_back() -> None:
             if it.prompts[0] == "prompt 0" and it.transcript.scroll_y == 0:
                 break
             await it.press("pageup")
-        assert (it.prompts[0], len(it.prompts), len(it.app.query(Earlier))) == ("prompt 0", 20, 0)
-        assert "14 later" in str(it.app.query_one(Later).render())
+        assert (it.prompts[0], len(it.app.query(Earlier))) == ("prompt 0", 0)
+        assert len(it.prompts) <= 32, "a line of the terminal makes room for four thirds of a turn"
+        assert f"{34 - len(it.prompts)} later" in str(it.app.query_one(Later).render())
         assert it.transcript.scroll_y == 0
         for _ in range(60):
             if it.prompts[-1] == "prompt 33":
                 break
             await it.press("pagedown")
-        assert (it.prompts[-1], len(it.prompts), len(it.app.query(Later))) == ("prompt 33", 20, 0)
+        assert (it.prompts[-1], len(it.app.query(Later))) == ("prompt 33", 0)
+        assert len(it.prompts) <= 32
         await it.press("tab", "home", "home")
         assert (it.prompts[0], it.transcript.scroll_y) == ("prompt 0", 0)
         await it.press("tab")

@@ -136,8 +136,9 @@ def seen(it: Chat) -> list[str]:
     return [line[:70] for line in on_screen(it).splitlines()[1 : it.transcript.size.height]]
 
 
-async def test_a_message_that_was_found_is_shown_wherever_it_is() -> None:
-    async with chat() as it:
+@pytest.mark.parametrize("height", [24, 50])  # the second shows the end of what is mounted too
+async def test_a_message_that_was_found_is_shown_wherever_it_is(height: int) -> None:
+    async with chat(size=(80, height)) as it:
         await it.app.library.show(conversation(200), "r70")
         await until(it.pilot, lambda: "answer 70" in on_screen(it))
         await until(it.pilot, lambda: is_quiet(it))

@@ -16,7 +16,7 @@ from akunu_py.tui.transcript.turn import AnswerView, PromptView
 
 PAGE = 10  # turns mounted at first, and at the end
 _STEP = 5  # more of them where the reader comes near an end
-_MAX_MOUNTED = 20
+_MAX_MOUNTED = 20  # more where the screen shows more
 
 MessageView = PromptView | AnswerView
 
@@ -51,6 +51,11 @@ class TurnColumn(Vertical):
         """Those that are mounted."""
         return [view.turn for view in self.children if isinstance(view, PromptView)]
 
+    @property
+    def is_laid_out(self) -> bool:
+        """Whether all that is mounted has its height."""
+        return all(view.size.height for view in self.messages)
+
     async def show(self, turns: Sequence[Turn], middle: int | None = None) -> None:
         """Mounts the turns around the one at `middle`, the last ones for None, and no others."""
         await self.remove_children()
@@ -72,7 +77,7 @@ class TurnColumn(Vertical):
 
     async def trim(self) -> None:
         """Unmounts all but the last turns, where they have become many."""
-        if len(turns := self.turns) > _MAX_MOUNTED:
+        if len(turns := self.turns) > self._most:
             await self._unmount_first(turns, len(turns) - PAGE)
             await self._show_counts()
 
@@ -83,9 +88,9 @@ class TurnColumn(Vertical):
         first = self.messages[0] if self.messages else None
         await self.mount_all(self._views(more), before=first)
         turns = self.turns
-        if len(turns) > _MAX_MOUNTED:
-            self.after[:0] = turns[_MAX_MOUNTED:]
-            await self.cut(turns[_MAX_MOUNTED])
+        if len(turns) > (most := self._most):
+            self.after[:0] = turns[most:]
+            await self.cut(turns[most])
         await self._show_counts()
 
     async def move_down(self) -> None:
@@ -95,8 +100,14 @@ class TurnColumn(Vertical):
         await self.query_children(Later).remove()
         await self.mount_all(self._views(more))
         turns = self.turns
-        await self._unmount_first(turns, max(0, len(turns) - _MAX_MOUNTED))
+        await self._unmount_first(turns, max(0, len(turns) - self._most))
         await self._show_counts()
+
+    @property
+    def _most(self) -> int:
+        """How many turns may be mounted: four screens of the shortest, which take three lines, so
+        that what one end takes away is not missed at the other."""
+        return max(_MAX_MOUNTED, self.app.size.height * 4 // 3)
 
     def _views(self, turns: Sequence[Turn]) -> list[Widget]:
         return [view for turn in turns for view in self._make(turn)]
@@ -174,6 +185,12 @@ class SteadyScroll(VerticalScroll):
             ((each, top) for each, top in tops.items() if top in seen), (None, 0)
         )
         return result
+
+    def _check_anchor(self) -> None:
+        """Textual follows the end again where the reader comes to it: not where later turns exist
+        that are not mounted."""
+        if not self._column.after:
+            super()._check_anchor()
 
     def _shift(self, lines: int) -> None:
         if lines:

@@ -110,6 +110,8 @@ class Transcript(SteadyScroll):
             await self._column.show(turns, places[0] if places else None)
         self.can_focus = bool(turns)
         self.anchor()
+        if self._column.after:
+            self.release_anchor()
         for view in self._column.messages:
             turn = view.turn
             if message == (turn.prompt.id if isinstance(view, PromptView) else turn.reply_id):
@@ -365,13 +367,12 @@ class Transcript(SteadyScroll):
         self._update_pending = False
         column, near = self._column, self.size.height
         self._choose_seen()
-        if self._anchor_released and not self.is_adjusting:
-            if self.scroll_y < near and column.before:
-                await self._move(column.move_up())
-            elif self.max_scroll_y - self.scroll_y < near and column.after:
-                self.release_anchor()
-                await self._move(column.move_down())
-        async with self._mounting:
+        async with self._mounting:  # what is decided here holds until it is done
+            if self._anchor_released and not self.is_adjusting and column.is_laid_out:
+                if self.scroll_y < near and column.before:
+                    await column.move_up()
+                elif self.max_scroll_y - self.scroll_y < near and column.after:
+                    await column.move_down()
             await self._update_sections()
 
     async def _update_sections(self) -> None:
