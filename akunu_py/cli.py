@@ -29,12 +29,14 @@ _COMMANDS = {  # name: (module, summary)
     "run": ("akunu_py.commands.run", "one answer to stdout, statistics to stderr"),
     "complete": ("akunu_py.commands.complete", "complete code, for an editor that feeds it"),
     "serve": ("akunu_py.commands.serve", "the model for other programs, over HTTP"),
+    "launch": ("akunu_py.commands.launch", "a coding agent on a model of yours"),
     "models": ("akunu_py.commands.models", "the models on this machine"),
     "chats": ("akunu_py.commands.chats", "the conversations that were kept"),
     "cache": ("akunu_py.commands.cache", "what models had read, kept on disk"),
     "info": ("akunu_py.commands.info", "this machine, versions, store: for a bug report"),
     "bench": ("akunu_py.bench.cli", "measure the speed of decoding"),
 }
+_LAUNCH = "launch"
 _BENCH = "bench"  # its module has a parser of its own, with a default action
 
 
@@ -75,7 +77,7 @@ def _run(arguments: list[str]) -> int:
         arguments = [*arguments[1:2], "--debug", *arguments[2:]]  # after the command
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in _TOP_LEVEL):
         arguments = ["chat", *arguments]
-    own, rest = (arguments[:1], arguments[1:]) if arguments[0] == _BENCH else (arguments, [])
+    own, rest = _for_others(arguments)
     try:
         args = _parser(arguments[0]).parse_args(own)
         args.rest = rest
@@ -83,6 +85,16 @@ def _run(arguments: list[str]) -> int:
     except SystemExit as end:  # argparse's, after --help or wrong usage
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     return code
+
+
+def _for_others(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """The arguments that are parsed here, and those that another program or parser gets."""
+    if arguments[0] == _BENCH:
+        return arguments[:1], arguments[1:]
+    if arguments[0] == _LAUNCH and "--" in arguments:
+        at = arguments.index("--")
+        return arguments[:at], arguments[at + 1 :]
+    return arguments, []
 
 
 def _parser(asked: str) -> argparse.ArgumentParser:

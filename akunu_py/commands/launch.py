@@ -1,0 +1,247 @@
+"""`akunu launch`: a coding agent on a model of this machine, with what it must be told and nothing
+else: no file of it is written or changed."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from akunu_py.arguments import positive
+from akunu_py.commands.serve import DEFAULT_PORT, KEY_VARIABLE
+from akunu_py.errors import AkunuError, UsageError, one_line
+from akunu_py.models import store
+from akunu_py.settings import load_settings
+from akunu_py.text import for_output, say
+
+_ANSWER_S = 5.0  # for a server that runs to say so
+_LOAD_S = 600.0  # for a model to be loaded
+_LOOK_S = 0.1
+_END_S = 30.0
+_NO_KEY = "none"  # clients insist on one
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A server. context: tokens that the model holds, 0 where that is not known. key: that requests
+    must have, "" for none."""
+
+    url: str
+    model: str
+    context: int = 0
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What is run: a program, and what is in its environment beside ours."""
+
+    command: list[str]
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def _codex(served: Served) -> Launch:
+    """Source: Codex's docs/config.md. It has web search on, which only OpenAI's servers run."""
+    provider = "model_providers.akunu"
+    values: dict[str, Any] = {
+        "model": served.model,
+        "model_provider": "akunu",
+        f"{provider}.name": "akunu",
+        f"{provider}.base_url": f"{served.url}/v1",
+        f"{provider}.wire_api": "responses",
+        "web_search": "disabled",
+        "analytics.enabled": False,
+    }
+    if served.context:
+        values["model_context_window"] = served.context
+    if served.key:
+        values[f"{provider}.env_key"] = KEY_VARIABLE
+    options = [part for name, value in values.items() for part in ("-c", _toml(name, value))]
+    return Launch(["codex", *options], {KEY_VARIABLE: served.key} if served.key else {})
+
+
+def _toml(name: str, value: Any) -> str:
+    return f"{name}={json.dumps(value)}"
+
+
+def _opencode(served: Served) -> Launch:
+    """Source: opencode.ai/docs/config and /docs/providers."""
+    model: dict[str, Any] = {"name": served.model, "tool_call": True}
+    if served.context:
+        answer = min(8192, served.context // 4)
+        model["limit"] = {"context": served.context, "output": answer}
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "akunu",
+        "options": {"baseURL": f"{served.url}/v1", "apiKey": served.key or _NO_KEY},
+        "models": {served.model: model},
+    }
+    name = f"akunu/{served.model}"
+    config = {
+        "model": name,
+        "small_model": name,
+        "share": "disabled",
+        "autoupdate": False,
+        "provider": {"akunu": provider},
+    }
+    return Launch(["opencode"], {"OPENCODE_CONFIG_CONTENT": json.dumps(config)})
+
+
+def _aider(served: Served) -> Launch:
+    """Source: aider.chat/docs/llms/openai-compat.html."""
+    return Launch(
+        ["aider", "--model", f"openai/{served.model}", "--no-show-model-warnings"],
+        {
+            "OPENAI_API_BASE": f"{served.url}/v1",
+            "OPENAI_API_KEY": served.key or _NO_KEY,
+            "AIDER_ANALYTICS": "false",
+            "AIDER_CHECK_UPDATE": "false",
+        },
+    )
+
+
+def _claude(served: Served) -> Launch:
+    """Source: docs.claude.com, "LLM gateway configuration"."""
+    return Launch(
+        ["claude", "--model", served.model],
+        {
+            "ANTHROPIC_BASE_URL": served.url,
+            "ANTHROPIC_AUTH_TOKEN": served.key or _NO_KEY,
+            "ANTHROPIC_SMALL_FAST_MODEL": served.model,
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        },
+    )
+
+
+CLIENTS: dict[str, Callable[[Served], Launch]] = {
+    "codex": _codex,
+    "opencode": _opencode,
+    "aider": _aider,
+    "claude": _claude,
+}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "client", choices=[*CLIENTS], help="the program to start; what is behind -- is for it"
+    )
+    parser.add_argument("--model", default=None, metavar="NAME_OR_PATH")
+    parser.add_argument("--port", type=positive, default=DEFAULT_PORT, help="default: %(default)s")
+    parser.add_argument(
+        "--print", action="store_true", dest="show", help="show what would be run, and run nothing"
+    )
+    parser.add_argument(
+        "arguments", nargs="*", metavar="ARGUMENT", help="for the client, behind --"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    url, key = f"http://127.0.0.1:{args.port}", os.environ.get(KEY_VARIABLE, "")
+    found = find_server(url, key)
+    if found is None or args.model:
+        wanted = store.resolve(args.model or load_settings().model).name
+    else:
+        wanted = found.model
+    if args.show:
+        print(for_output(shown(_asked(args, found or Served(url, wanted, key=key)))))
+        return 0
+    if found is not None and found.model != wanted:
+        raise UsageError(
+            f"{url} serves {found.model}, not {wanted}; leave out --model, or choose another --port"
+        )
+    name = _asked(args, found or Served(url, wanted)).command[0]
+    if shutil.which(name) is None:
+        raise UsageError(f"there is no program {name} here; install it, then launch it again")
+    with contextlib.nullcontext(found) if found else started(args, url, key) as served:
+        launch = _asked(args, served)
+        return _wait(launch)
+
+
+def _asked(args: argparse.Namespace, served: Served) -> Launch:
+    launch = CLIENTS[args.client](served)
+    return Launch([*launch.command, *args.rest], launch.environment)
+
+
+def shown(launch: Launch) -> str:
+    """A launch as one types it into a shell."""
+    values = [f"{name}={shlex.quote(value)}" for name, value in launch.environment.items()]
+    return " ".join([*values, shlex.join(launch.command)])
+
+
+def _wait(launch: Launch) -> int:
+    """The client, which has the terminal, and its signals, to itself."""
+    process = subprocess.Popen(launch.command, env={**os.environ, **launch.environment})
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:  # which the client has got too
+            continue
+
+
+def find_server(url: str, key: str) -> Served | None:
+    """What is served at `url`; None where nobody answers. Raises UsageError where it is not
+    akunu, or wants another key."""
+    request = urllib.request.Request(f"{url}/v1/models", headers=_headers(key))
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=_ANSWER_S) as reply:
+            (model,) = json.load(reply)["data"]
+            return Served(url, str(model["id"]), int(model["context_length"]), key)
+    except urllib.error.HTTPError as error:
+        hint = f"; set its key in {KEY_VARIABLE}" if error.code == 401 else ""
+        raise UsageError(f"{url} answers with {error.code}{hint}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"what answers at {url} is not akunu; choose another --port") from error
+    except OSError:
+        return None
+
+
+def _headers(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
+@contextlib.contextmanager
+def started(args: argparse.Namespace, url: str, key: str) -> Iterator[Served]:
+    """A server that runs as long as the client does."""
+    command = [sys.executable, "-m", "akunu_py", "serve", "--port", str(args.port), "--quiet"]
+    command += ["--model", args.model] if args.model else []
+    say(f"starting a server at {url}", error=True)
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # a Ctrl-C is the client's
+        )
+        try:
+            yield _loaded(process, output, url, key)
+        finally:
+            process.terminate()
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _loaded(process: subprocess.Popen[bytes], output: Any, url: str, key: str) -> Served:
+    end = time.monotonic() + _LOAD_S
+    while process.poll() is None and time.monotonic() < end:
+        if served := find_server(url, key):
+            return served
+        time.sleep(_LOOK_S)
+    output.seek(0)
+    said: Sequence[bytes] = output.read().splitlines() or [b"no word of why"]
+    raise AkunuError(f"no server: {one_line(said[-1].decode(errors='replace'))}")

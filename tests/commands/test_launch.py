@@ -1,0 +1,126 @@
+"""`akunu launch`: clients start with what they must be told, on a server that is there or begun."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from akunu_py.commands.launch import CLIENTS
+from tests.support.command import akunu, run_here
+from tests.support.serving import write_served_model
+
+OURS = ("AKUNU_", "OPENAI_", "AIDER_", "OPENCODE_", "ANTHROPIC_", "CLAUDE_")
+SAYS = f"""#!{sys.executable}
+import json, os, sys, urllib.request
+said = {{"arguments": sys.argv[1:], "environment": dict(os.environ)}}
+if os.environ.get("ASK"):
+    said["models"] = json.load(urllib.request.urlopen(os.environ["ASK"] + "/v1/models"))
+json.dump(said, open(os.environ["SAYS"], "w"))
+sys.exit(7)
+"""
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Programs of the clients' names are found, which write down what they were told, here."""
+    for name in CLIENTS:
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(SAYS)
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("SAYS", str(tmp_path / "said.json"))
+    monkeypatch.delenv("AKUNU_API_KEY", raising=False)
+    return tmp_path / "said.json"
+
+
+class _Models(BaseHTTPRequestHandler):
+    """A server with one model, which takes no request without its key."""
+
+    def do_GET(self) -> None:
+        known = self.headers["authorization"] == "Bearer secret"
+        body = json.dumps({"data": [{"id": "served", "context_length": 4096}]}).encode()
+        self.send_response(200 if known else 401)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Models) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.usefixtures("own_directories")
+@pytest.mark.parametrize("client", [*CLIENTS])
+def test_what_is_shown_is_what_is_run(
+    client: str, told: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line that --print shows tells a client the same when it is typed into a shell."""
+    monkeypatch.setenv("AKUNU_API_KEY", "secret")
+    options = [client, "--port", str(port)]
+    assert run_here("launch", *options, "--", "it's", "--model").returncode == 7
+    run = json.loads(told.read_text())
+    shown = run_here("launch", *options, "--print", "--", "it's", "--model")
+    assert subprocess.run(shown.stdout, shell=True).returncode == 7
+    typed = json.loads(told.read_text())
+    for said in (run, typed):  # the rest is a shell's, or Python's
+        names = [name for name in said["environment"] if name.startswith(OURS)]
+        said["environment"] = {name: said["environment"][name] for name in names}
+    assert typed == run
+    assert run["arguments"][-2:] == ["it's", "--model"]
+    everything = json.dumps(run)
+    for needed in (f"http://127.0.0.1:{port}", "served", "secret"):
+        assert needed in everything
+
+
+@pytest.mark.usefixtures("own_directories")
+def test_refusals(told: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ("launch", "codex", "--port", str(port))
+    no_key = run_here(*options)
+    assert (no_key.returncode, "AKUNU_API_KEY" in no_key.stderr) == (2, True)
+    monkeypatch.setenv("AKUNU_API_KEY", "secret")
+    monkeypatch.setenv("PATH", str(told.parent))
+    no_program = run_here(*options)
+    assert (no_program.returncode, "no program codex" in no_program.stderr) == (2, True)
+    assert not told.exists()
+
+
+def _free() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
+
+
+def test_a_server_is_begun_and_ended(
+    told: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, port = write_served_model(tmp_path / "tiny-model"), _free()
+    monkeypatch.setenv("ASK", f"http://127.0.0.1:{port}")
+    done = akunu("launch", "aider", "--model", str(model), "--port", str(port))
+    assert done.returncode == 7, done.stderr
+    said = json.loads(told.read_text())
+    (served,) = said["models"]["data"]
+    assert said["arguments"][:2] == ["--model", f"openai/{served['id']}"]
+    with socket.socket() as gone:
+        assert gone.connect_ex(("127.0.0.1", port))
