@@ -166,6 +166,7 @@ class GenerateOptions:
     stop: texts that end an answer; they are not part of it. stop_tokens: tokens that do, beside
     those of the model.
     remember: whether the answer joins the memory that later answers are drafted from.
+    markers: texts that stay in the answer though they are special tokens of the model.
     """
 
     max_tokens: int = DEFAULT_MAX_TOKENS
@@ -175,6 +176,7 @@ class GenerateOptions:
     stop: tuple[str, ...] = ()
     stop_tokens: tuple[int, ...] = ()
     remember: bool = True
+    markers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +293,15 @@ class Tool:
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Whether tools are called. "named": the one called `name`, and once; "required": at least one;
+    "auto": as the model likes; "none": not at all."""
+
+    mode: Literal["auto", "none", "required", "named"] = "auto"
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,23 +32,30 @@ _START_S = 60.0  # on a machine that is busy with other things
 _LOOK_S = 0.05  # between two looks at the memory of the process
 
 
-def render(tokenizer: Any, turns: Sequence[Mapping[str, str]], model: str) -> str:
+def render(
+    tokenizer: Any,
+    turns: Sequence[Mapping[str, Any]],
+    model: str,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> str:
     """The text that the model reads for a conversation, up to where its answer starts.
+
+    turns, tools: in the shape that templates expect, which is that of OpenAI's API.
 
     Raises UnsupportedModel where its template fails, takes too long or writes too much.
     """
     try:
         if tokenizer.has_own_renderer:  # code of mlx-lm or transformers, no template
             text = tokenizer.apply_chat_template(
-                list(turns), add_generation_prompt=True, tokenize=False
+                list(turns), tools=list(tools) or None, add_generation_prompt=True, tokenize=False
             )
         else:
             text = _process.render(
-                tokenizer.get_chat_template(),
+                tokenizer.get_chat_template(tools=list(tools) or None),
                 tokenizer.special_tokens_map
                 | {"enable_thinking": tokenizer.has_thinking, "add_generation_prompt": True}
-                | {"messages": list(turns), "tools": None, "documents": None},
-                LONGEST + 2 * sum(len(turn["content"]) for turn in turns),
+                | {"messages": list(turns), "tools": list(tools) or None, "documents": None},
+                LONGEST + 2 * (_length(turns) + _length(tools)),
             )
         text.encode()  # a lone surrogate would only show in the tokenizer
     except Exception as error:  # a tokenizer's own renderer raises whatever Python raises
@@ -57,6 +64,15 @@ def render(tokenizer: Any, turns: Sequence[Mapping[str, str]], model: str) -> st
             "continue a text instead (akunu run --raw), or use another model"
         ) from error
     return str(text)
+
+
+def _length(value: Any) -> int:
+    """Characters of all texts in it."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(_length(key) + _length(each) for key, each in value.items())
+    return sum(map(_length, value)) if isinstance(value, list | tuple) else 1
 
 
 def start() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from akunu_py.decoding import chat_template, device, footprint, kvcache
+from akunu_py.decoding import chat_template, conversation, device, footprint, kvcache
 from akunu_py.decoding.device import lay_out_weights
 from akunu_py.decoding.thinking import prompt_opens_thinking, thinking_markers
 from akunu_py.decoding.token_ids import common_prefix
@@ -17,11 +17,15 @@ from akunu_py.errors import UnsupportedModel, UsageError
 from akunu_py.models.fit import Fit, choose_context
 from akunu_py.models.mlx_loader import load_model, load_tokenizer
 from akunu_py.models.model_files import boundary
-from akunu_py.types import Message, WeightMode
+from akunu_py.types import Message, Tool, ToolCall, WeightMode
 
 _UNKNOWN_CONTEXT = 4096
 # Checkpoints name one end token, often that of a chat turn; plain text ends with another.
-_END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<end_of_turn>")
+_END_TOKENS = (
+    "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<end_of_turn>",
+    # That of a call of a tool, or where its result follows.
+    "<|eom_id|>", "<|call|>", "<|observation|>", "<|tool_response>", "<start_function_response>",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +148,11 @@ class Engine:
         """Tokens of a raw text, with the beginning-of-text token where the model has one."""
         return [int(token) for token in self.tokenizer.encode(text)]
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """Tokens of a conversation in the model's chat template, up to where its answer starts, or
         continues, where the last message is the beginning of an answer.
+
+        tools: what the model may call; see `conversation`.
 
         Raises UsageError where there is no template, UnsupportedModel where it fails.
         """
@@ -155,23 +161,30 @@ class Engine:
                 f"{self.name} has no chat template, so it cannot chat; "
                 "continue a text instead: akunu run --raw"
             )
-        begun = messages[-1].content if messages[-1].role == "assistant" else ""
-        turns = [
-            {"role": message.role, "content": message.content}
-            for message in (messages[:-1] if begun else messages)
-        ]
-        text = chat_template.render(self.tokenizer, turns, self.name)
+        begun = messages[-1].content if _is_begun(messages[-1]) else ""
+        told = messages[:-1] if begun else messages
+        text = conversation.render(self.tokenizer, told, tools, self.name)
         tokens = self.tokenizer.encode(text, add_special_tokens=False)
         return [int(token) for token in [*tokens, *self._encode_begun(tokens, begun)]]
 
-    def stable_prefix(self, messages: Sequence[Message], prompt: Sequence[int]) -> int:
+    def stable_prefix(
+        self, messages: Sequence[Message], prompt: Sequence[int], tools: Sequence[Tool] = ()
+    ) -> int:
         """How many tokens of `prompt`, which `encode_chat` made of `messages`, the next turn's will
-        begin with: found by rendering one, because templates drop or rewrite what they please."""
-        next_turn = [*messages, Message("assistant", "Yes."), Message("user", "Go on.")]
-        if messages[-1].role == "assistant":  # which is continued
+        begin with: found by rendering one, because templates drop or rewrite what they please.
+
+        With tools that is the result of a call: most turns of an agent are, and a template may keep
+        until the user speaks again what it drops then."""
+        if tools:
+            call = ToolCall(tools[0].name, "{}", "call00000")
+            answer = Message("assistant", "", tool_calls=(call,))
+            next_turn = [*messages, answer, Message("tool", "Yes.", tool_call_id=call.id)]
+        else:
+            next_turn = [*messages, Message("assistant", "Yes."), Message("user", "Go on.")]
+        if _is_begun(messages[-1]):  # which is continued
             del next_turn[-2]
         try:
-            return common_prefix(self.encode_chat(next_turn), prompt)
+            return common_prefix(self.encode_chat(next_turn, tools), prompt)
         except UnsupportedModel:  # it takes no such conversation
             return 0
 
@@ -184,6 +197,11 @@ class Engine:
         if markers is not None and prompt_opens_thinking(self.tokenizer, prompt):
             begun = f"\n{markers[1]}\n\n{begun}"
         return list(self.tokenizer.encode(begun, add_special_tokens=False))
+
+
+def _is_begun(message: Message) -> bool:
+    """Whether the model is to continue it."""
+    return message.role == "assistant" and not message.tool_calls
 
 
 def _own_context(config: dict[str, Any]) -> int:

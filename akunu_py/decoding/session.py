@@ -169,12 +169,17 @@ class Generation:
         )
         self._room = engine.context_length - len(self._prompt)
         self._cancelled = threading.Event()
-        self._decoder = StreamDecoder(engine, self._prompt, options.stop)
+        self._decoder = StreamDecoder(engine, self._prompt, options.stop, options.markers)
         self.stats = Stats(prompt_tokens=len(self._prompt))
         self.tokens: list[int] = []
         self.text = ""
         self.thinking = ""
         self.finish_reason: FinishReason | None = None
+
+    @property
+    def stop_sequence(self) -> str:
+        """The stop sequence that ended the answer, "" for none."""
+        return self._decoder.stop_sequence
 
     def cancel(self) -> None:
         """Ends the answer after the pass that is running. May be called from any thread."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from akunu_py.decoding import channels
+from akunu_py.decoding.channels import ChannelSplitter, is_harmony
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.stop_sequences import StopText, TextRun
 from akunu_py.decoding.thinking import (
     ThinkingSplitter,
     prompt_opens_thinking,
     special_marker_tokens,
+    special_tokens_in,
     thinking_markers,
 )
 from akunu_py.types import Piece, TextPiece
@@ -22,13 +25,27 @@ _LONGEST_CHARACTER = 4  # bytes in UTF-8, so at most as many tokens
 class StreamDecoder:
     """The text of one answer while its tokens come in. Raises UsageError for an empty stop."""
 
-    def __init__(self, engine: Engine, prompt: Sequence[int], stops: Sequence[str]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        prompt: Sequence[int],
+        stops: Sequence[str],
+        markers: Sequence[str] = (),
+    ) -> None:
+        """markers: texts that are given out though they are special tokens."""
         tokenizer = engine.tokenizer
-        start, end = thinking_markers(tokenizer) or (None, None)
-        inside = prompt_opens_thinking(tokenizer, prompt)
         self._detokenizer = Detokenizer(tokenizer, prompt[-1])
-        self._markers = special_marker_tokens(tokenizer)
-        self._splitter = ThinkingSplitter(start, end, inside=inside)
+        self._splitter: ChannelSplitter | ThinkingSplitter
+        if is_harmony(tokenizer):
+            self._markers = special_tokens_in(tokenizer, channels.MARKERS)
+            self._splitter = ChannelSplitter()
+        else:
+            start, end = thinking_markers(tokenizer) or (None, None)
+            inside = prompt_opens_thinking(tokenizer, prompt)
+            self._markers = special_marker_tokens(tokenizer)
+            self._splitter = ThinkingSplitter(start, end, inside=inside)
+        if markers:
+            self._markers = self._markers | special_tokens_in(tokenizer, markers)
         self._stop = StopText(stops)
         self._ends = engine.stop_tokens
 
@@ -36,6 +53,11 @@ class StreamDecoder:
     def stopped(self) -> bool:
         """Whether a stop sequence was found: nothing more belongs to the answer."""
         return self._stop.found is not None
+
+    @property
+    def stop_sequence(self) -> str:
+        """The one that was found, "" for none."""
+        return self._stop.found or ""
 
     def add(self, piece: Piece) -> tuple[TextPiece, int]:
         """The text of a piece, and how many of its tokens belong to the answer."""

@@ -34,7 +34,16 @@ def special_marker_tokens(tokenizer: Any) -> dict[int, str]:
     """
     if thinking_markers(tokenizer) is None:
         return {}
-    tokens = {*tokenizer.think_start_tokens, *tokenizer.think_end_tokens}
+    return _special(tokenizer, {*tokenizer.think_start_tokens, *tokenizer.think_end_tokens})
+
+
+def special_tokens_in(tokenizer: Any, texts: Sequence[str]) -> dict[int, str]:
+    """The tokens of `texts` that decoding without special tokens drops, with their text."""
+    encoded = (tokenizer.encode(text, add_special_tokens=False) for text in texts)
+    return _special(tokenizer, {int(token) for tokens in encoded for token in tokens})
+
+
+def _special(tokenizer: Any, tokens: set[int]) -> dict[int, str]:
     return {
         int(token): str(tokenizer.decode([token], skip_special_tokens=False))
         for token in sorted(tokens)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from akunu_py.decoding.jobs import text_job
 from akunu_py.serve.dialect import Dialect, Endpoint, Prepared
 from akunu_py.serve.errors import RequestError
-from akunu_py.serve.jobs import text_job
 from akunu_py.serve.messages.bodies import CountBody, MessagesBody, PromptBody, ThinkingBody
 from akunu_py.serve.messages.conversation import constraint_of, messages_of, tools_of
 from akunu_py.serve.messages.reply import MessageEncoder, error_body, whole_message

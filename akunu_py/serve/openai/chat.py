@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from akunu_py.decoding.jobs import text_job
 from akunu_py.serve.bodies import Body, Ignored
 from akunu_py.serve.dialect import Prepared
-from akunu_py.serve.jobs import text_job
 from akunu_py.serve.openai.chat_encoder import ChatEncoder, ChatHead, whole_chat
 from akunu_py.serve.openai.messages import MessageBody, messages_of
 from akunu_py.serve.openai.sampling import (

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from pydantic import Field
 
+from akunu_py.decoding.jobs import text_job
 from akunu_py.decoding.scheduler import Job
 from akunu_py.serve.dialect import Prepared
 from akunu_py.serve.errors import RequestError
-from akunu_py.serve.jobs import text_job
 from akunu_py.serve.openai.completions_encoder import CompletionsEncoder, Head, whole_completions
 from akunu_py.serve.openai.sampling import (
     SamplingBody,

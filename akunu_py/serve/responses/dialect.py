@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from akunu_py.decoding.constraint.matcher import matches
+from akunu_py.decoding.jobs import text_job
 from akunu_py.serve.dialect import Dialect, Endpoint, Prepared
 from akunu_py.serve.errors import RequestError
-from akunu_py.serve.jobs import text_job
 from akunu_py.serve.openai.sampling import SamplingBody, generate_options, schema_constraint
 from akunu_py.serve.openai.shapes import error_body
 from akunu_py.serve.responses.bodies import ResponsesBody

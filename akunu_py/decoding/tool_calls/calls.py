@@ -1,0 +1,64 @@
+"""The calls that are found in an answer, as events."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Event
+from akunu_py.decoding.tool_calls.reader import Malformed
+from akunu_py.types import Tool
+
+_NAME = re.compile(r"[\w.:/-]{1,256}")
+
+
+class Calls:
+    """Takes down what a format finds. `made`: how many calls are complete."""
+
+    def __init__(
+        self,
+        tools: Sequence[Tool],
+        emit: Callable[[Event], None],
+        new_id: Callable[[], str],
+        *,
+        known_only: bool = False,
+    ) -> None:
+        """known_only: whether a call must be of one of `tools`."""
+        self._tools = {tool.name: tool for tool in tools}
+        self._emit, self._new_id = emit, new_id
+        self.known_only = known_only
+        self.open = False
+        self.made = 0
+        self._first = True  # of the parameters of the call
+
+    def begin(self, name: str, call_id: str = "") -> None:
+        """Raises Malformed for what is no name of a function."""
+        name = name.strip()
+        if self.open or not _NAME.fullmatch(name) or (self.known_only and name not in self._tools):
+            raise Malformed
+        self.open = self._first = True
+        self._emit(CallBegun(call_id or self._new_id(), name))
+
+    def arguments(self, text: str) -> None:
+        """More of the JSON object."""
+        self._emit(CallArguments(text))
+
+    def parameter(self, name: str) -> None:
+        """Another member of the object, whose value follows as `arguments`."""
+        self.arguments(("{" if self._first else ", ") + json.dumps(name, ensure_ascii=False) + ": ")
+        self._first = False
+
+    def end(self, *, parameters: bool = False) -> None:
+        """parameters: whether the object was made of such."""
+        if parameters:
+            self.arguments("{}" if self._first else "}")
+        self.open = False
+        self.made += 1
+        self._emit(CallEnded())
+
+    def schema(self, name: str) -> Mapping[str, Any]:
+        """The schema of the arguments of a tool; an empty one for a tool that is not known."""
+        tool = self._tools.get(name.strip())
+        return tool.parameters if tool else {}
