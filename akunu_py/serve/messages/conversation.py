@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from akunu_py.serve.errors import RequestError
 from akunu_py.serve.messages.bodies import (
@@ -22,7 +22,7 @@ from akunu_py.serve.messages.bodies import (
     Turn,
 )
 from akunu_py.serve.turns import BETWEEN, joined
-from akunu_py.types import Constraint, Message, Tool, ToolCall
+from akunu_py.types import Constraint, Message, Tool, ToolCall, ToolChoice
 
 
 def messages_of(body: PromptBody) -> list[Message]:
@@ -109,6 +109,25 @@ def _tool(tool: ToolBody, place: str) -> Tool:
     if tool.input_schema is None:
         raise RequestError(f"{place}.input_schema: field required", param=f"{place}.input_schema")
     return Tool(tool.name, tool.description or "", tool.input_schema, bool(tool.strict))
+
+
+def choice_of(body: PromptBody, tools: Sequence[Tool]) -> tuple[ToolChoice, bool]:
+    """Whether tools are called, and whether there may be several calls. Raises RequestError."""
+    asked = body.tool_choice
+    if asked is None:
+        return ToolChoice(), True
+    if asked.type == "tool" and asked.name not in [tool.name for tool in tools]:
+        message = f"tool_choice: there is no tool {(asked.name or '')[:100]!r}"
+        raise RequestError(message, param="tool_choice.name")
+    if asked.type == "any" and not tools:
+        raise RequestError("tool_choice: there are no tools", param="tool_choice")
+    modes: dict[str, Literal["auto", "required", "named", "none"]] = {
+        "auto": "auto",
+        "any": "required",
+        "tool": "named",
+        "none": "none",
+    }
+    return ToolChoice(modes[asked.type], asked.name or ""), not asked.disable_parallel_tool_use
 
 
 def constraint_of(body: PromptBody) -> Constraint | None:

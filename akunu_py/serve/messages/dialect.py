@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from akunu_py.decoding.jobs import text_job
+from akunu_py.decoding.jobs import chat_job
 from akunu_py.serve.dialect import Dialect, Endpoint, Prepared
-from akunu_py.serve.errors import RequestError
-from akunu_py.serve.messages.bodies import CountBody, MessagesBody, PromptBody, ThinkingBody
-from akunu_py.serve.messages.conversation import constraint_of, messages_of, tools_of
+from akunu_py.serve.messages.bodies import CountBody, MessagesBody, ThinkingBody
+from akunu_py.serve.messages.conversation import choice_of, constraint_of, messages_of, tools_of
 from akunu_py.serve.messages.reply import MessageEncoder, error_body, whole_message
 from akunu_py.serve.openai.sampling import SamplingBody, generate_options
 from akunu_py.serve.service import Service
@@ -26,7 +25,9 @@ def prepare_message(body: MessagesBody, service: Service) -> Prepared:
         stop=body.stop_sequences,
     )
     options = generate_options(sampling, service, body.max_tokens, constraint_of(body))
-    job = text_job(_prompt(body, service), options)
+    tools = tools_of(body)
+    choice, parallel = choice_of(body, tools)
+    job = chat_job(service.engine, messages_of(body), options, tools, choice, parallel=parallel)
     shown = shows_thinking(body.thinking)
     return Prepared(
         [job],
@@ -38,13 +39,7 @@ def prepare_message(body: MessagesBody, service: Service) -> Prepared:
 def count_tokens(body: CountBody, service: Service) -> Mapping[str, Any]:
     """How many tokens the model would read. Raises RequestError."""
     service.check_model(body.model)
-    return {"input_tokens": len(_prompt(body, service))}
-
-
-def _prompt(body: PromptBody, service: Service) -> list[int]:
-    if tools_of(body):
-        raise RequestError("unsupported parameter: tools", param="tools")
-    return service.engine.encode_chat(messages_of(body))
+    return {"input_tokens": len(service.engine.encode_chat(messages_of(body), tools_of(body)))}
 
 
 def shows_thinking(asked: ThinkingBody | None) -> bool:

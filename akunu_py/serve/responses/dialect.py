@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from akunu_py.decoding.constraint.matcher import matches
-from akunu_py.decoding.jobs import text_job
+from akunu_py.decoding.jobs import chat_job, text_job
 from akunu_py.serve.dialect import Dialect, Endpoint, Prepared
 from akunu_py.serve.errors import RequestError
 from akunu_py.serve.openai.sampling import SamplingBody, generate_options, schema_constraint
@@ -16,7 +16,7 @@ from akunu_py.serve.openai.shapes import error_body
 from akunu_py.serve.responses.bodies import ResponsesBody
 from akunu_py.serve.responses.conversation import messages_of
 from akunu_py.serve.responses.reply import Reply, ResponseEncoder, whole_response
-from akunu_py.serve.responses.tools import offered_tools
+from akunu_py.serve.responses.tools import dictated_job, offered_tools
 from akunu_py.serve.service import Service
 from akunu_py.types import Constraint
 
@@ -33,11 +33,18 @@ def prepare_response(body: ResponsesBody, service: Service) -> Prepared:
     tools = offered_tools(body.tools or [], body.tool_choice)
     sampling = SamplingBody(temperature=body.temperature, top_p=body.top_p, seed=body.seed)
     limit = body.max_output_tokens or service.most_tokens
-    options = generate_options(sampling, service, limit, _constraint(body))
-    if tools.by_name:
-        raise RequestError("unsupported parameter: tools", param="tools")
-    job = text_job(service.engine.encode_chat(messages_of(body)), options)
-    engine = service.engine
+    dictated, constraint = tools.dictated, _constraint(body)
+    if dictated is not None and constraint is not None:
+        raise RequestError("text.format: the tool that is called has a format", param="text.format")
+    grammar = dictated.grammar if dictated else constraint
+    options = generate_options(sampling, service, limit, grammar)
+    engine, messages = service.engine, messages_of(body)
+    if dictated is not None:
+        prompt = engine.encode_chat(messages, tools.tools)
+        job = dictated_job(text_job(prompt, options), dictated)
+    else:
+        parallel = body.parallel_tool_calls is not False
+        job = chat_job(engine, messages, options, tools.tools, tools.choice, parallel=parallel)
     reply = Reply(
         _repeated(body, service),
         tools,

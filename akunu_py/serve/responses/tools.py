@@ -7,15 +7,19 @@ a function of one string; a tool of a namespace by a name that has both.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import secrets
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pydantic_core import from_json
 
+from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Ended, Event, Text
+from akunu_py.decoding.scheduler import Job
+from akunu_py.decoding.session import Session
 from akunu_py.serve.errors import RequestError
 from akunu_py.serve.responses.bodies import Grammar, ToolBody, ToolChoiceBody
-from akunu_py.types import Constraint, Tool
+from akunu_py.types import Constraint, Tool, ToolChoice
 
 _INPUT = "input"  # the one argument of a custom tool
 _SEPARATOR = "__"
@@ -37,11 +41,10 @@ class OfferedTool:
 
 @dataclass(frozen=True, slots=True)
 class OfferedTools:
-    """The tools by the names that the model knows them by. choice: "auto", "none", "required", or
-    such a name."""
+    """The tools by the names that the model knows them by, and the choice of one of those."""
 
     by_name: dict[str, OfferedTool] = field(default_factory=dict)
-    choice: str = "auto"
+    choice: ToolChoice = field(default_factory=ToolChoice)
 
     @property
     def tools(self) -> list[Tool]:
@@ -51,7 +54,7 @@ class OfferedTools:
     def dictated(self) -> OfferedTool | None:
         """The custom tool that must be called and whose input has a grammar: the answer is that
         input, and nothing else."""
-        offered = self.by_name.get(self.choice)
+        offered = self.by_name.get(self.choice.name)
         return offered if offered is not None and offered.grammar is not None else None
 
     def find(self, name: str) -> OfferedTool:
@@ -142,7 +145,7 @@ def _chosen(
     if isinstance(choice, str):
         if choice == "required" and not offered.by_name:
             raise RequestError("tool_choice: there are no tools", param="tool_choice")
-        return replace(offered, choice=choice)
+        return replace(offered, choice=ToolChoice(choice))
     if choice.type == "allowed_tools":
         names = [
             known_name(str(tool.get("name", "")), tool.get("namespace"))
@@ -151,19 +154,39 @@ def _chosen(
         for name in names:
             _check(offered, name)
         allowed = {name: offered.by_name[name] for name in names}
-        return OfferedTools(allowed, choice.mode or "auto")
+        return OfferedTools(allowed, ToolChoice(choice.mode or "auto"))
     if choice.type not in ("function", "custom"):
         message = f"tool_choice: {choice.type[:100]} is not supported"
         raise RequestError(message, param="tool_choice.type")
     name = known_name(choice.name or "", choice.namespace)
     _check(offered, name)
-    return replace(offered, choice=name)
+    return replace(offered, choice=ToolChoice("named", name))
 
 
 def _check(offered: OfferedTools, name: str) -> None:
     if name not in offered.by_name:
         message = f"tool_choice: there is no tool {name[:100]!r}"
         raise RequestError(message, param="tool_choice.name")
+
+
+def dictated_job(job: Job, tool: OfferedTool) -> Job:
+    """A call of `tool` whose input is the answer that `job` makes; none where that is cut off."""
+
+    def events(session: Session) -> Iterator[Event | None]:
+        parts = []
+        for event in job(session):
+            if isinstance(event, Text):
+                parts.append(event.text)
+                yield None
+                continue
+            if isinstance(event, Ended):
+                yield CallBegun(f"call_{secrets.token_hex(12)}", tool.tool.name)
+                yield CallArguments(as_arguments("".join(parts)))
+                if event.reason == "stop":
+                    yield CallEnded()
+            yield event
+
+    return events
 
 
 Matches = Callable[[Constraint, str], bool]  # whether a text is one of a grammar

@@ -1,0 +1,185 @@
+"""Messages and Responses on a tiny model: the text of `akunu run`, the tokens that were read, and
+each dialect's own words for what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from akunu_py.decoding.events import Begun, Ended, Event, Text
+from akunu_py.decoding.scheduler import Job
+from akunu_py.decoding.session import Session
+from akunu_py.types import Answer, GenerateOptions, Message, SamplingOptions, Stats
+from tests.support.serving import Served, ask, told_app
+from tests.support.sse_reader import named_events
+
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+WORDS = st.text("abc de\n", min_size=1, max_size=40)
+TOKENS = 16
+
+
+def said(model: Served, turns: list[Message], seed: int, temperature: float) -> Answer:
+    """What `akunu run --draft off` says."""
+    sampling = SamplingOptions(temperature=temperature, seed=seed)
+    options = GenerateOptions(max_tokens=TOKENS, draft="off", sampling=sampling)
+    answer: Answer = model.in_thread(
+        lambda engine: Session(engine).generate(engine.encode_chat(turns), options).answer()
+    )
+    return answer
+
+
+def text_of_message(message: dict[str, Any]) -> str:
+    return "".join(block["text"] for block in message["content"])
+
+
+def text_of_response(response: dict[str, Any]) -> str:
+    return "".join(part["text"] for item in response["output"] for part in item["content"])
+
+
+@settings(max_examples=8)
+@given(WORDS, WORDS, st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.9]))
+async def test_each_says_what_run_says(
+    tiny: Served, system: str, asked: str, seed: int, temperature: float
+) -> None:
+    expected = said(tiny, [Message("system", system), Message("user", asked)], seed, temperature)
+    common = {"model": "alias", "seed": seed, "temperature": temperature}
+    body = common | {"max_tokens": TOKENS, "system": system}
+    body["messages"] = [{"role": "user", "content": asked}]
+    message = (await ask(tiny.app, MESSAGES, body)).json()
+    assert text_of_message(message) == expected.text
+    usage = message["usage"]
+    read = usage["input_tokens"] + usage["cache_read_input_tokens"]
+    assert (read, usage["output_tokens"]) == (expected.stats.prompt_tokens, len(expected.tokens))
+    count = {name: body[name] for name in ("model", "system", "messages")}
+    counted = (await ask(tiny.app, f"{MESSAGES}/count_tokens", count)).json()
+    assert counted == {"input_tokens": read}
+    events = named_events((await ask(tiny.app, MESSAGES, body | {"stream": True})).frames)
+    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+    assert "".join(delta["text"] for delta in deltas) == expected.text
+    asking = {"max_output_tokens": TOKENS, "instructions": system, "input": asked}
+    response = (await ask(tiny.app, RESPONSES, common | asking)).json()
+    assert text_of_response(response) == expected.text
+    assert response["usage"]["input_tokens"] == read
+    events = named_events(
+        (await ask(tiny.app, RESPONSES, common | asking | {"stream": True})).frames
+    )
+    assert text_of_response(events[-1]["response"]) == expected.text
+
+
+async def test_the_next_turn_reads_what_is_new(tiny: Served) -> None:
+    """In each dialect, whatever the first one was asked in."""
+    long = "a tale of many words " * 20
+    turns: list[dict[str, Any]] = [{"role": "user", "content": long}]
+    body: dict[str, Any] = {"model": "alias", "max_tokens": TOKENS, "messages": turns}
+    first = (await ask(tiny.app, MESSAGES, body)).json()
+    turns += [{"role": "assistant", "content": first["content"]}, {"role": "user", "content": "b"}]
+    usage = (await ask(tiny.app, MESSAGES, body)).json()["usage"]
+    assert usage["cache_read_input_tokens"] > len(long)
+    assert usage["input_tokens"] < len(text_of_message(first)) + 60
+    asking = [{"role": turn["role"], "content": turn["content"]} for turn in turns]
+    asking[1] = {"role": "assistant", "content": text_of_message(first)}
+    response = (await ask(tiny.app, RESPONSES, {"model": "alias", "input": asking})).json()
+    details = response["usage"]["input_tokens_details"]
+    assert details["cached_tokens"] >= response["usage"]["input_tokens"] - 1
+
+
+async def test_what_does_not_fit_says_how_long_it_is(tiny: Served) -> None:
+    body = {
+        "model": "alias",
+        "max_tokens": 1,
+        "messages": [{"role": "user", "content": "a" * 9999}],
+    }
+    for stream in (False, True):
+        reply = await ask(tiny.app, MESSAGES, body | {"stream": stream})
+        assert reply.status == 400
+        error = reply.json()["error"]
+        assert error["type"] == "invalid_request_error"
+        assert error["message"].startswith("prompt is too long: ")
+        reply = await ask(
+            tiny.app, RESPONSES, {"model": "alias", "input": "a" * 9999, "stream": stream}
+        )
+        assert (reply.status, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "names"),
+    [
+        (MESSAGES, {"max_tokens": 0}, "max_tokens"),
+        (MESSAGES, {"model": "gpt-9"}, "gpt-9"),
+        (MESSAGES, {"tool_choice": {"type": "any"}}, "tool_choice"),
+        (MESSAGES, {"container": "c"}, "container"),
+        (RESPONSES, {"previous_response_id": "resp_1"}, "previous_response_id"),
+        (RESPONSES, {"background": True}, "background"),
+        (RESPONSES, {"conversation": "c"}, "conversation"),
+        (RESPONSES, {"truncation": "auto"}, "truncation"),
+        (RESPONSES, {"include": ["message.output_text.logprobs"]}, "include"),
+        (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "x"}}}, "schema"),
+    ],
+)
+async def test_refusals(tiny: Served, path: str, more: dict[str, Any], names: str) -> None:
+    bodies: dict[str, dict[str, Any]] = {
+        MESSAGES: {"max_tokens": 1, "messages": [{"role": "user", "content": "x"}]},
+        RESPONSES: {"input": "x"},
+    }
+    reply = await ask(tiny.app, path, {"model": "alias"} | bodies[path] | more)
+    assert reply.status in (400, 404)
+    assert names in reply.json()["error"]["message"]
+    assert ("type" in reply.json()) == (path == MESSAGES)
+
+
+@pytest.mark.parametrize(
+    ("path", "beat"), [(MESSAGES, "ping"), (RESPONSES, "response.in_progress")]
+)
+async def test_heartbeats(tiny: Served, path: str, beat: str) -> None:
+    """They come before there is anything to tell, and go on until there is."""
+
+    async def slow(job: Job) -> AsyncGenerator[Event]:
+        await asyncio.sleep(0.1)
+        yield Begun(9, 4)
+        await asyncio.sleep(0.1)
+        yield Text("x")
+        yield Ended("stop", Stats(prompt_tokens=9, cached_tokens=4, generated_tokens=1))
+
+    body: dict[str, Any] = {"model": "alias", "stream": True}
+    if path == MESSAGES:
+        body |= {"max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
+    else:
+        body["input"] = "x"
+    reply = await ask(told_app(slow, tiny, 0.01), path, body)
+    kinds = [event["type"] for event in named_events(reply.frames)]
+    assert kinds.count(beat) > 2
+    assert kinds[-1] in ("message_stop", "response.completed")
+
+
+async def test_structured_output(tiny: Served) -> None:
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {"a": {"enum": ["b"]}},
+        "required": ["a"],
+    }
+    schema |= {"additionalProperties": False}
+    form = {"type": "json_schema", "schema": schema}
+    asking: dict[str, Any] = {
+        "model": "alias",
+        "input": "x",
+        "max_output_tokens": 400,
+        "temperature": 0.5,
+    }
+    asking["text"] = {"format": form | {"name": "n", "strict": True}}
+    response = (await ask(tiny.app, RESPONSES, asking)).json()
+    assert "".join(text_of_response(response).split()).startswith('{"a":"b"')
+    grammar = {"type": "grammar", "syntax": "lark", "definition": 'start: "*** " ("x" | "y")'}
+    custom = {"type": "custom", "name": "patch", "format": grammar}
+    choice = {"type": "custom", "name": "patch"}
+    del asking["text"]
+    response = (
+        await ask(tiny.app, RESPONSES, asking | {"tools": [custom], "tool_choice": choice})
+    ).json()
+    (item,) = response["output"]
+    assert item["type"] == "custom_tool_call"
+    assert item["input"] in ("*** x", "*** y")
