@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from akunu_py.completion.fim import FimFamily, find_family
@@ -29,29 +28,13 @@ class Infill:
         self._context = engine.context_length
         self.family: FimFamily | None = find_family("auto", self._code, engine.name)
 
-    def prompt(
-        self,
-        prefix: str,
-        suffix: str,
-        *,
-        path: str = "",
-        files: Sequence[tuple[str, str]] = (),
-        budgets: tuple[int, int] | None = None,
-    ) -> InfillPrompt:
-        """The prompt for what is between `prefix` and `suffix`. Where the model has no format, it
-        continues the prefix.
-
-        files: (path, text) of other files, which the model reads as far as its format has a place
-        for them, and which are drafted from. budgets: tokens of the prefix and of the suffix that
-        are read at most; None for all, however long.
-        """
-        before, after = budgets or (self._context, self._context)
-        names = name_files(path, "", "", [name for name, _ in files])
-        made = make_prompt(
-            self._code, self.family, Budgets(before, after, 0), prefix, suffix, names, files, files
-        )
+    def prompt(self, prefix: str, suffix: str) -> InfillPrompt:
+        """The prompt for what is between two texts, however long they are. Where the model has no
+        format, it continues the prefix."""
+        room = Budgets(self._context, self._context, 0)
+        names = name_files("", "", "", [])
+        made = make_prompt(self._code, self.family, room, prefix, suffix, names)
         stops = self._code.marker_ids(self.family.stop) if self.family else frozenset()
-        tokens = made.tokens
-        if made.healed:  # nobody samples the end of the prefix again here
-            tokens = [*tokens, *self._code.encode(made.healed)]
+        # Nobody samples the end of the prefix again here.
+        tokens = [*made.tokens, *self._code.encode(made.healed)]
         return InfillPrompt(tokens, tuple(sorted(stops)), made.draft_context)

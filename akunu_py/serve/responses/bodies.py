@@ -43,7 +43,7 @@ class OtherPart(Body):
 
 def _kind(value: Any) -> str:
     """Of a part of a content, by its type."""
-    kind = value.get("type") if isinstance(value, dict) else value.type
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", "")
     if kind == "refusal":
         return "refusal"
     texts = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
