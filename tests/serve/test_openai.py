@@ -166,7 +166,24 @@ async def test_the_second_turn_reads_what_is_new(tiny: Served) -> None:
     assert used["prompt_tokens"] - used["prompt_tokens_details"]["cached_tokens"] < 60
 
 
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 REFUSED = [
+    (CHAT, {"tools": [TOOL, TOOL]}, 400, "tools.1.function.name"),
+    (CHAT, {"tools": [{"type": "custom", "custom": {"name": "x"}}]}, 400, "tools.0.custom"),
+    (CHAT, {"tool_choice": "required"}, 400, "tool_choice"),
+    (CHAT, {"tools": [TOOL], "tool_choice": "maybe"}, 400, "tool_choice"),
+    (
+        CHAT,
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}},
+        400,
+        "tool_choice",
+    ),
+    (
+        CHAT,
+        {"tools": [TOOL], "response_format": {"type": "json_object"}},
+        400,
+        "tool_choice",
+    ),
     (CHAT, {"messages": []}, 400, "messages"),
     (CHAT, {}, 400, "messages"),
     (CHAT, {"messages": [{"role": "user"}]}, 400, "messages.0.content"),
@@ -238,7 +255,11 @@ async def test_what_changes_nothing_is_taken(tiny: Served) -> None:
             {"role": "assistant", "content": "y", "reasoning_content": "so", "refusal": None,
              "annotations": [], "audio": None, "function_call": None, "tool_calls": None},
             {"role": "user", "content": "z"},
+            {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function",
+             "function": {"name": "look", "arguments": "{}"}}]},
+            {"role": "tool", "tool_call_id": "1", "content": "nothing"},
         ],
+        "tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": True,
         "user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto",
         "n": None, "stop": None, "max_tokens": None,
     }  # fmt: skip

@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from akunu_py.decoding.jobs import text_job
+from akunu_py.decoding.jobs import chat_job
 from akunu_py.serve.bodies import Body, Ignored
 from akunu_py.serve.dialect import Prepared
+from akunu_py.serve.errors import RequestError
 from akunu_py.serve.openai.chat_encoder import ChatEncoder, ChatHead, whole_chat
 from akunu_py.serve.openai.messages import MessageBody, messages_of
 from akunu_py.serve.openai.sampling import (
@@ -18,6 +19,7 @@ from akunu_py.serve.openai.sampling import (
     includes_usage,
     schema_constraint,
 )
+from akunu_py.serve.openai.tools import ChoiceBody, ToolBody, choice_of, tools_of
 from akunu_py.serve.service import Service
 from akunu_py.types import Constraint
 
@@ -53,6 +55,9 @@ class ChatBody(SamplingBody):
     messages: list[MessageBody]
     max_completion_tokens: int | None = Field(default=None, ge=1)
     response_format: Format | None = None
+    tools: list[ToolBody] | None = None
+    tool_choice: ChoiceBody | None = None
+    parallel_tool_calls: bool | None = None
     # Hints at how long to think and to write, which a model may have no notion of.
     reasoning_effort: Ignored = None
     verbosity: Ignored = None
@@ -65,8 +70,18 @@ def prepare_chat(body: ChatBody, service: Service) -> Prepared:
     messages = messages_of(body.messages)
     limit = body.max_completion_tokens or body.max_tokens or service.most_tokens
     options = generate_options(body, service, limit, _constraint(body.response_format))
-    prompt = service.engine.encode_chat(messages)
-    jobs = [text_job(prompt, each) for each in choices(options, body.n or 1)]
+    tools = tools_of(body.tools or ())
+    choice = choice_of(body.tool_choice, tools)
+    if tools and choice.mode != "none" and options.sampling.constraint is not None:
+        raise RequestError(
+            "an answer cannot both call tools and match a schema; set tool_choice to none",
+            param="tool_choice",
+        )
+    parallel = body.parallel_tool_calls is not False
+    jobs = [
+        chat_job(service.engine, messages, each, tools, choice, parallel=parallel)
+        for each in choices(options, body.n or 1)
+    ]
     head = ChatHead(service.name)
     usage = includes_usage(body)
     encoder = ChatEncoder(head, len(jobs), usage=usage) if body.stream else None

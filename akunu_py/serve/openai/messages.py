@@ -59,10 +59,12 @@ def messages_of(bodies: Sequence[MessageBody]) -> list[Message]:
     """Raises RequestError for what is no conversation."""
     if not bodies:
         raise RequestError("messages: expected at least one message", param="messages")
-    return [_message(each, f"messages.{number}") for number, each in enumerate(bodies)]
+    called: dict[str, str] = {}
+    return [_message(each, f"messages.{number}", called) for number, each in enumerate(bodies)]
 
 
-def _message(body: MessageBody, place: str) -> Message:
+def _message(body: MessageBody, place: str, called: dict[str, str]) -> Message:
+    """called: the names of tools by the ids of their calls; grows with those of this message."""
     content = _text(body)
     if body.role == "tool":
         if not body.tool_call_id:
@@ -70,7 +72,8 @@ def _message(body: MessageBody, place: str) -> Message:
                 f"{place}.tool_call_id: expected the id of the call that it is the result of",
                 param=f"{place}.tool_call_id",
             )
-        return Message("tool", content, tool_call_id=body.tool_call_id, name=body.name or "")
+        name = body.name or called.get(body.tool_call_id, "")
+        return Message("tool", content, tool_call_id=body.tool_call_id, name=name)
     if body.role != "assistant":
         if body.content is None:
             raise RequestError(f"{place}.content: expected a text", param=f"{place}.content")
@@ -83,6 +86,7 @@ def _message(body: MessageBody, place: str) -> Message:
         ToolCall(call.function.name, call.function.arguments, call.id)
         for call in body.tool_calls or ()
     )
+    called |= {call.id: call.name for call in calls}
     thinking = body.reasoning_content or body.reasoning or ""
     return Message("assistant", content or body.refusal or "", thinking, calls)
 
