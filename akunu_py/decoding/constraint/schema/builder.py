@@ -49,10 +49,10 @@ UNORDERED = replace(COMPACT, ordered=False)
 class Builder:
     """pending: rules that have no alternatives yet, with what their values must fit."""
 
-    def __init__(self, document: Document, layout: Layout) -> None:
+    def __init__(self, document: Document, layout: Layout, prefix: str = "") -> None:
         self.document, self.layout = document, layout
         self.simplifier = Simplifier(document)
-        self.rules = Rules()
+        self.rules = Rules(prefix)
         self._known: dict[frozenset[Formula], Rule] = {}
         self.pending: list[tuple[Rule, Formula]] = []
         self._pairs: dict[tuple[Expr, Rule], Rule] = {}

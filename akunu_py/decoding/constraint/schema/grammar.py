@@ -22,15 +22,15 @@ from akunu_py.decoding.constraint.schema.patterns import Unsupported
 from akunu_py.decoding.constraint.schema.rules import Rule
 
 
-def grammar(schema: Any, layout: Layout = FREE) -> str:
+def grammar(schema: Any, layout: Layout = FREE, prefix: str = "") -> str:
     """The grammar, in llguidance's dialect of Lark, of the JSON values that fit `schema`.
 
-    Raises Refused.
+    prefix: of the names of all its rules, lower-case letters and digits. Raises Refused.
     """
     if schema is False:
         raise Refused("#", "there is nothing that it allows")
     try:
-        builder = Builder(Document(schema), layout)
+        builder = Builder(Document(schema), layout, prefix)
         start = builder.rule(("schema", 0) if isinstance(schema, dict) and schema else TRUE)
         _run(builder)
         written = builder.rules.written(start)

@@ -53,7 +53,9 @@ Alternative = tuple[Symbol, ...]
 
 
 class Rules:
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = "") -> None:
+        """prefix: of all names, so that grammars can be put together; "start" has it too."""
+        self._prefix = prefix
         self._rules: dict[str, list[Alternative]] = {}
         self._lines: list[str] = []
         self._size = 0  # symbols on both sides of all alternatives
@@ -63,7 +65,7 @@ class Rules:
 
     def new(self) -> Rule:
         """A rule without alternatives, which `add` gives it."""
-        rule = Rule(f"n{len(self._rules)}")
+        rule = Rule(f"{self._prefix}n{len(self._rules)}")
         self._rules[rule.name] = []
         return rule
 
@@ -86,7 +88,7 @@ class Rules:
         if start.name not in productive:
             return None
         terminals: dict[Expr, str] = {}
-        lines = self._lines = [f"start: {start.name}"]
+        lines = self._lines = [f"{self._prefix}start: {start.name}"]
         pending, done = [start.name], {start.name}
         while pending:
             name = pending.pop()
@@ -165,11 +167,11 @@ class Rules:
                     "*" if (low, high) == (0, None) else f"{{{low},{'' if high is None else high}}}"
                 )
                 return f"({self._text(symbols, terminals)}){times}"
-        return terminals.setdefault(symbol, f"T{len(terminals)}")
+        return terminals.setdefault(symbol, f"{self._prefix.upper()}T{len(terminals)}")
 
     def _shuffled(self, symbol: Shuffle, terminals: dict[Expr, str]) -> str:
         """Writes the rules for it; which properties were there is kept in a parameter's bits."""
-        first, more = f"f{len(self._lines)}", f"m{len(self._lines)}"
+        first, more = (f"{self._prefix}{kind}{len(self._lines)}" for kind in "fm")
         comma, close = (self._symbol(each, terminals) for each in (symbol.comma, symbol.close))
         named = [*symbol.required, *symbol.optional]
         starts = [f"{rule.name} {more}::{1 << bit}" for bit, rule in enumerate(named)]
