@@ -14,6 +14,7 @@ from akunu_py.decoding.token_ids import common_prefix
 
 _CHECKPOINTS = 8  # how many a history has at most,
 _RECENT = 4  # how many of them are always the last ones,
+_LEAST_LEFT = 256  # tokens of a history that is shortened
 _CHECKPOINT_BYTES = 512 << 20  # and what they may take together; one is kept in any case
 
 
@@ -88,6 +89,17 @@ class TokenHistory:
         self.checkpoints = [each for each in self.checkpoints if each.length <= length]
         del self.tokens[length:]
         self.pending = []
+
+    def shorten(self, nbytes: int) -> bool:
+        """Takes away so much of the end that about as many bytes are free. False where there is no
+        place to return to that would be worth it."""
+        tokens, size = len(self.tokens), max(1, self.nbytes)
+        left = self.reach(max(0, tokens - 1 - nbytes * tokens // size))
+        if left < _LEAST_LEFT:
+            return False
+        self.return_to(left)
+        kvcache.shrink(self.cache)
+        return True
 
     def branch(self, length: int) -> TokenHistory:
         """A history of its own of the first `length` tokens, a number that `reach` gave; this one
