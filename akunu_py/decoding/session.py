@@ -21,6 +21,7 @@ from akunu_py.decoding.drafting import Drafting
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.events import Reading
 from akunu_py.decoding.learned import LearnedState
+from akunu_py.decoding.logprobs import LogprobSampler
 from akunu_py.decoding.prefill import ChunkSizes, prefill
 from akunu_py.decoding.prompt_cache import disk
 from akunu_py.decoding.prompt_cache.memory import PromptCaches
@@ -38,6 +39,7 @@ from akunu_py.types import (
     Piece,
     Stats,
     TextPiece,
+    TokenLogprobs,
 )
 
 
@@ -138,7 +140,8 @@ class Generation:
     `steps` gives the reading of the prompt too. Between two of them nothing runs that cannot wait:
     who leaves there ends the answer, and what was read of the prompt is kept for the next one.
 
-    thinking: what a reasoning model wrote before its answer, without the markers.
+    thinking: what a reasoning model wrote before its answer, without the markers. logprobs: of the
+    tokens, where they were asked for.
     finish_reason: None until the end, then "stop" (the model ended its answer, or a stop sequence
     came), "length" (max_tokens), "context" (the context is full) or "cancelled".
     """
@@ -162,7 +165,10 @@ class Generation:
         self._options = options
         self._draft_context = draft_context
         self._stable = stable
-        self._sampler = Sampler(options.sampling)
+        self._logprobs: LogprobSampler | None = None
+        if options.sampling.logprobs is not None:
+            self._logprobs = LogprobSampler(options.sampling, engine.tokenizer)
+        self._sampler = self._logprobs or Sampler(options.sampling)
         constraint = options.sampling.constraint
         self._constraint = (
             ConstraintMatcher(engine, constraint, self._prompt) if constraint else None
@@ -172,6 +178,7 @@ class Generation:
         self._decoder = StreamDecoder(engine, self._prompt, options.stop, options.markers)
         self.stats = Stats(prompt_tokens=len(self._prompt))
         self.tokens: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
         self.text = ""
         self.thinking = ""
         self.finish_reason: FinishReason | None = None
@@ -285,8 +292,17 @@ class Generation:
         """Turns a piece into text, and counts what of it belongs to the answer."""
         decoded, used = self._decoder.add(piece)
         self.stats.add(decoded.piece, from_prefill=not self.tokens)
+        if self._logprobs is not None:
+            self._add_logprobs(self._logprobs, piece.tokens[:used])
         self.tokens += piece.tokens[:used]
         return self._counted(decoded)
+
+    def _add_logprobs(self, sampler: LogprobSampler, tokens: Sequence[int]) -> None:
+        """Of all tokens but one that ends the answer, which is no part of its text."""
+        told = [token for token in tokens if token not in self._engine.stop_tokens]
+        last = [*self._prompt[-1:], *self.tokens][-1]
+        position = len(self._prompt) + len(self.tokens)
+        self.logprobs += sampler.take(position, told, last)
 
     def _counted(self, decoded: TextPiece) -> TextPiece:
         self.text += decoded.text
