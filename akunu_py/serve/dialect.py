@@ -29,7 +29,7 @@ from akunu_py.decoding.events import (
     Text,
     Thinking,
 )
-from akunu_py.decoding.scheduler import Job
+from akunu_py.decoding.job import Job
 from akunu_py.serve import sse
 from akunu_py.serve.bodies import Body
 from akunu_py.serve.errors import RequestError

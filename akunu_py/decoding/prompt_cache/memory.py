@@ -31,11 +31,15 @@ class _Kept:
 
 
 class PromptCaches:
-    """Token histories that are not in use."""
+    """Token histories that are not in use, to be taken, and those that are.
+
+    in_use: of each target that shares these caches the one that it goes on with.
+    """
 
     def __init__(self, limit: int = 0) -> None:
-        """limit: bytes for all of them and the one that is in use; with 0 none is kept."""
+        """limit: bytes for all of them and those that are in use; with 0 none is kept."""
         self.limit = limit
+        self.in_use: list[TokenHistory] = []
         self.lost: list[list[int]] = []  # the tokens of the last ones, the latest last
         self._kept: list[_Kept] = []
         self._requests = 0
@@ -62,6 +66,27 @@ class PromptCaches:
         """Gives one of them out, if it is there; whoever has it adds it again."""
         self._kept = [kept for kept in self._kept if kept.history is not history]
 
+    def exchange(self, old: TokenHistory | None, new: TokenHistory) -> None:
+        """A target goes on with `new` now, not with `old`."""
+        self.in_use = [each for each in self.in_use if each is not old] + [new]
+
+    def beside(self, history: TokenHistory | None) -> list[TokenHistory]:
+        """Those in use but `history`."""
+        return [each for each in self.in_use if each is not history]
+
+    def has_room(self, needed: int, history: TokenHistory) -> bool:
+        """Whether `history`, which is in use, can come to take `needed` bytes: what is not in use
+        goes for it, and the only one that is in use always can."""
+        others = self._taken_beside(history)
+        return not others or others + needed <= self.limit
+
+    def reserve(
+        self, needed: int, history: TokenHistory, asked_for: TokenHistory | None = None
+    ) -> None:
+        """Gives `history`, which is in use, room for `needed` bytes in all; see `make_room`."""
+        self.make_room(self._taken_beside(history) + needed, asked_for)
+        history.reserved = needed
+
     def make_room(self, needed: int, asked_for: TokenHistory | None = None) -> None:
         """Drops histories, or their ends, until `needed` bytes beside them are within the limit.
 
@@ -78,6 +103,12 @@ class PromptCaches:
         self.lost = [*self.lost[1 - _REMEMBERED :], list(kept.history.tokens)]
         if len(self._kept) > _MOST or not kept.history.shorten(nbytes):
             self._kept.remove(kept)
+
+    def _taken_beside(self, history: TokenHistory | None) -> int:
+        """Bytes that those in use but `history` take or may come to take."""
+        return sum(
+            max(each.reserved, each.nbytes) for each in self.beside(history) if each.reserved
+        )
 
     def _value(self, kept: _Kept) -> float:
         """What a byte of it is worth: tokens to read again, by how likely they are asked for."""
