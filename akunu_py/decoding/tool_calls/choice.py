@@ -77,7 +77,14 @@ def calls_grammar(
     forced: nothing but calls; otherwise text, with calls in it. one: at most one. Raises UsageError
     for the schema of a strict tool that cannot be followed.
     """
-    return _Writer(engine, shape).written(tools, forced=forced, one=one)
+    try:
+        return _Writer(engine, shape).written(tools, forced=forced, one=one)
+    except _Unbounded:
+        return None
+
+
+class _Unbounded(Exception):
+    """A text that ends with a special token in the middle of other text: no terminal says that."""
 
 
 class _Writer:
@@ -117,8 +124,10 @@ class _Writer:
         opener = self._text(self._shape.opener)
         if opener.startswith("<["):
             return f"text {opener}"
-        if not self._shape.opener or "<[" in opener:
+        if not self._shape.opener:
             return None
+        if "<[" in opener:
+            raise _Unbounded
         self._lines.append(f"opened[suffix={opener}]: {_TEXT}")
         return "opened"
 
@@ -195,6 +204,8 @@ class _Writer:
             )
         end = self._text(tags.end)
         rule = self._new()
+        if "<[" in end[1:]:
+            raise _Unbounded
         if end.startswith("<["):
             self._lines.append(f"{rule}: {_TEXT}")
             return f"{rule} {end}"

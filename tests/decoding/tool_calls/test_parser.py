@@ -407,7 +407,7 @@ def test_what_is_called_is_found_however_it_is_cut(
 def test_every_split_point(name: str) -> None:
     family, text, calls = written(name, EXAMPLE)
     for at in range(len(text)):
-        assert collected(parse(family, [text[:at], text[at:]])) == calls
+        assert collected(parse(family, [text[:at], text[at:]])) == calls, at
 
 
 @pytest.mark.parametrize("name", FORMATS)
