@@ -42,7 +42,7 @@ def chat_job(
         stable = None
         if session.target.history.needs_checkpoints:
             stable = engine.stable_prefix(messages, prompt, tools)
-        parser = parser_for(engine, tools)
+        parser = parser_for(engine, tools, allowed=chosen.mode != "none")
         generation = session.generate(prompt, asked, stable=stable)
         yield from _events(generation, parser, one_call=one_call)
 

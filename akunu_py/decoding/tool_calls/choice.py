@@ -24,6 +24,7 @@ from akunu_py.types import Constraint, SamplingOptions, Tool, ToolChoice
 
 _ANY_OBJECT = {"type": "object"}
 _PLACES = re.compile(r"(NAME|ARGUMENTS|INDEX|KEY)")
+_BANNED = -1e9  # added to a logit
 _TEXT = r"/(.|\n)*/"
 _PLAIN_STRING = {"type", "description", "title", "default", "examples"}
 
@@ -43,7 +44,9 @@ def constrained(
     """
     forced = choice.mode in ("required", "named")
     strict = any(tool.strict for tool in tools)
-    if choice.mode == "none" or not (forced or strict):
+    if choice.mode == "none":
+        return _without_calls(engine, sampling) if tools else sampling
+    if not (forced or strict):
         return sampling
     offered = [tool for tool in tools if choice.mode != "named" or tool.name == choice.name]
     if not offered:
@@ -67,6 +70,14 @@ def constrained(
         f"tool_choice {choice.mode!r}: {engine.name} calls tools in a format ({family.name}) that "
         "it cannot be held to; use tool_choice 'auto'"
     )
+
+
+def _without_calls(engine: Engine, sampling: SamplingOptions) -> SamplingOptions:
+    """What opens a call is not sampled, where that is one token."""
+    openers = family_of(engine.tokenizer).openers
+    encoded = [engine.tokenizer.encode(text, add_special_tokens=False) for text in openers]
+    banned = tuple((int(tokens[0]), _BANNED) for tokens in encoded if len(tokens) == 1)
+    return replace(sampling, logit_bias=sampling.logit_bias + banned)
 
 
 def calls_grammar(

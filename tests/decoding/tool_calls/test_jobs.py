@@ -80,10 +80,12 @@ def engine(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Engine:
 
 
 def options(engine: Engine, seed: int = 1, **more: Any) -> GenerateOptions:
-    """The fillers are no part of any text."""
+    """The fillers are no part of any text, and thinking is short."""
     find = engine.tokenizer.backend_tokenizer.token_to_id
     fillers = [find(f"<|filler{i}|>") for i in range(9)]
     biased = tuple((token, -1e4) for token in fillers if token is not None)
+    if (ending := find("<|end|>")) is not None:
+        biased += ((ending, 20.0),)
     sampling = SamplingOptions(temperature=1.0, seed=seed, logit_bias=biased)
     return GenerateOptions(max_tokens=600, sampling=sampling, **more)
 
@@ -115,6 +117,25 @@ def test_what_must_be_called_is(engine: Engine) -> None:
         assert isinstance(events[0], Reading | Begun)
         assert isinstance(events[-1], Ended)
         assert events[-1].reason == "stop"
+
+
+def test_what_must_not_be_called_is_not(engine: Engine) -> None:
+    opener = next(iter(family_of(engine.tokenizer).openers))
+    asked = replace(options(engine), max_tokens=4)
+    token = engine.tokenizer.backend_tokenizer.token_to_id(opener)
+    pushed = () if token is None else ((token, 50.0),)
+    bias = asked.sampling.logit_bias + pushed
+    asked = replace(asked, sampling=replace(asked.sampling, logit_bias=bias))
+    none = ToolChoice("none")
+    texts = [
+        "".join(event.text for event in run(engine, job) if isinstance(event, Text))
+        for job in (
+            chat_job(engine, ASKED, asked, TOOLS, none),
+            chat_job(engine, ASKED, asked, TOOLS[1:]),
+        )
+    ]
+    assert opener not in texts[0]
+    assert (token is None) or "tool call]" in texts[1]
 
 
 def test_drafts_change_nothing(engine: Engine) -> None:
