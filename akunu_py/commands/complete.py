@@ -63,12 +63,12 @@ def run(args: argparse.Namespace) -> int:
     elif args.lsp:
         from akunu_py.completion.lsp import serve_lsp
 
-        serve_lsp(load, base, acceptance, settings.unload_s)
+        serve_lsp(load, base, acceptance)
     else:
         from akunu_py.completion.jsonl import serve_jsonl
 
         store.check(store.resolve(args.model))  # before it is loaded
-        serve_jsonl(load, base, acceptance, settings.unload_s)
+        serve_jsonl(load, base, acceptance)
     return 0
 
 

@@ -7,8 +7,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 from akunu_py.decoding.events import CallArguments, Ended, Event, Failed, Reading, Text, Thinking
-from akunu_py.decoding.job import Job
-from akunu_py.decoding.scheduler import Scheduler
+from akunu_py.decoding.scheduler import Job, Scheduler
 
 
 async def events_of(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,20 +15,21 @@ from starlette.types import ASGIApp
 
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.events import Event
-from akunu_py.decoding.job import Job
-from akunu_py.decoding.scheduler import Scheduler
+from akunu_py.decoding.scheduler import Job, Scheduler
 from akunu_py.decoding.session import Session
 from akunu_py.serve.app import Backend, create_app
 from akunu_py.serve.guard import Access
 from akunu_py.serve.record import Records
 from akunu_py.serve.server import ServedModel, ServeOptions
 from akunu_py.types import GenerateOptions
+from tests.support.tiny import write_tiny_llama
 from tests.support.tiny_fim import byte_level, write_model
 
 MARKERS = (
     "<|endoftext|>", "<|im_start|>", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>",
     "<|repo_name|>", "<|file_sep|>",
 )  # fmt: skip
+LONG_CONTEXT = 131_072
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}\n"
     "{% endfor %}<|im_start|>assistant\n"
@@ -38,6 +40,17 @@ def write_served_model(directory: Path) -> Path:
     """A model that chats and fills in, whose tokens are bytes."""
     write_model(directory, byte_level(MARKERS), end=MARKERS[0])
     (directory / "chat_template.jinja").write_text(TEMPLATE)
+    return directory
+
+
+def write_long_model(directory: Path, starter: Path) -> Path:
+    """Random weights behind the starter's tokenizer and template, with a context for agents."""
+    directory.mkdir()
+    write_tiny_llama(
+        directory, vocab_size=49_152, eos_token_id=2, max_position_embeddings=LONG_CONTEXT
+    )
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(starter / name, directory / name)
     return directory
 
 

@@ -21,7 +21,6 @@ from akunu_py.decoding.events import (
     Ended,
     Event,
     Failed,
-    Logprobs,
     Reading,
     Text,
     Thinking,
@@ -167,7 +166,7 @@ class MessageEncoder:
                 return self._close()
             case Ended():
                 return self._end(event)
-            case Reading() | Logprobs() | Failed():
+            case Reading() | Failed():
                 return []
 
     def _start(self, begun: Begun) -> list[dict[str, Any]]:

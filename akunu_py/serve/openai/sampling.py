@@ -58,14 +58,10 @@ class SamplingBody(Body):
 
 
 def generate_options(
-    body: SamplingBody,
-    service: Service,
-    max_tokens: int,
-    constraint: Constraint | None = None,
-    logprobs: int | None = None,
+    body: SamplingBody, service: Service, max_tokens: int, constraint: Constraint | None = None
 ) -> GenerateOptions:
     """How to answer; what the body leaves open is as the service has it. constraint: beside
-    `guided_*`. logprobs: see `SamplingOptions`. Raises RequestError."""
+    `guided_*`. Raises RequestError."""
     constraint = _guided(body, constraint)
     given: dict[str, Any] = {
         "temperature": body.temperature,
@@ -78,7 +74,6 @@ def generate_options(
         "seed": None if body.seed is None else body.seed % _MAX_SEED,
         "logit_bias": _logit_bias(body.logit_bias or {}),
         "constraint": constraint,
-        "logprobs": logprobs,
     }
     sampling = replace(
         service.defaults.sampling, **{name: v for name, v in given.items() if v is not None}

@@ -19,7 +19,6 @@ from akunu_py.decoding.events import (
     Ended,
     Event,
     Failed,
-    Logprobs,
     Reading,
     Text,
     Thinking,
@@ -97,7 +96,7 @@ class ResponseBuilder:
                 return self._end_call()
             case Ended():
                 return self._end(event)
-            case Reading() | Begun() | Logprobs() | Failed():
+            case Reading() | Begun() | Failed():
                 return []
 
     def fail(self, error: RequestError) -> Values:

@@ -1,0 +1,55 @@
+"""What clients asked (`requests/`, by `record.py`) is answered, in the shape that they read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from akunu_py.models.store import StoredModel
+from tests.support.serving import Reply, Served, ask, served, write_long_model
+from tests.support.sse_reader import named_events
+
+REQUESTS = Path(__file__).with_name("requests")
+RECORDED = [
+    pytest.param(request, id=f"{file.stem}-{number}")
+    for file in sorted(REQUESTS.glob("*.json"))
+    for number, request in enumerate(json.loads(file.read_text(encoding="utf-8")))
+]
+_LIMITS = ("max_tokens", "max_output_tokens", "n_predict")
+
+
+@pytest.fixture(scope="module")
+def long(starter: StoredModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A model whose context holds what an agent says first."""
+    directory = write_long_model(tmp_path_factory.mktemp("long") / "tiny", starter.path)
+    with served(directory, "tiny") as model:
+        yield model
+
+
+@pytest.mark.parametrize("request_", RECORDED)
+async def test_what_clients_ask_is_answered(long: Served, request_: dict[str, Any]) -> None:
+    body = request_["body"]
+    body |= {name: min(body[name], 8) for name in _LIMITS if name in body}
+    reply = await ask(long.app, request_["path"], body, headers=request_["headers"])
+    assert reply.status == 200, reply.body
+    if not body.get("stream"):
+        assert reply.json() or body.get("response_fields") == [""]
+    elif request_["path"] == "/v1/messages":
+        assert named_events(reply.frames)[-1]["type"] == "message_stop"
+    elif request_["path"] == "/v1/responses":
+        ended = named_events(reply.frames)[-1]["response"]
+        assert ended["usage"]["output_tokens"] > 0
+        assert len(ended["tools"]) == len(body["tools"])
+    else:
+        _check_chunks(reply, body)
+
+
+def _check_chunks(reply: Reply, body: dict[str, Any]) -> None:
+    chunks = reply.chunks()
+    if (body.get("stream_options") or {}).get("include_usage"):
+        assert chunks.pop()["usage"]["prompt_tokens"] > 0
+    assert chunks[-1]["choices"][0]["finish_reason"]
