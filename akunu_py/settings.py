@@ -44,6 +44,7 @@ class Settings:
     """memory: whether answers are remembered, on this machine, to draft from. model: the one that
     is used when none is named. completion_model: the same for `akunu complete`; empty for `model`.
     cache_memory: a size such as "2GB" for the KV caches of several texts; empty for what fits.
+    unload_after: minutes without a request after which the model is unloaded, 0 for never.
     memory_limit: a size that model and caches may take; empty for what there is.
     cache_disk: a size for those that are kept on disk, "0B" for none; not without `memory`.
 
@@ -56,6 +57,7 @@ class Settings:
     memory: bool = True
     model: str = DEFAULT_MODEL
     completion_model: str = ""
+    unload_after: float = 0.0
     temperature: float = 0.7
     system_prompt: str = ""
     persona: str = ""
@@ -66,6 +68,11 @@ class Settings:
     memory_limit: str = ""
     cache_disk: str = "10GB"
     bell: bool = True
+
+    @property
+    def unload_s(self) -> float | None:
+        """Seconds without a request after which the model is unloaded, None for never."""
+        return self.unload_after * 60 or None
 
     @property
     def system(self) -> str:
@@ -186,6 +193,8 @@ def _usable(content: Mapping[str, Any], where: str) -> tuple[Settings, list[str]
             wrong.append(
                 f"expected 0 to {MAX_TEMPERATURE:g} for temperature, found {_short(value)}"
             )
+        elif name == "unload_after" and not 0 <= value < float("inf"):
+            wrong.append(f"expected minutes for unload_after, found {_short(value)}")
         elif name in _SIZES and not is_size(value or _SIZES[name]):
             wrong.append(f"expected a size such as 500MB for {name}, found {_short(value)}")
         else:

@@ -118,7 +118,8 @@ class SamplingOptions:
     The penalties (1, 0 and 0: none) look at the last `penalty_window` tokens, the prompt's too.
     logit_bias: (token, what is added to its logit). allowed_tokens: the only ones that may be
     sampled, empty for any. seed: None draws one. constraint: only what matches it is sampled; at
-    every temperature, and before anything is filtered or accepted.
+    every temperature, and before anything is filtered or accepted. logprobs: of how many of the
+    likeliest tokens at each position they are kept, None for not even the sampled one's.
 
     These two accept drafts that exact sampling would not, so they change the output. lenience:
     1 is exact; a drafted x is accepted with probability p(x) / lenience, greedily where p(x) is at
@@ -140,6 +141,7 @@ class SamplingOptions:
     lenience: float = 1.0
     typical: float = 0.0
     constraint: Constraint | None = None
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +194,20 @@ class Piece:
     accepted: int = 0
     rejected: tuple[int, ...] = ()
     seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """What the model thought of a token, before temperature, filters and penalties; under a
+    constraint, among what that allows.
+
+    text: of the token at its place. top: the likeliest at its place, the likeliest first, with
+    their texts.
+    """
+
+    text: str
+    logprob: float
+    top: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

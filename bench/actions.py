@@ -108,6 +108,17 @@ def replay(options: argparse.Namespace) -> int:
     return 0
 
 
+def caches(options: argparse.Namespace) -> int:
+    from akunu_py.bench.caches import compare_policies, print_policies
+    from akunu_py.bench.trace import load_trace
+
+    found = compare_policies(
+        load_trace(options.file), options.budget, options.agents, options.repeats
+    )
+    _show(options, found, lambda: print_policies(found))
+    return 0
+
+
 def _replay_on_device(options: argparse.Namespace, curve: Curve, trace: Trace) -> int:
     from akunu_py.bench import device
     from akunu_py.bench.report.printing import print_replay

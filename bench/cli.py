@@ -337,6 +337,20 @@ def _percent(text: str) -> float:
     return value / 100
 
 
+def _add_caches(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="TRACES", help="sessions of agents, gzipped or not")
+    parser.add_argument(
+        "--budget",
+        type=_lengths,
+        default=[12_000, 16_000, 24_000, 32_000, 48_000],
+        metavar="N,...",
+        help="tokens that memory holds (default: 12000,16000,24000,32000,48000)",
+    )
+    parser.add_argument("--agents", type=positive, default=4, metavar="N", help="at once")
+    parser.add_argument("--repeats", type=positive, default=4, metavar="N", help="in other orders")
+    _add_format(parser)
+
+
 def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default=DEFAULT_MODEL, metavar="NAME_OR_PATH")
     parser.add_argument("--weights", choices=WEIGHT_MODES, default="auto")
@@ -386,6 +400,11 @@ _ACTIONS = {
         "tokens a pass of answers in JSON: drafted from the grammar, from n-grams, from both",
         _add_structured,
         actions.structured,
+    ),
+    "caches": _Action(
+        "which prompt caches to keep when memory is short: recorded sessions, without a model",
+        _add_caches,
+        actions.caches,
     ),
     "chat": _Action(
         "how soon the chat answers a key, and what drawing takes from decoding",

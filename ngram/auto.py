@@ -54,6 +54,7 @@ class AutoDrafter:
     memory: output of earlier conversations. It is only read.
     guide: the grammar that the answer must match: what it forces is drafted with the guesses
         between, and a guess that it forbids ends the draft.
+    alone: whether passes may be launched before the one before is read.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class AutoDrafter:
         self.rerun_on_reject = rerun_on_reject
         self.unread = 0  # tokens at the start of the history that the target never reads
         self.guide: DraftGuide | None = None
+        self.alone = True
         self._forced_chances = list(_FORCED_PRIORS)
         self.model = AcceptanceModel()
         self.index = SuffixIndex()
@@ -165,7 +167,7 @@ class AutoDrafter:
         lost when a draft comes up while the next step is under way; or, if that is less, what it
         does alone. chances: of the guesses for the steps to come."""
         alone, *more = self.curve.table(self._context)
-        if self.guide is not None:  # its passes wait for each other
+        if self.guide is not None or not self.alone:  # its passes wait for each other
             self.pipelines = False
             return [alone, *more]
         pipelined = self.curve.pipelined(self._context)

@@ -321,6 +321,7 @@ class ChatApp(App[None]):
 
     def on_code_block_copy_wanted(self, event: CodeBlock.CopyWanted) -> None:
         self.turns.copy_block(event.code, event.language)
+        self.view.transcript.mark(event.block)
 
     def post_from_thread(self, message: Message) -> None:
         """For other threads: the app may have gone meanwhile, and its event loop with it."""

@@ -5,8 +5,6 @@ MLX's streams are thread-local, so the thread loads and runs the model, and only
 
 from __future__ import annotations
 
-import gc
-import sys
 import threading
 import time
 from collections import Counter
@@ -17,7 +15,7 @@ from typing import TYPE_CHECKING
 from textual.message import Message as TextualMessage
 
 from akunu_py.decoding.events import Reading
-from akunu_py.decoding.thread import ModelThread
+from akunu_py.decoding.thread import Idle, ModelThread, release_memory
 from akunu_py.errors import AkunuError, describe
 from akunu_py.tui.conversation import Rejected, Span, add_spans
 from akunu_py.types import FinishReason, GenerateOptions, Message, Stats, TextPiece
@@ -28,8 +26,7 @@ if TYPE_CHECKING:  # importing the engine takes a second or two, which the threa
     from akunu_py.decoding.session import Generation, Session
 
 _INTERVAL_S = 1 / 16  # between two messages about one answer
-_SAVE_AFTER_S = 2.0  # what was read is kept on disk when nobody asked for so long,
-_LAST_SAVE_S = 0.5  # and at the end, where it takes no longer
+_LAST_SAVE_S = 0.5  # that what was read may take to be kept on disk at the end
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +181,7 @@ class SessionThread:
 
     Called in the thread: `load` with the name of a model; `load_learned`, which gives what earlier
     runs learned about it; `on_answered` after every answer that ended.
+    unload_s: after how many seconds without a request the model is unloaded, None for never.
     """
 
     def __init__(
@@ -192,6 +190,7 @@ class SessionThread:
         load: Callable[[str], Engine],
         load_learned: Callable[[Engine], LearnedState | None] = lambda engine: None,
         on_answered: Callable[[Engine, Generation], None] = lambda engine, generation: None,
+        unload_s: float | None = None,
     ) -> None:
         self._model = model
         self._load = load
@@ -205,8 +204,9 @@ class SessionThread:
         self._engine: Engine | None = None
         self._learned_state: LearnedState | None = None
         self._session: Session | None = None
+        idle = Idle(lambda: self._save(lambda: self._thread.wanted), self._unload, unload_s)
         self._thread = ModelThread[ChatRequest | SwitchRequest](
-            "session", load=self._begin, serve=self._serve, unload=self._end, idle=self._idle
+            "session", load=self._begin, serve=self._serve, unload=self._end, idle=idle
         )
 
     def start(self, post: Callable[[SessionMessage], object], *, load: bool = True) -> None:
@@ -261,14 +261,6 @@ class SessionThread:
         with self._lock:
             del self._requests[request.number]
 
-    def _idle(self, seconds: float) -> float | None:
-        """Keeps what was read on disk, once it looks as if nobody was about to ask more."""
-        if self._session is None:
-            return None
-        if seconds < _SAVE_AFTER_S:
-            return _SAVE_AFTER_S - seconds
-        return 0.0 if self._save(lambda: self._thread.wanted) else None
-
     def _end(self) -> None:
         self._save(lambda: False, _LAST_SAVE_S)
         self._session = None
@@ -282,11 +274,7 @@ class SessionThread:
     def _unload(self) -> None:
         """Drops the model, and gives its memory back before another one is loaded."""
         self._session = self._learned_state = self._engine = None
-        gc.collect()
-        if "mlx.core" in sys.modules:
-            import mlx.core as mx
-
-            mx.clear_cache()
+        release_memory()
 
     def _try_to_load(self) -> bool:
         try:

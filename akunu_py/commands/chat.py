@@ -149,7 +149,7 @@ def session_thread(
         note_peak(engine, generation)
         mx.reset_peak_memory()  # of one answer, not of the longest one before it
 
-    return SessionThread(name, load, load_learned_state, on_answered)
+    return SessionThread(name, load, load_learned_state, on_answered, settings.unload_s)
 
 
 def require_terminal() -> None:

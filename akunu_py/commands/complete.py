@@ -63,12 +63,12 @@ def run(args: argparse.Namespace) -> int:
     elif args.lsp:
         from akunu_py.completion.lsp import serve_lsp
 
-        serve_lsp(load, base, acceptance)
+        serve_lsp(load, base, acceptance, settings.unload_s)
     else:
         from akunu_py.completion.jsonl import serve_jsonl
 
         store.check(store.resolve(args.model))  # before it is loaded
-        serve_jsonl(load, base, acceptance)
+        serve_jsonl(load, base, acceptance, settings.unload_s)
     return 0
 
 

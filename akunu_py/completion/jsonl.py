@@ -190,18 +190,22 @@ class JsonLines:
 
 
 def serve_jsonl(
-    load: Callable[[], Completer], base: CompletionRequest, acceptance: Acceptance
+    load: Callable[[], Completer],
+    base: CompletionRequest,
+    acceptance: Acceptance,
+    unload_s: float | None = None,
 ) -> None:
     """Answers the lines of stdin on stdout until stdin ends.
 
     `load` is called in the thread that the model lives in. `base` has the limits of requests that
-    set none. Raises ModelError where the model did not load.
+    set none. unload_s: see `CompletionThread`. Raises ModelError where the model did not load.
     """
     failed: list[str] = []
     thread = CompletionThread(
         load,
         on_loaded=lambda completer: failed.clear(),
         on_failed=lambda failure: failed.append(failure.message),
+        unload_s=unload_s,
     )
     thread.start()
     try:

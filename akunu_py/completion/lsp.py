@@ -57,6 +57,7 @@ class InlineCompletions:
         load: Callable[[], Completer],
         base: CompletionRequest,
         acceptance: Acceptance | None = None,
+        unload_s: float | None = None,
     ) -> None:
         self.acceptance = acceptance or Acceptance()
         self.numbers = itertools.count(1)
@@ -73,6 +74,7 @@ class InlineCompletions:
             on_loading=lambda: loading(None),
             on_loaded=lambda completer: loading(completer.engine.name),
             on_failed=loading,
+            unload_s=unload_s,
         )
         self.reporting: asyncio.Task[None] | None = None  # kept: the event loop does not
         self.server = LanguageServer("akunu", __version__, protocol_cls=StrictProtocol)
@@ -250,12 +252,15 @@ async def _begin_progress(server: LanguageServer, token: str) -> bool:
 
 
 def serve_lsp(
-    load: Callable[[], Completer], base: CompletionRequest, acceptance: Acceptance | None = None
+    load: Callable[[], Completer],
+    base: CompletionRequest,
+    acceptance: Acceptance | None = None,
+    unload_s: float | None = None,
 ) -> None:
     """Speaks LSP on stdin and stdout until the client sends exit.
 
     `load` is called in the thread that the model lives in. `base` gives every request its limits, 3
-    seconds where it has none.
+    seconds where it has none. unload_s: see `CompletionThread`.
     stdout carries the protocol alone: what a library prints there goes to stderr. Raises
     AkunuError where the client left without shutdown, for which the protocol wants exit code 1.
     """
@@ -269,7 +274,7 @@ def serve_lsp(
 
     async def run() -> int:
         code = INTERRUPTED  # unless it comes to its end
-        completions = InlineCompletions(load, base, acceptance)
+        completions = InlineCompletions(load, base, acceptance, unload_s)
         try:
             code = 0 if await serve(completions.server, stdin, stdout) == 0 else 1
         finally:

@@ -21,7 +21,7 @@ from akunu_py.completion.types import (
     check_request,
     time_limit,
 )
-from akunu_py.decoding.thread import ModelThread
+from akunu_py.decoding.thread import Idle, ModelThread, release_memory
 from akunu_py.errors import UsageError, describe
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.types import Stats
@@ -75,7 +75,8 @@ class CompletionThread:
     """Loads a completer, then serves one request after the other.
 
     `load` is called in the thread. Where it fails, requests fail with its message, and those that
-    come some seconds later have it tried again.
+    come some seconds later have it tried again. unload_s: after how many seconds without a request
+    it is unloaded, None for never.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class CompletionThread:
         on_loaded: Callable[[Completer], None] = lambda completer: None,
         on_failed: Callable[[Failure], None] = lambda failure: None,
         clock: Callable[[], float] = time.monotonic,
+        unload_s: float | None = None,
     ) -> None:
         self._load = load
         self._on_loading = on_loading
@@ -101,7 +103,11 @@ class CompletionThread:
         self._ahead: Ticket | None = None  # the only one that is worth making
         self._draining = False
         self._thread = ModelThread[Ticket](
-            "completions", load=self._try_to_load, serve=self._serve, unload=self._unload
+            "completions",
+            load=self._try_to_load,
+            serve=self._serve,
+            unload=self._unload,
+            idle=Idle(lambda: False, self._rest, unload_s),
         )
 
     @property
@@ -183,6 +189,12 @@ class CompletionThread:
             self._completer.close()
         self._completer = Failure("closed")
 
+    def _rest(self) -> None:
+        """Unloads the model until somebody asks again."""
+        self._unload()
+        self._completer = None
+        release_memory()
+
     def _recall(self, request: CompletionRequest) -> Completion | None:
         completer = self._completer
         if completer is None or isinstance(completer, Failure):
@@ -214,7 +226,8 @@ class CompletionThread:
         with self._lock:
             self._waiting.discard(ticket)
         failed = isinstance(self._completer, Failure)
-        if failed and not self._thread.closing.is_set() and self._clock() >= self._retry_at:
+        again = self._completer is None or (failed and self._clock() >= self._retry_at)
+        if again and not self._thread.closing.is_set():
             self._try_to_load()
         making = _Making(self, ticket)
         done = self._complete(making)

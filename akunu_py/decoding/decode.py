@@ -42,18 +42,21 @@ def decode(target: Target, drafter: Drafter, limit: int, stop: Collection[int]) 
     collected: another plain step, or one over the token of the first, which nobody knows yet, and a
     draft of what follows it. Whatever the token turns out to be, that pass yields the next one.
 
-    While the reader has a piece, a pass is under way; at the end it is waited for by nobody. Under
-    a constraint what a pass may sample depends on the one before it, and may be nothing: passes are
-    neither pipelined nor launched before the piece is delivered.
+    While the reader has a piece, a pass is under way; at the end it is waited for by nobody. Where
+    the target does not run ahead, which may change from one piece to the next, passes are neither
+    pipelined nor launched before the piece is delivered, and what the reader does meanwhile is not
+    part of their time.
     """
     passes = 0
     launched: _Pass | None = None
-    last = target.clock()
+    last = 0.0  # when the pass before was done, or this one was begun
     try:
         while limit > 0:
-            launched = launched or launch(target, drafter, limit)
+            if launched is None:
+                last = target.clock()
+                launched = launch(target, drafter, limit)
             behind = None
-            if not launched.drafted and limit > 1 and target.constraint is None:
+            if not launched.drafted and limit > 1 and target.runs_ahead:
                 behind = launch_behind(target, drafter, limit - 1, launched)
             rows = len(target.pending) + len(launched.drafted)
             tokens, accepted = collect(target, launched, stop)
@@ -65,7 +68,7 @@ def decode(target: Target, drafter: Drafter, limit: int, stop: Collection[int]) 
             rejected = tuple(launched.drafted[accepted:])
             launched = behind
             limit = 0 if ended(target, tokens[-1], stop) else limit - len(tokens)
-            if limit and launched is None and target.constraint is None:
+            if limit and launched is None and target.runs_ahead:
                 launched = launch(target, drafter, limit)
             passes += 1
             if passes % _CLEAR_EVERY == 0:

@@ -22,10 +22,13 @@ class Drafting:
     wrap: what a drafter is wrapped in when it is made, for those who count what it does.
     """
 
-    def __init__(self, engine: Engine, learned: LearnedState | None) -> None:
+    def __init__(
+        self, engine: Engine, learned: LearnedState | None, curve: CostCurve | None = None
+    ) -> None:
+        """curve: what another session learns too; None for the one that was learned."""
         self._engine = engine
         self._memory = learned.memory if learned else None
-        self.curve = learned.curve if learned else CostCurve()
+        self.curve = curve or (learned.curve if learned else CostCurve())
         self._made_for: tuple[DraftMode, int] | None = None
         self._inner: Drafter = NoDrafter()  # what is wrapped and tracked
         self._drafter = TrackedDrafter(self._inner, None)
@@ -63,6 +66,11 @@ class Drafting:
         """The grammar of the answer that is drafted for next, None where it has none."""
         if isinstance(self._inner, AutoDrafter | FixedDrafter):
             self._inner.guide = guide
+
+    def set_alone(self, alone: bool) -> None:
+        """Whether passes run ahead; see `Target.alone`."""
+        if isinstance(self._inner, AutoDrafter):
+            self._inner.alone = alone
 
     def costs(self, context: int) -> Sequence[float] | None:
         """What passes over 1, 2, ... rows cost at `context` tokens, as the planner reckons; None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from akunu_py.types import FinishReason, Stats
+from akunu_py.types import FinishReason, Stats, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,13 @@ class Text:
     """More of the answer."""
 
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Of the tokens that the next events are of, where they are asked for."""
+
+    tokens: tuple[TokenLogprobs, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,4 +85,15 @@ class Failed:
     error: Exception
 
 
-Event = Reading | Begun | Thinking | Text | CallBegun | CallArguments | CallEnded | Ended | Failed
+Event = (
+    Reading
+    | Begun
+    | Thinking
+    | Text
+    | Logprobs
+    | CallBegun
+    | CallArguments
+    | CallEnded
+    | Ended
+    | Failed
+)

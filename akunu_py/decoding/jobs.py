@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.events import Begun, CallEnded, Ended, Event, Reading, Thinking
-from akunu_py.decoding.scheduler import Job
+from akunu_py.decoding.events import Begun, CallEnded, Ended, Event, Logprobs, Reading, Thinking
+from akunu_py.decoding.job import Job
 from akunu_py.decoding.session import Generation, Session
 from akunu_py.decoding.tool_calls.choice import constrained
 from akunu_py.decoding.tool_calls.parser import ToolCallParser, parser_for
@@ -42,7 +42,7 @@ def chat_job(
         stable = None
         if session.target.history.needs_checkpoints:
             stable = engine.stable_prefix(messages, prompt, tools)
-        parser = parser_for(engine, tools)
+        parser = parser_for(engine, tools, allowed=chosen.mode != "none")
         generation = session.generate(prompt, asked, stable=stable)
         yield from _events(generation, parser, one_call=one_call)
 
@@ -67,6 +67,7 @@ def _events(
     generation: Generation, parser: ToolCallParser, *, one_call: bool
 ) -> Iterator[Event | None]:
     begun = enough = False
+    told = 0
     with contextlib.closing(generation.steps()) as steps:
         for step in steps:
             if isinstance(step, Reading):
@@ -75,6 +76,9 @@ def _events(
             if not begun:
                 begun = True
                 yield Begun(generation.stats.prompt_tokens, generation.stats.cached_tokens)
+            if fresh := tuple(generation.logprobs[told:]):
+                told += len(fresh)
+                yield Logprobs(fresh)
             found: list[Event] = [Thinking(step.thinking)] if step.thinking else []
             found += parser.add(step.text) if not enough else []
             if one_call and (last := _first_end(found)):

@@ -172,6 +172,12 @@ def detached(cache: Cache) -> Cache:
     return cache
 
 
+def shrink(cache: Cache) -> None:
+    """Gives back the room that it has to write into, a layer at a time."""
+    for entry in leaves(cache):
+        vars(entry).update(vars(detached([_compact(entry)])[0]))
+
+
 def nbytes(cache: Cache) -> int:
     """Bytes of memory that a cache takes, room to write into included."""
     return sum(array.nbytes for array in _arrays(cache))

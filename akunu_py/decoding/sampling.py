@@ -206,6 +206,7 @@ def _check(options: SamplingOptions) -> None:
         ("lenience", options.lenience, 0.01, 1),
         ("typical", options.typical, 0, 1),
         ("seed", options.seed or 0, 0, _MAX_SEED),
+        ("logprobs", options.logprobs or 0, 0, 20),
     )
     for name, value, low, high in ranges:
         if not low <= value <= high:

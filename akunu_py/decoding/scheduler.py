@@ -1,8 +1,4 @@
-"""Several requests on one model: one thread makes all their answers, a step of one after the other.
-
-A job makes one answer: it is called with a session and gives the events of its request, at most one
-pass or one chunk of a prompt from one to the next, so that another job can be given a turn there.
-"""
+"""Several requests on one model: one thread makes all answers, a step of one after the other."""
 
 from __future__ import annotations
 
@@ -10,12 +6,14 @@ import gc
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from akunu_py.decoding.events import Ended, Event, Failed
+from akunu_py.decoding.job import Job, JobHandle
 from akunu_py.decoding.thread import ModelThread
 from akunu_py.errors import AkunuError
 from akunu_py.types import Stats
@@ -23,12 +21,12 @@ from akunu_py.types import Stats
 if TYPE_CHECKING:  # a second or two, which `load` spends in the thread, not who starts it
     from akunu_py.decoding.engine import Engine
     from akunu_py.decoding.session import Session
+    from akunu_py.decoding.slots import Slots
 
 Result = TypeVar("Result")
 State = Literal["loading", "ready", "failed"]
-# The events of an answer, Ended the last of them; None where a step has nothing to tell.
-Job = Callable[["Session"], Iterator[Event | None]]
 
+DEFAULT_SLOTS = 4
 _RETRY_S = 1.0, 60.0  # until a model that did not load is tried again, doubled each time, at most
 _CANCEL_S = 10.0  # for the passes that are running when the time to finish is over
 
@@ -50,71 +48,36 @@ def closed() -> AkunuError:
     return AkunuError("no more requests are answered: the model's thread is closing")
 
 
-class JobHandle:
-    """One job on its way."""
-
-    def __init__(
-        self,
-        job: Job,
-        on_event: Callable[[Event], None],
-        client: str,
-        wake: Callable[[], None],
-        *,
-        short: bool,
-    ) -> None:
-        self.job = job
-        self.client = client
-        self.short = short
-        self._on_event = on_event
-        self._wake = wake
-        self._cancelled = threading.Event()
-        self.ended = False
-
-    @property
-    def cancelled(self) -> bool:
-        return self._cancelled.is_set()
-
-    def cancel(self) -> None:
-        """Ends it after the step that is running, or before it begins: with Ended, the reason
-        "cancelled". May be called from any thread, at any time."""
-        self._cancelled.set()
-        self._wake()
-
-    def tell(self, event: Event) -> None:
-        """Hands on an event. A reader that fails wants no more."""
-        self.ended = isinstance(event, Ended | Failed)
-        try:
-            self._on_event(event)
-        except Exception:  # noqa: BLE001 - whoever it was: the other jobs go on
-            self._cancelled.set()
-
-
 class Scheduler:
     """The thread of a model, and the jobs that wait for it. All methods may be called from any
     thread.
 
     load: called in the thread, gives the session of the model. Where it fails, the jobs that wait
     do with its exception; later ones have it tried again, some seconds apart.
+    slots: how many jobs are answered at the same time.
     """
 
     def __init__(
         self,
         load: Callable[[], Session],
         *,
+        slots: int = DEFAULT_SLOTS,
         on_state: Callable[[State], None] = lambda state: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._load = load
+        self._count = slots
         self._on_state = on_state
         self._clock = clock
         self.state: State = "loading"
         self._error: Exception = AkunuError("the model was not loaded yet")
         self._failures = 0
         self._retry_at = 0.0
-        self._session: Session | None = None
+        self._engine: Engine | None = None
+        self._slots: Slots | None = None
         self._lock = threading.Lock()
         self._waiting: list[JobHandle] = []
-        self._running: list[_Running] = []
+        self._running: list[JobHandle] = []
         self._questions: list[Callable[[Engine | None], None]] = []
         self._counts = Counts()
         self._closing = False
@@ -125,8 +88,7 @@ class Scheduler:
     @property
     def engine(self) -> Engine | None:
         """The loaded engine, None where there is none. Its arrays belong to the thread."""
-        session = self._session
-        return session.engine if session else None
+        return self._engine
 
     def start(self) -> None:
         """Begins to load, unless it has. Jobs may be submitted before."""
@@ -194,8 +156,8 @@ class Scheduler:
             return True
         with self._lock:
             running = list(self._running)
-        for each in running:
-            each.handle.cancel()
+        for handle in running:
+            handle.cancel()
         return self._thread.close(_CANCEL_S)
 
     def _wake(self) -> None:
@@ -204,7 +166,11 @@ class Scheduler:
     def _try_to_load(self) -> None:
         self._tell_state("loading")
         try:
-            self._session = self._load()
+            session = self._load()
+            from akunu_py.decoding.slots import Slots
+
+            self._slots = Slots(session, self._count)
+            self._engine = session.engine
         except Exception as error:  # noqa: BLE001 - whatever it is, the user must read it
             first, most = _RETRY_S
             self._retry_at = self._clock() + min(most, first * 2**self._failures)
@@ -220,7 +186,7 @@ class Scheduler:
         self._on_state(state)
 
     def _unload(self) -> None:
-        self._session = None
+        self._slots = self._engine = None
         gc.collect()
         if "mlx.core" in sys.modules:
             import mlx.core as mx
@@ -240,36 +206,46 @@ class Scheduler:
             wanted = bool(self._waiting or questions)
         for handle in gone:
             self._end(handle, Ended("cancelled", Stats()))
-        if wanted and self._session is None and self._clock() >= self._retry_at:
+        if wanted and self._slots is None and self._clock() >= self._retry_at:
             self._try_to_load()
         for answer in questions:
-            answer(self.engine)
-        self._admit()
-        if not self._running:
+            answer(self._engine)
+        self._begin()
+        if self._slots is None or not self._running:
             return False
-        self._step(self._running[0])
-        return True
-
-    def _admit(self) -> None:
-        """Begins jobs that wait, as far as there are sessions for them."""
-        with self._lock:
-            waiting, self._waiting = self._waiting, []
-            if self._session is not None:
-                free = 1 - len(self._running)
-                waiting, self._waiting = waiting[:free], waiting[free:]
-                self._running += [_Running(handle, self._session) for handle in waiting]
-                return
-        for handle in waiting:
-            self._end(handle, Failed(self._error))
-
-    def _step(self, running: _Running) -> None:
-        event = running.step()
+        handle, event = self._slots.step()
         if isinstance(event, Ended | Failed):
             with self._lock:
-                self._running.remove(running)
-            self._end(running.handle, event)
+                self._running.remove(handle)
+            self._end(handle, event)
         elif event is not None:
-            running.handle.tell(event)
+            handle.tell(event)
+        return True
+
+    def _begin(self) -> None:
+        """Begins jobs that wait, as far as there are slots for them."""
+        slots = self._slots
+        while slots is not None and (handle := self._next_waiting(slots)) is not None:
+            slots.begin(handle)
+        if slots is None:
+            with self._lock:
+                waiting, self._waiting = self._waiting, []
+            for handle in waiting:
+                self._end(handle, Failed(self._error))
+
+    def _next_waiting(self, slots: Slots) -> JobHandle | None:
+        """The job that runs from now on, None where none can. Short ones come first, then those of
+        clients that fewest run of, then those that wait longest."""
+        with self._lock:
+            clients = Counter(handle.client for handle in self._running if handle.client)
+            waiting = [each for each in self._waiting if slots.has_room(short=each.short)]
+            chosen = min(
+                waiting, key=lambda each: (not each.short, clients[each.client]), default=None
+            )
+            if chosen is not None:
+                self._waiting.remove(chosen)
+                self._running.append(chosen)
+        return chosen
 
     def _end(self, handle: JobHandle, event: Ended | Failed) -> None:
         with self._lock:
@@ -280,33 +256,3 @@ class Scheduler:
                 self._counts.ended += event.reason != "cancelled"
                 self._counts.stats.include(event.stats)
         handle.tell(event)
-
-
-class _Running:
-    """A job that was begun."""
-
-    def __init__(self, handle: JobHandle, session: Session) -> None:
-        self.handle = handle
-        self._session = session
-        self._events: Iterator[Event | None] | None = None
-
-    def step(self) -> Event | None:
-        """Its next event. An exception is one, too: the last."""
-        self._session.turn.cancelled = self.handle.cancelled
-        try:
-            if self._events is None:
-                self._events = iter(self.handle.job(self._session))
-            event = next(self._events)
-        except StopIteration:
-            event = Failed(RuntimeError("a job ended without a last event"))
-        except Exception as error:  # noqa: BLE001 - one bad request must not end the others
-            event = Failed(error)
-        if isinstance(event, Ended | Failed):
-            self._close()
-        return event
-
-    def _close(self) -> None:
-        """Leaves the session as one that another job may begin with."""
-        events: Any = self._events
-        if hasattr(events, "close"):
-            events.close()

@@ -21,6 +21,7 @@ from akunu_py.decoding.drafting import Drafting
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.events import Reading
 from akunu_py.decoding.learned import LearnedState
+from akunu_py.decoding.logprobs import LogprobSampler
 from akunu_py.decoding.prefill import ChunkSizes, prefill
 from akunu_py.decoding.prompt_cache import disk
 from akunu_py.decoding.prompt_cache.memory import PromptCaches
@@ -32,44 +33,78 @@ from akunu_py.decoding.token_ids import first_outside
 from akunu_py.errors import DamagedModel, DoesNotFit, EmptyPrompt, PromptTooLong, UsageError
 from akunu_py.types import (
     Answer,
+    Drafter,
     FinishReason,
     GenerateOptions,
     Message,
     Piece,
     Stats,
     TextPiece,
+    TokenLogprobs,
 )
+
+_LEG = 1024  # tokens of an answer that memory is taken for at once
 
 
 @dataclass(slots=True)
 class Turn:
-    """What a session is told by who steps it, between two steps.
+    """What a session and who steps it tell each other between two steps.
 
-    cancelled: whether nobody wants more of what it makes; a generation ends then. chunk_seconds:
-    about how long reading may take from one step to the next, by how fast prompts were read before;
-    None for a second at most, where reading 512 tokens takes no longer.
+    Told by who steps: cancelled: whether nobody wants more of what it makes; a generation ends
+    then. alone: whether no other session of the model is stepped before this one again.
+    chunk_seconds: about how long reading may take from one step to the next, by how fast prompts
+    were read before; None, only where it is alone, for a second at most where reading 512 tokens
+    takes no longer. crowded: whether an earlier one waits for memory.
+
+    Told by the session: blocked: asks whether there is nothing to do until another session did
+    something; None where there is. left: tokens that are to be read before the next one is sampled.
+    steps: of the generation that runs.
     """
 
     cancelled: bool = False
+    alone: bool = True
     chunk_seconds: float | None = None
+    crowded: bool = False
+    blocked: Callable[[], bool] | None = None
+    left: int = 0
+    steps: Generator[object] | None = None
+
+    def begin(self, steps: Generator[object] | None) -> None:
+        """Ends the generation before, if that was left; `steps` are those of the next one."""
+        if self.steps is not None:
+            self.steps.close()
+        self.steps, self.blocked, self.left = steps, None, 0
 
 
 class Session:
     """A token history for each text that it was asked to continue lately, with the KV caches that
     hold them, and the drafter that learns from them."""
 
-    def __init__(self, engine: Engine, learned: LearnedState | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        learned: LearnedState | None = None,
+        beside: Session | None = None,
+    ) -> None:
         """learned: the learned state of the model, which also keeps what is learned now; without
-        one the session starts from nothing and keeps nothing."""
+        one the session starts from nothing and keeps nothing. beside: another session of the engine
+        in this thread; what it has read this one need not read again, and what passes cost both
+        learn."""
         self.engine = engine
         self.learned = learned
-        caches = PromptCaches(engine.cache_memory)
-        self.target = Target(engine.model, engine.kv_bits, caches)
-        self.drafting = Drafting(engine, learned)
+        caches = beside.target.caches if beside else PromptCaches(engine.cache_memory)
+        self.target: Target = Target(engine.model, engine.kv_bits, caches)
+        curve = beside.drafting.curve if beside else None
+        self.drafting: Drafting = Drafting(engine, learned, curve)
         self.turn = Turn()
         self.recall: Recall | None = None  # from disk
         if learned is not None and learned.caches is not None:
             self.recall = Recall(engine, learned.caches, self.drafting.curve)
+
+    def release(self) -> None:
+        """Ends the generation that was left, and leaves what it read to the sessions beside."""
+        self.turn.begin(None)
+        self.target.release()
 
     def save_idle(
         self, stopped: Callable[[], bool] = lambda: False, seconds: float | None = None
@@ -138,7 +173,8 @@ class Generation:
     `steps` gives the reading of the prompt too. Between two of them nothing runs that cannot wait:
     who leaves there ends the answer, and what was read of the prompt is kept for the next one.
 
-    thinking: what a reasoning model wrote before its answer, without the markers.
+    thinking: what a reasoning model wrote before its answer, without the markers. logprobs: of the
+    tokens, where they were asked for.
     finish_reason: None until the end, then "stop" (the model ended its answer, or a stop sequence
     came), "length" (max_tokens), "context" (the context is full) or "cancelled".
     """
@@ -162,7 +198,10 @@ class Generation:
         self._options = options
         self._draft_context = draft_context
         self._stable = stable
-        self._sampler = Sampler(options.sampling)
+        self._logprobs: LogprobSampler | None = None
+        if options.sampling.logprobs is not None:
+            self._logprobs = LogprobSampler(options.sampling, engine.tokenizer)
+        self._sampler = self._logprobs or Sampler(options.sampling)
         constraint = options.sampling.constraint
         self._constraint = (
             ConstraintMatcher(engine, constraint, self._prompt) if constraint else None
@@ -172,6 +211,7 @@ class Generation:
         self._decoder = StreamDecoder(engine, self._prompt, options.stop, options.markers)
         self.stats = Stats(prompt_tokens=len(self._prompt))
         self.tokens: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
         self.text = ""
         self.thinking = ""
         self.finish_reason: FinishReason | None = None
@@ -197,10 +237,19 @@ class Generation:
 
     def steps(self) -> Generator[Reading | TextPiece]:
         """The answer in steps of a chunk of the prompt or of a pass each: how far the prompt is
-        read, then the pieces."""
+        read, then the pieces, some of them empty."""
+        steps = self._all_steps()
+        self._session.turn.begin(steps)
+        return steps
+
+    def _all_steps(self) -> Generator[Reading | TextPiece]:
         with contextlib.closing(self._steps()) as steps:
-            while not self._decoder.stopped and (step := self._next(steps)) is not None:
-                yield step if isinstance(step, Reading) else self._decoded(step)
+            while not self._decoder.stopped:
+                self._follow_turn()
+                step = self._next(steps)
+                if step is None:
+                    break
+                yield self._decoded(step) if isinstance(step, Piece) else step
         rest = self._decoder.finish()
         self.finish_reason = self._finish_reason()
         if self._session.learned is not None and self._options.remember:
@@ -209,17 +258,15 @@ class Generation:
         if rest.text or rest.thinking:
             yield self._counted(rest)
 
-    def _steps(self) -> Generator[Reading | Piece]:
+    def _steps(self) -> Generator[Reading | Piece | TextPiece]:
         """How far the prompt is read; the first token, which its prefill yields; then a piece per
         decode pass."""
         started = time.perf_counter()
         target, stop = self._target, self._engine.stop_tokens
         target.sampler, target.constraint = self._sampler, self._constraint
-        with contextlib.closing(self._prefill()) as prefilling:
-            for reading in prefilling:
-                yield reading
-                if self._ends():
-                    return
+        yield from self._prefill()
+        if self._ends():
+            return
         first = plain_step(target)
         prefilled = time.perf_counter()
         self.stats.prefill_s = prefilled - started
@@ -230,19 +277,73 @@ class Generation:
         history = [*self._prompt, *first]
         drafter = drafting.drafter(self._options, history, draft_context=self._draft_context)
         drafting.set_guide(self._constraint)
-        limit = min(self._options.max_tokens, self._room) - 1
-        with contextlib.closing(decode(target, drafter, limit, stop)) as passes:
-            for piece in passes:
+        with contextlib.closing(self._decode(drafter)) as pieces:
+            for piece in pieces:
                 yield piece
                 # The reader's time counts too: this is the speed that the user sees.
                 self.stats.decode_s = time.perf_counter() - prefilled
                 if self._ends():
                     return
 
+    def _decode(self, drafter: Drafter) -> Generator[Piece | TextPiece]:
+        """A piece per decode pass, in legs: each takes memory for its own tokens only."""
+        target, stop = self._target, self._engine.stop_tokens
+        left = min(self._options.max_tokens, self._room) - 1
+        while left > 0:
+            piece = Piece(())
+            passes = decode(target, drafter, min(left, _LEG), stop)
+            with contextlib.closing(passes):
+                for piece in passes:
+                    left -= len(piece.tokens)
+                    yield piece
+            if not piece.tokens or ended(target, piece.tokens[-1], stop):
+                return
+            if left > 0:
+                yield from self._take_room(left)
+
+    def _take_room(self, left: int) -> Generator[TextPiece]:
+        """Memory for the next leg. Where others have it, what was read until now is given up, and
+        taken up again, or read again, when there is some."""
+        target, turn, nothing = self._target, self._session.turn, TextPiece("", Piece(()))
+        known = [*target.tokens, *target.pending]
+        needed = self._needed(len(known) + min(left, _LEG))
+        if not turn.crowded and target.caches.has_room(needed, target.history):
+            target.caches.reserve(needed, target.history)
+            return
+        target.release()
+        for _ in self._blocked(lambda: not target.caches.has_room(needed, target.history)):
+            yield nothing
+        target.reuse_prefix(known, needed)
+        whole = len(target.pending) - target.prompt_tail
+        for read in self._read():
+            turn.left = max(0, whole - read)
+            yield nothing
+
+    def _blocked(self, blocked: Callable[[], bool]) -> Generator[None]:
+        """Yields while that is so, and the answer is wanted."""
+        turn = self._session.turn
+        turn.blocked = blocked
+        while blocked() and not self._ends():
+            yield
+        turn.blocked = None
+
+    def _needed(self, tokens: int) -> int:
+        """Bytes of the KV cache of so many tokens."""
+        most = min(tokens, self._engine.context_length)
+        return self._engine.fit.needs.cache.at(most)
+
+    def _follow_turn(self) -> None:
+        """Makes the next pass one of a session that is alone, or not."""
+        alone = self._session.turn.alone
+        self._target.alone = alone
+        self._session.drafting.set_alone(alone)
+
     def _ends(self) -> bool:
         return self._cancelled.is_set() or self._session.turn.cancelled
 
-    def _next(self, steps: Iterator[Reading | Piece]) -> Reading | Piece | None:
+    def _next(
+        self, steps: Iterator[Reading | Piece | TextPiece]
+    ) -> Reading | Piece | TextPiece | None:
         """The next one, None at the end. What a pass that failed left in the cache is not known,
         so the session forgets all that it has read."""
         try:
@@ -254,39 +355,62 @@ class Generation:
             raise
 
     def _prefill(self) -> Generator[Reading]:
-        """Reads the prompt into the cache but for its tail."""
-        drafting, engine = self._session.drafting, self._engine
-        memory_guard.make_room(engine, self._target, self._prompt, self._options.max_tokens)
-        most = min(len(self._prompt) + self._options.max_tokens, engine.context_length)
-        needed = engine.fit.needs.cache.at(most)
+        """Reads the prompt into the cache but for its tail, when there is room for it."""
+        target, prompt, turn = self._target, self._prompt, self._session.turn
+        needed = self._needed(len(prompt) + min(self._options.max_tokens, _LEG))
+        elsewhere = target.is_read_elsewhere(prompt)
+        if elsewhere is not None:
+            for _ in self._blocked(elsewhere):
+                yield Reading(0, len(prompt))
+        for _ in self._blocked(lambda: not target.caches.has_room(needed, target.history)):
+            yield Reading(0, len(prompt))
+        if self._ends():
+            return
+        memory_guard.make_room(self._engine, target, prompt, self._options.max_tokens)
         remember, recall = self._options.remember, self._session.recall
         if remember and recall is not None:
-            recall.read(self._target, self._prompt)
-        reuse = self._target.reuse_prefix(self._prompt, needed, self._stable)
-        self._target.history.remember = remember
+            recall.read(target, prompt)
+        reuse = target.reuse_prefix(prompt, needed, self._stable)
+        target.history.remember = remember
         cached = reuse.cached
         self.stats.cached_tokens, self.stats.known_tokens = cached, reuse.known
         self.stats.not_cached = reuse.missing
-        total = max(cached, len(self._prompt) - self._target.prompt_tail)
+        total = max(cached, len(prompt) - target.prompt_tail)
 
         def learn(launched: int) -> None:
-            drafting.drafter(
-                self._options, self._prompt, cached + launched, draft_context=self._draft_context
+            self._session.drafting.drafter(
+                self._options, prompt, cached + launched, draft_context=self._draft_context
             )
 
-        turn = self._session.turn
-        sizes = ChunkSizes(drafting.curve, engine.fit.prefill_rows, turn.chunk_seconds)
-        with contextlib.closing(prefill(self._target, sizes, meanwhile=learn)) as reading:
-            for read in reading:
-                yield Reading(cached + read, total)
-                sizes.seconds = turn.chunk_seconds
+        for read in self._read(learn):
+            turn.left = total - cached - read
+            yield Reading(cached + read, total)
+            if self._ends():
+                return
+
+    def _read(self, meanwhile: Callable[[int], None] = lambda launched: None) -> Generator[int]:
+        """Reads what is pending but for its tail, in chunks as the turns want them."""
+        turn, curve = self._session.turn, self._session.drafting.curve
+        sizes = ChunkSizes(curve, self._engine.fit.prefill_rows, turn.chunk_seconds)
+        for read in prefill(self._target, sizes, meanwhile):
+            yield read
+            sizes.seconds = turn.chunk_seconds
 
     def _decoded(self, piece: Piece) -> TextPiece:
         """Turns a piece into text, and counts what of it belongs to the answer."""
         decoded, used = self._decoder.add(piece)
         self.stats.add(decoded.piece, from_prefill=not self.tokens)
+        if self._logprobs is not None:
+            self._add_logprobs(self._logprobs, piece.tokens[:used])
         self.tokens += piece.tokens[:used]
         return self._counted(decoded)
+
+    def _add_logprobs(self, sampler: LogprobSampler, tokens: Sequence[int]) -> None:
+        """Of all tokens but one that ends the answer, which is no part of its text."""
+        told = [token for token in tokens if token not in self._engine.stop_tokens]
+        last = [*self._prompt[-1:], *self.tokens][-1]
+        position = len(self._prompt) + len(self.tokens)
+        self.logprobs += sampler.take(position, told, last)
 
     def _counted(self, decoded: TextPiece) -> TextPiece:
         self.text += decoded.text

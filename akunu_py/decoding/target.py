@@ -6,8 +6,9 @@ Continues the history that shares most with the next prompt.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -20,6 +21,7 @@ from akunu_py.decoding.sampling import Sampler
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.types import NotCached, SamplingOptions
 
+_WORTH_WAITING = 256  # tokens that need not be read
 _TEMPLATE_TAIL = 16  # tokens; more than what templates add to ask for an answer, and drop later
 
 
@@ -40,7 +42,9 @@ class Reuse:
 class Target:
     """A model, and the token history that it goes on with: a KV cache with the tokens in it.
 
-    caches: other histories, which a prompt may continue instead.
+    caches: other histories, which a prompt may continue instead; of those that other targets go on
+    with it takes a copy, so no pass of theirs may be under way then. alone: whether passes may be
+    launched before it is known that they are the next ones of the device.
     """
 
     def __init__(
@@ -51,6 +55,8 @@ class Target:
         self.vocabulary: int | None = None  # width of the logits, known after a pass
         self._kv_bits = kv_bits
         self.caches = caches or PromptCaches()
+        self.alone = True
+        self._history: TokenHistory | None = None
         self.sampler = Sampler(SamplingOptions())
         self.constraint: ConstraintMatcher | None = None  # of the answer that is being sampled
         self.reset()
@@ -58,6 +64,33 @@ class Target:
     def reset(self) -> None:
         """Begins with an empty history, and forgets the one that it went on with."""
         self.history = TokenHistory(kvcache.new_cache(self.model, self._kv_bits))
+
+    def release(self) -> None:
+        """Leaves its history to the caches, where other targets find it; where they keep none, it
+        stays."""
+        if not kvcache.holds(self.cache, len(self.tokens)):  # a pass failed that nobody booked
+            self.reset()
+        self.history.reserved, self.history.pending = 0, []
+        if self.caches.limit:
+            self.caches.add(self.history)
+            self.reset()
+            self.caches.reserve(0, self.history)
+
+    @property
+    def history(self) -> TokenHistory:
+        assert self._history is not None
+        return self._history
+
+    @history.setter
+    def history(self, history: TokenHistory) -> None:
+        self.caches.exchange(self._history, history)
+        self._history = history
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether a pass may be launched before the tokens of the one before are delivered. Under a
+        constraint what it may sample depends on them."""
+        return self.alone and self.constraint is None
 
     def adopt(self, history: TokenHistory) -> None:
         """Goes on with a history that was loaded."""
@@ -154,9 +187,12 @@ class Target:
         tokens of the prompt the next one will begin with, as far as that is known.
         """
         assert kvcache.holds(self.cache, len(self.tokens)), "the cache is not what was booked"
-        histories = [self.history, *self.caches.histories()]
+        others = self.caches.beside(self.history)
+        histories = [self.history, *self.caches.histories(), *others]
         shared = [each.shared(prompt) for each in histories]
         reached = [each.reach(tokens) for each, tokens in zip(histories, shared, strict=True)]
+        for index in range(len(histories) - len(others), len(histories)):
+            reached[index] *= reached[index] >= LEAST  # fewer are not worth a copy
         best = max(range(len(histories)), key=reached.__getitem__)
         reuse = self._reuse(prompt, reached[best], max(shared))
         if shared[best] == len(histories[best].tokens):
@@ -177,12 +213,32 @@ class Target:
         histories = [self.history, *self.caches.histories()]
         return max(histories, key=lambda each: each.reach(each.shared(prompt)))
 
+    def is_read_elsewhere(self, prompt: Sequence[int]) -> Callable[[], bool] | None:
+        """Whether another target is just reading so much of what `prompt` begins with that it is
+        worth waiting for: asks for as long as it does. None where it is not."""
+        histories = [self.history, *self.caches.histories(), *self.caches.in_use]
+        known = max(each.reach(each.shared(prompt)) for each in histories)
+        for other in self.caches.beside(self.history):
+            whole = [*other.tokens, *other.pending]
+            coming = min(common_prefix(whole, prompt), len(prompt) - 1)
+            coming = min(coming, len(whole) - self.prompt_tail)
+            if coming >= known + _WORTH_WAITING and coming > len(other.tokens):
+                if other.needs_checkpoints:
+                    other.marks |= {coming}
+                return partial(self._is_reading, other, coming)
+        return None
+
+    def _is_reading(self, other: TokenHistory, end: int) -> bool:
+        in_use = any(each is other for each in self.caches.beside(self.history))
+        return in_use and bool(other.pending) and len(other.tokens) < end
+
     def _continue(self, history: TokenHistory, length: int, needed: int) -> None:
         """Makes the first `length` tokens of a history the one that is gone on with."""
-        self.caches.add(self.history)
-        self.caches.make_room(needed, history)
         behind = len(history.tokens) - length
-        if behind >= LEAST and self.caches.allows(needed + history.nbytes):
+        others = any(each is history for each in self.caches.beside(self.history))
+        self.caches.add(self.history)
+        self.caches.reserve(needed, self.history, history)
+        if others or (behind >= LEAST and self.caches.allows(needed + history.nbytes)):
             if length:
                 self.history = history.branch(length)
             else:
@@ -194,6 +250,7 @@ class Target:
                 history.return_to(length)
             else:
                 self.reset()
+        self.history.reserved = needed
 
     def _reuse(self, prompt: Sequence[int], cached: int, shared: int) -> Reuse:
         last = len(prompt) - 1
@@ -203,6 +260,6 @@ class Target:
             return Reuse(cached, known, "evicted")
         if known > cached:
             return Reuse(cached, known, "no checkpoint")
-        others = [self.tokens, *(each.tokens for each in self.caches.histories())]
-        ended = any(len(each) == known for each in others)
+        others = [*self.caches.in_use, *self.caches.histories()]
+        ended = any(len(each.tokens) == known for each in others)
         return Reuse(cached, known, "changed" if known and not ended and known < last else "")

@@ -6,6 +6,7 @@ thread by requests, which it serves one after the other.
 
 from __future__ import annotations
 
+import gc
 import queue
 import sys
 import threading
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 Request = TypeVar("Request")
+_SAVE_AFTER_S = 2.0  # without a request it looks as if nobody was about to ask more
 
 
 class ModelThread(Generic[Request]):
@@ -90,6 +92,45 @@ class ModelThread(Generic[Request]):
             except queue.Empty:
                 pause = self._idle(time.monotonic() - since)
         return self._requests.get()
+
+
+class Idle:
+    """What a thread does while nobody asks: it saves what was read, then unloads the model.
+
+    save: saves something, and returns whether there may be more. unload: called when nobody asked
+    for `unload_s` seconds, None for never; the next request has to load the model again.
+    """
+
+    def __init__(
+        self,
+        save: Callable[[], bool],
+        unload: Callable[[], None] = lambda: None,
+        unload_s: float | None = None,
+    ) -> None:
+        self._save = save
+        self._unload = unload
+        self._unload_s = unload_s
+
+    def __call__(self, seconds: float) -> float | None:
+        if seconds < _SAVE_AFTER_S:
+            return _SAVE_AFTER_S - seconds
+        if self._save():
+            return 0.0
+        if self._unload_s is None:
+            return None
+        if seconds < self._unload_s:
+            return self._unload_s - seconds
+        self._unload()
+        return None
+
+
+def release_memory() -> None:
+    """Gives back the memory of a model that nothing refers to any more."""
+    gc.collect()
+    if "mlx.core" in sys.modules:
+        import mlx.core as mx
+
+        mx.clear_cache()
 
 
 def release_streams() -> None:

@@ -24,16 +24,17 @@ from akunu_py.decoding.events import (
     Ended,
     Event,
     Failed,
+    Logprobs,
     Reading,
     Text,
     Thinking,
 )
-from akunu_py.decoding.scheduler import Job
+from akunu_py.decoding.job import Job
 from akunu_py.serve import sse
 from akunu_py.serve.bodies import Body
 from akunu_py.serve.errors import RequestError
 from akunu_py.serve.service import Service
-from akunu_py.types import ToolCall
+from akunu_py.types import TokenLogprobs, ToolCall
 
 
 class Encoder(Protocol):
@@ -58,6 +59,7 @@ class WholeAnswer:
     parts: list[Thinking | Text | ToolCall] = field(default_factory=list)
     begun: Begun | None = None
     ended: Ended | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     def add(self, event: Event) -> None:
         last = self.parts[-1] if self.parts else None
@@ -77,6 +79,8 @@ class WholeAnswer:
             case CallArguments(text):
                 assert isinstance(last, ToolCall)
                 self.parts[-1] = ToolCall(last.name, last.arguments + text, last.id)
+            case Logprobs():
+                self.logprobs += event.tokens
             case Reading() | CallEnded() | Failed():
                 pass
 

@@ -7,7 +7,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 from akunu_py.decoding.events import CallArguments, Ended, Event, Failed, Reading, Text, Thinking
-from akunu_py.decoding.scheduler import Job, Scheduler
+from akunu_py.decoding.job import Job
+from akunu_py.decoding.scheduler import Scheduler
 
 
 async def events_of(

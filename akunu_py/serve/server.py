@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 import uvicorn
 
 from akunu_py.decoding.events import Event
-from akunu_py.decoding.scheduler import Job, Scheduler
+from akunu_py.decoding.job import Job
+from akunu_py.decoding.scheduler import Scheduler
 from akunu_py.errors import AkunuError, UsageError
 from akunu_py.serve.app import Backend, create_app
 from akunu_py.serve.defaults import model_defaults

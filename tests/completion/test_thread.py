@@ -12,8 +12,10 @@ import pytest
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.thread import CompletionThread, Failure, Ticket
 from akunu_py.completion.types import Completion, CompletionRequest
+from akunu_py.decoding import thread as thread_module
 from akunu_py.decoding.engine import Engine
 from akunu_py.errors import UsageError
+from tests.support.command import until
 from tests.support.tiny_fim import sentence_piece, write_model
 
 END = "<|endoftext|>"
@@ -188,3 +190,27 @@ def test_closing_answers_everybody(directory: Path) -> None:
     host.wait(*names)
     stop.join(60)
     assert {host.reason(name) for name in names} == {"cancelled"}
+
+
+def test_a_model_that_nobody_asks_is_unloaded_and_comes_back(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(thread_module, "_SAVE_AFTER_S", 0.0)
+    host = Host(directory)
+    loads: list[str] = []
+
+    def load() -> Completer:
+        loads.append("load")
+        return host._load()
+
+    host.thread = CompletionThread(load, unload_s=0.2, on_failed=host.failed.append)
+    host.thread.start()
+    host.ask("first", max_tokens=3)
+    host.wait("first")
+    until(lambda: host.thread._completer is None)
+    host.ask("second", prefix=PREFIX + "1", max_tokens=3)
+    host.wait("second")
+    assert len(loads) == 2
+    assert isinstance(host.done["second"], Completion)
+    assert host.thread.close(60)
+    assert host.failed == []

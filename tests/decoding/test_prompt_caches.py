@@ -4,14 +4,14 @@ and every answer is that of a target that never held anything else."""
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
+from akunu_py.decoding import prefill
 from akunu_py.decoding.prompt_cache.history import TokenHistory
 from akunu_py.decoding.prompt_cache.memory import LEAST, PromptCaches
 from akunu_py.decoding.target import Reuse, Target
-from akunu_py.decoding.token_ids import common_prefix
 from tests.support.families import build
 from tests.support.family_answers import choices
 from tests.support.family_table import FAMILIES
@@ -143,43 +143,24 @@ def test_the_limit_holds_and_what_is_asked_for_stays(seed: int) -> None:
         assert caches.limit or not caches.histories()
 
 
-def agent(seed: int) -> Iterator[list[int]]:
-    """Prompts as a coding agent sends them: two conversations that grow, and between their turns
-    requests that never come again, for titles and summaries."""
-    draw = random.Random(seed)
-    system = some(400, seed)
-    conversations = [[*system, *some(200, seed + 1)], [*system, *some(900, seed + 2)]]
-    for turn in range(40):
-        grown = conversations[draw.random() < 0.3]
-        grown += some(draw.randrange(50, 400), 1000 * seed + turn)
-        yield list(grown)
-        for side in range(draw.randrange(3)):
-            yield some(draw.randrange(200, 1500), 10_000 * seed + 10 * turn + side)
-
-
-def tokens_read(prompts: Iterator[list[int]], limit: int, *, lru: bool) -> int:
-    caches, read = PromptCaches(limit), 0
-    for prompt in prompts:
-        held = caches.histories()
-        best = max(held, key=lambda each: common_prefix(each.tokens, prompt), default=None)
-        shared = common_prefix(best.tokens, prompt) if best else 0
-        read += len(prompt) - shared
-        if best and shared == len(best.tokens):
-            caches.take(best)
-            best.tokens = prompt
-        else:
-            best = Sized(prompt)
-        caches.add(best)
-        while lru and caches.nbytes > limit:
-            caches.take(caches.histories()[0])
-        caches.make_room(0, best)
-    return read
-
-
-def test_fewer_tokens_are_read_again_than_where_the_oldest_goes_first() -> None:
-    limits = (6_000, 9_000, 14_000)
-    ours, oldest = (
-        sum(tokens_read(agent(seed), limit, lru=lru) for seed in range(6) for limit in limits)
-        for lru in (False, True)
-    )
-    assert ours < 0.9 * oldest
+@pytest.mark.parametrize("name", FAMILIES_BY_KIND)
+def test_what_is_shortened_gives_memory_back_and_goes_on(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill, "_CHECKPOINT_EVERY", 100)
+    target = Target(Counting(build(name)), caches=PromptCaches(PLENTY))
+    first = some(900, 1)
+    target.reuse_prefix(first)
+    answer(target, first, [], COUNT)
+    ask(target, name, some(100, 2))
+    (kept,) = target.caches.histories()
+    before = kept.nbytes
+    target.caches.make_room(PLENTY - target.caches.nbytes + before // 3)
+    if kept not in target.caches.histories():  # a state of one size only
+        assert not kept.tokens or kept.reach(len(kept.tokens) // 2) < 256
+        return
+    assert 256 <= len(kept.tokens) < 900
+    assert kept.nbytes <= before - before // 3
+    reuse, _ = ask(target, name, [*first, 5])
+    assert reuse.cached == len(first[: reuse.cached])
+    assert reuse.missing == "evicted"

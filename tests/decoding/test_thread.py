@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from akunu_py.decoding.thread import ModelThread
+from akunu_py.decoding.thread import Idle, ModelThread
 
 
 def test_while_no_request_waits_it_is_idle_as_often_as_it_asks_for() -> None:
@@ -49,3 +49,25 @@ def test_a_request_ends_the_idle_time_at_once() -> None:
     thread.put(1)
     assert served.wait(60)
     assert thread.close(60)
+
+
+def test_nobody_asks_what_was_read_is_saved_then_the_model_unloaded() -> None:
+    log: list[str] = []
+    left = [True, True, False, False]
+
+    def save() -> bool:
+        log.append("save")
+        return left.pop(0)
+
+    idle = Idle(save, lambda: log.append("unload"), unload_s=60.0)
+    first = idle(0.0)
+    assert first is not None
+    assert first > 0
+    assert log == []
+    assert idle(first) == 0.0
+    assert idle(first) == 0.0
+    assert idle(first) == 60.0 - first
+    assert log == ["save"] * 3
+    assert idle(60.0) is None
+    assert log[-1] == "unload"
+    assert Idle(lambda: False)(100.0) is None

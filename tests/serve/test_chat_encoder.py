@@ -39,7 +39,8 @@ def accumulated(chunks: list[dict[str, Any]], count: int) -> list[dict[str, Any]
             assert ("role" in delta) == (not message)
             if "role" in delta:
                 message |= {"role": delta["role"], "content": "", "reasoning_content": ""}
-                message["tool_calls"] = []
+                message |= {"tool_calls": [], "logprobs": []}
+            message["logprobs"] += (choice["logprobs"] or {"content": []})["content"]
             for name in ("content", "reasoning_content"):
                 message[name] += delta.get(name, "")
             for call in delta.get("tool_calls", ()):
@@ -68,6 +69,7 @@ def test_chunks_add_up_to_the_whole(choices: list[list[Event]], usage: bool) -> 
             for number, call in enumerate(choice["message"].get("tool_calls", []))
         ] == calls
         assert choice["finish_reason"] == message["finish_reason"]
+        assert (choice["logprobs"] or {"content": []})["content"] == message["logprobs"]
     if usage:
         assert chunks[-1]["choices"] == []
         assert chunks[-1]["usage"] == whole["usage"]

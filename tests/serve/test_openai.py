@@ -157,6 +157,33 @@ async def test_structured_answers_and_their_limits(tiny: Served) -> None:
     assert (await ask(tiny.app, CHAT, both)).json()["error"]["param"] == "guided_regex"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_logprobs_as_clients_ask_for_them(tiny: Served, stream: bool) -> None:
+    more = {"max_tokens": 6, "stream": stream}
+    messages = [{"role": "user", "content": "x"}]
+    chat = await ask(
+        tiny.app, CHAT, {"messages": messages, "logprobs": True, "top_logprobs": 2} | more
+    )
+    plain = await ask(tiny.app, COMPLETIONS, {"prompt": "x", "logprobs": 2} | more)
+    choices = [
+        [choice for chunk in chunks for choice in chunk["choices"]]
+        for chunks in ([each.chunks() if stream else [each.json()] for each in (chat, plain)])
+    ]
+    told = [choice["logprobs"] for choice in choices[0] if choice["logprobs"]]
+    found = [token for each in told for token in each["content"]]
+    assert len(found) == 6
+    for each in found:  # greedy
+        assert each["token"] == each["top_logprobs"][0]["token"]
+        assert each["logprob"] == each["top_logprobs"][0]["logprob"] <= 0
+        assert len(each["top_logprobs"]) == 2
+    told = [choice["logprobs"] for choice in choices[1] if choice["logprobs"]]
+    tokens = [token for each in told for token in each["tokens"]]
+    text = "".join(choice["text"] for choice in choices[1])
+    offsets = [offset for each in told for offset in each["text_offset"]]
+    assert "".join(tokens) == text
+    assert [text[at:][: len(token)] for at, token in zip(offsets, tokens, strict=True)] == tokens
+
+
 async def test_the_second_turn_reads_what_is_new(tiny: Served) -> None:
     first = {"messages": [{"role": "user", "content": "one two three " * 20}]}
     answer = (await ask(tiny.app, CHAT, first)).json()["choices"][0]["message"]
@@ -202,6 +229,9 @@ REFUSED = [
     (COMPLETIONS, {"prompt": [10**6]}, 400, "prompt"),
     (COMPLETIONS, {"prompt": []}, 400, "prompt"),
     (COMPLETIONS, {"best_of": 3}, 400, "best_of"),
+    (COMPLETIONS, {"echo": True, "logprobs": 1}, 400, "echo"),
+    (CHAT, {"top_logprobs": 1}, 400, "top_logprobs"),
+    (CHAT, {"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
     (COMPLETIONS, {"prompt": [1], "suffix": "x"}, 400, "suffix"),
     (COMPLETIONS, {"n": 16, "prompt": ["x"] * 9}, 400, "prompt"),
 ]

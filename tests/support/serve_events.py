@@ -14,12 +14,13 @@ from akunu_py.decoding.events import (
     CallEnded,
     Ended,
     Event,
+    Logprobs,
     Reading,
     Text,
     Thinking,
 )
 from akunu_py.serve.dialect import WholeAnswer
-from akunu_py.types import FinishReason, Stats
+from akunu_py.types import FinishReason, Stats, TokenLogprobs
 
 TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
 _REASONS: tuple[FinishReason, ...] = ("stop", "length", "context")
@@ -33,13 +34,22 @@ def _calls(draw: st.DrawFn) -> list[Event]:
     return [CallBegun(draw(TEXTS), draw(TEXTS)), *map(CallArguments, parts), CallEnded()]
 
 
+def _told() -> st.SearchStrategy[list[Event]]:
+    """A text with what the model thought of its tokens."""
+    token = st.builds(TokenLogprobs, TEXTS, st.floats(-9, 0), st.just((("a", -1.0), ("b", -2.0))))
+    tokens = st.lists(token, min_size=1, max_size=3)
+    return tokens.map(
+        lambda found: [Logprobs(tuple(found)), Text("".join(each.text for each in found))]
+    )
+
+
 @st.composite
 def answers(draw: st.DrawFn) -> list[Event]:
     """All events of an answer that comes to its end."""
     size = draw(st.integers(1, 9))
     thinking = [Thinking(text) for text in draw(st.lists(TEXTS, max_size=3))]
     pieces: list[list[Event]] = draw(
-        st.lists(st.one_of(TEXTS.map(lambda text: [Text(text)]), _calls()), max_size=5)
+        st.lists(st.one_of(TEXTS.map(lambda text: [Text(text)]), _told(), _calls()), max_size=5)
     )
     stats = Stats(prompt_tokens=size, generated_tokens=draw(st.integers(0, 9)), cached_tokens=1)
     return [

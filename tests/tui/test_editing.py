@@ -12,9 +12,11 @@ from akunu_py.tui.controllers.turns import code_blocks
 from akunu_py.tui.conversation import Conversation
 from akunu_py.tui.session_thread import Failed, Finished
 from akunu_py.tui.terminal import find_program, run_program
+from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.transcript.column import Earlier, Later
+from akunu_py.tui.transcript.turn import AnswerView, PromptView
 from akunu_py.types import Message
-from tests.support.tui_chat import STATS, Chat, chat
+from tests.support.tui_chat import STATS, Chat, chat, until
 
 
 async def two_turns(it: Chat) -> None:
@@ -174,12 +176,18 @@ async def test_answers_and_prompts_and_code_are_copied(monkeypatch: pytest.Monke
         await it.answer("Look:\n\n```python\na = 1\n```\n\n```\nb\n```\n")
         await it.press("f7")
         assert it.app.clipboard.startswith("Look:")
+        (answer,), blocks = it.app.query(AnswerView), list(it.app.query(CodeBlock))
+        assert answer.has_class("-copied")
         await it.press("f8")
         assert it.app.clipboard == "a = 1\n"
+        assert [block.has_class("-copied") for block in blocks] == [True, False]
         await it.press("f8")
         assert (it.app.clipboard, "block 2 of 2" in it.notifications[-1]) == ("b\n", True)
+        assert blocks[1].has_class("-copied")
         await it.press("tab", "up", "c")
         assert it.app.clipboard == "one"
+        assert it.app.query_one(PromptView).has_class("-copied")
+        await until(it.pilot, lambda: not it.app.query(".-copied"))
 
 
 async def test_a_program_of_the_system_is_given_the_text(

@@ -17,7 +17,7 @@ from akunu_py.tui.view import ChatView
 
 
 @dataclass(frozen=True, slots=True)
-class CodeBlock:
+class CodeText:
     """A block of code in an answer. language: "" where none is named."""
 
     text: str
@@ -191,6 +191,7 @@ class TurnController:
             self._copy_answer(chosen[0])
         else:
             self._copy(split(chosen[0].prompt.text)[0])
+            self._view.transcript.mark_copied(chosen[0], "prompt")
             self._view.inform("Copied the prompt.")
 
     def copy_code(self) -> None:
@@ -204,6 +205,7 @@ class TurnController:
                 self._copied_block = turn.reply_id, index
                 block = blocks[index]
                 self.copy_block(block.text, block.language, index + 1, len(blocks))
+                self._view.transcript.mark_copied(turn, "answer", block.text.expandtabs(4))
                 return
         self._view.refuse("There is no block of code to copy.")
 
@@ -218,6 +220,7 @@ class TurnController:
             self._view.refuse("There is no answer to copy yet.")
             return
         self._copy(turn.answer.strip())
+        self._view.transcript.mark_copied(turn, "answer")
         self._view.inform("Copied the answer.")
 
     def copy_block(self, code: str, language: str, which: int = 1, count: int = 1) -> None:
@@ -233,10 +236,10 @@ class TurnController:
         self._view.inform(f"{text}.")
 
 
-def code_blocks(text: str) -> list[CodeBlock]:
+def code_blocks(text: str) -> list[CodeText]:
     """The fenced and indented blocks of code in Markdown, in order."""
     return [
-        CodeBlock(token.content, token.info.split()[0] if token.info.strip() else "")
+        CodeText(token.content, token.info.split()[0] if token.info.strip() else "")
         for token in markdown_parser().parse(text)
         if token.type in ("fence", "code_block")
     ]

@@ -42,9 +42,9 @@ class CodeBlock(MarkdownFence):
     class CopyWanted(Message):
         """Its `copy` was clicked."""
 
-        def __init__(self, code: str, language: str) -> None:
+        def __init__(self, block: CodeBlock, code: str, language: str) -> None:
             super().__init__()
-            self.code, self.language = code, language
+            self.block, self.code, self.language = block, code, language
 
     class WrapWanted(Message):
         """Its `wrap` was clicked."""
@@ -174,7 +174,7 @@ class CodeBlock(MarkdownFence):
         self.scroll_code(-1)
 
     def action_copy(self) -> None:
-        self.post_message(self.CopyWanted(f"{self.code}\n", self.lexer))
+        self.post_message(self.CopyWanted(self, f"{self.code}\n", self.lexer))
 
     def action_wrap(self) -> None:
         self.post_message(self.WrapWanted())

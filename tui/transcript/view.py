@@ -27,6 +27,7 @@ from akunu_py.tui.transcript.turn import AnswerView, PromptView
 _NEAR = 2  # screens: sections closer than that are drawn
 _FAR = 3  # screens: sections farther than that are unmounted
 _MEASURE = 100  # columns of text
+_COPIED_S = 1.5  # how long a message shows that it was copied
 _UPDATE_DELAY_S = 0.05  # at most one update of what is drawn in that time
 
 Part = Literal["prompt", "answer"]
@@ -153,6 +154,17 @@ class Transcript(SteadyScroll):
         """Marks the prompt of `turn` as the one that is being edited, and no other."""
         for view in self.query(PromptView):
             view.set_class(view.turn is turn, "-edited")
+
+    def mark_copied(self, turn: Turn, part: Part, code: str | None = None) -> None:
+        """Shows for a moment on the message, or on its block of code, that it was copied."""
+        for view in self.query(f"#{part}-{turn.number}"):
+            blocks = [each for each in view.query(CodeBlock) if f"{each.code}\n" == code]
+            self.mark(blocks[0] if blocks else view)
+
+    def mark(self, copied: Widget) -> None:
+        """Shows for a moment that something was copied."""
+        copied.add_class("-copied")
+        self.set_timer(_COPIED_S, lambda: copied.remove_class("-copied"))
 
     async def watch_drafting(self, drafting: bool) -> None:
         with self.app.batch_update():

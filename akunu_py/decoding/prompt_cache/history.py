@@ -14,6 +14,7 @@ from akunu_py.decoding.token_ids import common_prefix
 
 _CHECKPOINTS = 8  # how many a history has at most,
 _RECENT = 4  # how many of them are always the last ones,
+_LEAST_LEFT = 256  # tokens of a history that is shortened
 _CHECKPOINT_BYTES = 512 << 20  # and what they may take together; one is kept in any case
 
 
@@ -23,7 +24,8 @@ class TokenHistory:
     unless a prompt was just read or the cache is recurrent and was rolled back behind what was
     accepted. checkpoints: where a cache that cannot always be trimmed can return to. marks: after
     how many tokens checkpoints are set while a prompt is read. uses: how often it was kept for
-    later. remember: whether it may be kept on disk.
+    later. remember: whether it may be kept on disk. reserved: bytes that it may come to take while
+    it is in use.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class TokenHistory:
         self.marks: frozenset[int] = frozenset()
         self.uses = 0
         self.remember = True
+        self.reserved = 0
         self.needs_checkpoints = kvcache.needs_checkpoints(cache)
 
     @property
@@ -88,6 +91,17 @@ class TokenHistory:
         self.checkpoints = [each for each in self.checkpoints if each.length <= length]
         del self.tokens[length:]
         self.pending = []
+
+    def shorten(self, nbytes: int) -> bool:
+        """Takes away so much of the end that about as many bytes are free. False where there is no
+        place to return to that would be worth it."""
+        tokens, size = len(self.tokens), max(1, self.nbytes)
+        left = self.reach(max(0, tokens - 1 - nbytes * tokens // size))
+        if left < _LEAST_LEFT:
+            return False
+        self.return_to(left)
+        kvcache.shrink(self.cache)
+        return True
 
     def branch(self, length: int) -> TokenHistory:
         """A history of its own of the first `length` tokens, a number that `reach` gave; this one

@@ -1,10 +1,12 @@
 """Token histories that are kept for later within a limit of bytes, and which of them go first.
 
 A history that was asked for is the longest one that a prompt can continue. What is lost first is
-what is cheapest to read again for the memory that it takes: GreedyDual-Size-Frequency (Cherkasova,
-"Improving WWW Proxies Performance with Greedy-Dual-Size-Frequency Caching Policy", 1998), with the
-tokens that no other history has as the cost. So one-off requests go before a conversation that was
-continued, a twin before the only one of its kind, and in the end what nobody asks for any more.
+what is cheapest to read again for the memory that it takes: the tokens that no other history has,
+for each byte, times how likely it is that they are asked for. That falls with the requests since,
+as 1 / n, and is half where it was asked for only once: so one-off requests go before conversations,
+twins before the only one of their kind. And of what goes only the end is taken, as much as is
+needed, where its cache allows that. (GreedyDual-Size-Frequency, which came before, keeps finished
+conversations for their frequency; docs/caches.md has the figures.)
 """
 
 from __future__ import annotations
@@ -16,26 +18,31 @@ from akunu_py.decoding.token_ids import common_prefix
 
 LEAST = 64  # tokens: what is shorter is read again in no time
 _MOST = 16  # histories, however small they are
+_ONCE = 0.5  # how likely a history is continued that was not before, next to one that was
 _REMEMBERED = 32  # of those that were lost, to say why a prompt is read again
 
 
 @dataclass(slots=True)
 class _Kept:
-    """clock: the value of what was lost last when it was used last."""
+    """since: how many requests there had been when it was used last."""
 
     history: TokenHistory
-    clock: float
+    since: int
 
 
 class PromptCaches:
-    """Token histories that are not in use."""
+    """Token histories that are not in use, to be taken, and those that are.
+
+    in_use: of each target that shares these caches the one that it goes on with.
+    """
 
     def __init__(self, limit: int = 0) -> None:
-        """limit: bytes for all of them and the one that is in use; with 0 none is kept."""
+        """limit: bytes for all of them and those that are in use; with 0 none is kept."""
         self.limit = limit
+        self.in_use: list[TokenHistory] = []
         self.lost: list[list[int]] = []  # the tokens of the last ones, the latest last
         self._kept: list[_Kept] = []
-        self._clock = 0.0
+        self._requests = 0
 
     @property
     def nbytes(self) -> int:
@@ -52,30 +59,61 @@ class PromptCaches:
         """Keeps a history that is not in use any more, if that is worth it."""
         if len(history.tokens) >= LEAST and self.limit:
             history.uses += 1
-            self._kept.append(_Kept(history, self._clock))
+            self._requests += 1
+            self._kept.append(_Kept(history, self._requests))
 
     def take(self, history: TokenHistory) -> None:
         """Gives one of them out, if it is there; whoever has it adds it again."""
         self._kept = [kept for kept in self._kept if kept.history is not history]
 
+    def exchange(self, old: TokenHistory | None, new: TokenHistory) -> None:
+        """A target goes on with `new` now, not with `old`."""
+        self.in_use = [each for each in self.in_use if each is not old] + [new]
+
+    def beside(self, history: TokenHistory | None) -> list[TokenHistory]:
+        """Those in use but `history`."""
+        return [each for each in self.in_use if each is not history]
+
+    def has_room(self, needed: int, history: TokenHistory) -> bool:
+        """Whether `history`, which is in use, can come to take `needed` bytes: what is not in use
+        goes for it, and the only one that is in use always can."""
+        others = self._taken_beside(history)
+        return not others or others + needed <= self.limit
+
+    def reserve(
+        self, needed: int, history: TokenHistory, asked_for: TokenHistory | None = None
+    ) -> None:
+        """Gives `history`, which is in use, room for `needed` bytes in all; see `make_room`."""
+        self.make_room(self._taken_beside(history) + needed, asked_for)
+        history.reserved = needed
+
     def make_room(self, needed: int, asked_for: TokenHistory | None = None) -> None:
-        """Drops histories until `needed` bytes beside them are within the limit.
+        """Drops histories, or their ends, until `needed` bytes beside them are within the limit.
 
         asked_for: one that is not dropped; what others share with it costs nothing to read again.
         """
-        while (victims := [each for each in self._kept if each.history is not asked_for]) and (
-            self.nbytes + needed > self.limit or len(self._kept) > _MOST
-        ):
-            self._drop(min(victims, key=self._value))
+        while victims := [each for each in self._kept if each.history is not asked_for]:
+            over = self.nbytes + needed - self.limit
+            if over <= 0 and len(self._kept) <= _MOST:
+                return
+            self._lose(min(victims, key=self._value), over)
 
-    def _drop(self, kept: _Kept) -> None:
-        self._clock = self._value(kept)
-        self._kept.remove(kept)
-        self.lost = [*self.lost[1 - _REMEMBERED :], kept.history.tokens]
+    def _lose(self, kept: _Kept, nbytes: int) -> None:
+        """Gives up a history, or as much of its end as takes so many bytes."""
+        self.lost = [*self.lost[1 - _REMEMBERED :], list(kept.history.tokens)]
+        if len(self._kept) > _MOST or not kept.history.shorten(nbytes):
+            self._kept.remove(kept)
+
+    def _taken_beside(self, history: TokenHistory | None) -> int:
+        """Bytes that those in use but `history` take or may come to take."""
+        return sum(
+            max(each.reserved, each.nbytes) for each in self.beside(history) if each.reserved
+        )
 
     def _value(self, kept: _Kept) -> float:
-        """What it is worth: the clock of its last use, and tokens to read again for each byte."""
+        """What a byte of it is worth: tokens to read again, by how likely they are asked for."""
         tokens = kept.history.tokens
         others = (each.history.tokens for each in self._kept if each is not kept)
         alone = len(tokens) - max((common_prefix(tokens, other) for other in others), default=0)
-        return kept.clock + kept.history.uses * alone / max(1, kept.history.nbytes)
+        likely = (1.0 if kept.history.uses > 1 else _ONCE) / (1 + self._requests - kept.since)
+        return likely * alone / max(1, kept.history.nbytes)

@@ -23,23 +23,26 @@ class Calls:
         emit: Callable[[Event], None],
         new_id: Callable[[], str],
         *,
-        known_only: bool = False,
+        allowed: bool = True,
     ) -> None:
-        """known_only: whether a call must be of one of `tools`."""
+        """allowed: whether there may be calls at all."""
         self._tools = {tool.name: tool for tool in tools}
         self._emit, self._new_id = emit, new_id
-        self.known_only = known_only
+        self.allowed = allowed
+        self.known_only = False  # whether a call must be of one of `tools`
         self.open = False
         self.made = 0
         self._first = True  # of the parameters of the call
 
-    def begin(self, name: str, call_id: str = "") -> None:
-        """Raises Malformed for what is no name of a function."""
+    def begin(self, name: str) -> None:
+        """Raises Malformed for what is no name of a function. The id is ours: those that models
+        write are not unique in a conversation."""
         name = name.strip()
-        if self.open or not _NAME.fullmatch(name) or (self.known_only and name not in self._tools):
+        known = not self.known_only or name in self._tools
+        if not self.allowed or self.open or not known or not _NAME.fullmatch(name):
             raise Malformed
         self.open = self._first = True
-        self._emit(CallBegun(call_id or self._new_id(), name))
+        self._emit(CallBegun(self._new_id(), name))
 
     def arguments(self, text: str) -> None:
         """More of the JSON object."""

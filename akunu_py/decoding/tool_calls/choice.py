@@ -24,6 +24,7 @@ from akunu_py.types import Constraint, SamplingOptions, Tool, ToolChoice
 
 _ANY_OBJECT = {"type": "object"}
 _PLACES = re.compile(r"(NAME|ARGUMENTS|INDEX|KEY)")
+_BANNED = -1e9  # added to a logit
 _TEXT = r"/(.|\n)*/"
 _PLAIN_STRING = {"type", "description", "title", "default", "examples"}
 
@@ -43,7 +44,9 @@ def constrained(
     """
     forced = choice.mode in ("required", "named")
     strict = any(tool.strict for tool in tools)
-    if choice.mode == "none" or not (forced or strict):
+    if choice.mode == "none":
+        return _without_calls(engine, sampling) if tools else sampling
+    if not (forced or strict):
         return sampling
     offered = [tool for tool in tools if choice.mode != "named" or tool.name == choice.name]
     if not offered:
@@ -69,6 +72,14 @@ def constrained(
     )
 
 
+def _without_calls(engine: Engine, sampling: SamplingOptions) -> SamplingOptions:
+    """What opens a call is not sampled, where that is one token."""
+    openers = family_of(engine.tokenizer).openers
+    encoded = [engine.tokenizer.encode(text, add_special_tokens=False) for text in openers]
+    banned = tuple((int(tokens[0]), _BANNED) for tokens in encoded if len(tokens) == 1)
+    return replace(sampling, logit_bias=sampling.logit_bias + banned)
+
+
 def calls_grammar(
     engine: Engine, shape: Shape, tools: Sequence[Tool], *, forced: bool, one: bool
 ) -> str | None:
@@ -77,7 +88,14 @@ def calls_grammar(
     forced: nothing but calls; otherwise text, with calls in it. one: at most one. Raises UsageError
     for the schema of a strict tool that cannot be followed.
     """
-    return _Writer(engine, shape).written(tools, forced=forced, one=one)
+    try:
+        return _Writer(engine, shape).written(tools, forced=forced, one=one)
+    except _Unbounded:
+        return None
+
+
+class _Unbounded(Exception):
+    """A text that ends with a special token in the middle of other text: no terminal says that."""
 
 
 class _Writer:
@@ -117,8 +135,10 @@ class _Writer:
         opener = self._text(self._shape.opener)
         if opener.startswith("<["):
             return f"text {opener}"
-        if not self._shape.opener or "<[" in opener:
+        if not self._shape.opener:
             return None
+        if "<[" in opener:
+            raise _Unbounded
         self._lines.append(f"opened[suffix={opener}]: {_TEXT}")
         return "opened"
 
@@ -195,6 +215,8 @@ class _Writer:
             )
         end = self._text(tags.end)
         rule = self._new()
+        if "<[" in end[1:]:
+            raise _Unbounded
         if end.startswith("<["):
             self._lines.append(f"{rule}: {_TEXT}")
             return f"{rule} {end}"

@@ -37,7 +37,8 @@ def _short_id() -> str:
 class Family:
     """openers: what calls begin with, and what closes them then, "" for nothing. body: reads a call
     between the two, or several. bare: what a call begins with that needs no opener, at the
-    beginning of an answer. markers: what else may be a token of its own in a call.
+    beginning of an answer. markers: what else may be a token of its own in a call. dropped: markup
+    around the text, which is no part of it.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Family:
     body: Callable[[Reader, Calls], Reading[None]]
     bare: str = ""
     markers: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
     new_id: Callable[[], str] = field(default=_long_id)
 
     @property
@@ -129,6 +131,11 @@ FAMILIES = {
                 name="tool",
                 key="key",
                 typed=("type", "string"),
+            ),
+            dropped=(
+                "<|open|>response<|sep|>",
+                "<|close|>response<|sep|>",
+                "<|close|>message<|sep|>",
             ),
         ),
         _open_close("glm47", "tool_call", KeyValue()),

@@ -12,7 +12,7 @@ from akunu_py.decoding.tool_calls.reader import SPACE, CutOff, Malformed, Reader
 
 _NAMES = ("name", "function", "tool_name", "tool")
 _ARGUMENTS = ("arguments", "parameters", "args", "input")
-_IDS = ("id", "call_id", "tool_call_id")
+_OTHERS = ("type", "id", "call_id", "tool_call_id")
 _KIMI_ID = re.compile(r"\s*(?:functions\.)?(.+?)(?::\d+)?\s*", re.DOTALL)
 _MISTRAL_NEXT = re.compile(r"[\w.-]+\s*(\[ARGS\]|\[CALL_ID\])")
 _MISTRAL_BEGUN = re.compile(r"[\w.-]{0,256}\s*(?:\[[A-Z_]{0,8})?")
@@ -39,7 +39,7 @@ def json_calls(reader: Reader, calls: Calls) -> Reading[None]:
 def _json_call(reader: Reader, calls: Calls) -> Reading[None]:
     """Its arguments stream where its name comes before them."""
     yield from reader.expect("{")
-    name = call_id = ""
+    name = ""
     pending: str | None = None  # arguments that came before the name
     done = unknown = False
     while (yield from _next_key(reader)):
@@ -48,7 +48,7 @@ def _json_call(reader: Reader, calls: Calls) -> Reading[None]:
         yield from reader.expect(":")
         yield from reader.skip()
         if key in _ARGUMENTS and name and not done and (yield from reader.peek()) == "{":
-            yield from _arguments(reader, calls, name, call_id)
+            yield from _arguments(reader, calls, name)
             done = True
             continue
         value = _loaded((yield from reader.json_text()))
@@ -59,14 +59,12 @@ def _json_call(reader: Reader, calls: Calls) -> Reading[None]:
             name = name or value
         elif key in _ARGUMENTS and not done:
             pending = _as_object(value)
-        elif key in _IDS and isinstance(value, str):
-            call_id = value
-        elif key != "type":
+        elif key not in _OTHERS:
             unknown = True
     if not done:
         if pending is None and unknown:
             raise Malformed
-        calls.begin(name, call_id)
+        calls.begin(name)
         calls.arguments(pending or "{}")
         calls.end()
 
@@ -97,12 +95,12 @@ def _as_object(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _arguments(reader: Reader, calls: Calls, name: str, call_id: str = "") -> Reading[None]:
+def _arguments(reader: Reader, calls: Calls, name: str) -> Reading[None]:
     """A JSON object, as it comes."""
     yield from reader.skip()
     if (yield from reader.peek()) != "{":
         yield from reader.expect("{")
-    calls.begin(name, call_id)
+    calls.begin(name)
     yield from reader.json(calls.arguments)
     calls.end()
 
@@ -116,10 +114,9 @@ def mistral(reader: Reader, calls: Calls) -> Reading[None]:
         return
     while True:
         name, end = yield from reader.until("[ARGS]", "[CALL_ID]")
-        call_id = ""
         if end == "[CALL_ID]":
-            call_id, _ = yield from reader.until("[ARGS]")
-        yield from _arguments(reader, calls, name, call_id.strip())
+            yield from reader.until("[ARGS]")
+        yield from _arguments(reader, calls, name)
         yield from reader.skip()
         while _MISTRAL_BEGUN.fullmatch(reader.rest) and not reader.closed:
             yield
@@ -149,11 +146,11 @@ def deepseek(reader: Reader, calls: Calls) -> Reading[None]:
 
 
 def kimi_k2(reader: Reader, calls: Calls) -> Reading[None]:
-    """`functions.NAME:INDEX` is the id of the call."""
+    """`functions.NAME:INDEX` instead of the name."""
     yield from reader.expect("<|tool_call_begin|>")
     call_id, _ = yield from reader.until("<|tool_call_argument_begin|>")
     name = _KIMI_ID.fullmatch(call_id)
-    yield from _arguments(reader, calls, name[1] if name else "", call_id.strip())
+    yield from _arguments(reader, calls, name[1] if name else "")
     yield from reader.skip()
     if not reader.ended_within("<|tool_call_end|>"):
         yield from reader.expect("<|tool_call_end|>")

@@ -28,13 +28,16 @@ from akunu_py.types import Tool
 
 MALFORMED = "[malformed tool call] "
 UNFINISHED = "[unfinished tool call] "
+REFUSED = "[refused tool call] "
 _LEFT = SPACE + "]},;"  # what may be left behind the arguments of a call
 
 
-def parser_for(engine: Engine, tools: Sequence[Tool]) -> ToolCallParser:
+def parser_for(engine: Engine, tools: Sequence[Tool], *, allowed: bool = True) -> ToolCallParser:
     """For an answer of this model; without tools all of it is text. The answer must be generated
-    with the parser's `markers`."""
-    return ToolCallParser(family_of(engine.tokenizer) if tools else None, tools)
+    with the parser's `markers`. allowed: whether there may be calls; one is text behind REFUSED
+    otherwise."""
+    family = family_of(engine.tokenizer) if tools else None
+    return ToolCallParser(family, tools, allowed=allowed)
 
 
 class ToolCallParser:
@@ -45,6 +48,8 @@ class ToolCallParser:
         family: Family | None,
         tools: Sequence[Tool],
         new_id: Callable[[], str] | None = None,
+        *,
+        allowed: bool = True,
     ) -> None:
         """family: in whose format calls are; None where there are none. new_id: makes the ids of
         calls."""
@@ -54,7 +59,8 @@ class ToolCallParser:
         self._blank = ""  # whitespace that is text only if text follows
         self._said = False  # whether there was text
         self._after_call = False
-        self._calls = Calls(tools, self._emit, new_id or (family or HERMES).new_id)
+        make_id = new_id or (family or HERMES).new_id
+        self._calls = Calls(tools, self._emit, make_id, allowed=allowed)
         self._running = self._run(family) if family else None
 
     @property
@@ -118,7 +124,7 @@ class ToolCallParser:
     def _text_before_call(self, family: Family) -> Reading[str | None]:
         """Says the text before the next opener and returns that; None at the end of the answer,
         "" for a call that needs none."""
-        reader, openers = self._reader, tuple(family.openers)
+        reader, openers = self._reader, (*family.openers, *family.dropped)
         while True:
             if family.bare and not self._said:
                 yield from self._skip_blank()
@@ -133,7 +139,9 @@ class ToolCallParser:
             if opener:
                 reader.mark()
                 reader.take(len(opener))
-                return opener
+                if opener not in family.dropped:
+                    return opener
+                continue
             if reader.closed:
                 return None
             yield
@@ -178,7 +186,8 @@ class ToolCallParser:
         self._calls.open = False
         if self._said or self._after_call:
             self._blank, self._after_call = "\n", False
-        self._say((UNFINISHED if reader.closed else MALFORMED) + text)
+        why = UNFINISHED if reader.closed else MALFORMED
+        self._say((why if self._calls.allowed else REFUSED) + text)
         if closer and not reader.closed:
             with contextlib.suppress(CutOff):
                 self._say((yield from reader.pass_until((closer,), self._say)))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.types import Completion, CompletionReason, CompletionRequest
 from akunu_py.decoding.events import Begun, Ended, Event, Text
-from akunu_py.decoding.scheduler import Job
+from akunu_py.decoding.job import Job
 from akunu_py.decoding.session import Session
 from akunu_py.decoding.stop_sequences import StopText
 from akunu_py.types import FinishReason, SamplingOptions

@@ -21,6 +21,7 @@ from akunu_py.decoding.events import (
     Ended,
     Event,
     Failed,
+    Logprobs,
     Reading,
     Text,
     Thinking,
@@ -166,7 +167,7 @@ class MessageEncoder:
                 return self._close()
             case Ended():
                 return self._end(event)
-            case Reading() | Failed():
+            case Reading() | Logprobs() | Failed():
                 return []
 
     def _start(self, begun: Begun) -> list[dict[str, Any]]:

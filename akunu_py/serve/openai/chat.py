@@ -58,6 +58,8 @@ class ChatBody(SamplingBody):
     tools: list[ToolBody] | None = None
     tool_choice: ChoiceBody | None = None
     parallel_tool_calls: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
     # Hints at how long to think and to write, which a model may have no notion of.
     reasoning_effort: Ignored = None
     verbosity: Ignored = None
@@ -69,7 +71,11 @@ def prepare_chat(body: ChatBody, service: Service) -> Prepared:
     service.check_model(body.model)
     messages = messages_of(body.messages)
     limit = body.max_completion_tokens or body.max_tokens or service.most_tokens
-    options = generate_options(body, service, limit, _constraint(body.response_format))
+    if body.top_logprobs is not None and not body.logprobs:
+        raise RequestError("top_logprobs: only with logprobs", param="top_logprobs")
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    constraint = _constraint(body.response_format)
+    options = generate_options(body, service, limit, constraint, logprobs)
     tools = tools_of(body.tools or ())
     choice = choice_of(body.tool_choice, tools)
     if tools and choice.mode != "none" and options.sampling.constraint is not None:

@@ -16,6 +16,7 @@ from akunu_py.decoding.events import (
     Ended,
     Event,
     Failed,
+    Logprobs,
     Reading,
     Text,
     Thinking,
@@ -23,7 +24,14 @@ from akunu_py.decoding.events import (
 from akunu_py.serve import sse
 from akunu_py.serve.dialect import CommentHeartbeat, WholeAnswer
 from akunu_py.serve.errors import RequestError
-from akunu_py.serve.openai.shapes import error_body, finish_reason, statistics, usage
+from akunu_py.serve.openai.shapes import (
+    chat_logprobs,
+    error_body,
+    finish_reason,
+    statistics,
+    usage,
+)
+from akunu_py.types import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +55,16 @@ class ChatEncoder(CommentHeartbeat):
         self._head, self._count, self._usage = head, count, usage
         self._calls = [0] * count
         self._begun = [False] * count
+        self._logprobs: list[list[TokenLogprobs]] = [[] for _ in range(count)]
         self._ended: list[Ended] = []
 
     def encode(self, event: Event, choice: int) -> list[bytes]:
         """See `Encoder`."""
         if isinstance(event, Ended):
             return self._end(event, choice)
+        if isinstance(event, Logprobs):
+            self._logprobs[choice] += event.tokens
+            return []
         delta = self._delta(event, choice)
         if delta is None:
             return []
@@ -77,7 +89,7 @@ class ChatEncoder(CommentHeartbeat):
                 more = {"id": id, "type": "function", "function": function}
             case CallArguments(text):
                 more = {"function": {"arguments": text}}
-            case Reading() | CallEnded() | Ended() | Failed():
+            case Reading() | Logprobs() | CallEnded() | Ended() | Failed():
                 return None
         return {"tool_calls": [{"index": self._calls[choice] - 1, **more}]}
 
@@ -106,6 +118,9 @@ class ChatEncoder(CommentHeartbeat):
         extra: Mapping[str, Any] = {},
     ) -> bytes:
         entry = {"index": choice, "delta": delta, "logprobs": None, "finish_reason": reason}
+        if self._logprobs[choice] and "role" not in delta:
+            entry["logprobs"] = chat_logprobs(self._logprobs[choice])
+            self._logprobs[choice] = []
         return self._frame([entry], {**({"usage": None} if self._usage else {}), **extra})
 
     def _frame(self, choices: list[Any], extra: Mapping[str, Any]) -> bytes:
@@ -141,4 +156,5 @@ def _choice(number: int, answer: WholeAnswer) -> dict[str, Any]:
     }
     assert answer.ended is not None
     reason = finish_reason(answer.ended, calls=bool(calls))
-    return {"index": number, "message": message, "logprobs": None, "finish_reason": reason}
+    logprobs = chat_logprobs(answer.logprobs) if answer.logprobs else None
+    return {"index": number, "message": message, "logprobs": logprobs, "finish_reason": reason}

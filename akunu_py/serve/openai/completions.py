@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from pydantic import Field
 
+from akunu_py.decoding.job import Job
 from akunu_py.decoding.jobs import text_job
-from akunu_py.decoding.scheduler import Job
 from akunu_py.serve.dialect import Prepared
 from akunu_py.serve.errors import RequestError
 from akunu_py.serve.openai.completions_encoder import CompletionsEncoder, Head, whole_completions
@@ -32,6 +32,7 @@ class CompletionsBody(SamplingBody):
     prompt: str | list[str] | list[int] | list[list[int]]
     suffix: str | None = None
     echo: bool | None = None
+    logprobs: int | None = Field(default=None, ge=0, le=20)
     best_of: int | None = Field(None, ge=1)
 
 
@@ -54,7 +55,10 @@ def prepare_completions(body: CompletionsBody, service: Service) -> Prepared:
     prompts = _prompts(body, service)
     if len(prompts) * count > _MAX_CHOICES:
         raise RequestError(f"prompt: {_MAX_CHOICES} choices at most", param="prompt")
-    options = generate_options(body, service, body.max_tokens or _MAX_TOKENS)
+    if body.logprobs is not None and body.echo:
+        raise RequestError("echo: not with logprobs", param="echo")
+    limit = body.max_tokens or _MAX_TOKENS
+    options = generate_options(body, service, limit, logprobs=body.logprobs)
     jobs = [_job(asked, each) for asked in prompts for each in choices(options, count)]
     echoed = [asked.text if body.echo else "" for asked in prompts for _ in range(count)]
     head = Head(service.name)

@@ -8,11 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from akunu_py.decoding.events import Begun, Ended, Event, Text, Thinking
+from akunu_py.decoding.events import Begun, Ended, Event, Logprobs, Text, Thinking
 from akunu_py.serve import sse
 from akunu_py.serve.dialect import CommentHeartbeat, WholeAnswer
 from akunu_py.serve.errors import RequestError
-from akunu_py.serve.openai.shapes import error_body, finish_reason, statistics, usage
+from akunu_py.serve.openai.shapes import (
+    completion_logprobs,
+    error_body,
+    finish_reason,
+    statistics,
+    usage,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,7 @@ class CompletionsEncoder(CommentHeartbeat):
         """echoed: what the text of each choice begins with. count: of choices for each prompt.
         usage: whether a last chunk tells it."""
         self._head, self._echoed, self._count, self._usage = head, echoed, count, usage
+        self._offsets = [len(text) for text in echoed]
         self._ended: list[Ended] = []
 
     def encode(self, event: Event, choice: int) -> list[bytes]:
@@ -50,6 +57,10 @@ class CompletionsEncoder(CommentHeartbeat):
                 return [self._chunk(_choice(choice, text))]
             case Thinking(text):
                 return [self._chunk(_choice(choice, "", text))]
+            case Logprobs(tokens):  # in a chunk of their own, before that of their text
+                told = completion_logprobs(tokens, self._offsets[choice])
+                self._offsets[choice] += sum(len(token.text) for token in tokens)
+                return [self._chunk(_choice(choice, "") | {"logprobs": told})]
             case Ended():
                 return self._end(event, choice)
             case _:
@@ -82,6 +93,7 @@ def whole_completions(
     ended = [answer.ended for answer in answers if answer.ended]
     choices = [
         _choice(number, echo + answer.text, answer.thinking, finish_reason(end, calls=False))
+        | {"logprobs": completion_logprobs(answer.logprobs, len(echo)) if answer.logprobs else None}
         for number, (answer, echo, end) in enumerate(zip(answers, echoed, ended, strict=True))
     ]
     extra = {"usage": usage(ended[::count], ended), "akunu": statistics(*ended)}

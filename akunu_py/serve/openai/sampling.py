@@ -58,10 +58,14 @@ class SamplingBody(Body):
 
 
 def generate_options(
-    body: SamplingBody, service: Service, max_tokens: int, constraint: Constraint | None = None
+    body: SamplingBody,
+    service: Service,
+    max_tokens: int,
+    constraint: Constraint | None = None,
+    logprobs: int | None = None,
 ) -> GenerateOptions:
     """How to answer; what the body leaves open is as the service has it. constraint: beside
-    `guided_*`. Raises RequestError."""
+    `guided_*`. logprobs: see `SamplingOptions`. Raises RequestError."""
     constraint = _guided(body, constraint)
     given: dict[str, Any] = {
         "temperature": body.temperature,
@@ -74,6 +78,7 @@ def generate_options(
         "seed": None if body.seed is None else body.seed % _MAX_SEED,
         "logit_bias": _logit_bias(body.logit_bias or {}),
         "constraint": constraint,
+        "logprobs": logprobs,
     }
     sampling = replace(
         service.defaults.sampling, **{name: v for name, v in given.items() if v is not None}

@@ -7,6 +7,7 @@ from typing import Any
 
 from akunu_py.decoding.events import Ended
 from akunu_py.serve.errors import ErrorKind, RequestError
+from akunu_py.types import TokenLogprobs
 
 _ERROR_TYPES: dict[ErrorKind, str] = {
     "unauthorized": "authentication_error",
@@ -47,6 +48,39 @@ def usage(prompts: Sequence[Ended], answers: Sequence[Ended]) -> dict[str, Any]:
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
+
+
+def chat_logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    """As Chat Completions has them."""
+
+    def one(text: str, logprob: float) -> dict[str, Any]:
+        return {"token": text, "logprob": logprob, "bytes": _bytes(text)}
+
+    return {
+        "content": [
+            one(each.text, each.logprob) | {"top_logprobs": [one(*other) for other in each.top]}
+            for each in tokens
+        ],
+        "refusal": None,
+    }
+
+
+def completion_logprobs(tokens: Sequence[TokenLogprobs], offset: int) -> dict[str, Any]:
+    """As Completions has them. offset: where the first token is in the text."""
+    offsets = [offset]
+    for each in tokens:
+        offsets.append(offsets[-1] + len(each.text))
+    return {
+        "tokens": [each.text for each in tokens],
+        "token_logprobs": [each.logprob for each in tokens],
+        "top_logprobs": [dict(reversed(each.top)) for each in tokens],
+        "text_offset": offsets[:-1],
+    }
+
+
+def _bytes(text: str) -> list[int] | None:
+    """None for a token that is a part of a character."""
+    return None if "\ufffd" in text else list(text.encode())
 
 
 def statistics(*answers: Ended) -> dict[str, Any]:

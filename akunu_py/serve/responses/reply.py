@@ -19,6 +19,7 @@ from akunu_py.decoding.events import (
     Ended,
     Event,
     Failed,
+    Logprobs,
     Reading,
     Text,
     Thinking,
@@ -96,7 +97,7 @@ class ResponseBuilder:
                 return self._end_call()
             case Ended():
                 return self._end(event)
-            case Reading() | Begun() | Failed():
+            case Reading() | Begun() | Logprobs() | Failed():
                 return []
 
     def fail(self, error: RequestError) -> Values:

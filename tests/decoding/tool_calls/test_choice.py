@@ -173,7 +173,6 @@ def test_what_cannot_be_honoured_is_refused(plain: Any, monkeypatch: pytest.Monk
     loose = Tool("any", "", {"type": "object", "not": {"$ref": "https://elsewhere"}})
     strict = Tool("any", "", loose.parameters, strict=True)
     assert ask("auto", [loose]) is sampling
-    assert ask("none", [strict]) is sampling
     assert ask("required", [loose]).constraint is not None
     assert ask("auto", [strict], family="pythonic") is sampling
     for args, reason in (

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Event, Text
 from akunu_py.decoding.tool_calls.families import FAMILIES, Family
-from akunu_py.decoding.tool_calls.parser import MALFORMED, UNFINISHED, ToolCallParser
+from akunu_py.decoding.tool_calls.parser import MALFORMED, REFUSED, UNFINISHED, ToolCallParser
 from akunu_py.types import Tool
 
 Call = tuple[str, dict[str, Any]]
@@ -407,7 +407,7 @@ def test_what_is_called_is_found_however_it_is_cut(
 def test_every_split_point(name: str) -> None:
     family, text, calls = written(name, EXAMPLE)
     for at in range(len(text)):
-        assert collected(parse(family, [text[:at], text[at:]])) == calls
+        assert collected(parse(family, [text[:at], text[at:]])) == calls, at
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -471,6 +471,15 @@ def test_arguments_stream() -> None:
         events = parse(family, list(text))
         parts = [event for event in events if isinstance(event, CallArguments)]
         assert len(parts) > len(content) / 2
+
+
+def test_a_call_that_is_not_allowed_is_text() -> None:
+    _, text, _ = written("hermes", EXAMPLE)
+    parser = ToolCallParser(FAMILIES["hermes"], TOOLS, allowed=False)
+    events = joined([*parser.add(text), *parser.finish()])
+    assert len(events) == 1
+    assert isinstance(events[0], Text)
+    assert events[0].text.replace(REFUSED, "") == text
 
 
 def test_a_malformed_call_is_text_behind_a_marker() -> None:

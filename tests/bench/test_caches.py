@@ -1,0 +1,69 @@
+"""Policies for prompt caches, replayed: sessions told apart, tokens counted by hand, and whose
+policy reads least again."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from akunu_py.bench.caches import POLICIES, replay_caches, schedule, sessions_of
+from akunu_py.bench.trace import Trace, TraceItem
+from tests.support.command import run_here
+
+
+def session(seed: int, turns: int = 8) -> list[TraceItem]:
+    """A conversation that grows."""
+    draw = random.Random(seed)
+    known = [draw.randrange(1000) for _ in range(600)]
+    items = []
+    for _ in range(turns):
+        known += [draw.randrange(1000) for _ in range(draw.randrange(50, 500))]
+        output = [draw.randrange(1000) for _ in range(20)]
+        items.append(TraceItem(tuple(known), tuple(output)))
+        known += output
+    return items
+
+
+SESSIONS = [session(seed) for seed in range(6)]
+
+
+def test_sessions_are_told_apart() -> None:
+    trace = Trace("t", {"agent": tuple(item for each in SESSIONS for item in each)})
+    assert sessions_of(trace) == SESSIONS
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_with_room_for_all_nothing_is_read_again(policy: str) -> None:
+    requests = schedule(SESSIONS, 3, 1, aside=True)
+    counts = replay_caches(requests, 1 << 40, policy)
+    assert counts.again <= 0.01 * counts.prompts  # ends of texts; 16 of them are kept at most
+    assert counts.prompts == sum(len(item.prompt) for item in requests)
+    alone = replay_caches(SESSIONS[0], 1 << 40, policy)
+    last = SESSIONS[0][-1].prompt
+    outputs = sum(len(item.output) - 1 for item in SESSIONS[0][:-1])
+    assert (alone.read, alone.again) == (len(last) - outputs, 0)
+
+
+def test_ours_reads_less_again_than_where_the_oldest_goes_first() -> None:
+    ours = oldest = 0
+    for seed in range(3):
+        requests = schedule(SESSIONS, 3, seed, aside=bool(seed))
+        for budget in (4_000, 6_000, 8_000):
+            ours += replay_caches(requests, budget, "akunu").again
+            oldest += replay_caches(requests, budget, "lru").again
+    assert ours < 0.9 * oldest
+
+
+def test_the_command_compares_them(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    items = [{"prompt": item.prompt, "output": item.output} for item in SESSIONS[0]]
+    path.write_text(json.dumps({"tokenizer": "t", "workloads": {"agent": items}}))
+    words = ("bench", "caches", str(path), "--budget", "3000", "--repeats", "1")
+    text = run_here(*words)
+    assert text.returncode == 0, text.stderr
+    assert "lru" in text.stdout
+    rows = json.loads(run_here(*words, "--format", "json").stdout)
+    assert [row["aside"] for row in rows] == [False, True]

@@ -1,0 +1,163 @@
+"""Tools, calls and results reach the model through its template, whatever that wants of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from akunu_py.decoding.conversation import abilities, render
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.tool_calls.parser import parser_for
+from akunu_py.types import Message, Tool, ToolCall
+
+WEATHER = Tool("weather", "Says it.", {"type": "object", "properties": {"city": {}}})
+TOOLS = (WEATHER, Tool("now"))
+CALLS = (
+    ToolCall("weather", '{"city": "Ås"}', "call_1"),
+    ToolCall("now", "{}", "call_2"),
+)
+ASKED = (Message("system", "Be brief."), Message("user", "Rain?"))
+TALK = (
+    *ASKED,
+    Message("assistant", "", thinking="Hm.", tool_calls=CALLS),
+    Message("tool", "wet", tool_call_id="call_1"),
+    Message("tool", "noon", tool_call_id="call_2"),
+)
+
+# What real templates do with tools, one habit each.
+ALL = "{% for m in messages %}{{ '<' + m.role + '>' + m.content }}"
+TOOLED = "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}" + ALL
+CALLED = (
+    "{% for c in m.tool_calls or [] %}[{{ c.function.name }} ARGUMENTS]{% endfor %}{% endfor %}"
+)
+OBJECT = TOOLED + CALLED.replace("ARGUMENTS", "{{ c.function.arguments | tojson }}")
+ITEMS = TOOLED + CALLED.replace(
+    "ARGUMENTS", "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}"
+)
+TEXT = TOOLED + CALLED.replace("{{ c.function.name }} ARGUMENTS", "{{ c.function.arguments + '' }}")
+PRINTED = TOOLED + CALLED.replace("ARGUMENTS", "{{ c.function.arguments }}")
+SINGLE = (
+    "{% for m in messages %}{% if m.tool_calls and m.tool_calls | length > 1 %}"
+    "{{ raise_exception('one at a time') }}{% endif %}{% endfor %}" + OBJECT
+)
+SHORT_IDS = OBJECT.replace(
+    "[{{",
+    "[TOOL_CALLS]{% if c.id | length != 9 %}{{ raise_exception('9!') }}{% endif %}{{ c.id }}[{{",
+).replace("{{ '<' + m.role", "{{ m.tool_call_id or '' }}{{ '<' + m.role")
+KIMI = OBJECT.replace("[{{ c.function.name", "<|tool_calls_section_begin|>{{ c.id")
+THINKING = OBJECT.replace("{{ '<' + m.role", "{{ m.reasoning_content or '' }}{{ '<' + m.role")
+HARMONY = OBJECT.replace(
+    "{{ '<' + m.role",
+    "{% if m.tool_calls and m.thinking and m.content %}{{ raise_exception('both') }}{% endif %}"
+    "{{ m.thinking or '' }}{{ '<' + m.role",
+)
+NAMED = OBJECT.replace("{{ '<' + m.role", "{{ m.name or '' }}{{ '<' + m.role")
+IGNORES = ALL + "{% endfor %}"
+NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + IGNORES
+ONLY_TOOLS = TOOLED + "{% endfor %}"  # it shows tools, but neither calls nor their names
+
+
+class Templated:
+    """A tokenizer, as far as its template goes."""
+
+    has_own_renderer = has_thinking = False
+    has_chat_template = True
+    special_tokens_map: dict[str, str] = {}  # noqa: RUF012
+
+    def __init__(self, template: str) -> None:
+        self._template = template
+
+    def get_chat_template(self, tools: Any = None) -> str:
+        return self._template
+
+
+def rendered(template: str, messages: tuple[Message, ...] = TALK, tools: Any = TOOLS) -> str:
+    return render(Templated(template), messages, tools, "m")
+
+
+@pytest.mark.parametrize(
+    ("template", "called"),
+    [
+        (OBJECT, '[weather {"city": "Ås"}][now {}]'),
+        (ITEMS, "[weather city=Ås][now ]"),
+        (TEXT, '[{"city": "Ås"}][{}]'),
+        (PRINTED, '[weather {"city": "Ås"}][now {}]'),
+        (KIMI, '<|tool_calls_section_begin|>functions.weather:0 {"city": "Ås"}'),
+        (THINKING, '<user>Rain?Hm.<assistant>[weather {"city": "Ås"}][now {}]'),
+        (HARMONY, '<user>Rain?Hm.<assistant>[weather {"city": "Ås"}][now {}]'),
+        (NAMED, "weather<tool>wetnow<tool>noon"),
+        (
+            SINGLE,
+            '<assistant>[weather {"city": "Ås"}]<tool>wet<assistant>[now {}]<tool>noon',
+        ),
+    ],
+)
+def test_templates_get_what_they_want(template: str, called: str) -> None:
+    text = rendered(template)
+    assert called in text
+    assert '"name": "weather"' in text
+    assert "wet" in text
+    assert "noon" in text
+    assert "'" not in text
+
+
+def test_ids_have_the_length_that_a_template_wants() -> None:
+    first, second = (rendered(SHORT_IDS).split("[TOOL_CALLS]")[at][:9] for at in (1, 2))
+    assert first.isalnum()
+    assert f"{first}<tool>wet{second}<tool>noon" in rendered(SHORT_IDS)
+
+
+def test_thinking_is_left_out_where_a_template_refuses_it() -> None:
+    talk = tuple(replace(m, content=m.content or "Well.") for m in TALK)
+    assert "Well." in rendered(HARMONY, talk)
+    assert "Hm." not in rendered(HARMONY, talk)
+
+
+@pytest.mark.parametrize("template", [IGNORES, NO_SYSTEM, ONLY_TOOLS])
+def test_a_template_that_ignores_tools_gets_text(template: str) -> None:
+    talk = TALK if template != NO_SYSTEM else TALK[1:]
+    text = rendered(template, talk)
+    assert "# Tools" in text
+    assert text.count("<assistant>") == 1
+    assert '<tool_call>\n{"name": "weather", "arguments": {"city": "Ås"}}\n</tool_call>' in text
+    assert text.endswith(
+        "<user><tool_response>\nwet\n</tool_response>\n<tool_response>\nnoon\n</tool_response>"
+    )
+    if template == NO_SYSTEM:
+        assert text.startswith("<user># Tools")
+        assert "\n\nRain?<assistant>" in text
+    else:
+        assert text.startswith("<system>Be brief.\n\n# Tools")
+
+
+def test_arguments_that_are_no_object_are_shown_all_the_same() -> None:
+    broken = ToolCall("now", '{"a": ', "call_1")
+    talk = (*ASKED, Message("assistant", "", tool_calls=(broken,)))
+    for template in (OBJECT, ITEMS, TEXT, IGNORES):
+        assert '{"a": ' in rendered(template, talk).replace("\\", "")
+
+
+def test_without_tools_nothing_changes() -> None:
+    for template in (OBJECT, IGNORES, NO_SYSTEM):
+        assert rendered(template, ASKED[1:], ()) == "<user>Rain?"
+
+
+def test_a_template_is_tried_once() -> None:
+    tokenizer = Templated(OBJECT)
+    assert abilities(tokenizer) is abilities(tokenizer)
+
+
+def test_the_starter_takes_tools_as_text(starter_engine: Engine) -> None:
+    prompt = starter_engine.encode_chat(TALK, TOOLS)
+    text = starter_engine.tokenizer.decode(prompt)
+    assert '{"name": "weather", "description": "Says it."' in text
+    assert parser_for(starter_engine, TOOLS).markers == ("<tool_call>", "</tool_call>")
+    stable = starter_engine.stable_prefix(TALK, prompt, TOOLS)
+    more = (*TALK, Message("assistant", "", tool_calls=CALLS[:1]), Message("tool", "dry"))
+    following = starter_engine.encode_chat(more, TOOLS)
+    assert following[:stable] == prompt[:stable]
+    assert (
+        starter_engine.tokenizer.decode(prompt[:stable]).rstrip().endswith("<|im_start|>assistant")
+    )

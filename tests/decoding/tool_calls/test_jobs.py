@@ -1,0 +1,213 @@
+"""Requests with tools through a model: what must be called is, whatever its tokens are like."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from akunu_py.decoding import channels, jobs
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.events import (
+    Begun,
+    CallArguments,
+    CallBegun,
+    CallEnded,
+    Ended,
+    Event,
+    Reading,
+    Text,
+)
+from akunu_py.decoding.jobs import chat_job, text_job
+from akunu_py.decoding.session import Session
+from akunu_py.decoding.stream_decoder import StreamDecoder
+from akunu_py.decoding.tool_calls.families import FAMILIES, family_of
+from akunu_py.decoding.tool_calls.parser import ToolCallParser
+from akunu_py.types import (
+    GenerateOptions,
+    Message,
+    Piece,
+    SamplingOptions,
+    Stats,
+    TextPiece,
+    Tool,
+    ToolChoice,
+)
+from tests.support.tiny_fim import byte_level, write_model
+
+SWITCH = {
+    "type": "object",
+    "properties": {"on": {"type": "boolean"}, "lamp": {"type": "string", "enum": ["a", "b"]}},
+    "required": ["on", "lamp"],
+    "additionalProperties": False,
+}
+TOOLS = [Tool("switch", "", SWITCH, strict=True), Tool("other", "", SWITCH)]
+ASKED = [Message("user", "Light!")]
+END = "<|endoftext|>"
+SIGNS = {
+    "hermes": "<tool_call>tool_call.name",
+    "qwen3_coder": "<tool_call>\n<function=",
+    "mistral": "[TOOL_CALLS][ARGS]",
+    "deepseek": "<｜tool▁calls▁begin｜>",
+    "kimi_k2": "<|tool_calls_section_begin|>",
+    "harmony": "",
+}
+TEMPLATE = (
+    "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}"
+    "{{ m.role }}: {{ m.content }}{% for c in m.tool_calls or [] %}{{ c | tojson }}{% endfor %}\n"
+    "{% endfor %}{# SIGN #}assistant:"
+)
+
+
+@pytest.fixture(scope="module", params=SIGNS)
+def engine(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """Of each family one whose markers are special tokens."""
+    markers = FAMILIES[request.param].all_markers
+    if request.param == "harmony":
+        markers = channels.MARKERS
+    directory = tmp_path_factory.mktemp(request.param)
+    # Every second one is special.
+    added = [END, *(each for i, text in enumerate(markers) for each in (f"<|filler{i}|>", text))]
+    write_model(directory, byte_level(added), end=END)
+    template = TEMPLATE.replace("SIGN", SIGNS[request.param])
+    (directory / "chat_template.jinja").write_text(template)
+    engine = Engine.load(directory, name=request.param)
+    assert family_of(engine.tokenizer).name == request.param
+    return engine
+
+
+def options(engine: Engine, seed: int = 1, **more: Any) -> GenerateOptions:
+    """The fillers are no part of any text, and thinking is short."""
+    find = engine.tokenizer.backend_tokenizer.token_to_id
+    fillers = [find(f"<|filler{i}|>") for i in range(9)]
+    biased = tuple((token, -1e4) for token in fillers if token is not None)
+    if (ending := find("<|end|>")) is not None:
+        biased += ((ending, 20.0),)
+    sampling = SamplingOptions(temperature=1.0, seed=seed, logit_bias=biased)
+    return GenerateOptions(max_tokens=600, sampling=sampling, **more)
+
+
+def run(engine: Engine, job: Any) -> list[Event]:
+    return [event for event in job(Session(engine)) if event is not None]
+
+
+def calls(events: list[Event]) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for event in events:
+        if isinstance(event, CallBegun):
+            found.append((event.name, ""))
+        elif isinstance(event, CallArguments):
+            name, text = found[-1]
+            found[-1] = name, text + event.text
+    assert sum(isinstance(event, CallEnded) for event in events) == len(found)
+    return [(name, json.loads(text)) for name, text in found]
+
+
+def test_what_must_be_called_is(engine: Engine) -> None:
+    for choice in (ToolChoice("required"), ToolChoice("named", "other")):
+        job = chat_job(engine, ASKED, options(engine), TOOLS, choice, parallel=False)
+        events = run(engine, job)
+        assert not any(isinstance(event, Text) for event in events)
+        [(name, arguments)] = calls(events)
+        assert choice.name in ("", name)
+        assert set(arguments) == {"on", "lamp"}
+        assert isinstance(events[0], Reading | Begun)
+        assert isinstance(events[-1], Ended)
+        assert events[-1].reason == "stop"
+
+
+def test_what_must_not_be_called_is_not(engine: Engine) -> None:
+    opener = next(iter(family_of(engine.tokenizer).openers))
+    asked = replace(options(engine), max_tokens=4)
+    token = engine.tokenizer.backend_tokenizer.token_to_id(opener)
+    pushed = () if token is None else ((token, 50.0),)
+    bias = asked.sampling.logit_bias + pushed
+    asked = replace(asked, sampling=replace(asked.sampling, logit_bias=bias))
+    none = ToolChoice("none")
+    texts = [
+        "".join(event.text for event in run(engine, job) if isinstance(event, Text))
+        for job in (
+            chat_job(engine, ASKED, asked, TOOLS, none),
+            chat_job(engine, ASKED, asked, TOOLS[1:]),
+        )
+    ]
+    assert opener not in texts[0]
+    assert (token is None) or "tool call]" in texts[1]
+
+
+def test_drafts_change_nothing(engine: Engine) -> None:
+    found = []
+    for draft in ("off", "auto"):
+        asked = replace(options(engine, 3, draft=draft), max_tokens=60)
+        events = run(engine, chat_job(engine, ASKED, asked, TOOLS, ToolChoice("required")))
+        found.append([event for event in events if isinstance(event, CallArguments | Text)])
+    assert "".join(each.text for each in found[0]) == "".join(each.text for each in found[1])
+
+
+class Given:
+    """Stands for a generation that writes given texts, one a pass, until it is cancelled."""
+
+    finish_reason, stop_sequence, stats = None, "", Stats()
+
+    def __init__(self, *texts: str) -> None:
+        self.texts = list(texts)
+
+    def steps(self) -> Iterator[TextPiece]:
+        while self.texts:
+            yield TextPiece(self.texts.pop(0), Piece(()))
+
+    def cancel(self) -> None:
+        self.texts.clear()
+
+
+@pytest.mark.parametrize("one_call", [True, False])
+def test_the_first_call_ends_an_answer_that_may_have_one(one_call: bool) -> None:
+    call = '<tool_call>{"name": "other", "arguments": {}}</tool_call>'
+    generation: Any = Given(call + call[:9], call[9:], "So.")
+    parser = ToolCallParser(FAMILIES["hermes"], TOOLS)
+    events = [event for event in jobs._events(generation, parser, one_call=one_call) if event]
+    assert calls(events) == [("other", {})] * (1 if one_call else 2)
+    assert isinstance(events[-1], Ended)
+    assert events[-1].reason == ("stop" if one_call else "cancelled")
+    assert any(isinstance(event, Text) for event in events) is not one_call
+
+
+def test_a_text_goes_on_without_calls(engine: Engine) -> None:
+    asked = replace(options(engine), max_tokens=8)
+    events = run(engine, text_job(engine.encode("abc"), asked))
+    generation = Session(engine).generate(engine.encode("abc"), asked)
+    text = generation.answer().text
+    assert "".join(event.text for event in events if isinstance(event, Text)) == text
+    assert isinstance(events[-1], Ended)
+    assert events[-1].reason == "length"
+
+
+HARMONY = (
+    "<|channel|>analysis<|message|>Hm <b>.<|end|><|start|>assistant<|channel|>commentary"
+    "<|message|>Wait.<|end|><|start|>assistant<|channel|>commentary to=functions.other "
+    '<|constrain|>json<|message|>{"on": true}<|call|>'
+)
+
+
+@pytest.mark.parametrize("engine", ["harmony"], indirect=True)
+def test_channels_come_apart(engine: Engine) -> None:
+    prompt = engine.encode_chat(ASKED, TOOLS)
+    tokens = engine.tokenizer.encode(HARMONY)
+    for size in (1, 2, 7, len(tokens)):
+        decoder = StreamDecoder(engine, prompt, ())
+        pieces = [
+            decoder.add(Piece(tuple(tokens[at : at + size])))[0]
+            for at in range(0, len(tokens), size)
+        ]
+        pieces.append(decoder.finish())
+        assert "".join(piece.thinking for piece in pieces) == "Hm <b>."
+        call = "<|start|>assistant<|channel|>commentary to=functions.other <|constrain|>json"
+        said = "".join(piece.text for piece in pieces)
+        assert said == f'Wait.{call}<|message|>{{"on": true}}'
+    for plain in ("No channel at all.", '{"a": 1}', "<", ""):
+        decoder = StreamDecoder(engine, prompt, ())
+        pieces = [decoder.add(Piece((token,)))[0] for token in engine.tokenizer.encode(plain)]
+        assert "".join(piece.text for piece in [*pieces, decoder.finish()]) == plain
