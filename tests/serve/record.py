@@ -38,7 +38,8 @@ from akunu_py.decoding.events import (
     Ended,
     Event,
 )
-from akunu_py.decoding.scheduler import Job, Scheduler
+from akunu_py.decoding.job import Job
+from akunu_py.decoding.scheduler import Scheduler
 from akunu_py.decoding.session import Session
 from akunu_py.models import store
 from akunu_py.serve.app import Backend, create_app
