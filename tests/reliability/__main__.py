@@ -19,7 +19,13 @@ from pathlib import Path
 from random import Random
 
 from akunu_py.models import store
-from tests.reliability import concurrency, faults_chat, faults_commands, faults_files
+from tests.reliability import (
+    concurrency,
+    faults_caches,
+    faults_chat,
+    faults_commands,
+    faults_files,
+)
 from tests.reliability import faults_writers as writers
 from tests.reliability.faults import Command, Home, Outcome, why_no_small_disk
 from tests.reliability.faults_commands import SIGNALS
@@ -95,6 +101,7 @@ def sources(directory: Path, starter: Path, seed: int) -> dict[str, tuple[Source
     made("limits", _limits, 1)
     made("together", lambda at, random: _together(at, tiny, random), 1)
     made("writers", lambda at, random: _writers(at.directory, random), 6)
+    made("caches", lambda at, random: _caches(at.directory, random), 2)
     if why := why_no_small_disk():
         print(f"left out: full disks and permissions: {why}")
     else:
@@ -218,6 +225,14 @@ def _writers(directory: Path, random: Random) -> Source:
     while True:
         yield writers.killed_store(directory, random)
         yield writers.killed_memory(directory, random)
+
+
+def _caches(directory: Path, random: Random) -> Source:
+    full_disks = not why_no_small_disk()
+    while True:
+        yield faults_caches.killed(directory / "caches", random, random.randrange(2))
+        if full_disks and random.randrange(5) == 0:
+            yield faults_caches.full(directory / "caches" / "disk", random)
 
 
 def _tried(harm: Callable[[], Outcome], kind: str, moment: str = "") -> Outcome:

@@ -21,7 +21,13 @@ from akunu_py.decoding.engine import Engine
 from akunu_py.errors import DamagedModel
 from akunu_py.models.store import StoredModel
 from tests.reliability import __main__ as all_faults
-from tests.reliability import faults_chat, faults_commands, faults_files, faults_writers
+from tests.reliability import (
+    faults_caches,
+    faults_chat,
+    faults_commands,
+    faults_files,
+    faults_writers,
+)
 from tests.reliability.faults import Home, Outcome, stop_and_go, why_no_small_disk
 from tests.support.terminal import needs_tmux
 from tests.support.tiny_model import tiny_directory
@@ -123,6 +129,21 @@ def test_writers_that_are_killed(tmp_path: Path) -> None:
         directory.mkdir(exist_ok=True)
         good(faults_writers.killed_store(directory, random))
         good(faults_writers.killed_memory(directory, random))
+
+
+def test_writers_of_prompt_caches_that_are_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    good(faults_caches.killed(tmp_path, Random(1)))
+
+
+@pytest.mark.skipif(bool(why_no_small_disk()), reason="no small disk can be made here")
+def test_a_disk_that_fills_up_while_a_prompt_cache_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    good(faults_caches.full(tmp_path / "disk", Random(1)))
 
 
 @needs_tmux
