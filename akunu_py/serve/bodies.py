@@ -15,6 +15,7 @@ from akunu_py.text import on_one_line
 MAX_BYTES = 32 << 20  # of a body: more than any context holds, with room for what is not text
 MAX_DEPTH = 64  # of JSON in JSON
 _KINDS = ("str", "int", "float", "bool", "none")  # of values, as locations name them
+_EXACT = 2.0**53  # floats below it are the integers that they look like
 _LONGEST = 300  # characters of a message that repeats what was sent
 
 BodyType = TypeVar("BodyType", bound="Body")
@@ -47,12 +48,16 @@ def parse(data: bytes, kind: type[BodyType]) -> BodyType:
 
 
 def _check(value: Any) -> None:
-    """Raises RequestError where it is nested too deeply, or has text that is none."""
+    """Raises RequestError where it is nested too deeply, or has text that is none. Makes integers
+    of numbers that are: to JSON 2.0 is one, and languages without them write it so."""
     level = [value]
     for _ in range(MAX_DEPTH):
         inner: list[Any] = []
         for each in level:
             if isinstance(each, dict):
+                for name, number in each.items():
+                    if isinstance(number, float) and number.is_integer() and abs(number) < _EXACT:
+                        each[name] = int(number)
                 inner += each.keys()
                 inner += each.values()
             elif isinstance(each, list):

@@ -221,9 +221,11 @@ REFUSED = [
     (CHAT, {"response_format": {"type": "xml"}}, 400, "response_format"),
     (CHAT, {"model": "gpt-9"}, 404, "model"),
     (CHAT, {"temperature": "hot"}, 400, "temperature"),
-    (CHAT, {"temperature": -1}, 400, None),
+    (CHAT, {"temperature": -1}, 400, "temperature"),
     (CHAT, {"stream_options": {"include_usage": True}}, 400, "stream_options"),
-    (CHAT, {"logit_bias": {"x": 1}}, 400, "logit_bias"),
+    (CHAT, {"logit_bias": {"x": 1}}, 400, "logit_bias.x"),
+    (CHAT, {"logit_bias": {"99999": 1}}, 400, None),
+    (CHAT, {"max_tokens": 1.5}, 400, "max_tokens"),
     (CHAT, {"guided_regex": "("}, 400, None),
     (COMPLETIONS, {"prompt": [-1]}, 400, "prompt"),
     (COMPLETIONS, {"prompt": [10**6]}, 400, "prompt"),
@@ -291,7 +293,7 @@ async def test_what_changes_nothing_is_taken(tiny: Served) -> None:
         ],
         "tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": True,
         "user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto",
-        "n": None, "stop": None, "max_tokens": None,
+        "n": 1.0, "stop": None, "max_tokens": 4.0, "top_k": -1,
     }  # fmt: skip
     reply = await ask(tiny.app, CHAT, body)
     assert reply.status == 200, reply.body

@@ -52,7 +52,7 @@ Format = Annotated[TextFormat | JsonFormat | SchemaFormat, Field(discriminator="
 class ChatBody(SamplingBody):
     """The body of /v1/chat/completions."""
 
-    messages: list[MessageBody]
+    messages: list[MessageBody] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     response_format: Format | None = None
     tools: list[ToolBody] | None = None

@@ -33,7 +33,6 @@ class CompletionsBody(SamplingBody):
     suffix: str | None = None
     echo: bool | None = None
     logprobs: int | None = Field(default=None, ge=0, le=20)
-    best_of: int | None = Field(None, ge=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +49,6 @@ def prepare_completions(body: CompletionsBody, service: Service) -> Prepared:
     """Raises RequestError for what cannot be honoured."""
     service.check_model(body.model)
     count = body.n or 1
-    if body.best_of not in (None, count):
-        raise RequestError("best_of: only as many as n", param="best_of")
     prompts = _prompts(body, service)
     if len(prompts) * count > _MAX_CHOICES:
         raise RequestError(f"prompt: {_MAX_CHOICES} choices at most", param="prompt")

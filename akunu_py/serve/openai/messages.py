@@ -57,8 +57,6 @@ class MessageBody(Body):
 
 def messages_of(bodies: Sequence[MessageBody]) -> list[Message]:
     """Raises RequestError for what is no conversation."""
-    if not bodies:
-        raise RequestError("messages: expected at least one message", param="messages")
     called: dict[str, str] = {}
     return [_message(each, f"messages.{number}", called) for number, each in enumerate(bodies)]
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -15,6 +14,8 @@ from akunu_py.serve.service import Service
 from akunu_py.types import Constraint, GenerateOptions
 
 _MAX_SEED = 2**32
+
+TokenId = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
 
 
 class StreamOptions(Body):
@@ -34,11 +35,11 @@ class SamplingBody(Body):
     max_tokens: int | None = Field(default=None, ge=1)
     stop: str | list[str] | None = None
     seed: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    temperature: float | None = Field(default=None, ge=0, le=100)
+    top_p: float | None = Field(default=None, ge=0, le=1)
+    presence_penalty: float | None = Field(default=None, ge=-100, le=100)
+    frequency_penalty: float | None = Field(default=None, ge=-100, le=100)
+    logit_bias: dict[TokenId, float] | None = None
     # They say who asks and what for; nothing about the answer.
     user: Ignored = None
     metadata: Ignored = None
@@ -48,9 +49,9 @@ class SamplingBody(Body):
     prompt_cache_key: Ignored = None
     prompt_cache_retention: Ignored = None
     # llama.cpp's, vLLM's and mlx-lm's names.
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
+    top_k: int | None = Field(default=None, ge=-1)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    repetition_penalty: float | None = Field(default=None, ge=0.01, le=100)
     guided_json: dict[str, Any] | str | bool | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
@@ -70,13 +71,13 @@ def generate_options(
     given: dict[str, Any] = {
         "temperature": body.temperature,
         "top_p": body.top_p,
-        "top_k": body.top_k,
+        "top_k": None if body.top_k is None else max(0, body.top_k),  # vLLM's -1 is none, too
         "min_p": body.min_p,
         "repetition_penalty": body.repetition_penalty,
         "presence_penalty": body.presence_penalty,
         "frequency_penalty": body.frequency_penalty,
         "seed": None if body.seed is None else body.seed % _MAX_SEED,
-        "logit_bias": _logit_bias(body.logit_bias or {}),
+        "logit_bias": tuple((int(token), bias) for token, bias in (body.logit_bias or {}).items()),
         "constraint": constraint,
         "logprobs": logprobs,
     }
@@ -110,15 +111,6 @@ def choices(options: GenerateOptions, count: int) -> list[GenerateOptions]:
 def schema_constraint(schema: Any) -> Constraint:
     """What fits a JSON Schema."""
     return Constraint("json_schema", schema if isinstance(schema, str) else json.dumps(schema))
-
-
-def _logit_bias(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
-    try:
-        return tuple((int(token), bias) for token, bias in given.items())
-    except ValueError:
-        raise RequestError(
-            "logit_bias: expected ids of tokens as keys", param="logit_bias"
-        ) from None
 
 
 def _guided(body: SamplingBody, other: Constraint | None) -> Constraint | None:
