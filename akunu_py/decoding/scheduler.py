@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeVar
 
+from akunu_py.decoding.awake import Awake
 from akunu_py.decoding.events import Ended, Event, Failed
 from akunu_py.decoding.job import Job, JobHandle
 from akunu_py.decoding.thread import ModelThread
@@ -24,10 +25,12 @@ if TYPE_CHECKING:  # a second or two, which `load` spends in the thread, not who
     from akunu_py.decoding.slots import Slots
 
 Result = TypeVar("Result")
-State = Literal["loading", "ready", "failed"]
+State = Literal["loading", "ready", "failed", "unloaded"]
 
 DEFAULT_SLOTS = 4
 _RETRY_S = 1.0, 60.0  # until a model that did not load is tried again, doubled each time, at most
+_SAVE_AFTER_S = 2.0  # what was read is kept on disk when nobody asked for so long,
+_LAST_SAVE_S = 0.5  # and at the end, where it takes no longer
 _CANCEL_S = 10.0  # for the passes that are running when the time to finish is over
 
 
@@ -54,7 +57,8 @@ class Scheduler:
 
     load: called in the thread, gives the session of the model. Where it fails, the jobs that wait
     do with its exception; later ones have it tried again, some seconds apart.
-    slots: how many jobs are answered at the same time.
+    slots: how many jobs are answered at the same time. idle_s: after how long without any the model
+    is unloaded, until the next one comes; None for never. awake: told while there is work.
     """
 
     def __init__(
@@ -62,11 +66,15 @@ class Scheduler:
         load: Callable[[], Session],
         *,
         slots: int = DEFAULT_SLOTS,
+        idle_s: float | None = None,
+        awake: Awake | None = None,
         on_state: Callable[[State], None] = lambda state: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._load = load
         self._count = slots
+        self._idle_s = idle_s
+        self._awake = awake or Awake()
         self._on_state = on_state
         self._clock = clock
         self.state: State = "loading"
@@ -82,7 +90,11 @@ class Scheduler:
         self._counts = Counts()
         self._closing = False
         self._thread = ModelThread[bool](
-            "model", load=self._try_to_load, serve=self._serve, unload=self._unload
+            "model",
+            load=self._try_to_load,
+            serve=self._serve,
+            unload=self._end_thread,
+            idle=self._idle,
         )
 
     @property
@@ -185,7 +197,36 @@ class Scheduler:
         self.state = state
         self._on_state(state)
 
+    def _idle(self, seconds: float) -> float | None:
+        """What is done while there is no job: what was read is kept on disk, once it looks as if
+        none was about to come, and later the model is unloaded."""
+        if self._slots is None:
+            return None
+        if seconds < _SAVE_AFTER_S:
+            return _SAVE_AFTER_S - seconds
+        if self._save(lambda: self._thread.wanted):
+            return 0.0
+        if self._idle_s is None:
+            return None
+        if seconds < self._idle_s:
+            return self._idle_s - seconds
+        self._unload()
+        self._tell_state("unloaded")
+        return None
+
+    def _save(self, stopped: Callable[[], bool], seconds: float | None = None) -> bool:
+        try:
+            return self._slots is not None and self._slots.save_idle(stopped, seconds)
+        except Exception:  # noqa: BLE001 - what is kept for speed must not end the thread
+            return False
+
+    def _end_thread(self) -> None:
+        self._awake.rest()
+        self._save(lambda: False, _LAST_SAVE_S)
+        self._unload()
+
     def _unload(self) -> None:
+        """Gives the memory of the model back."""
         self._slots = self._engine = None
         gc.collect()
         if "mlx.core" in sys.modules:
@@ -195,7 +236,8 @@ class Scheduler:
 
     def _serve(self, wake: bool) -> None:
         while self._turn():
-            pass
+            self._awake.work()
+        self._awake.rest()
 
     def _turn(self) -> bool:
         """What is to do between two steps, then a step; False where nothing is to do."""

@@ -46,6 +46,10 @@ class Slots:
         """Those that all slots share."""
         return self._sessions[0].target.caches
 
+    def save_idle(self, stopped: Callable[[], bool], seconds: float | None) -> bool:
+        """See `Session.save_idle`."""
+        return self._sessions[0].save_idle(stopped, seconds)
+
     def has_room(self, *, short: bool) -> bool:
         """Whether a job can begin."""
         return len(self._running) < self._count + short

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import queue
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from akunu_py.decoding import scheduler
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.events import Begun, Ended, Event, Failed, Reading, Text
 from akunu_py.decoding.job import Job, JobHandle
@@ -146,16 +148,15 @@ def test_a_model_that_does_not_load_fails_its_jobs_until_it_does(directory: Path
             raise tries.pop()
         return Session(Engine.load(directory))
 
-    scheduler = Scheduler(load, clock=lambda: now[0])
     served = Served(directory)
-    served.scheduler = scheduler
-    scheduler.start()
+    served.scheduler = Scheduler(load, clock=lambda: now[0])
+    served.scheduler.start()
     for time, works in ((0.0, False), (0.5, False), (1.5, False), (3.0, False), (5.0, True)):
         now[0] = time
         last = all_of(served.submit(text_job(PROMPT))[1])[-1]
         assert isinstance(last, Ended) == works, time
-        assert scheduler.state == ("ready" if works else "failed")
-    assert scheduler.close()
+        assert served.scheduler.state == ("ready" if works else "failed")
+    assert served.scheduler.close()
 
 
 def test_closing_finishes_what_runs_and_nothing_else(directory: Path) -> None:
@@ -175,3 +176,29 @@ def test_closing_finishes_what_runs_and_nothing_else(directory: Path) -> None:
     assert isinstance(all_of(served.submit(text_job(PROMPT))[1])[0], Failed)
     with pytest.raises(Exception, match="closing"):
         served.scheduler.ask(lambda engine: engine).result(60)
+
+
+def test_an_idle_model_is_unloaded_and_comes_back_by_itself(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "_SAVE_AFTER_S", 0.0)
+    states: queue.SimpleQueue[str] = queue.SimpleQueue()
+    engines: list[weakref.ref[Engine]] = []
+
+    def load() -> Session:
+        engine = Engine.load(directory)
+        engines.append(weakref.ref(engine.model))
+        return Session(engine)
+
+    served = Served(directory)
+    served.scheduler = Scheduler(load, idle_s=0.01, on_state=states.put)
+    served.scheduler.start()
+    answers = []
+    for _ in range(2):
+        while states.get(timeout=60) != "unloaded":
+            pass
+        assert served.scheduler.engine is None
+        assert engines[-1]() is None
+        answers.append(text_of(all_of(served.submit(text_job(PROMPT))[1])))
+    assert answers[0] == answers[1] != ""
+    assert served.scheduler.close()

@@ -1,0 +1,33 @@
+"""The system is kept awake for as long as there is work, and no longer."""
+
+from __future__ import annotations
+
+from akunu_py.decoding.awake import Awake
+
+
+def test_long_work_is_told_to_the_system_and_its_end_too() -> None:
+    now = [0.0]
+    awake = Awake(("sleep", "600"), lambda: now[0])
+    for seconds in (0, 4, 5, 60):
+        now[0] = seconds
+        awake.work()
+        assert awake.held == (seconds >= 5)
+    process = awake._process
+    awake.rest()
+    assert process is not None
+    assert process.poll() is not None
+    assert not awake.held
+    now[0] = 100
+    awake.work()
+    assert not awake.held  # it begins anew
+    awake.rest()
+
+
+def test_a_system_without_the_command_is_left_alone() -> None:
+    now = [0.0]
+    awake = Awake(("/no/such/caffeinate",), lambda: now[0])
+    for seconds in (0, 60, 120):
+        now[0] = seconds
+        awake.work()
+        assert not awake.held
+    awake.rest()
