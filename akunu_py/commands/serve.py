@@ -45,6 +45,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds that running answers have when the server is to end (default: %(default)g)",
     )
+    parser.add_argument(
+        "--idle",
+        type=float,
+        default=30.0,
+        metavar="MIN",
+        help="minutes without a request after which the model is unloaded, until the next one "
+        "comes; 0 for never (default: %(default)g)",
+    )
     parser.add_argument("--quiet", action="store_true", help="no line for each request")
     parser.add_argument(
         "--log-content", action="store_true", help="print what is asked and answered, too"
@@ -96,9 +104,10 @@ def run(args: argparse.Namespace) -> int:
     with listen(args.host, args.port) as listening:
         port = listening.getsockname()[1]
         host = f"[{args.host}]" if ":" in args.host else args.host
-        serve(
-            Scheduler(lambda: _load(args, learned)), listening, options, f"http://{host}:{port}/v1"
+        scheduler = Scheduler(
+            lambda: _load(args, learned), idle_s=args.idle * 60.0 if args.idle > 0 else None
         )
+        serve(scheduler, listening, options, f"http://{host}:{port}/v1")
     print_warnings(warning for state in learned for warning in state.warnings)
     return 0
 

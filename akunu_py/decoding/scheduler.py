@@ -59,6 +59,7 @@ class Scheduler:
     do with its exception; later ones have it tried again, some seconds apart.
     slots: how many jobs are answered at the same time. idle_s: after how long without any the model
     is unloaded, until the next one comes; None for never. awake: told while there is work.
+    on_state: called in the thread when the state is another one.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Scheduler:
         self._count = slots
         self._idle_s = idle_s
         self._awake = awake or Awake()
-        self._on_state = on_state
+        self.on_state = on_state
         self._clock = clock
         self.state: State = "loading"
         self._error: Exception = AkunuError("the model was not loaded yet")
@@ -195,7 +196,7 @@ class Scheduler:
 
     def _tell_state(self, state: State) -> None:
         self.state = state
-        self._on_state(state)
+        self.on_state(state)
 
     def _idle(self, seconds: float) -> float | None:
         """What is done while there is no job: what was read is kept on disk, once it looks as if

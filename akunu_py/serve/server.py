@@ -16,7 +16,7 @@ import uvicorn
 
 from akunu_py.decoding.events import Event
 from akunu_py.decoding.job import Job
-from akunu_py.decoding.scheduler import Scheduler
+from akunu_py.decoding.scheduler import Scheduler, State
 from akunu_py.errors import AkunuError, UsageError
 from akunu_py.serve.app import Backend, create_app
 from akunu_py.serve.defaults import model_defaults
@@ -56,6 +56,11 @@ class ServedModel:
     def __init__(self, scheduler: Scheduler, options: ServeOptions) -> None:
         self._scheduler, self._options = scheduler, options
         self._service: Service | None = None
+        scheduler.on_state = self._on_state
+
+    def _on_state(self, state: State) -> None:
+        if state == "unloaded":  # which a reference would prevent
+            self._service = None
 
     def service(self) -> Service:
         """Waits for the model, where it is not loaded. Raises what loading it raises."""

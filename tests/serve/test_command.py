@@ -115,7 +115,7 @@ def test_a_signal_ends_it_after_the_answer_that_runs(server: Server) -> None:
     """The last test: within the time for that; what takes longer is told that the server ends."""
     endless = {"logit_bias": {str(token): -100.0 for token in range(3)}}  # no end of a text
     body = {"messages": [{"role": "user", "content": "x"}], "stream": True, **endless}
-    short, long = (server.open_soon(CHAT, body | {"max_tokens": tokens}) for tokens in (20, 7000))
+    short, long = (server.open_soon(CHAT, body | {"max_tokens": tokens}) for tokens in (4, 7000))
     reply = short.getresponse()
     first = reply.readline()
     server.process.send_signal(signal.SIGTERM)
