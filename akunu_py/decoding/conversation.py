@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from akunu_py.decoding import chat_template
@@ -24,10 +24,11 @@ from akunu_py.types import Message, Tool, ToolCall
 _THINKING = re.compile(r"""(?:\.|\[\s*['"]|\(\s*['"])(reasoning_content|thinking|reasoning)\b""")
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 _KIMI_ID = re.compile(r"functions\..+:\d+")
+Notation = Literal["python", "list", "tags"]
 _PROBE = Tool(
     "probe_name", "probe", {"type": "object", "properties": {"probe_key": {"type": "string"}}}
 )
-_PROBE_CALL = ToolCall("probe_name", '{"probe_key": "probe_value"}', "proberabc")
+_PROBE_CALL = ToolCall("probe_name", '{"probe_argument": "probe_value"}', "proberabc")
 _PROBED = (
     Message("user", "probe_user"),
     Message("assistant", "", tool_calls=(_PROBE_CALL,)),
@@ -58,12 +59,14 @@ to answer."""
 class Abilities:
     """What a chat template does. tools: shows them, calls of them and their results.
     arguments_as_text: takes arguments as JSON text, not as an object. system: shows a system
-    message. thinking: what it calls the thinking of a message, "" where it shows none."""
+    message. written: how calls are written into the text of a message by us, "" where the template
+    does it. thinking: what it calls the thinking of a message, "" where it shows none."""
 
     template: str
     tools: bool = False
     arguments_as_text: bool = False
     system: bool = True
+    written: Notation | Literal[""] = ""
     thinking: str = ""
 
 
@@ -146,9 +149,35 @@ def _abilities(tokenizer: Any) -> Abilities:
             tried = replace(known, tools=True, arguments_as_text=as_text)
             text = shows(_PROBED, tried, "probe_value", "probe_result")
             # As Python writes a dictionary, or as JSON in a string of JSON.
-            if text and "'probe_key'" not in text and '\\"probe_key' not in text:
+            if text and "'probe_argument'" not in text and '\\"probe_argument' not in text:
                 return tried
+        tried = replace(known, tools=True, written=_notation(tokenizer))
+        if shows(_PROBED, tried, "probe_value", "probe_result"):
+            return tried
     return known
+
+
+def _notation(tokenizer: Any) -> Notation:
+    find = tokenizer.backend_tokenizer.token_to_id
+    known: dict[str, Notation] = {"<|tool_call_start|>": "python", "<|tool_call|>": "list"}
+    return next((known[text] for text in known if find(text) is not None), "tags")
+
+
+def _written(calls: Sequence[ToolCall], notation: Notation) -> str:
+    """Calls as a model writes them whose template does not."""
+    if notation == "python":
+        listed = (
+            f"{call.name}({', '.join(f'{k}={v!r}' for k, v in as_object(call.arguments).items())})"
+            for call in calls
+        )
+        return f"<|tool_call_start|>[{', '.join(listed)}]<|tool_call_end|>"
+    objects = [
+        f'{{"name": {json.dumps(call.name)}, "arguments": {call.arguments or "{}"}}}'
+        for call in calls
+    ]
+    if notation == "list":
+        return f"<|tool_call|>[{', '.join(objects)}]"
+    return "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in objects)
 
 
 def _turns(messages: Sequence[Message], known: Abilities) -> list[dict[str, Any]]:
@@ -160,7 +189,10 @@ def _turns(messages: Sequence[Message], known: Abilities) -> list[dict[str, Any]
         three = message.content and message.tool_calls and known.thinking == "thinking"
         if message.thinking and known.thinking and not three:
             turn[known.thinking] = message.thinking
-        if message.tool_calls:
+        if message.tool_calls and known.written:
+            calls = _written(message.tool_calls, known.written)
+            turn["content"] = f"{message.content}\n{calls}" if message.content else calls
+        elif message.tool_calls:
             turn["tool_calls"] = [_call(call, ids, known) for call in message.tool_calls]
         if message.role == "tool":
             turn["tool_call_id"] = ids.get(message.tool_call_id, message.tool_call_id)
@@ -251,12 +283,8 @@ def _as_text(messages: Sequence[Message], tools: Sequence[Tool], known: Abilitie
             else:
                 written.append(Message("user", content))
             continue
-        calls = [
-            f'<tool_call>\n{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}\n'
-            "</tool_call>"
-            for call in message.tool_calls
-        ]
-        content = "\n".join([content, *calls] if content else calls or [""])
+        calls = _written(message.tool_calls, "tags")
+        content = "\n".join(filter(None, (content, calls)))
         written.append(replace(message, content=content, tool_calls=()))
     if not tools:
         return written

@@ -18,7 +18,15 @@ from akunu_py.decoding.channels import is_harmony
 from akunu_py.decoding.conversation import abilities
 from akunu_py.decoding.tool_calls.calls import Calls
 from akunu_py.decoding.tool_calls.gemma_format import Gemma
-from akunu_py.decoding.tool_calls.json_format import deepseek, harmony, json_calls, kimi_k2, mistral
+from akunu_py.decoding.tool_calls.json_format import (
+    deepseek,
+    harmony,
+    json_calls,
+    keyed_json,
+    kimi_k2,
+    mistral,
+    named_json,
+)
 from akunu_py.decoding.tool_calls.pythonic_format import pythonic
 from akunu_py.decoding.tool_calls.reader import Reader, Reading
 from akunu_py.decoding.tool_calls.xml_format import KeyValue, Xml
@@ -178,6 +186,8 @@ FAMILIES = {
         Family("pythonic", {"<|tool_call_start|>": "<|tool_call_end|>"}, pythonic),
         Family("phi4", {"<|tool_call|>": "<|/tool_call|>"}, json_calls),
         Family("granite", {"<|tool_call|>": "", "<tool_call>": "</tool_call>"}, json_calls),
+        Family("functionary", {"<function=": "</function>"}, named_json),
+        Family("apertus", {"<|tools_prefix|>": "<|tools_suffix|>"}, keyed_json),
         _open_close("nemotron", "TOOLCALL", json_calls),
         _open_close("jamba", "tool_calls", json_calls),
         Family("cohere", {"<|START_ACTION|>": "<|END_ACTION|>"}, json_calls),
@@ -195,6 +205,8 @@ _SIGNS = (
     ("<|tool_call|>", "granite"),
     ("<TOOLCALL>", "nemotron"),
     ("<|START_ACTION|>", "cohere"),
+    ("<|tools_prefix|>", "apertus"),
+    ("<function=", "functionary"),
     ("<|python_tag|>", "llama3"),
     ("<tool_calls>", "jamba"),
     ("<tool_call>", "hermes"),

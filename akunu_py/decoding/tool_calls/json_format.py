@@ -105,6 +105,33 @@ def _arguments(reader: Reader, calls: Calls, name: str) -> Reading[None]:
     calls.end()
 
 
+def keyed_json(reader: Reader, calls: Calls) -> Reading[None]:
+    """An array of objects whose one key is the name."""
+    yield from reader.skip()
+    yield from reader.expect("[")
+    while True:
+        yield from reader.skip()
+        yield from reader.expect("{")
+        yield from reader.skip()
+        if (yield from reader.peek()) != '"':
+            raise Malformed
+        name = _loaded((yield from reader.json_text()))
+        yield from reader.skip()
+        yield from reader.expect(":")
+        yield from _arguments(reader, calls, name)
+        yield from reader.skip()
+        yield from reader.expect("}")
+        yield from reader.skip()
+        if (yield from reader.expect(",", "]")) == "]":
+            return
+
+
+def named_json(reader: Reader, calls: Calls) -> Reading[None]:
+    """The name in the tag that opens, behind it the arguments."""
+    name, _ = yield from reader.until(">")
+    yield from _arguments(reader, calls, name)
+
+
 def mistral(reader: Reader, calls: Calls) -> Reading[None]:
     """`[{"name": ..., "arguments": ...}, ...]`, or `NAME[CALL_ID]ID[ARGS]{...}` of newer models,
     several in a row."""

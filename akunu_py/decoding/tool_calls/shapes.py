@@ -54,6 +54,10 @@ def shape_of(family: Family, template: str) -> Shape | None:
         return Shape("", '{"name": "NAME", "parameters": ARGUMENTS}', "; ")
     if name in _LISTED:
         return Shape(f"{opener}[", _JSON, ", ", f"]{closer}", opener=opener)
+    if name == "functionary":
+        return Shape("", f"{opener}NAME>ARGUMENTS{closer}", "", opener=opener)
+    if name == "apertus":
+        return Shape(f"{opener}[", '{"NAME": ARGUMENTS}', ", ", f"]{closer}", opener=opener)
     if name == "cohere":
         call = '{"tool_name": "NAME", "parameters": ARGUMENTS}'
         return Shape(f"{opener}[", call, ", ", f"]{closer}", opener=opener)

@@ -56,7 +56,8 @@ HARMONY = OBJECT.replace(
 NAMED = OBJECT.replace("{{ '<' + m.role", "{{ m.name or '' }}{{ '<' + m.role")
 IGNORES = ALL + "{% endfor %}"
 NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + IGNORES
-ONLY_TOOLS = TOOLED + "{% endfor %}"  # it shows tools, but neither calls nor their names
+UNCALLED = OBJECT.replace("m.tool_calls", "m.nothing")
+REPR = OBJECT.replace("{{ t | tojson }}", "{{ t }}")  # definitions as Python writes them
 
 
 class Templated:
@@ -66,15 +67,24 @@ class Templated:
     has_chat_template = True
     special_tokens_map: dict[str, str] = {}  # noqa: RUF012
 
-    def __init__(self, template: str) -> None:
-        self._template = template
+    def __init__(self, template: str, token: str = "") -> None:
+        self._template, self.token = template, token
 
     def get_chat_template(self, tools: Any = None) -> str:
         return self._template
 
+    @property
+    def backend_tokenizer(self) -> Any:
+        return self
 
-def rendered(template: str, messages: tuple[Message, ...] = TALK, tools: Any = TOOLS) -> str:
-    return render(Templated(template), messages, tools, "m")
+    def token_to_id(self, text: str) -> int | None:
+        return 0 if text == self.token else None
+
+
+def rendered(
+    template: str, messages: tuple[Message, ...] = TALK, tools: Any = TOOLS, token: str = ""
+) -> str:
+    return render(Templated(template, token), messages, tools, "m")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +125,7 @@ def test_thinking_is_left_out_where_a_template_refuses_it() -> None:
     assert "Hm." not in rendered(HARMONY, talk)
 
 
-@pytest.mark.parametrize("template", [IGNORES, NO_SYSTEM, ONLY_TOOLS])
+@pytest.mark.parametrize("template", [IGNORES, NO_SYSTEM])
 def test_a_template_that_ignores_tools_gets_text(template: str) -> None:
     talk = TALK if template != NO_SYSTEM else TALK[1:]
     text = rendered(template, talk)
@@ -130,6 +140,32 @@ def test_a_template_that_ignores_tools_gets_text(template: str) -> None:
         assert "\n\nRain?<assistant>" in text
     else:
         assert text.startswith("<system>Be brief.\n\n# Tools")
+
+
+@pytest.mark.parametrize(
+    ("token", "calls"),
+    [
+        ("<|tool_call_start|>", "<|tool_call_start|>[weather(city='Ås'), now()]<|tool_call_end|>"),
+        (
+            "<|tool_call|>",
+            '<|tool_call|>[{"name": "weather", "arguments": {"city": "Ås"}}, '
+            '{"name": "now", "arguments": {}}]',
+        ),
+        (
+            "",
+            '<tool_call>\n{"name": "weather", "arguments": {"city": "Ås"}}\n</tool_call>\n'
+            '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+        ),
+    ],
+)
+def test_calls_are_written_where_a_template_shows_all_but_these(token: str, calls: str) -> None:
+    text = rendered(UNCALLED, token=token)
+    assert f"<assistant>{calls}<tool>wet<tool>noon" in text
+    assert "# Tools" not in text
+
+
+def test_definitions_may_look_like_python() -> None:
+    assert '[weather {"city": "Ås"}][now {}]<tool>wet' in rendered(REPR)
 
 
 def test_arguments_that_are_no_object_are_shown_all_the_same() -> None:

@@ -150,7 +150,7 @@ def test_drafts_change_nothing(engine: Engine) -> None:
 class Given:
     """Stands for a generation that writes given texts, one a pass, until it is cancelled."""
 
-    finish_reason, stop_sequence, stats = None, "", Stats()
+    finish_reason, stop_sequence, stats, logprobs = None, "", Stats(), ()
 
     def __init__(self, *texts: str) -> None:
         self.texts = list(texts)

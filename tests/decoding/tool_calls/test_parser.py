@@ -198,6 +198,12 @@ FORMATS: dict[str, Written] = {
     "granite": ("granite", array("<|tool_call|>", ""), ()),
     "nemotron": ("nemotron", array("<TOOLCALL>", "</TOOLCALL>"), ()),
     "jamba": ("jamba", array("<tool_calls>", "</tool_calls>"), ()),
+    "functionary": ("functionary", sectioned("", "<function=NAME>JSON</function>", ""), ()),
+    "apertus": (
+        "apertus",
+        lambda calls: f"<|tools_prefix|>{dumped([{n: a} for n, a in calls])}<|tools_suffix|>",
+        (),
+    ),
     "cohere": (
         "cohere",
         array("<|START_ACTION|>", "<|END_ACTION|>", "tool_name", "parameters"),
