@@ -2,10 +2,9 @@
 
 Time is shared: reading prompts takes no more of it than writing answers, so that no running answer
 takes more than twice as long for that; writers get the same time each (stride scheduling:
-Waldspurger and Weihl, 1995); and of the prompts the one is read that waited longest for the time
-that it takes (highest response ratio next: Brinch Hansen, 1971), so that a short one hardly waits
-for a long one. All passes are of one answer each. A pass over the rows of several would be launched
-in `Slots.step`, instead of that of the next writer alone.
+Waldspurger and Weihl, 1995); and of the prompts the one is read of which least is left, so that
+most answers begin early, but none waits for ever. All passes are of one answer each: a pass over
+the rows of several would be launched in `Slots.step`, instead of that of the next writer alone.
 """
 
 from __future__ import annotations
@@ -23,6 +22,9 @@ from akunu_py.decoding.session import Session, Turn
 _CHUNK_S = 0.2  # about how long reading may keep an answer waiting that is being written,
 _PATIENCE_S = 1.0  # and another prompt
 _SHORT_WEIGHT = 4.0  # of a short job's claim to time
+# How long a prompt waits for shorter ones: seconds, and times what reading it takes.
+_LATE_S, _LATE = 2.0, 2.0
+_PREFILL_RATE = 500.0  # tokens of a prompt in a second, before any was measured
 
 
 class Slots:
@@ -71,13 +73,13 @@ class Slots:
         ready = self._ready()
         each = self._ahead if self._ahead in ready else self._next(ready)
         assert each is not None
-        writing = any(other.writes for other in ready if other is not each)
+        others = [other.writes for other in ready if other is not each]
         each.turn.alone = len(ready) == 1
-        each.turn.chunk_seconds = None if each.turn.alone else _CHUNK_S if writing else _PATIENCE_S
+        each.turn.chunk_seconds = _CHUNK_S if True in others else _PATIENCE_S if others else None
         self._ahead = each if each.turn.alone else None
         reads, started = not each.writes, self._clock()
         event = each.step()
-        self._charge(each, self._clock() - started, reads=reads, shared=writing)
+        self._charge(each, self._clock() - started, reads=reads, shared=reads in others)
         if isinstance(event, Ended | Failed):
             self._running.remove(each)
             self._ahead = None
@@ -103,21 +105,29 @@ class Slots:
                 return each
         writers = [each for each in ready if each.writes]
         readers = [each for each in ready if not each.writes]
-        if not (writers and readers):
-            self._read_ahead_s = 0.0
         if readers and (not writers or self._read_ahead_s <= 0.0):
-            now = self._clock()
-            return max(readers, key=lambda each: each.claim(now))
+            return self._reader(readers)
         return min(writers, key=lambda each: each.spent)
 
+    def _reader(self, readers: list[_Running]) -> _Running:
+        """The one with least to read, or one that waited too long for that."""
+        now, rate = self._clock(), self._sessions[0].drafting.curve.prefill_rate or _PREFILL_RATE
+        waited = {each: now - each.since - each.stepped_s for each in readers}
+        late = [each for each in readers if waited[each] > _LATE_S + _LATE * each.turn.left / rate]
+        if late:
+            return max(late, key=waited.__getitem__)
+        return min(readers, key=lambda each: each.turn.left)
+
     def _charge(self, each: _Running, seconds: float, *, reads: bool, shared: bool) -> None:
+        """shared: whether some read while others write."""
         weighed = seconds / (_SHORT_WEIGHT if each.handle.short else 1.0)
         each.stepped_s += seconds
-        if reads:
-            self._read_ahead_s += weighed if shared else 0.0
-        else:
-            self._read_ahead_s -= seconds
+        if not reads:
             each.spent += weighed
+        if shared:
+            self._read_ahead_s += weighed if reads else -seconds
+        else:
+            self._read_ahead_s = 0.0
 
 
 class _Running:
@@ -141,11 +151,6 @@ class _Running:
     def writes(self) -> bool:
         """Whether its prompt is read."""
         return self.begun and self.turn.left == 0
-
-    def claim(self, now: float) -> float:
-        """How long it waited, for each token that is to be read for it."""
-        waited = _CHUNK_S + max(0.0, now - self.since - self.stepped_s)
-        return waited * (_SHORT_WEIGHT if self.handle.short else 1.0) / max(1, self.turn.left)
 
     def step(self) -> Event | None:
         """Its next event. An exception is one, too: the last."""

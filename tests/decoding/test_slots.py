@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import mlx.core as mx
 import pytest
@@ -18,7 +19,7 @@ from akunu_py.decoding.events import Ended, Event, Failed, Reading
 from akunu_py.decoding.job import JobHandle
 from akunu_py.decoding.session import Generation, Session
 from akunu_py.decoding.slots import Slots
-from akunu_py.types import DraftMode, GenerateOptions, SamplingOptions
+from akunu_py.types import DraftMode, GenerateOptions, SamplingOptions, Stats
 from tests.support.families import build
 from tests.support.targets import Counting, some
 from tests.support.tiny_fim import load_tiny
@@ -241,3 +242,93 @@ def test_a_job_that_fails_leaves_the_others_as_they_were(tiny: Engine) -> None:
     for asked in [*good, after]:
         alone = Session(engine).generate(asked.prompt, asked.options).answer()
         assert asked.tokens == list(alone.tokens)
+
+
+@dataclass
+class Work:
+    """A job that only takes time: it reads so many tokens, 1,000 in a second, and then writes, at
+    `pass_s` seconds each."""
+
+    clock: Clock
+    read: int
+    write: int
+    pass_s: float = 0.025
+    short: bool = False
+    written: list[float] = field(default_factory=list)  # when
+
+    def job(self, session: Session) -> Iterator[Event | None]:
+        left = self.read
+        while left:
+            session.turn.left = left
+            yield Reading(self.read - left, self.read)
+            size = min(left, max(16, int(1000 * (session.turn.chunk_seconds or 1.0))))
+            self.clock.now += size / 1000
+            left -= size
+        session.turn.left = 0
+        for _ in range(self.write):
+            yield None
+            self.clock.now += self.pass_s
+            self.written.append(self.clock.now)
+        yield Ended("stop", Stats())
+
+    def begin(self, slots: Slots) -> None:
+        slots.begin(JobHandle(self.job, lambda event: None, "", lambda: None, short=self.short))
+
+    @property
+    def longest_gap(self) -> float:
+        return max(after - before for before, after in pairwise(self.written))
+
+
+@pytest.fixture
+def still(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """A clock that only work moves."""
+    clock = Clock(0)
+    monkeypatch.setattr(Clock, "__call__", lambda self: self.now)
+    return clock
+
+
+@pytest.mark.parametrize("writers", [1, 3])
+@pytest.mark.parametrize("readers", [1, 3])
+def test_reading_takes_no_more_time_than_writing(
+    writers: int, readers: int, still: Clock, tiny: Engine
+) -> None:
+    slots = Slots(Session(tiny), 6, still)
+    writing = [Work(still, 0, 400) for _ in range(writers)]
+    reading = [Work(still, 20_000, 1) for _ in range(readers)]
+    for each in writing:
+        each.begin(slots)
+    for _ in range(20 * writers):
+        slots.step()
+    for each in reading:
+        each.begin(slots)
+    while any(len(each.written) < each.write for each in writing):
+        slots.step()
+    for each in writing:
+        alone = writers * each.pass_s
+        during = each.written[21:]
+        assert (during[-1] - during[0]) / (len(during) - 1) <= 2 * alone + 0.2 / len(during)
+        assert (
+            each.longest_gap <= 0.2 + alone + each.pass_s + 1e-9
+        )  # a chunk, and the passes of the others
+    # Of the prompts one is read before the next one is begun.
+    begun = [session.turn.left < 20_000 for session in slots._sessions[writers:]]
+    assert sum(begun) == min(readers, 1 + int(writers * 380 * 0.025 / 20))
+
+
+def test_a_short_completion_comes_before_what_is_long(still: Clock, tiny: Engine) -> None:
+    slots = Slots(Session(tiny), 3, still)
+    long = [Work(still, 0, 2000), Work(still, 20_000, 10), Work(still, 8000, 10)]
+    for each in long:
+        each.begin(slots)
+    for _ in range(50):
+        slots.step()
+    assert not slots.has_room(short=False)
+    assert slots.has_room(short=True)
+    short, started = Work(still, 300, 16, short=True), still.now
+    short.begin(slots)
+    while len(short.written) < 16:
+        slots.step()
+    assert short.written[-1] - started <= 2 * (0.3 + 16 * 0.025)
+    while not (long[1].written and long[2].written):  # nobody is forgotten
+        slots.step()
+    assert long[2].written[0] < long[1].written[0]
