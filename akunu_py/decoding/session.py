@@ -366,7 +366,8 @@ class Generation:
             yield Reading(0, len(prompt))
         if self._ends():
             return
-        memory_guard.make_room(self._engine, target, prompt, self._options.max_tokens)
+        leg = min(self._options.max_tokens, _LEG)  # others need not go for what may never come
+        memory_guard.make_room(self._engine, target, prompt, leg)
         remember, recall = self._options.remember, self._session.recall
         if remember and recall is not None:
             recall.read(target, prompt)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ from akunu_py.serve.errors import RequestError, request_error
 from akunu_py.serve.guard import Access, Guard
 from akunu_py.serve.openapi import describe
 from akunu_py.serve.record import Record, Records
-from akunu_py.serve.service import Service
+from akunu_py.serve.service import Service, check_model
 
 _BODY_S = 60.0  # that a client may take to send a body
 _KINDS = {404: "not_found", 405: "method"}
@@ -38,11 +38,14 @@ _KINDS = {404: "not_found", 405: "method"}
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What the application runs on. service: waits for the model, where it is not loaded; raises
+    """What the application runs on. names: of the model. description: of it, for which it need not
+    be loaded a second time. service: waits for the model, where it is not loaded; raises
     AkunuError where it cannot be. run: the events of a job, of a client, and whether the job is
     short; closing it cancels the job. records: what becomes of requests."""
 
+    names: Sequence[str]
     service: Callable[[], Service]
+    description: Callable[[], Mapping[str, Any]]
     run: Callable[[Job, str, bool], AsyncGenerator[Event]]
     records: Records
 
@@ -80,15 +83,13 @@ def _reading(backend: Backend) -> list[BaseRoute]:
     """What is read and changes nothing."""
 
     async def models(request: Request) -> Response:
-        service = await run_in_threadpool(backend.service)
-        listed = [service.description]
-        ends = {"first_id": service.name, "last_id": service.name, "has_more": False}
-        return JSONResponse({"object": "list", "data": listed} | ends)
+        found = await run_in_threadpool(backend.description)
+        ends = {"first_id": found["id"], "last_id": found["id"], "has_more": False}
+        return JSONResponse({"object": "list", "data": [found]} | ends)
 
     async def model(request: Request) -> Response:
-        service = await run_in_threadpool(backend.service)
-        service.check_model(request.path_params["name"])
-        return JSONResponse(service.description)
+        check_model(request.path_params["name"], backend.names)
+        return JSONResponse(await run_in_threadpool(backend.description))
 
     async def health(request: Request) -> Response:
         return JSONResponse({"status": "ok"})

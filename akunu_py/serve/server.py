@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import uvicorn
 
@@ -55,7 +56,9 @@ class ServedModel:
 
     def __init__(self, scheduler: Scheduler, options: ServeOptions) -> None:
         self._scheduler, self._options = scheduler, options
+        self.names = options.names
         self._service: Service | None = None
+        self._description: dict[str, Any] = {}
         scheduler.on_state = self._on_state
 
     def _on_state(self, state: State) -> None:
@@ -73,6 +76,15 @@ class ServedModel:
             defaults = replace(defaults, sampling=sampling)
             self._service = Service(engine, self._options.names, defaults, self._options.max_tokens)
         return self._service
+
+    def description(self) -> dict[str, Any]:
+        """Of the model, as clients list it; waits for it the first time only."""
+        self._description = self._description or self.service().description
+        return self._description
+
+    def backend(self, records: Records) -> Backend:
+        """For the application."""
+        return Backend(self.names, self.service, self.description, self.run, records)
 
     def run(self, job: Job, client: str, short: bool) -> AsyncGenerator[Event]:
         """The events of a job; closing it cancels the job."""
@@ -107,7 +119,7 @@ def serve(scheduler: Scheduler, listening: socket.socket, options: ServeOptions,
     scheduler.start()
     try:
         name = model.service().name
-        app = create_app(Backend(model.service, model.run, records), options.access)
+        app = create_app(model.backend(records), options.access)
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # what fails, the app tells
         config = uvicorn.Config(
             app,

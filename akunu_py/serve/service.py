@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -59,10 +60,15 @@ class Service:
 
     def check_model(self, asked: str | None) -> None:
         """Raises RequestError where a request asks for another model than the served one."""
-        if asked is None or asked in self.names:
-            return
+        if asked is not None:
+            check_model(asked, self.names)
+
+
+def check_model(asked: str, names: Sequence[str]) -> None:
+    """Raises RequestError where `asked` is none of the names of the served model."""
+    if asked not in names:
         raise RequestError(
-            f"this server has {self.name} loaded, not {asked[:100]!r}; ask for that, "
+            f"this server has {names[0]} loaded, not {asked[:100]!r}; ask for that, "
             f"or start another one: akunu serve --model NAME",
             "not_found",
             param="model",

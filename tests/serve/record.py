@@ -42,7 +42,7 @@ from akunu_py.decoding.job import Job
 from akunu_py.decoding.scheduler import Scheduler
 from akunu_py.decoding.session import Session
 from akunu_py.models import store
-from akunu_py.serve.app import Backend, create_app
+from akunu_py.serve.app import create_app
 from akunu_py.serve.engine_thread import events_of
 from akunu_py.serve.guard import Access
 from akunu_py.serve.record import Records
@@ -173,7 +173,7 @@ def recording(directory: Path) -> Iterator[tuple[str, Recorder]]:
     def run(job: Job, client: str, short: bool) -> AsyncGenerator[Event]:
         return _answer(scheduler, job, client, short)
 
-    recorder = Recorder(create_app(Backend(model.service, run, Records()), Access()))
+    recorder = Recorder(create_app(replace(model.backend(Records()), run=run), Access()))
     scheduler.start()
     with listen("127.0.0.1", 0) as listening:
         server = uvicorn.Server(uvicorn.Config(recorder, log_level="warning", http="h11"))

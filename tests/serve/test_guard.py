@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
-from akunu_py.serve.app import Backend, create_app
+from akunu_py.serve.app import create_app
 from akunu_py.serve.dialects import DIALECTS
 from akunu_py.serve.errors import RequestError
 from akunu_py.serve.guard import Access, is_loopback
@@ -93,7 +93,7 @@ async def test_refusals_are_in_the_shape_of_their_dialect(tiny: Served) -> None:
 
 async def test_pages_that_are_named_may_ask(tiny: Served) -> None:
     access = Access(origins=("https://good.example",))
-    app = create_app(Backend(tiny.model.service, tiny.model.run, Records()), access)
+    app = create_app(tiny.model.backend(Records()), access)
     headers = {"origin": "https://good.example", "access-control-request-method": "POST"}
     before = await ask(app, "/v1/chat/completions", method="OPTIONS", headers=headers)
     assert before.status == 200
@@ -110,7 +110,7 @@ async def test_pages_that_are_named_may_ask(tiny: Served) -> None:
 async def test_what_is_said_is_kept_only_where_asked(tiny: Served, keep: bool) -> None:
     seen: list[Record] = []
     records = Records(seen.append, keep_content=keep)
-    app = create_app(Backend(tiny.model.service, tiny.model.run, records), Access())
+    app = create_app(tiny.model.backend(records), Access())
     body = {"messages": [{"role": "user", "content": "my secret"}], "max_tokens": 3}
     reply = await ask(app, "/v1/chat/completions", body)
     said = reply.json()["choices"][0]["message"]["content"]

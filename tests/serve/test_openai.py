@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Session
+from akunu_py.serve.app import create_app
+from akunu_py.serve.guard import Access
+from akunu_py.serve.record import Records
 from akunu_py.types import Answer, GenerateOptions, Message, SamplingOptions
 from tests.support.serving import Served, ask
 
@@ -302,3 +305,13 @@ async def test_what_changes_nothing_is_taken(tiny: Served) -> None:
 def test_options_that_requests_leave_open(tiny: Served) -> None:
     defaults = tiny.model.service().defaults
     assert replace(defaults, sampling=SamplingOptions(temperature=0.0)) == defaults
+
+
+async def test_a_list_of_models_needs_none_loaded(tiny: Served) -> None:
+    """Programs that look at it every now and then must not load what idleness unloaded."""
+    listed = (await ask(tiny.app, "/v1/models")).json()["data"]
+    app = create_app(replace(tiny.model.backend(Records()), service=None), Access())  # type: ignore[arg-type]
+    assert (await ask(app, "/v1/models")).json()["data"] == listed
+    assert (await ask(app, "/v1/models/alias")).json() == listed[0]
+    assert (await ask(app, "/v1/models/other")).status == 404
+    assert (await ask(app, "/health")).status == 200

@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from akunu_py.decoding.events import Event
 from akunu_py.decoding.job import Job
 from akunu_py.decoding.scheduler import Scheduler
 from akunu_py.decoding.session import Session
-from akunu_py.serve.app import Backend, create_app
+from akunu_py.serve.app import create_app
 from akunu_py.serve.guard import Access
 from akunu_py.serve.record import Records
 from akunu_py.serve.server import ServedModel, ServeOptions
@@ -79,7 +79,7 @@ def served(directory: Path, name: str = "tiny-qwen2.5-coder") -> Iterator[Served
         (name, "alias"), Access(), GenerateOptions(), temperature=0.0, max_tokens=16
     )
     model, records = ServedModel(scheduler, options), Records()
-    app = create_app(Backend(model.service, model.run, records), Access(), heartbeat_s=60)
+    app = create_app(model.backend(records), Access(), heartbeat_s=60)
     try:
         yield Served(scheduler, model, records, app)
     finally:
@@ -90,7 +90,7 @@ def told_app(
     run: Callable[[Job], AsyncGenerator[Event]], model: Served, heartbeat_s: float
 ) -> ASGIApp:
     """An application whose jobs are what a test tells of them."""
-    backend = Backend(model.model.service, lambda job, client, short: run(job), Records())
+    backend = replace(model.model.backend(Records()), run=lambda job, client, short: run(job))
     return create_app(backend, Access(), heartbeat_s=heartbeat_s)
 
 
