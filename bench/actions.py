@@ -109,6 +109,19 @@ def replay(options: argparse.Namespace) -> int:
 
 
 def caches(options: argparse.Namespace) -> int:
+    """Recorded sessions where there are some, servers where there are none."""
+    if not options.file:
+        from akunu_py.bench.switches import compare_servers, print_servers
+        from akunu_py.models import store
+
+        source = store.resolve(options.model).path
+        measured = compare_servers(source, options.layers, options.words, _progress)
+        as_json = {
+            name: {scenario: asdict(each) for scenario, each in found.items()}
+            for name, found in measured.items()
+        }
+        _show(options, as_json, lambda: print_servers(measured))
+        return 0
     from akunu_py.bench.caches import compare_policies, print_policies
     from akunu_py.bench.trace import load_trace
 

@@ -338,7 +338,12 @@ def _percent(text: str) -> float:
 
 
 def _add_caches(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="TRACES", help="sessions of agents, gzipped or not")
+    parser.add_argument(
+        "file",
+        nargs="?",
+        metavar="TRACES",
+        help="recorded sessions of agents; none: servers of akunu and mlx-lm, with a model",
+    )
     parser.add_argument(
         "--budget",
         type=_lengths,
@@ -348,6 +353,9 @@ def _add_caches(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--agents", type=positive, default=4, metavar="N", help="at once")
     parser.add_argument("--repeats", type=positive, default=4, metavar="N", help="in other orders")
+    parser.add_argument("--layers", type=positive, default=4, metavar="N", help="of the model")
+    parser.add_argument("--words", type=positive, default=5000, metavar="N", help="of a prompt")
+    parser.add_argument("--model", default=DEFAULT_MODEL, metavar="NAME_OR_PATH")
     _add_format(parser)
 
 
@@ -402,7 +410,7 @@ _ACTIONS = {
         actions.structured,
     ),
     "caches": _Action(
-        "which prompt caches to keep when memory is short: recorded sessions, without a model",
+        "going back to a conversation: how soon servers answer, or which caches a policy keeps",
         _add_caches,
         actions.caches,
     ),
