@@ -24,7 +24,7 @@ from akunu_py.types import DEFAULT_MODEL, GenerateOptions
 SIZE = (92, 28)
 QUESTIONS = (
     "Write a Python function that reverses a list, and explain it in one sentence.",
-    "Repeat the function with type hints and a docstring.",
+    "Write the same function for a string.",
 )
 _TIMEOUT_S = 300.0
 
