@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -73,11 +74,16 @@ async def test_chat_is_what_run_says(
         run(tiny, lambda engine: engine.encode_chat(turns), sampling | {"seed": seed + number})
         for number in range(count)
     ]
-    whole = (await ask(tiny.app, CHAT, body)).json()
+    others = [{"messages": [{"role": "user", "content": said * each}]} for each in (2, 3)]
+    replies = await asyncio.gather(  # interleaved
+        ask(tiny.app, CHAT, body),
+        ask(tiny.app, CHAT, body | {"stream": True}),
+        *[ask(tiny.app, CHAT, other) for other in others],
+    )
+    whole, streamed = replies[0].json(), replies[1].chunks()
     assert [choice["message"]["content"] for choice in whole["choices"]] == [
         answer.text for answer in expected
     ]
-    streamed = (await ask(tiny.app, CHAT, body | {"stream": True})).chunks()
     texts = [""] * count
     for chunk in streamed:
         for choice in chunk["choices"]:
