@@ -183,10 +183,11 @@ class _Writer:
         """Markup for each parameter, in the order of the schema; those that must be there, are."""
         tags = self._shape.tags
         assert tags is not None
-        properties = tool.parameters.get("properties", {})
-        required = tool.parameters.get("required", [])
+        properties = tool.parameters.get("properties")
+        required = tool.parameters.get("required")
+        required = required if isinstance(required, list) else []
         parts = []
-        for name, schema in properties.items():
+        for name, schema in properties.items() if isinstance(properties, Mapping) else ():
             begin = tags.string if values.is_string(tool.parameters, name) else tags.other
             inside = self._value(tool, name, schema, tags)
             part = f"{self._text(begin.replace('KEY', name))} {inside} {self._text(tags.behind)}"
