@@ -55,6 +55,11 @@ def live_dir() -> Path:
     return data_dir() / "live"
 
 
+def servers_dir() -> Path:
+    """A file for each server that runs."""
+    return data_dir() / "servers"
+
+
 def prompt_caches_dir() -> Path:
     """What models had read: a directory for each."""
     return cache_dir() / "prompt-caches"

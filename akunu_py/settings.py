@@ -46,6 +46,7 @@ class Settings:
     cache_memory: a size such as "2GB" for the KV caches of several texts; empty for what fits.
     unload_after: minutes without a request after which the model is unloaded, 0 for never.
     memory_limit: a size that model and caches may take; empty for what there is.
+    server: "auto" where a running `akunu serve` answers if it has the model; "off"; or its address.
     cache_disk: a size for those that are kept on disk, "0B" for none; not without `memory`.
 
     Of the chat: temperature, of sampling. system_prompt: what the model reads before all else.
@@ -68,6 +69,7 @@ class Settings:
     memory_limit: str = ""
     cache_disk: str = "10GB"
     bell: bool = True
+    server: str = "auto"
 
     @property
     def unload_s(self) -> float | None:
@@ -195,6 +197,10 @@ def _usable(content: Mapping[str, Any], where: str) -> tuple[Settings, list[str]
             )
         elif name == "unload_after" and not 0 <= value < float("inf"):
             wrong.append(f"expected minutes for unload_after, found {_short(value)}")
+        elif name == "server" and value not in ("auto", "off") and not value.startswith("http://"):
+            wrong.append(
+                f'expected "auto", "off" or http://HOST:PORT for server, found {_short(value)}'
+            )
         elif name in _SIZES and not is_size(value or _SIZES[name]):
             wrong.append(f"expected a size such as 500MB for {name}, found {_short(value)}")
         else:

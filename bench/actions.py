@@ -293,7 +293,7 @@ def profile(options: argparse.Namespace) -> int:
 def complete(options: argparse.Namespace) -> int:
     from akunu_py.bench.completion import measure_completion
     from akunu_py.bench.report.printing import print_completion
-    from akunu_py.completion.completer import CompleteOptions
+    from akunu_py.completion.types import CompleteOptions
     from akunu_py.decoding.load import load_engine
 
     if options.oracle:

@@ -6,21 +6,18 @@ import argparse
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from akunu_py import paths
-from akunu_py.arguments import Parser, add_drafting, add_loading, positive
+from akunu_py.arguments import Parser, add_drafting, add_loading, loading_from, positive
+from akunu_py.commands.server_option import add_server, server_for
 from akunu_py.completion.acceptance import Acceptance, read_counts, stats_table
 from akunu_py.completion.editor_config import EDITORS, editor_config
-from akunu_py.completion.types import CompletionRequest
+from akunu_py.completion.types import CompleteOptions, CompletionMaker, CompletionRequest
 from akunu_py.errors import UsageError
 from akunu_py.models import store
 from akunu_py.models.catalogue import recommend
 from akunu_py.settings import load_settings
 from akunu_py.text import for_output, print_warnings
-
-if TYPE_CHECKING:  # a second or two, which the thread that completes spends, not we
-    from akunu_py.completion.completer import Completer
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     _add_limits(parser.add_argument_group("limits, for requests that set none"))
     _add_budgets(parser.add_argument_group("what the model reads at most, in tokens"))
     add_drafting(parser.add_argument_group("drafting"))
+    add_server(parser)
     add_loading(parser)
 
 
@@ -52,8 +50,9 @@ def run(args: argparse.Namespace) -> int:
         print(for_output("\n".join(stats_table(read_counts(paths.acceptance_file())))))
         return 0
     settings = load_settings()
-    args.model = args.model or settings.completion_model or settings.model
-    load, base = partial(load_completer, args), base_request(args)
+    asked, server = args.model, args.server or settings.server
+    args.model = asked or settings.completion_model or settings.model
+    load, base = partial(load_completer, args, asked, server), base_request(args)
     acceptance = Acceptance(None if args.no_memory else paths.acceptance_file())
     if args.filter:
         from akunu_py.completion.filter import run_filter
@@ -67,18 +66,15 @@ def run(args: argparse.Namespace) -> int:
     else:
         from akunu_py.completion.jsonl import serve_jsonl
 
-        store.check(store.resolve(args.model))  # before it is loaded
+        if server in ("auto", "off"):
+            store.check(store.resolve(args.model))  # before it is loaded
         serve_jsonl(load, base, acceptance, settings.unload_s)
     return 0
 
 
-def load_completer(args: argparse.Namespace) -> Completer:
-    """Loads the model that `args` ask for; to be called in the thread that will use it."""
-    from akunu_py.decoding.load import engine_from, load_learned
-
-    engine = engine_from(args)
-    from akunu_py.completion.completer import CompleteOptions, Completer
-
+def load_completer(args: argparse.Namespace, asked: str | None, server: str) -> CompletionMaker:
+    """A server that runs, or the model, loaded; to be called in the thread that will use it. asked:
+    the model on the command line."""
     options = CompleteOptions(
         fim=args.fim,
         prefix_tokens=args.prefix_tokens,
@@ -87,10 +83,28 @@ def load_completer(args: argparse.Namespace) -> Completer:
         draft=args.draft,
         draft_tokens=args.draft_tokens,
     )
+    found = server_for(server, asked, args.model, loading_from(args))
+    if found is not None:
+        from akunu_py.serve.own.completer import ServedCompleter
+
+        client, facts = found
+        if not facts.fills_in and _should_fill_in(args):
+            print_warnings([_better_model(facts.name)])
+        return ServedCompleter(client, facts.name, options)
+    from akunu_py.decoding.load import engine_from, load_learned
+
+    engine = engine_from(args)
+    from akunu_py.completion.completer import Completer
+
     completer = Completer(engine, options, load_learned(engine, no_memory=args.no_memory))
-    if completer.family is None and args.fim == "auto" and not (args.filter or args.lsp):
+    if completer.family is None and _should_fill_in(args):
         print_warnings([_better_model(engine.name)])
     return completer
+
+
+def _should_fill_in(args: argparse.Namespace) -> bool:
+    """Whether a user is to know that the model cannot."""
+    return args.fim == "auto" and not (args.filter or args.lsp)
 
 
 def _better_model(name: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from akunu_py.arguments import add_drafting, add_loading, positive
@@ -83,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
     key = os.environ.get(KEY_VARIABLE, "") if args.api_key is None else args.api_key
     from akunu_py.decoding.scheduler import Scheduler
     from akunu_py.serve.guard import Access, is_loopback
+    from akunu_py.serve.own.running import RunningServer, own_url
     from akunu_py.serve.server import ServeOptions, listen, serve
 
     if not key and not is_loopback(args.host):
@@ -92,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         )
     options = ServeOptions(
         names=tuple(dict.fromkeys((found.name, *(args.alias or ())))),
-        access=Access(args.host, key, tuple(args.cors or ())),
+        access=Access(args.host, key, tuple(args.cors or ()), secrets.token_hex(16)),
         defaults=GenerateOptions(draft=args.draft, draft_tokens=args.draft_tokens),
         temperature=args.temperature,
         max_tokens=args.max_tokens,
@@ -103,11 +106,20 @@ def run(args: argparse.Namespace) -> int:
     learned: list[LearnedState] = []
     with listen(args.host, args.port) as listening:
         port = listening.getsockname()[1]
-        host = f"[{args.host}]" if ":" in args.host else args.host
+        url = f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{port}"
+        running = RunningServer(
+            own_url(url),
+            options.access.token,
+            found.name,
+            str(found.path.resolve()),
+            args.weights,
+            args.kv_bits,
+        )
+        options = replace(options, running=running)
         scheduler = Scheduler(
             lambda: _load(args, learned), idle_s=args.idle * 60.0 if args.idle > 0 else None
         )
-        serve(scheduler, listening, options, f"http://{host}:{port}/v1")
+        serve(scheduler, listening, options, f"{url}/v1")
     print_warnings(warning for state in learned for warning in state.warnings)
     return 0
 

@@ -7,7 +7,7 @@ elsewhere: `jsonl`, `lsp`, `filter`, `thread`.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from akunu_py.completion.fim import find_family, load_families
 from akunu_py.completion.prompt import (
@@ -23,6 +23,7 @@ from akunu_py.completion.related import RelatedFiles, names_near
 from akunu_py.completion.stops import CompletionStops, Cut, is_markdown, strip_fence
 from akunu_py.completion.tokens import CodeTokens
 from akunu_py.completion.types import (
+    CompleteOptions,
     Completion,
     CompletionReason,
     CompletionRequest,
@@ -40,8 +41,6 @@ from akunu_py.decoding.session import Generation, Session
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import UsageError
 from akunu_py.types import (
-    DEFAULT_DRAFT_TOKENS,
-    DraftMode,
     GenerateOptions,
     SamplingOptions,
     Stats,
@@ -52,27 +51,9 @@ _RESERVED = 1024  # tokens of the context that are left for the completion
 _REPLACEMENT = "\ufffd"  # what bytes that make no character are decoded to
 _SECTION = 12  # tokens around a piece of another file
 _CHEAP = 64  # tokens of a buffer that may be read again
+_DEFAULT = CompleteOptions()
 _GREEDY = SamplingOptions()
 _SLICE_S = 0.1  # of reading a prompt, between two looks at the time and at who waits
-
-
-@dataclass(frozen=True, slots=True)
-class CompleteOptions:
-    """How to complete, the same for all requests of a completer.
-
-    fim: the name of a fill-in-the-middle family, "none" for plain continuation, "auto" to
-    recognise it. prefix_tokens, suffix_tokens, file_tokens: what the model reads of each at most;
-    less where its context is short. fresh_tokens: what it reads at once of other files while
-    someone waits.
-    """
-
-    fim: str = "auto"
-    prefix_tokens: int = 1536
-    suffix_tokens: int = 512
-    file_tokens: int = 3072
-    fresh_tokens: int = 512
-    draft: DraftMode = "auto"
-    draft_tokens: int = DEFAULT_DRAFT_TOKENS
 
 
 class Completer:
@@ -85,7 +66,7 @@ class Completer:
     def __init__(
         self,
         engine: Engine,
-        options: CompleteOptions = CompleteOptions(),
+        options: CompleteOptions = _DEFAULT,
         learned: LearnedState | None = None,
         session: Session | None = None,
     ) -> None:
@@ -108,6 +89,11 @@ class Completer:
         else:
             self.session = Session(self.engine, learned)
             self.session.turn.chunk_seconds = _SLICE_S
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        return self.engine.name
 
     def close(self) -> None:
         """Keeps what was learned about costs for the next run."""

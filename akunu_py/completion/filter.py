@@ -11,20 +11,16 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from akunu_py.completion.types import CompletionRequest, SourceFile
+from akunu_py.completion.types import CompletionMaker, CompletionRequest, SourceFile
 from akunu_py.errors import UsageError
 from akunu_py.files import read_bounded
 
 MAX_FILE = 64 << 20  # bytes, as of a line of `jsonl`
 
-if TYPE_CHECKING:  # a second or two, which no mistake should wait for
-    from akunu_py.completion.completer import Completer
-
 
 def run_filter(
-    load: Callable[[], Completer],
+    load: Callable[[], CompletionMaker],
     base: CompletionRequest,
     cursor: str | None,
     offset: str | None,

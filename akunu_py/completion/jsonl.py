@@ -19,16 +19,18 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from akunu_py.completion.acceptance import Acceptance, Ghost
 from akunu_py.completion.thread import CompletionThread, Failure, Ticket
-from akunu_py.completion.types import Completion, CompletionRequest, SourceFile
+from akunu_py.completion.types import (
+    Completion,
+    CompletionMaker,
+    CompletionRequest,
+    SourceFile,
+)
 from akunu_py.errors import INTERRUPTED, ModelError, UsageError
 from akunu_py.types import Stats
-
-if TYPE_CHECKING:
-    from akunu_py.completion.completer import Completer
 
 MAX_LINE = 64 << 20  # bytes; longer ones are refused without being kept
 _GHOSTS = 64  # whose acceptance can be reported
@@ -190,7 +192,7 @@ class JsonLines:
 
 
 def serve_jsonl(
-    load: Callable[[], Completer],
+    load: Callable[[], CompletionMaker],
     base: CompletionRequest,
     acceptance: Acceptance,
     unload_s: float | None = None,

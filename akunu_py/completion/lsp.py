@@ -19,7 +19,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TypeVar, cast
 
 from lsprotocol import types
 from pygls.exceptions import JsonRpcContentModified, JsonRpcException, JsonRpcInvalidParams
@@ -29,12 +29,14 @@ from pygls.uris import to_fs_path
 from akunu_py.completion.acceptance import Acceptance, Ghost
 from akunu_py.completion.lsp_protocol import Document, StrictProtocol, serve
 from akunu_py.completion.thread import CompletionThread, Failure, Ticket
-from akunu_py.completion.types import Completion, CompletionRequest, SourceFile
+from akunu_py.completion.types import (
+    Completion,
+    CompletionMaker,
+    CompletionRequest,
+    SourceFile,
+)
 from akunu_py.errors import INTERRUPTED, AkunuError
 from akunu_py.version import __version__
-
-if TYPE_CHECKING:
-    from akunu_py.completion.completer import Completer
 
 _T = TypeVar("_T")
 
@@ -54,7 +56,7 @@ class InlineCompletions:
 
     def __init__(
         self,
-        load: Callable[[], Completer],
+        load: Callable[[], CompletionMaker],
         base: CompletionRequest,
         acceptance: Acceptance | None = None,
         unload_s: float | None = None,
@@ -72,7 +74,7 @@ class InlineCompletions:
         self.thread = CompletionThread(
             load,
             on_loading=lambda: loading(None),
-            on_loaded=lambda completer: loading(completer.engine.name),
+            on_loaded=lambda completer: loading(completer.name),
             on_failed=loading,
             unload_s=unload_s,
         )
@@ -252,7 +254,7 @@ async def _begin_progress(server: LanguageServer, token: str) -> bool:
 
 
 def serve_lsp(
-    load: Callable[[], Completer],
+    load: Callable[[], CompletionMaker],
     base: CompletionRequest,
     acceptance: Acceptance | None = None,
     unload_s: float | None = None,

@@ -11,24 +11,21 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from akunu_py.completion.recall import typed_since
 from akunu_py.completion.types import (
     Completion,
+    CompletionMaker,
     CompletionReason,
     CompletionRequest,
     check_request,
     time_limit,
 )
 from akunu_py.decoding.thread import Idle, ModelThread, release_memory
-from akunu_py.errors import UsageError, describe
+from akunu_py.errors import ServerGone, UsageError, describe
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.types import Stats
-
-if TYPE_CHECKING:  # a second or two, which `load` spends in the thread, not who starts it
-    from akunu_py.completion.completer import Completer
-
 
 _CLOSE_S = 2.0  # for a pass that is running; a model that is being loaded takes longer
 _RETRY_S = 1.0, 60.0  # until a model that did not load is tried again, doubled each time, at most
@@ -81,10 +78,10 @@ class CompletionThread:
 
     def __init__(
         self,
-        load: Callable[[], Completer],
+        load: Callable[[], CompletionMaker],
         *,
         on_loading: Callable[[], None] = lambda: None,
-        on_loaded: Callable[[Completer], None] = lambda completer: None,
+        on_loaded: Callable[[CompletionMaker], None] = lambda completer: None,
         on_failed: Callable[[Failure], None] = lambda failure: None,
         clock: Callable[[], float] = time.monotonic,
         unload_s: float | None = None,
@@ -96,7 +93,7 @@ class CompletionThread:
         self._clock = clock
         self._failures = 0
         self._retry_at = 0.0
-        self._completer: Completer | Failure | None = None  # None: it is being loaded
+        self._completer: CompletionMaker | Failure | None = None  # None: it is being loaded
         self._lock = threading.Lock()
         self._latest: dict[str, Ticket] = {}  # by channel
         self._waiting: set[Ticket] = set()  # somebody waits for each
@@ -249,6 +246,12 @@ class CompletionThread:
             return Completion("", "cancelled", Stats())
         try:
             return completer.complete(making.request, making.ended, making.add)
+        except ServerGone as error:
+            self._completer = Failure(describe(error))
+            if making.begun or self._thread.closing.is_set():
+                return self._completer
+            self._try_to_load()
+            return self._complete(making)
         except Exception as error:  # noqa: BLE001 - one bad request must not end the helper
             return Failure(describe(error))
 
@@ -311,6 +314,11 @@ class _Making:
         same = ticket.request.suffix == self.request.suffix
         another = self.request.temperature and not typed  # another sample is wanted
         return same and not another and self._text.startswith(typed)
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is text of it."""
+        return bool(self._text)
 
     def add(self, text: str) -> None:
         """Hands on what is new for the ticket."""

@@ -5,13 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 from akunu_py.errors import UsageError
-from akunu_py.types import Stats
+from akunu_py.types import DEFAULT_DRAFT_TOKENS, DraftMode, FinishReason, Stats
 
 CompletionReason = Literal["stop", "length", "time", "cancelled"]
 Ended = Callable[[], CompletionReason | None]  # why a completion is to end now, None if it is not
+
+# What those are called of any answer.
+FINISH_REASONS: dict[CompletionReason, FinishReason] = {
+    "stop": "stop",
+    "length": "length",
+    "time": "length",
+    "cancelled": "cancelled",
+}
 
 DEFAULT_COMPLETION_TOKENS = 128
 MAX_COMPLETION_TOKENS = 1024
@@ -66,6 +74,47 @@ class Completion:
     stats: Stats
     draft_context_tokens: int = 0
     reused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteOptions:
+    """How to complete, the same for all requests of a completer.
+
+    fim: the name of a fill-in-the-middle family, "none" for plain continuation, "auto" to
+    recognise it. prefix_tokens, suffix_tokens, file_tokens: what the model reads of each at most;
+    less where its context is short. fresh_tokens: what it reads at once of other files while
+    someone waits.
+    """
+
+    fim: str = "auto"
+    prefix_tokens: int = 1536
+    suffix_tokens: int = 512
+    file_tokens: int = 3072
+    fresh_tokens: int = 512
+    draft: DraftMode = "auto"
+    draft_tokens: int = DEFAULT_DRAFT_TOKENS
+
+
+class CompletionMaker(Protocol):
+    """What makes completions in one thread: a model, or a server that has one."""
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+
+    def complete(
+        self,
+        request: CompletionRequest,
+        ended: Ended | None = None,
+        on_text: Callable[[str], None] = lambda text: None,
+    ) -> Completion:
+        """See `Completer.steps`. Raises ServerGone where there will be no more from it."""
+
+    def recall(self, request: CompletionRequest) -> Completion | None:
+        """See `Completer.recall`."""
+
+    def close(self) -> None:
+        """Keeps what was learned."""
 
 
 def check_request(request: CompletionRequest) -> None:

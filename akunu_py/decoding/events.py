@@ -7,7 +7,9 @@ every part of its arguments, and CallEnded.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from akunu_py.types import FinishReason, Stats, TokenLogprobs
 
@@ -70,6 +72,15 @@ class CallEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class Told:
+    """More than the other events tell, for a client of ours that shows it. text: what of it is the
+    answer's or its thinking. value: all of it, ready for JSON."""
+
+    text: str
+    value: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The answer ended. stop: the stop sequence that ended it, "" for none."""
 
@@ -94,6 +105,7 @@ Event = (
     | CallBegun
     | CallArguments
     | CallEnded
+    | Told
     | Ended
     | Failed
 )

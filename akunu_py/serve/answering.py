@@ -16,7 +16,7 @@ from starlette.types import Receive, Send
 from akunu_py.decoding.events import Ended, Event, Failed
 from akunu_py.decoding.job import Job
 from akunu_py.serve.dialect import Dialect, Encoder, Prepared, WholeAnswer
-from akunu_py.serve.errors import RequestError, request_error
+from akunu_py.serve.errors import RequestError, Stopping, request_error
 
 HEARTBEAT_S = 4.0  # clients and what lies between give up after 5 or more
 
@@ -63,7 +63,7 @@ class Answering:
                     self.on_event(event)
                     if isinstance(event, Ended) and event.reason == "cancelled":
                         # Not by the client: then nobody would be here to read it.
-                        raise RequestError("the server is stopping", "unavailable")
+                        raise Stopping
                     yield choice, event
 
     async def _send_whole(self, events: _Waited, send: Send) -> int:

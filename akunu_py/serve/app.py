@@ -29,9 +29,11 @@ from akunu_py.serve.dialects import DIALECTS, dialect_of
 from akunu_py.serve.errors import RequestError, request_error
 from akunu_py.serve.guard import Access, Guard
 from akunu_py.serve.openapi import describe
+from akunu_py.serve.own.running import proof
 from akunu_py.serve.record import Record, Records
 from akunu_py.serve.service import Service, check_model
 
+_CHALLENGE = 100  # characters
 _BODY_S = 60.0  # that a client may take to send a body
 _KINDS = {404: "not_found", 405: "method"}
 
@@ -61,7 +63,7 @@ def create_app(backend: Backend, access: Access, *, heartbeat_s: float = HEARTBE
     if access.origins:
         middleware.insert(0, _cors(access.origins))
     return Starlette(
-        routes=[*routes, *_reading(backend)],
+        routes=[*routes, *_reading(backend, access)],
         middleware=middleware,
         exception_handlers=dict.fromkeys(
             (HTTPException, RequestError, AkunuError, Exception), _http_error
@@ -79,7 +81,7 @@ def _cors(origins: Sequence[str]) -> Middleware:
     )
 
 
-def _reading(backend: Backend) -> list[BaseRoute]:
+def _reading(backend: Backend, access: Access) -> list[BaseRoute]:
     """What is read and changes nothing."""
 
     async def models(request: Request) -> Response:
@@ -92,7 +94,10 @@ def _reading(backend: Backend) -> list[BaseRoute]:
         return JSONResponse(await run_in_threadpool(backend.description))
 
     async def health(request: Request) -> Response:
-        return JSONResponse({"status": "ok"})
+        challenge = request.query_params.get("challenge", "")[:_CHALLENGE]
+        if not (challenge and access.token):
+            return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "ok", "proof": proof(access.token, challenge)})
 
     async def metrics(request: Request) -> Response:
         return PlainTextResponse(backend.records.metrics(), media_type="text/plain; version=0.0.4")

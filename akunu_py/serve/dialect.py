@@ -28,6 +28,7 @@ from akunu_py.decoding.events import (
     Reading,
     Text,
     Thinking,
+    Told,
 )
 from akunu_py.decoding.job import Job
 from akunu_py.serve import sse
@@ -81,7 +82,7 @@ class WholeAnswer:
                 self.parts[-1] = ToolCall(last.name, last.arguments + text, last.id)
             case Logprobs():
                 self.logprobs += event.tokens
-            case Reading() | CallEnded() | Failed():
+            case Reading() | CallEnded() | Told() | Failed():
                 pass
 
     @property

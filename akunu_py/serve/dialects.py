@@ -6,9 +6,10 @@ from akunu_py.serve.dialect import Dialect
 from akunu_py.serve.llamacpp.dialect import LLAMACPP
 from akunu_py.serve.messages.dialect import MESSAGES
 from akunu_py.serve.openai.dialect import OPENAI
+from akunu_py.serve.own.dialect import OWN
 from akunu_py.serve.responses.dialect import RESPONSES
 
-DIALECTS: tuple[Dialect, ...] = (OPENAI, RESPONSES, MESSAGES, LLAMACPP)
+DIALECTS: tuple[Dialect, ...] = (OPENAI, RESPONSES, MESSAGES, LLAMACPP, OWN)
 
 _BY_PATH = {endpoint.path: each for each in DIALECTS for endpoint in each.endpoints}
 

@@ -50,6 +50,13 @@ class RequestError(Exception):
         return STATUS[self.kind]
 
 
+class Stopping(RequestError):
+    """An answer that the end of the server cuts off."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is stopping", "unavailable")
+
+
 def request_error(error: Exception) -> RequestError:
     """What a client is told of an exception. One that nobody foresaw is kept as a crash is, and its
     details are not told."""

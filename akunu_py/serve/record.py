@@ -10,7 +10,15 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from akunu_py.decoding.events import CallArguments, CallBegun, Ended, Event, Text, Thinking
+from akunu_py.decoding.events import (
+    CallArguments,
+    CallBegun,
+    Ended,
+    Event,
+    Text,
+    Thinking,
+    Told,
+)
 from akunu_py.types import Stats
 
 _GONE = 499  # the status that nginx logs where the client went away first
@@ -48,6 +56,8 @@ class Record:
             case Ended():
                 self.answers.append(event)
             case Text(text) | Thinking(text) | CallArguments(text) if self.keeps_content:
+                self.said += text
+            case Told(text) if self.keeps_content:
                 self.said += text
             case CallBegun() if self.keeps_content:
                 self.said += f"\n{event.name} "

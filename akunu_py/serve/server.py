@@ -23,6 +23,7 @@ from akunu_py.serve.app import Backend, create_app
 from akunu_py.serve.defaults import model_defaults
 from akunu_py.serve.engine_thread import events_of
 from akunu_py.serve.guard import Access
+from akunu_py.serve.own.running import RunningServer, announced
 from akunu_py.serve.record import Record, Records
 from akunu_py.serve.service import Service
 from akunu_py.text import displayable, say
@@ -39,7 +40,7 @@ class ServeOptions:
     """names: what requests may call the model, its own first. defaults: how answers are made;
     temperature: None for what the model's makers say; max_tokens: None for all that fit. grace_s:
     for running answers, at the end. quiet: no line for each request. log_content: what was said,
-    too."""
+    too. running: how this user's other programs find it."""
 
     names: tuple[str, ...]
     access: Access
@@ -49,6 +50,7 @@ class ServeOptions:
     grace_s: float = 20.0
     quiet: bool = False
     log_content: bool = False
+    running: RunningServer | None = None
 
 
 class ServedModel:
@@ -135,7 +137,9 @@ def serve(scheduler: Scheduler, listening: socket.socket, options: ServeOptions,
             h11_max_incomplete_event_size=_MAX_HEADERS,
         )
         say(f"akunu serves {name} at {url} (Ctrl-C ends it)", error=True)
-        _Server(config, lambda: scheduler.close(options.grace_s)).run([listening])
+        running = options.running
+        with announced(running) if running else contextlib.nullcontext():
+            _Server(config, lambda: scheduler.close(options.grace_s)).run([listening])
     finally:
         scheduler.close()
 

@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
+from akunu_py.completion.completer import Completer
+from akunu_py.completion.types import CompleteOptions
 from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.session import Session
 from akunu_py.serve.errors import RequestError
 from akunu_py.serve.infill import Infill
 from akunu_py.types import GenerateOptions
+
+_COMPLETERS = 4  # with other options each, that are kept
+_ENDING = 64
 
 
 @dataclass(frozen=True)
 class Service:
     """names: what a request may call the model, its own name first. defaults: how an answer is made
     where the request says nothing of it. max_tokens: of such an answer, None for as many as the
-    context holds. created: seconds since 1970. kept: what a dialect has for more than a
-    request."""
+    context holds. created: seconds since 1970. completers: see `completer`. ending: the ids of
+    requests that shall end with what they have, as our own clients ask."""
 
     engine: Engine
     names: tuple[str, ...]
     defaults: GenerateOptions
     max_tokens: int | None = None
     created: int = field(default_factory=lambda: int(time.time()))
-    kept: dict[Any, Any] = field(default_factory=dict)
+    completers: dict[CompleteOptions, Completer] = field(default_factory=dict)
+    ending: deque[str] = field(default_factory=lambda: deque(maxlen=_ENDING))
 
     @property
     def name(self) -> str:
@@ -37,6 +45,15 @@ class Service:
     def most_tokens(self) -> int:
         """That an answer may have where the request sets no limit."""
         return self.max_tokens or self.engine.context_length
+
+    def completer(self, session: Session, options: CompleteOptions) -> Completer:
+        """The one that completes so; to be called in the thread of the session."""
+        if options not in self.completers:
+            while len(self.completers) >= _COMPLETERS:
+                del self.completers[next(iter(self.completers))]
+            made = Completer(self.engine, options, session.learned, session)
+            self.completers[options] = made
+        return self.completers[options]
 
     @cached_property
     def infill(self) -> Infill:

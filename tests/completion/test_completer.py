@@ -8,8 +8,8 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from akunu_py.completion.completer import CompleteOptions, Completer
-from akunu_py.completion.types import CompletionReason, CompletionRequest
+from akunu_py.completion.completer import Completer
+from akunu_py.completion.types import CompleteOptions, CompletionReason, CompletionRequest
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError

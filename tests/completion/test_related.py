@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from akunu_py.completion.completer import CompleteOptions, Completer
+from akunu_py.completion.completer import Completer
 from akunu_py.completion.prompt import comment_line, find_root, name_files
 from akunu_py.completion.related import RelatedFiles, chunks_of, defined, names_near, rank
-from akunu_py.completion.types import CompletionRequest, SourceFile
+from akunu_py.completion.types import CompleteOptions, CompletionRequest, SourceFile
 from akunu_py.decoding.token_ids import common_prefix
 from tests.support.tiny_fim import load_tiny
 

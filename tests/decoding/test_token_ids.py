@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from akunu_py.completion.completer import CompleteOptions, Completer
-from akunu_py.completion.types import CompletionRequest
+from akunu_py.completion.completer import Completer
+from akunu_py.completion.types import CompleteOptions, CompletionRequest
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.sampling import Sampler
 from akunu_py.decoding.session import Session

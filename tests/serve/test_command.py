@@ -86,6 +86,21 @@ def test_the_text_is_that_of_run(server: Server) -> None:
     assert text == expected["text"]
 
 
+@pytest.mark.usefixtures("loaded_shallow_starter")
+def test_complete_asks_it_instead_of_loading(server: Server, shallow_directory: Path) -> None:
+    """It is found, and needs no key of its clients on this machine."""
+
+    def completed(choice: str) -> str:
+        words = ("--model", str(shallow_directory), "--max-tokens", "8", "--server", choice)
+        return run_here(
+            "complete", "--filter", "--offset", "9", *words, stdin="The sea i the sky"
+        ).stdout
+
+    assert completed("auto") == completed("off")
+    with server.open("/metrics") as metrics:
+        assert b'akunu_requests_total{path="/akunu/complete",status="200"} 1' in metrics.read()
+
+
 def test_a_socket_that_closes_frees_the_model(server: Server) -> None:
     body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 7000, "stream": True}
     reply = server.open(CHAT, body)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import socket
+import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import uvicorn
 from starlette.types import ASGIApp
 
 from akunu_py.decoding.engine import Engine
@@ -84,6 +87,21 @@ def served(directory: Path, name: str = "tiny-qwen2.5-coder") -> Iterator[Served
         yield Served(scheduler, model, records, app)
     finally:
         assert scheduler.close()
+
+
+@contextmanager
+def at_a_socket(app: ASGIApp) -> Iterator[str]:
+    """Has the application answer at a real socket; gives its address."""
+    config = uvicorn.Config(app, http="h11", ws="none", lifespan="off", log_config=None)
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=server.run, args=([listening],))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = server.force_exit = True
+            thread.join(60)
 
 
 def told_app(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from akunu_py.completion.completer import CompleteOptions, Completer
-from akunu_py.completion.types import MAX_COMPLETION_TOKENS, CompletionRequest, SourceFile
-from akunu_py.decoding.session import Session
+from akunu_py.completion.types import (
+    MAX_COMPLETION_TOKENS,
+    CompleteOptions,
+    CompletionRequest,
+    SourceFile,
+)
 from akunu_py.serve.dialect import Dialect, Endpoint, Prepared
 from akunu_py.serve.llamacpp.bodies import InfillBody
 from akunu_py.serve.llamacpp.job import completion_job
@@ -25,6 +28,8 @@ def prepare_infill(body: InfillBody, service: Service) -> Prepared:
         max_tokens=min(wanted, MAX_COMPLETION_TOKENS),
         temperature=body.temperature,
     )
+    defaults = service.defaults
+    options = CompleteOptions(draft=defaults.draft, draft_tokens=defaults.draft_tokens)
     asked = SamplingBody(
         temperature=body.temperature,
         top_k=body.top_k,
@@ -33,7 +38,7 @@ def prepare_infill(body: InfillBody, service: Service) -> Prepared:
         seed=body.seed if body.seed >= 0 else None,
     )
     job = completion_job(
-        lambda session: _completer(service, session),
+        lambda session: service.completer(session, options),
         request,
         generate_options(asked, service, 1).sampling,
         tuple(filter(None, body.stop)),
@@ -45,17 +50,6 @@ def prepare_infill(body: InfillBody, service: Service) -> Prepared:
         InfillEncoder(service.name) if body.stream else None,
         short=True,
     )
-
-
-def _completer(service: Service, session: Session) -> Completer:
-    """The one of the model that is served; to be called in the thread of the session."""
-    kept = service.kept.get(_completer)
-    if not isinstance(kept, Completer):
-        defaults = service.defaults
-        options = CompleteOptions(draft=defaults.draft, draft_tokens=defaults.draft_tokens)
-        kept = Completer(service.engine, options, session.learned, session)
-        service.kept[_completer] = kept
-    return kept
 
 
 LLAMACPP = Dialect(

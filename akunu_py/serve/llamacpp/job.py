@@ -6,19 +6,17 @@ import time
 from collections.abc import Callable, Iterator
 
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.types import Completion, CompletionReason, CompletionRequest
+from akunu_py.completion.types import (
+    FINISH_REASONS,
+    Completion,
+    CompletionReason,
+    CompletionRequest,
+)
 from akunu_py.decoding.events import Begun, Ended, Event, Text
 from akunu_py.decoding.job import Job
 from akunu_py.decoding.session import Session
 from akunu_py.decoding.stop_sequences import StopText
-from akunu_py.types import FinishReason, SamplingOptions
-
-_REASONS: dict[CompletionReason, FinishReason] = {
-    "stop": "stop",
-    "length": "length",
-    "time": "length",
-    "cancelled": "cancelled",
-}
+from akunu_py.types import SamplingOptions
 
 
 def completion_job(
@@ -33,7 +31,8 @@ def completion_job(
 
     def events(session: Session) -> Iterator[Event | None]:
         making = _Making(session, stop, seconds)
-        steps = completer(session).steps(session, request, making.ended, making.add, sampling)
+        made = completer(session)
+        steps = made.steps(made.share(session), request, making.ended, making.add, sampling)
         completion: Completion | None = None
         while completion is None:
             try:
@@ -47,7 +46,7 @@ def completion_job(
             yield from making.new()
         assert completion is not None
         yield from making.rest()
-        reason = "stop" if making.found else _REASONS[completion.finish_reason]
+        reason = "stop" if making.found else FINISH_REASONS[completion.finish_reason]
         yield Ended(reason, completion.stats, making.found)
 
     return events

@@ -25,6 +25,7 @@ from akunu_py.decoding.events import (
     Reading,
     Text,
     Thinking,
+    Told,
 )
 from akunu_py.serve import sse
 from akunu_py.serve.dialect import WholeAnswer
@@ -167,7 +168,7 @@ class MessageEncoder:
                 return self._close()
             case Ended():
                 return self._end(event)
-            case Reading() | Logprobs() | Failed():
+            case Reading() | Logprobs() | Told() | Failed():
                 return []
 
     def _start(self, begun: Begun) -> list[dict[str, Any]]:

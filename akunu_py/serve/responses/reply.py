@@ -23,6 +23,7 @@ from akunu_py.decoding.events import (
     Reading,
     Text,
     Thinking,
+    Told,
 )
 from akunu_py.serve import sse
 from akunu_py.serve.dialect import WholeAnswer
@@ -97,7 +98,7 @@ class ResponseBuilder:
                 return self._end_call()
             case Ended():
                 return self._end(event)
-            case Reading() | Begun() | Logprobs() | Failed():
+            case Reading() | Begun() | Logprobs() | Told() | Failed():
                 return []
 
     def fail(self, error: RequestError) -> Values:

@@ -1,0 +1,42 @@
+"""`--server`: whether a running `akunu serve` answers, or a model that is loaded here."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from akunu_py.commands.serve import KEY_VARIABLE
+from akunu_py.errors import AkunuError
+from akunu_py.models import store
+from akunu_py.serve.own.client import ServedFacts, ServerClient, running_server, server_at
+from akunu_py.types import LoadOptions
+
+
+def add_server(parser: argparse.ArgumentParser) -> None:
+    """Adds which server may answer."""
+    parser.add_argument(
+        "--server",
+        default=None,
+        metavar="auto|off|URL",
+        help="auto (the default): a running akunu serve answers where it has the model loaded; "
+        "off: the model is loaded here; URL: that server answers",
+    )
+
+
+def server_for(
+    choice: str, asked: str | None, model: str, loading: LoadOptions
+) -> tuple[ServerClient, ServedFacts] | None:
+    """The server to use instead of loading `model`, None for none. asked: the model that must be
+    served at an address, None for whatever is. Raises AkunuError where nothing answers there."""
+    if choice == "off":
+        return None
+    if choice == "auto":
+        return running_server(store.resolve(model).path, loading)
+    return server_at(choice, asked and _name(asked), os.environ.get(KEY_VARIABLE, ""))
+
+
+def _name(model: str) -> str:
+    try:
+        return store.resolve(model).name
+    except AkunuError:  # the server may have what this machine has not
+        return model

@@ -1,0 +1,200 @@
+"""Our own clients on a server: what they show is what the model would have said to them itself."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from akunu_py.completion.completer import Completer
+from akunu_py.completion.thread import CompletionThread, Failure, Ticket
+from akunu_py.completion.types import (
+    CompleteOptions,
+    Completion,
+    CompletionMaker,
+    CompletionReason,
+    CompletionRequest,
+    SourceFile,
+)
+from akunu_py.decoding.engine import Engine
+from akunu_py.errors import AkunuError, ServerGone, UsageError
+from akunu_py.serve.app import create_app
+from akunu_py.serve.guard import Access
+from akunu_py.serve.own.client import ServerClient, running_server, server_at
+from akunu_py.serve.own.completer import ServedCompleter
+from akunu_py.serve.own.running import RunningServer, announced, running_servers
+from akunu_py.serve.record import Records
+from akunu_py.types import LoadOptions
+from tests.support.serving import Served, at_a_socket
+
+NAME, TOKEN = "tiny-qwen2.5-coder", "a token of this test"
+CODE = st.text("ab (\n", max_size=40)
+OPTIONS = CompleteOptions(prefix_tokens=64)
+
+
+@pytest.fixture(scope="module")
+def client(tiny: Served) -> Iterator[ServerClient]:
+    """Of a server whose key is not known here."""
+    access = Access(key="another key", token=TOKEN)
+    backend = tiny.model.backend(Records())
+    with at_a_socket(create_app(backend, access)) as url:
+        yield ServerClient(url, TOKEN)
+
+
+def free(tiny: Served) -> None:
+    """Waits until nothing runs."""
+    end = time.monotonic() + 30
+    while (counts := tiny.scheduler.counts()).running or counts.waiting:
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+@settings(max_examples=20)
+@given(CODE, CODE, st.sampled_from(["", "\r\n"]), st.integers(0, 20), st.integers(0, 2))
+def test_completions_are_those_of_the_model(
+    tiny: Served, client: ServerClient, prefix: str, suffix: str, end: str, tokens: int, lines: int
+) -> None:
+    request = CompletionRequest(prefix + end, suffix, "a.py", max_tokens=tokens, max_lines=lines)
+    expected = tiny.in_thread(lambda engine: Completer(engine, OPTIONS).complete(request))
+    parts: list[str] = []
+    found = ServedCompleter(client, NAME, OPTIONS).complete(request, on_text=parts.append)
+    assert (found.text, found.finish_reason) == (expected.text, expected.finish_reason)
+    assert "".join(parts) == found.text
+    if not found.reused:
+        assert found.stats.generated_tokens == expected.stats.generated_tokens
+
+
+def test_other_files_are_read_and_drafted_from(tiny: Served, client: ServerClient) -> None:
+    options = CompleteOptions(file_tokens=1000, fim="qwen2.5-coder")
+    files = tuple(SourceFile(f"{name}.py", f"def total_{name}(b):\n    c\n" * 9) for name in "xyz")
+    request = CompletionRequest(
+        "total_x(", ")", "a.py", "", files, "/a", ("total_z",), max_tokens=12
+    )
+    expected = tiny.in_thread(lambda engine: Completer(engine, options).complete(request))
+    found = ServedCompleter(client, NAME, options).complete(request)
+    assert found.text == expected.text
+    assert found.draft_context_tokens == expected.draft_context_tokens > 0
+    assert found.stats.prompt_tokens == expected.stats.prompt_tokens > 100
+
+
+def test_what_was_completed_is_recalled_without_the_server(client: ServerClient) -> None:
+    completer = ServedCompleter(client, NAME, CompleteOptions(fim="none"))
+    request = CompletionRequest("def f(a):\r\n    b", max_tokens=30)
+    whole = completer.complete(request).text
+    typed = CompletionRequest(request.prefix + whole[:2], max_tokens=30)
+    recalled = completer.recall(typed)
+    assert recalled is not None
+    assert (recalled.text, recalled.reused) == (whole[2:], True)
+
+
+def test_it_ends_when_nobody_wants_more_and_when_the_time_is_over(
+    tiny: Served, client: ServerClient
+) -> None:
+    options = CompleteOptions(fim="none", draft="off")
+    long = CompletionRequest("ab", path="a.py", max_tokens=300)
+    whole = tiny.in_thread(lambda engine: Completer(engine, options).complete(long))
+    reasons: list[CompletionReason] = ["time", "cancelled"]
+    for reason in reasons:
+        looks = itertools.count()
+        done = ServedCompleter(client, NAME, options).complete(
+            long,
+            lambda: reason if next(looks) > 4 else None,  # noqa: B023 - it is called here
+        )
+        free(tiny)
+        assert done.finish_reason == reason
+        assert whole.text.startswith(done.text)
+        assert done.stats.generated_tokens < whole.stats.generated_tokens >= 300
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [CompletionRequest("a", max_tokens=4000), CompletionRequest("a", temperature=-1.0)],
+)
+def test_what_cannot_be_honoured_is_wrong_usage(
+    client: ServerClient, request_: CompletionRequest
+) -> None:
+    with pytest.raises(UsageError):
+        ServedCompleter(client, NAME, OPTIONS).complete(request_)
+    with pytest.raises(UsageError, match="no such"):
+        ServedCompleter(client, NAME, CompleteOptions(fim="no such")).complete(
+            CompletionRequest("a")
+        )
+
+
+def test_a_client_without_the_token_is_refused(client: ServerClient) -> None:
+    with pytest.raises(AkunuError, match="AKUNU_API_KEY"):
+        ServerClient(client.url, "no such").facts()
+    assert client.knows(TOKEN)
+    assert not client.knows("no such")
+
+
+def test_a_server_is_found_where_it_has_what_is_asked(
+    tiny: Served, client: ServerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("akunu_py.paths.servers_dir", lambda: tmp_path / "servers")
+    model, plain = tmp_path / "model", LoadOptions()
+    running = RunningServer(client.url, TOKEN, NAME, str(model), kv_bits=None)
+    (tmp_path / "servers").mkdir()
+    (tmp_path / "servers" / "1.json").write_text('{"url": 1')  # cut off
+    with announced(running):
+        (found,) = running_servers()
+        assert found == running
+        file = next((tmp_path / "servers").glob("[2-9]*.json"))
+        assert file.stat().st_mode & 0o777 == 0o600
+        shared = running_server(model, plain)
+        assert shared is not None
+        assert shared[1].name == NAME
+        assert shared[1].context_length == tiny.in_thread(lambda engine: engine.context_length)
+        assert running_server(model, LoadOptions(context=64)) is not None
+        others = [
+            LoadOptions(context=10**6), LoadOptions(kv_bits=8), LoadOptions(weights="float32"),
+            LoadOptions(force=True), LoadOptions(memory=10**9),
+        ]  # fmt: skip
+        assert [running_server(model, each) for each in others] == [None] * len(others)
+        assert running_server(tmp_path / "other", plain) is None
+        assert server_at(client.url, NAME)[1].name == NAME  # by the token in the file
+        with pytest.raises(UsageError, match=f"serves {NAME}, not other"):
+            server_at(client.url, "other")
+    assert running_servers() == []
+    with announced(RunningServer(client.url, "of another", NAME, str(model))):
+        assert running_server(model, plain) is None  # whatever has its port now is another
+    with announced(RunningServer("http://127.0.0.1:9", TOKEN, NAME, str(model))):
+        assert running_server(model, plain) is None  # it was killed
+    with pytest.raises(ServerGone):
+        server_at("http://127.0.0.1:9", None)
+    for wrong in ("https://127.0.0.1:1", "http://", "http://a:b", "8012", "http://a/b"):
+        with pytest.raises(UsageError):
+            ServerClient(wrong)
+
+
+def test_when_the_server_ends_the_model_is_loaded_here(tiny: Served) -> None:
+    """The request that finds out is answered."""
+    engine = tiny.model.service().engine
+    first, second = (CompletionRequest(text, max_tokens=9) for text in ("ab(", "ba (b"))
+    expected = tiny.in_thread(lambda engine: Completer(engine, OPTIONS).complete(second))
+    loaded: list[str] = []
+    done: queue.Queue[Completion | Failure] = queue.Queue()
+
+    def load() -> CompletionMaker:
+        if not loaded:
+            return ServedCompleter(ServerClient(url, TOKEN), "served", OPTIONS)
+        return Completer(Engine.load(engine.path, name=NAME), OPTIONS)
+
+    thread = CompletionThread(load, on_loaded=lambda completer: loaded.append(completer.name))
+    backend = tiny.model.backend(Records())
+    with at_a_socket(create_app(backend, Access(token=TOKEN))) as url:
+        thread.start()
+        thread.submit(Ticket(first, done.put))
+        assert isinstance(done.get(timeout=60), Completion)
+    thread.submit(Ticket(second, done.put))
+    answer = done.get(timeout=60)
+    assert thread.close(60)
+    assert isinstance(answer, Completion)
+    assert answer.text == expected.text
+    assert loaded == ["served", NAME]
