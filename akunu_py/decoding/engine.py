@@ -148,6 +148,10 @@ class Engine:
         """Tokens of a raw text, with the beginning-of-text token where the model has one."""
         return [int(token) for token in self.tokenizer.encode(text)]
 
+    def encode_text(self, text: str) -> list[int]:
+        """Tokens of a part of a text."""
+        return [int(token) for token in self.tokenizer.encode(text, add_special_tokens=False)]
+
     def encode_chat(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """Tokens of a conversation in the model's chat template, up to where its answer starts, or
         continues, where the last message is the beginning of an answer.
@@ -196,7 +200,7 @@ class Engine:
         markers = thinking_markers(self.tokenizer)
         if markers is not None and prompt_opens_thinking(self.tokenizer, prompt):
             begun = f"\n{markers[1]}\n\n{begun}"
-        return list(self.tokenizer.encode(begun, add_special_tokens=False))
+        return self.encode_text(begun)
 
 
 def _is_begun(message: Message) -> bool:

@@ -24,11 +24,13 @@ def chat_job(
     choice: ToolChoice | None = None,
     *,
     parallel: bool = True,
+    predicted: str = "",
 ) -> Job:
     """The answer to a conversation.
 
     choice: whether tools are called, "auto" by default. parallel: whether there may be more than
-    one call; otherwise the answer ends with the first. Raises UsageError, UnsupportedModel for what
+    one call; otherwise the answer ends with the first. predicted: a text that the answer may
+    repeat, to draft from. Raises UsageError, UnsupportedModel for what
     cannot be honoured, at once.
     """
     chosen = choice or ToolChoice()
@@ -36,6 +38,7 @@ def chat_job(
     sampling = constrained(engine, options.sampling, tools, chosen, parallel=parallel)
     markers = parser_for(engine, tools).markers
     asked = replace(options, sampling=sampling, markers=(*options.markers, *markers))
+    context = [engine.encode_text(predicted)] if predicted else []
     one_call = not parallel or chosen.mode == "named"
 
     def events(session: Session) -> Iterator[Event | None]:
@@ -43,7 +46,7 @@ def chat_job(
         if session.target.history.needs_checkpoints:
             stable = engine.stable_prefix(messages, prompt, tools)
         parser = parser_for(engine, tools, allowed=chosen.mode != "none")
-        generation = session.generate(prompt, asked, stable=stable)
+        generation = session.generate(prompt, asked, context, stable)
         yield from _events(generation, parser, one_call=one_call)
 
     return events

@@ -27,6 +27,9 @@ ASKED: dict[str, dict[str, Any]] = {
         "seed": 1, "stop": ["a"], "presence_penalty": 0.1, "frequency_penalty": 0.1,
         "repetition_penalty": 1.1, "logit_bias": {"1": 1.0}, "stream": True,
         "stream_options": {"include_usage": True}, "user": "me",
+        "logprobs": True, "top_logprobs": 2, "tool_choice": "none", "parallel_tool_calls": False,
+        "tools": [{"type": "function", "function": FUNCTION}],
+        "prediction": {"type": "content", "content": [{"type": "text", "text": "p"}]},
         "response_format": {"type": "json_schema", "json_schema": {
             "name": "n", "schema": {"type": "object"}, "strict": True}},
     },

@@ -166,6 +166,20 @@ async def test_structured_answers_and_their_limits(tiny: Served) -> None:
     assert (await ask(tiny.app, CHAT, both)).json()["error"]["param"] == "guided_regex"
 
 
+async def test_a_prediction_changes_the_passes_and_not_the_text(tiny: Served) -> None:
+    body = {"messages": [{"role": "user", "content": "say it"}], "max_tokens": 200}
+    plain = (await ask(tiny.app, CHAT, body)).json()
+    text = plain["choices"][0]["message"]["content"]
+    other = {"messages": [{"role": "user", "content": "another"}], "max_tokens": 1}
+    await ask(tiny.app, CHAT, other)
+    parts = [{"type": "text", "text": text[:50]}, {"type": "text", "text": text[50:]}]
+    for content in (text, parts):
+        prediction = {"prediction": {"type": "content", "content": content}}
+        drafted = (await ask(tiny.app, CHAT, body | prediction)).json()
+        assert drafted["choices"] == plain["choices"]
+        assert drafted["akunu"]["accepted"] > plain["akunu"]["accepted"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_logprobs_as_clients_ask_for_them(tiny: Served, stream: bool) -> None:
     more = {"max_tokens": 6, "stream": stream}

@@ -11,7 +11,7 @@ from akunu_py.serve.bodies import Body, Ignored
 from akunu_py.serve.dialect import Prepared
 from akunu_py.serve.errors import RequestError
 from akunu_py.serve.openai.chat_encoder import ChatEncoder, ChatHead, whole_chat
-from akunu_py.serve.openai.messages import MessageBody, messages_of
+from akunu_py.serve.openai.messages import MessageBody, TextPart, messages_of
 from akunu_py.serve.openai.sampling import (
     SamplingBody,
     choices,
@@ -49,6 +49,19 @@ class SchemaFormat(Body):
 Format = Annotated[TextFormat | JsonFormat | SchemaFormat, Field(discriminator="type")]
 
 
+class Prediction(Body):
+    """What the answer may repeat, with changes."""
+
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
 class ChatBody(SamplingBody):
     """The body of /v1/chat/completions."""
 
@@ -58,6 +71,7 @@ class ChatBody(SamplingBody):
     tools: list[ToolBody] | None = None
     tool_choice: ChoiceBody | None = None
     parallel_tool_calls: bool | None = None
+    prediction: Prediction | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     # Hints at how long to think and to write, which a model may have no notion of.
@@ -83,9 +97,12 @@ def prepare_chat(body: ChatBody, service: Service) -> Prepared:
             "an answer cannot both call tools and match a schema; set tool_choice to none",
             param="tool_choice",
         )
+    predicted = body.prediction.text if body.prediction else ""
     parallel = body.parallel_tool_calls is not False
     jobs = [
-        chat_job(service.engine, messages, each, tools, choice, parallel=parallel)
+        chat_job(
+            service.engine, messages, each, tools, choice, parallel=parallel, predicted=predicted
+        )
         for each in choices(options, body.n or 1)
     ]
     head = ChatHead(service.name)
