@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from akunu_py.types import Message
+from akunu_py.serve.errors import RequestError
+from akunu_py.types import Constraint, Message, Tool, ToolChoice
 
 BETWEEN = "\n\n"  # two parts of a text that a template knows one of
 
@@ -27,3 +28,16 @@ def joined(messages: Iterable[Message]) -> list[Message]:
             tool_calls=last.tool_calls + message.tool_calls,
         )
     return turns
+
+
+def check_format(
+    constraint: Constraint | None, tools: Sequence[Tool], choice: ToolChoice, param: str
+) -> None:
+    """Raises RequestError where an answer would have to be two things. param: what asks for the
+    format."""
+    if constraint is not None and tools and choice.mode != "none":
+        raise RequestError(
+            f"{param}: an answer cannot both call tools and match a schema; "
+            "set tool_choice to none",
+            param=param,
+        )

@@ -1,10 +1,11 @@
 """Keeps what real clients ask, for CI to ask it again: `python -m tests.serve.record CLIENT ...`.
 
 The clients must be installed: PYTHON_CLIENTS names a Python with openai, anthropic, litellm and
-llm; aider, codex and opencode are found on PATH. Each talks to the real server on loopback, on a
-tiny model of random weights that reads the starter's tokens, and exits well or the recording fails.
-Where a tool that does no harm is offered and has no result yet, the answer is a call of that: no
-such model would call one by itself.
+llm; aider, codex and opencode are found on PATH. Each talks to the real server on loopback, and
+exits well or the recording fails. The packages have the starter call a tool (`tool_choice`). What
+agents say first is too long for it: they get a tiny model of random weights that reads its tokens.
+Where a tool that does no harm is offered and has no result yet, that one's answer is a call of it,
+which no such model would make by itself.
 """
 
 from __future__ import annotations
@@ -52,13 +53,13 @@ from tests.support.serving import LONG_CONTEXT, write_long_model
 
 REQUESTS = Path(__file__).with_name("requests")
 MODEL = "tiny"
+_AGENTS = ("codex", "codex_by_hand", "opencode")
 _KEPT_HEADERS = ("content-type", "accept", "user-agent", "anthropic-version", "anthropic-beta")
 _LONGEST = 240  # characters of a text that are kept
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 # Tools that do no harm, and what they are called with.
 _HARMLESS: dict[str, dict[str, Any]] = {
-    "weather": {"city": "Paris"},
-    "patch": {"input": "*** Begin Patch\n"},
+    "weather": {"city": "Paris"},  # of llm
     "get_goal": {},
     "glob": {"pattern": "*.py"},
 }
@@ -77,7 +78,11 @@ def _wanted_call(body: dict[str, Any]) -> tuple[str, str] | None:
     text = json.dumps(body)
     results = ('"tool_result"', '_call_output"', '"role": "tool"')
     name = next(_offered(body), None)
-    if name is None or any(each in text for each in results):
+    if (
+        name is None
+        or isinstance(body.get("tool_choice"), dict)
+        or any(each in text for each in results)
+    ):
         return None
     return name, json.dumps(_HARMLESS[name])
 
@@ -191,7 +196,7 @@ def recording(directory: Path) -> Iterator[tuple[str, Recorder]]:
 
 def launched(client: str, url: str) -> Launch:
     """How a client is run once, without a screen."""
-    if client in ("aider", "codex", "codex_by_hand", "opencode"):
+    if client == "aider" or client in _AGENTS:
         launch = CLIENTS[client.partition("_")[0]](Served(url, MODEL, LONG_CONTEXT))
         if client == "codex_by_hand":  # of a user who leaves web search on, as it is by default
             at = launch.command.index('web_search="disabled"')
@@ -219,10 +224,11 @@ def launched(client: str, url: str) -> Launch:
 
 def main(clients: list[str]) -> int:
     home = Path(tempfile.mkdtemp(prefix="akunu-clients-"))
-    model = write_long_model(home / MODEL, store.resolve("starter").path)
+    starter = store.resolve("starter").path
+    tiny = write_long_model(home / MODEL, starter)
     os.chdir(home)
     for client in clients:
-        with recording(model) as (url, recorder):
+        with recording(tiny if client in _AGENTS else starter) as (url, recorder):
             launch = launched(client, url)
             environment = os.environ | launch.environment | {"HOME": str(home)}
             done = subprocess.run(

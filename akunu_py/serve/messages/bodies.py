@@ -17,6 +17,7 @@ class TextBlock(Body):
     type: Literal["text"]
     text: str
     citations: Ignored = None
+    parsed_output: Ignored = None
     cache_control: Ignored = None
 
 

@@ -21,6 +21,7 @@ from akunu_py.serve.openai.sampling import (
 )
 from akunu_py.serve.openai.tools import ChoiceBody, ToolBody, choice_of, tools_of
 from akunu_py.serve.service import Service
+from akunu_py.serve.turns import check_format
 from akunu_py.types import Constraint
 
 
@@ -92,11 +93,7 @@ def prepare_chat(body: ChatBody, service: Service) -> Prepared:
     options = generate_options(body, service, limit, constraint, logprobs)
     tools = tools_of(body.tools or ())
     choice = choice_of(body.tool_choice, tools)
-    if tools and choice.mode != "none" and options.sampling.constraint is not None:
-        raise RequestError(
-            "an answer cannot both call tools and match a schema; set tool_choice to none",
-            param="tool_choice",
-        )
+    check_format(options.sampling.constraint, tools, choice, "response_format")
     predicted = body.prediction.text if body.prediction else ""
     parallel = body.parallel_tool_calls is not False
     jobs = [

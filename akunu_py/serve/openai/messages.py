@@ -26,6 +26,7 @@ class RefusalPart(Body):
 class FunctionBody(Body):
     name: str
     arguments: str
+    parsed_arguments: Ignored = None  # the official client's, of strict tools
 
 
 class CallBody(Body):
@@ -51,6 +52,7 @@ class MessageBody(Body):
     refusal: str | None = None
     # Clients send back what they were given, with all that was empty in it.
     annotations: Ignored = None
+    parsed: Ignored = None
     audio: None = None
     function_call: None = None
 

@@ -25,6 +25,7 @@ class TextPart(Body):
     text: str
     annotations: Ignored = None
     logprobs: Ignored = None
+    parsed: Ignored = None
     prompt_cache_breakpoint: Ignored = None
 
 
@@ -70,6 +71,7 @@ class FunctionCallItem(Item):
     call_id: str
     name: str
     arguments: str
+    parsed_arguments: Ignored = None
     namespace: str | None = None
     caller: Ignored = None
 

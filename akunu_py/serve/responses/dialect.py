@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from akunu_py.decoding.constraint.matcher import matches
+from akunu_py.decoding.constraint.matcher import compile_constraint, matches
 from akunu_py.decoding.jobs import chat_job, text_job
 from akunu_py.serve.dialect import Dialect, Endpoint, Prepared
 from akunu_py.serve.errors import RequestError
@@ -18,6 +18,7 @@ from akunu_py.serve.responses.conversation import messages_of
 from akunu_py.serve.responses.reply import Reply, ResponseEncoder, whole_response
 from akunu_py.serve.responses.tools import dictated_job, offered_tools
 from akunu_py.serve.service import Service
+from akunu_py.serve.turns import check_format
 from akunu_py.types import Constraint
 
 _SEALED = "reasoning.encrypted_content"
@@ -31,11 +32,13 @@ def prepare_response(body: ResponsesBody, service: Service) -> Prepared:
     service.check_model(body.model)
     _refuse(body)
     tools = offered_tools(body.tools or [], body.tool_choice)
+    for offered in tools.by_name.values():
+        if offered.grammar is not None:
+            compile_constraint(service.engine, offered.grammar)  # or it is refused here
     sampling = SamplingBody(temperature=body.temperature, top_p=body.top_p, seed=body.seed)
     limit = body.max_output_tokens or service.most_tokens
     dictated, constraint = tools.dictated, _constraint(body)
-    if dictated is not None and constraint is not None:
-        raise RequestError("text.format: the tool that is called has a format", param="text.format")
+    check_format(constraint, tools.tools, tools.choice, "text.format")
     grammar = dictated.grammar if dictated else constraint
     options = generate_options(sampling, service, limit, grammar)
     engine, messages = service.engine, messages_of(body)

@@ -126,17 +126,20 @@ def _offered(body: ToolBody, namespace: str, place: str) -> list[OfferedTool]:
 
 
 def _custom(body: ToolBody, known: str, namespace: str) -> OfferedTool:
-    """The model is told the grammar; whether it kept to it is seen when the call is whole."""
+    """The model is told the grammar. To a regular expression it is held as it writes; whether it
+    kept to another is seen when the call is whole."""
     assert body.name is not None
-    told, grammar = body.description or "", None
+    told, grammar, strict = body.description or "", None, False
     schema: dict[str, Any] = {"type": "string", "description": "All of the input, a plain text."}
     if isinstance(body.format, Grammar):
         kind = "Lark grammar" if body.format.syntax == "lark" else "regular expression"
         told = f"{told}\n\nThe input must match this {kind}:\n{body.format.definition}".strip()
-        lark = body.format.syntax == "lark"
-        grammar = Constraint("grammar" if lark else "regex", body.format.definition)
+        strict = body.format.syntax == "regex"
+        grammar = Constraint("regex" if strict else "grammar", body.format.definition)
+        schema |= {"pattern": f"^(?:{body.format.definition})$"} if strict else {}
     parameters = {"type": "object", "properties": {_INPUT: schema}, "required": [_INPUT]}
-    return OfferedTool(body.name, namespace, Tool(known, told, parameters), True, grammar)
+    tool = Tool(known, told, parameters, strict)
+    return OfferedTool(body.name, namespace, tool, True, grammar)
 
 
 def _chosen(
