@@ -1,33 +1,70 @@
-"""Answers in channels, as gpt-oss writes them (the harmony format).
+"""Answers in channels: several messages, each with a header that says what it is.
 
-An answer is several messages, each with a header: `<|channel|>analysis<|message|>` before what the
-model thinks, `<|channel|>final<|message|>` before what it says, and in the header of a call the
-function as its recipient. Source: OpenAI, "OpenAI Harmony Response Format" (2025).
+gpt-oss (the harmony format) writes `<|channel|>analysis<|message|>` before what it thinks,
+`<|channel|>final<|message|>` before what it says, and in the header of a call the function as its
+recipient. Muse Spark names the recipient of each: itself, the user, a tool. Sources: OpenAI,
+"OpenAI Harmony Response Format" (2025); mlx-lm, chat_templates/muse_spark.py.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from akunu_py.decoding.stop_sequences import Finder, Kind, TextRun, joined
 
 _START, _MESSAGE = "<|start|>", "<|message|>"
-_ENDS = ("<|end|>", "<|call|>", "<|return|>")
-_FIRST = ("<|channel|>", " to=", _START)
-MARKERS = (_START, "<|channel|>", "<|constrain|>", _MESSAGE, *_ENDS)
 
 
-def is_harmony(tokenizer: Any) -> bool:
-    """Whether a model writes in channels."""
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """begins: with what a header may. ends: of a message. thinking, call: what the header of such a
+    message holds. markers: all that may be special tokens."""
+
+    begins: tuple[str, ...]
+    ends: tuple[str, ...]
+    thinking: str
+    call: str | None
+    markers: tuple[str, ...]
+
+
+HARMONY = Channels(
+    begins=("<|channel|>", " to=", _START),
+    ends=("<|end|>", "<|call|>", "<|return|>"),
+    thinking="<|channel|>analysis",
+    call="to=functions.",
+    markers=("<|channel|>", "<|constrain|>"),
+)
+MUSE = Channels(
+    begins=("to=", " to=", _START),
+    ends=("<|eom|>", "<|eot|>"),
+    thinking="to=self",
+    call=None,  # in markup, which says it all
+    markers=(),
+)
+
+
+def channels_of(tokenizer: Any) -> Channels | None:
+    """How a model writes in channels; None where it does not."""
     find = tokenizer.backend_tokenizer.token_to_id
-    return all(find(text) is not None for text in (_START, "<|channel|>", _MESSAGE))
+    if find(_MESSAGE) is None or find(_START) is None:
+        return None
+    if find("<|channel|>") is not None:
+        return HARMONY
+    return MUSE if getattr(tokenizer, "response_transitions", None) else None
+
+
+def markers_of(channels: Channels) -> tuple[str, ...]:
+    """The texts that the splitter must see, though they may be special tokens."""
+    return (_START, _MESSAGE, *channels.ends, *channels.markers)
 
 
 class ChannelSplitter:
     """Separates thinking from the answer, as `ThinkingSplitter` does; a call stays as it was
     written, from `<|start|>` on, for who parses it."""
 
-    def __init__(self) -> None:
+    def __init__(self, channels: Channels) -> None:
+        self._channels = channels
         self._header: list[str] | None = []
         self._first: list[TextRun] | None = []  # until it is certain that there is a header
         self._kind: Kind = "answer"
@@ -51,9 +88,11 @@ class ChannelSplitter:
         """What is still held back at the end of the text."""
         runs = self._begin(certain=True)
         runs += self._taken(self._finder.take_held())
-        if self._header is not None and (header := "".join(self._header).strip()):
-            runs.append(TextRun(header))
+        if self._header is not None:
+            header = "".join(self._header)
             self._header = []
+            if not any(each.startswith(header[: len(each)]) for each in self._channels.begins):
+                runs.append(TextRun(header))
         return joined(runs)
 
     def _begin(self, *, certain: bool = False) -> list[TextRun]:
@@ -61,10 +100,10 @@ class ChannelSplitter:
         if self._first is None:
             return []
         text = "".join(run.text for run in self._first)
-        if not certain and any(each.startswith(text) for each in _FIRST):
+        if not certain and any(each.startswith(text) for each in self._channels.begins):
             return []
-        if not text.startswith(_FIRST):
-            self._header, self._finder = None, Finder(_ENDS)
+        if not text.startswith(self._channels.begins):
+            self._header, self._finder = None, Finder(self._channels.ends)
         held, self._first = self._first, None
         return [made for run in held for made in self.add(run.text, run.drafted)]
 
@@ -82,13 +121,13 @@ class ChannelSplitter:
         else:
             header = "".join(self._header)
             self._header, self._kind = None, "answer"
-            if "to=functions." in header:
+            if self._channels.call and self._channels.call in header:
                 header = header.removeprefix(_START).removeprefix("assistant")
                 runs = [TextRun(f"{_START}assistant{header}{_MESSAGE}")]
-            elif "<|channel|>analysis" in header:
+            elif self._channels.thinking in header:
                 self._kind = "thinking"
         self._finder = self._next_finder()
         return runs
 
     def _next_finder(self) -> Finder:
-        return Finder(_ENDS if self._header is None else [_MESSAGE])
+        return Finder(self._channels.ends if self._header is None else [_MESSAGE])

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from akunu_py.decoding import channels
-from akunu_py.decoding.channels import ChannelSplitter, is_harmony
+from akunu_py.decoding.channels import ChannelSplitter, channels_of, markers_of
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.stop_sequences import StopText, TextRun
 from akunu_py.decoding.thinking import (
@@ -36,9 +35,9 @@ class StreamDecoder:
         tokenizer = engine.tokenizer
         self._detokenizer = Detokenizer(tokenizer, prompt[-1])
         self._splitter: ChannelSplitter | ThinkingSplitter
-        if is_harmony(tokenizer):
-            self._markers = special_tokens_in(tokenizer, channels.MARKERS)
-            self._splitter = ChannelSplitter()
+        if (channels := channels_of(tokenizer)) is not None:
+            self._markers = special_tokens_in(tokenizer, markers_of(channels))
+            self._splitter = ChannelSplitter(channels)
         else:
             start, end = thinking_markers(tokenizer) or (None, None)
             inside = prompt_opens_thinking(tokenizer, prompt)

@@ -16,7 +16,7 @@ from akunu_py.decoding.constraint.token_tables import token_tables
 from akunu_py.decoding.conversation import abilities
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.tool_calls import values
-from akunu_py.decoding.tool_calls.families import family_of
+from akunu_py.decoding.tool_calls.families import HARMONY, family_of
 from akunu_py.decoding.tool_calls.shapes import Shape, Tags, shape_of
 from akunu_py.errors import UsageError
 from akunu_py.text import on_one_line
@@ -73,8 +73,9 @@ def constrained(
 
 
 def _without_calls(engine: Engine, sampling: SamplingOptions) -> SamplingOptions:
-    """What opens a call is not sampled, where that is one token."""
-    openers = family_of(engine.tokenizer).openers
+    """What opens a call, and nothing else, is not sampled, where that is one token."""
+    family = family_of(engine.tokenizer)
+    openers = () if family is HARMONY else family.openers
     encoded = [engine.tokenizer.encode(text, add_special_tokens=False) for text in openers]
     banned = tuple((int(tokens[0]), _BANNED) for tokens in encoded if len(tokens) == 1)
     return replace(sampling, logit_bias=sampling.logit_bias + banned)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from akunu_py.decoding.channels import is_harmony
+from akunu_py.decoding import channels
 from akunu_py.decoding.conversation import abilities
 from akunu_py.decoding.tool_calls.calls import Calls
 from akunu_py.decoding.tool_calls.gemma_format import Gemma
@@ -220,7 +220,7 @@ def family_of(tokenizer: Any) -> Family:
     known = abilities(tokenizer)
     if not known.tools:
         return HERMES
-    if is_harmony(tokenizer):
+    if channels.channels_of(tokenizer) is channels.HARMONY:
         return HARMONY
     own = str(getattr(tokenizer._chat_template, "__module__", "")).rpartition(".")[2]
     if own in _CHAT_TEMPLATES:

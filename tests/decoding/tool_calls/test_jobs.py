@@ -65,7 +65,7 @@ def engine(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     """Of each family one whose markers are special tokens."""
     markers = FAMILIES[request.param].all_markers
     if request.param == "harmony":
-        markers = channels.MARKERS
+        markers = channels.markers_of(channels.HARMONY)
     directory = tmp_path_factory.mktemp(request.param)
     # Every second one is special.
     added = [END, *(each for i, text in enumerate(markers) for each in (f"<|filler{i}|>", text))]
@@ -118,6 +118,7 @@ def test_what_must_be_called_is(engine: Engine) -> None:
         assert events[-1].reason == "stop"
 
 
+@pytest.mark.parametrize("engine", ["hermes", "mistral"], indirect=True)
 def test_what_must_not_be_called_is_not(engine: Engine) -> None:
     opener = next(iter(family_of(engine.tokenizer).openers))
     asked = replace(options(engine), max_tokens=4)
