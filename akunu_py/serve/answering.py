@@ -72,9 +72,14 @@ class Answering:
             async for choice, event in events:
                 answers[choice].add(event)
             body = self.prepared.whole(answers)
-        except RequestError as error:
-            return await send_json(send, error.status, self.dialect.error(error, self.request_id))
+        except ClientGone:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client must read it
+            return await self._send_error(request_error(error), send)
         return await send_json(send, 200, body)
+
+    async def _send_error(self, error: RequestError, send: Send) -> int:
+        return await send_json(send, error.status, self.dialect.error(error, self.request_id))
 
     async def _send_stream(self, encoder: Encoder, events: _Waited, send: Send) -> int:
         """The status is sent with the first frame, so that what fails at once has its own."""
@@ -90,11 +95,13 @@ class Answering:
                 except StopAsyncIteration:
                     break
                 await stream.write(encoder.encode(event, choice))
-        except RequestError as error:
+        except ClientGone:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client must read it
+            failure = request_error(error)
             if not stream.begun:
-                body = self.dialect.error(error, self.request_id)
-                return await send_json(send, error.status, body)
-            await stream.write(encoder.fail(error))
+                return await self._send_error(failure, send)
+            await stream.write(encoder.fail(failure))
         await stream.end()
         return 200
 

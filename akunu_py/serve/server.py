@@ -177,11 +177,12 @@ class _Server(uvicorn.Server):
 
 def _printer(options: ServeOptions) -> Callable[[Record], None]:
     def show(record: Record) -> None:
-        if not options.quiet:
-            say(f"{time.strftime('%H:%M:%S')} {record.line()}", error=True)
-        if options.log_content:
-            for mark, text in (("<", record.asked), (">", record.said)):
-                for line in displayable(text).splitlines():
-                    say(f"{mark} {line}", error=True)
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            if not options.quiet:
+                say(f"{time.strftime('%H:%M:%S')} {record.line()}", error=True)
+            if options.log_content:
+                for mark, text in (("<", record.asked), (">", record.said)):
+                    for line in displayable(text).splitlines():
+                        say(f"{mark} {line}", error=True)
 
     return show

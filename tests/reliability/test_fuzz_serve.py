@@ -88,6 +88,14 @@ def right(model: Served) -> Reply:
     return reply
 
 
+def test_bodies_that_are_right_are_answered(tiny: Served) -> None:
+    """Those that the others are made of."""
+    for path, body in ASKED.items():
+        reply = asyncio.run(ask(tiny.app, path, body))
+        assert reply.status == 200, (path, reply.body)
+        assert b'"error":{' not in reply.body, (path, reply.body)
+
+
 @pytest.mark.parametrize("path", ASKED)
 @lengths(25)
 def test_bodies_that_are_nearly_right(tiny: Served, path: str, examples: int) -> None:

@@ -123,6 +123,22 @@ async def test_a_failure_has_a_status_where_it_still_can(
         assert reply.json()["error"]["code"] == "context_length_exceeded"
 
 
+@pytest.mark.usefixtures("own_directories")
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_failure_that_nobody_foresaw_is_told_without_its_details(
+    tiny: Served, begun: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = Failed(ZeroDivisionError("a secret"))
+    told = Told(Begun(1, 0), error) if begun else Told(error)
+    told.goes_on.set()
+    reply = await ask(told_app(told.run, tiny, 60), CHAT, SHORT | {"stream": True})
+    assert reply.status == (200 if begun else 500)
+    assert b"the server failed to answer" in reply.body
+    assert b"secret" not in reply.body
+    assert reply.ended
+    assert "this is a bug: ZeroDivisionError" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_that_the_server_ends_says_so(tiny: Served, stream: bool) -> None:
     told = Told(Begun(1, 0), Text("x"), Ended("cancelled", Stats()))
