@@ -43,6 +43,8 @@ _T = TypeVar("_T")
 class LearnedState:
     """The learned state of one model. `warnings`: what had to be set aside, one line each."""
 
+    caches: PromptCacheStore | None = None
+
     def __init__(
         self,
         model: Path,

@@ -115,7 +115,8 @@ class Session:
         stopped: asked often; where it says so, nothing is kept after all. seconds: how long it may
         take. Returns whether one was kept, so that there may be more.
         """
-        histories = [self.target.history, *self.target.caches.histories()]
+        caches = self.target.caches  # which other sessions may share
+        histories = [*caches.in_use, *caches.histories()]
         return self.recall is not None and self.recall.write(histories, stopped, seconds)
 
     def sharing(self, engine: Engine) -> Session:
