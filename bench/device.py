@@ -20,6 +20,7 @@ from akunu_py.bench.replay import ReplayCounts, drafter_named
 from akunu_py.bench.trace import Trace, TraceItem
 from akunu_py.decoding.decode import decode
 from akunu_py.decoding.prompt_cache.history import TokenHistory
+from akunu_py.decoding.prompt_cache.memory import PromptCaches
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
 from akunu_py.ngram.cost import MAX_ROWS, PIPELINED, CostCurve
@@ -134,6 +135,7 @@ class SimulatedTarget(Target):
     def __init__(self, device: Device, item: TraceItem) -> None:
         self.vocabulary = None
         self.constraint = None
+        self.caches, self._history, self.alone = PromptCaches(), None, True
         self.history = TokenHistory([], item.prompt, item.output[:1])
         self._device = device
         self._truth = [*item.prompt, *item.output]

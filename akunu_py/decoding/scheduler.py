@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import sys
 import threading
 import time
 from collections import Counter
@@ -15,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from akunu_py.decoding.awake import Awake
 from akunu_py.decoding.events import Ended, Event, Failed
 from akunu_py.decoding.job import Job, JobHandle
-from akunu_py.decoding.thread import ModelThread
+from akunu_py.decoding.thread import Idle, ModelThread, release_memory
 from akunu_py.errors import AkunuError
 from akunu_py.types import Stats
 
@@ -29,7 +27,6 @@ State = Literal["loading", "ready", "failed", "unloaded"]
 
 DEFAULT_SLOTS = 4
 _RETRY_S = 1.0, 60.0  # until a model that did not load is tried again, doubled each time, at most
-_SAVE_AFTER_S = 2.0  # what was read is kept on disk when nobody asked for so long,
 _LAST_SAVE_S = 0.5  # and at the end, where it takes no longer
 _CANCEL_S = 10.0  # for the passes that are running when the time to finish is over
 
@@ -74,7 +71,6 @@ class Scheduler:
     ) -> None:
         self._load = load
         self._count = slots
-        self._idle_s = idle_s
         self._awake = awake or Awake()
         self.on_state = on_state
         self._clock = clock
@@ -95,7 +91,7 @@ class Scheduler:
             load=self._try_to_load,
             serve=self._serve,
             unload=self._end_thread,
-            idle=self._idle,
+            idle=Idle(lambda: self._save(lambda: self._thread.wanted), self._rest, idle_s),
         )
 
     @property
@@ -198,22 +194,11 @@ class Scheduler:
         self.state = state
         self.on_state(state)
 
-    def _idle(self, seconds: float) -> float | None:
-        """What is done while there is no job: what was read is kept on disk, once it looks as if
-        none was about to come, and later the model is unloaded."""
-        if self._slots is None:
-            return None
-        if seconds < _SAVE_AFTER_S:
-            return _SAVE_AFTER_S - seconds
-        if self._save(lambda: self._thread.wanted):
-            return 0.0
-        if self._idle_s is None:
-            return None
-        if seconds < self._idle_s:
-            return self._idle_s - seconds
-        self._unload()
-        self._tell_state("unloaded")
-        return None
+    def _rest(self) -> None:
+        """Unloads a model that nobody asks for, until somebody does."""
+        if self._slots is not None:
+            self._unload()
+            self._tell_state("unloaded")
 
     def _save(self, stopped: Callable[[], bool], seconds: float | None = None) -> bool:
         try:
@@ -229,11 +214,7 @@ class Scheduler:
     def _unload(self) -> None:
         """Gives the memory of the model back."""
         self._slots = self._engine = None
-        gc.collect()
-        if "mlx.core" in sys.modules:
-            import mlx.core as mx
-
-            mx.clear_cache()
+        release_memory()
 
     def _serve(self, wake: bool) -> None:
         while self._turn():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from akunu_py.decoding import scheduler
+from akunu_py.decoding import thread
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.events import Begun, Ended, Event, Failed, Reading, Text
 from akunu_py.decoding.job import Job, JobHandle
@@ -181,7 +181,7 @@ def test_closing_finishes_what_runs_and_nothing_else(directory: Path) -> None:
 def test_an_idle_model_is_unloaded_and_comes_back_by_itself(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler, "_SAVE_AFTER_S", 0.0)
+    monkeypatch.setattr(thread, "_SAVE_AFTER_S", 0.0)
     states: queue.SimpleQueue[str] = queue.SimpleQueue()
     engines: list[weakref.ref[Engine]] = []
 
