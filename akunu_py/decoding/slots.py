@@ -20,6 +20,7 @@ from akunu_py.decoding.prompt_cache.memory import PromptCaches
 from akunu_py.decoding.session import Session, Turn
 
 _CHUNK_S = 0.2  # about how long reading may keep an answer waiting that is being written,
+_CHUNK_PASSES = 2.0  # in passes of that answer,
 _PATIENCE_S = 1.0  # and another prompt
 _SHORT_WEIGHT = 4.0  # of a short job's claim to time
 # How long a prompt waits for shorter ones: seconds, and times what reading it takes.
@@ -75,7 +76,7 @@ class Slots:
         assert each is not None
         others = [other.writes for other in ready if other is not each]
         each.turn.alone = len(ready) == 1
-        each.turn.chunk_seconds = _CHUNK_S if True in others else _PATIENCE_S if others else None
+        each.turn.chunk_seconds = self._chunk_seconds(ready, each)
         self._ahead = each if each.turn.alone else None
         reads, started = not each.writes, self._clock()
         event = each.step()
@@ -118,12 +119,23 @@ class Slots:
             return max(late, key=waited.__getitem__)
         return min(readers, key=lambda each: each.turn.left)
 
+    def _chunk_seconds(self, ready: list[_Running], reader: _Running) -> float | None:
+        """How long reading may take: a wait that hardly shows, or that of some passes where those
+        take longer, as a chunk of few tokens takes hardly less than one of many."""
+        if reader.turn.alone:
+            return None
+        passes = [each.pass_s for each in ready if each.writes and each is not reader]
+        return (
+            min(_PATIENCE_S, max(_CHUNK_S, _CHUNK_PASSES * max(passes))) if passes else _PATIENCE_S
+        )
+
     def _charge(self, each: _Running, seconds: float, *, reads: bool, shared: bool) -> None:
         """shared: whether some read while others write."""
         weighed = seconds / (_SHORT_WEIGHT if each.handle.short else 1.0)
         each.stepped_s += seconds
         if not reads:
             each.spent += weighed
+            each.pass_s = seconds
         if shared:
             self._read_ahead_s += weighed if reads else -seconds
         else:
@@ -132,7 +144,7 @@ class Slots:
 
 class _Running:
     """A job that was begun. spent: its time of writing, weighed, from where the others were when it
-    came; stepped_s: all time that it was given since `since`."""
+    came; stepped_s: all time that it was given since `since`; pass_s: what its last pass took."""
 
     def __init__(self, handle: JobHandle, session: Session, spent: float, since: float) -> None:
         self.handle = handle
@@ -140,6 +152,7 @@ class _Running:
         self.spent = spent
         self.since = since
         self.stepped_s = 0.0
+        self.pass_s = 0.0
         self.begun = False
         self._events: Iterator[Event | None] | None = None
 
