@@ -30,14 +30,10 @@ def joined(messages: Iterable[Message]) -> list[Message]:
     return turns
 
 
-def check_format(
-    constraint: Constraint | None, tools: Sequence[Tool], choice: ToolChoice, param: str
-) -> None:
-    """Raises RequestError where an answer would have to be two things. param: what asks for the
-    format."""
+def check_format(constraint: Constraint | None, tools: Sequence[Tool], choice: ToolChoice) -> None:
+    """Raises RequestError where an answer would have to be two things."""
     if constraint is not None and tools and choice.mode != "none":
         raise RequestError(
-            f"{param}: an answer cannot both call tools and match a schema; "
-            "set tool_choice to none",
-            param=param,
+            "an answer cannot both call tools and match a format; set tool_choice to none",
+            param="tool_choice",
         )

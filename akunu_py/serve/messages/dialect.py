@@ -28,7 +28,7 @@ def prepare_message(body: MessagesBody, service: Service) -> Prepared:
     options = generate_options(sampling, service, body.max_tokens, constraint_of(body))
     tools = tools_of(body)
     choice, parallel = choice_of(body, tools)
-    check_format(options.sampling.constraint, tools, choice, "output_config.format")
+    check_format(options.sampling.constraint, tools, choice)
     job = chat_job(service.engine, messages_of(body), options, tools, choice, parallel=parallel)
     shown = shows_thinking(body.thinking)
     return Prepared(

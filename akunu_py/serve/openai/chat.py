@@ -93,7 +93,7 @@ def prepare_chat(body: ChatBody, service: Service) -> Prepared:
     options = generate_options(body, service, limit, constraint, logprobs)
     tools = tools_of(body.tools or ())
     choice = choice_of(body.tool_choice, tools)
-    check_format(options.sampling.constraint, tools, choice, "response_format")
+    check_format(options.sampling.constraint, tools, choice)
     predicted = body.prediction.text if body.prediction else ""
     parallel = body.parallel_tool_calls is not False
     jobs = [

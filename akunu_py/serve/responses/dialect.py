@@ -38,7 +38,7 @@ def prepare_response(body: ResponsesBody, service: Service) -> Prepared:
     sampling = SamplingBody(temperature=body.temperature, top_p=body.top_p, seed=body.seed)
     limit = body.max_output_tokens or service.most_tokens
     dictated, constraint = tools.dictated, _constraint(body)
-    check_format(constraint, tools.tools, tools.choice, "text.format")
+    check_format(constraint, tools.tools, tools.choice)
     grammar = dictated.grammar if dictated else constraint
     options = generate_options(sampling, service, limit, grammar)
     engine, messages = service.engine, messages_of(body)
