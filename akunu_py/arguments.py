@@ -215,7 +215,9 @@ def add_drafting(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--draft-tokens", type=positive, default=DEFAULT_DRAFT_TOKENS, metavar="N")
     group.add_argument(
-        "--no-memory", action="store_true", help="neither use nor keep earlier answers of the model"
+        "--no-memory",
+        action="store_true",
+        help="neither use nor keep earlier answers of the model, nor what it had read",
     )
 
 
