@@ -108,20 +108,24 @@ def replay(options: argparse.Namespace) -> int:
     return 0
 
 
-def caches(options: argparse.Namespace) -> int:
-    """Recorded sessions where there are some, servers where there are none."""
-    if not options.file:
-        from akunu_py.bench.switches import compare_servers, print_servers
-        from akunu_py.models import store
+def serve(options: argparse.Namespace) -> int:
+    from akunu_py.bench.serve import compare_servers, print_servers
+    from akunu_py.models import store
 
-        source = store.resolve(options.model).path
-        measured = compare_servers(source, options.layers, options.words, _progress)
-        as_json = {
-            name: {scenario: asdict(each) for scenario, each in found.items()}
-            for name, found in measured.items()
-        }
-        _show(options, as_json, lambda: print_servers(measured))
-        return 0
+    found = compare_servers(
+        store.resolve(options.model).path,
+        options.layers,
+        options.words,
+        options.max_tokens,
+        options.clients,
+        _progress,
+    )
+    as_json = {name: asdict(each) for name, each in found.items()}
+    _show(options, as_json, lambda: print_servers(found))
+    return 0
+
+
+def caches(options: argparse.Namespace) -> int:
     from akunu_py.bench.caches import compare_policies, print_policies
     from akunu_py.bench.trace import load_trace
 

@@ -339,10 +339,7 @@ def _percent(text: str) -> float:
 
 def _add_caches(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "file",
-        nargs="?",
-        metavar="TRACES",
-        help="recorded sessions of agents; none: servers of akunu and mlx-lm, with a model",
+        "file", metavar="TRACES", help="recorded sessions of agents, gzipped or not"
     )
     parser.add_argument(
         "--budget",
@@ -353,9 +350,23 @@ def _add_caches(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--agents", type=positive, default=4, metavar="N", help="at once")
     parser.add_argument("--repeats", type=positive, default=4, metavar="N", help="in other orders")
-    parser.add_argument("--layers", type=positive, default=4, metavar="N", help="of the model")
-    parser.add_argument("--words", type=positive, default=5000, metavar="N", help="of a prompt")
+    _add_format(parser)
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default=DEFAULT_MODEL, metavar="NAME_OR_PATH")
+    parser.add_argument(
+        "--layers", type=positive, default=4, metavar="N", help="of the model that are kept"
+    )
+    parser.add_argument(
+        "--words", type=positive, default=5000, metavar="N", help="of a long prompt"
+    )
+    parser.add_argument(
+        "--max-tokens", type=positive, default=128, metavar="N", help="of an answer"
+    )
+    parser.add_argument(
+        "--clients", type=_lengths, default=[1, 2, 4], metavar="N,...", help="at once"
+    )
     _add_format(parser)
 
 
@@ -375,6 +386,11 @@ class _Action(NamedTuple):
 
 
 _ACTIONS = {
+    "serve": _Action(
+        "what clients of akunu serve wait for, beside mlx-lm's own server",
+        _add_serve,
+        actions.serve,
+    ),
     "speed": _Action(
         "tokens/s beside other loops, in one process on the same weights", _add_speed, actions.speed
     ),
@@ -410,7 +426,7 @@ _ACTIONS = {
         actions.structured,
     ),
     "caches": _Action(
-        "going back to a conversation: how soon servers answer, or which caches a policy keeps",
+        "which prompt caches stay when memory is short, by recorded sessions",
         _add_caches,
         actions.caches,
     ),

@@ -5,16 +5,12 @@ from __future__ import annotations
 
 import json
 import random
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
 from akunu_py.bench.caches import POLICIES, replay_caches, schedule, sessions_of
-from akunu_py.bench.switches import Server, Talk, print_servers
 from akunu_py.bench.trace import Trace, TraceItem
-from akunu_py.errors import AkunuError
 from tests.support.command import run_here
 
 
@@ -71,38 +67,3 @@ def test_the_command_compares_them(tmp_path: Path) -> None:
     assert "lru" in text.stdout
     rows = json.loads(run_here(*words, "--format", "json").stdout)
     assert [row["aside"] for row in rows] == [False, True]
-
-
-class Answering(BaseHTTPRequestHandler):
-    """A server that streams an answer of two words."""
-
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        usage = {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 7}}
-        deltas = [{"role": "assistant"}, {"content": "two"}, {"content": " words"}]
-        chunks = [{"choices": [{"delta": delta}]} for delta in deltas]
-        lines = [json.dumps(each) for each in [*chunks, {"choices": [], "usage": usage}]]
-        self.send_response(200 if asked["messages"] else 400)
-        self.end_headers()
-        self.wfile.write("".join(f"data: {line}\n\n" for line in [*lines, "[DONE]"]).encode())
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-def test_what_a_server_streams_is_timed_and_joins_the_conversation(tmp_path: Path) -> None:
-    server = Server("mlx-lm", tmp_path)
-    with HTTPServer(("127.0.0.1", server._port), Answering) as fake:
-        thread = threading.Thread(target=fake.serve_forever)
-        thread.start()
-        talk = Talk(1)
-        with pytest.raises(AkunuError, match="mlx-lm"):
-            server.ask(talk)
-        talk.say(3)
-        found = server.ask(talk)
-        fake.shutdown()
-        thread.join()
-    assert (found.prompt, found.cached) == (9, 7)
-    assert found.seconds > 0
-    assert talk.messages[-1] == {"role": "assistant", "content": "two words"}
-    print_servers({"akunu": {"a": found}, "mlx-lm": {"a": found}})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from akunu_py.serve.dialects import DIALECTS
 from akunu_py.serve.errors import RequestError
 from akunu_py.serve.guard import Access, is_loopback
 from akunu_py.serve.record import Record, Records
+from akunu_py.serve.server import listen
 from tests.support.command import assert_one_line_error, run_here
 from tests.support.serving import Served, ask
 
@@ -154,9 +157,22 @@ def test_mistakes_at_the_start_are_one_line(shallow_directory: Path) -> None:
 
 
 def test_a_port_that_is_taken(shallow_directory: Path) -> None:
-    from akunu_py.serve.server import listen
-
     with listen("127.0.0.1", 0) as taken:
         port = str(taken.getsockname()[1])
         done = run_here("serve", "--model", str(shallow_directory), "--port", port)
     assert_one_line_error(done, 1, port, "--port")
+
+
+async def test_no_piece_of_an_answer_is_held_back_by_the_system() -> None:
+    held: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    def on_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted = writer.get_extra_info("socket")
+        held.set_result(not accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    listening = listen("127.0.0.1", 0)
+    async with await asyncio.start_server(on_client, sock=listening):
+        _, writer = await asyncio.open_connection(*listening.getsockname())
+        assert not await held
+        writer.close()

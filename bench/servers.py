@@ -1,9 +1,7 @@
-"""How soon a server answers who goes back to a conversation: akunu's, beside mlx-lm's own, with the
-same requests over HTTP.
+"""Servers to measure, akunu's and mlx-lm's own, and a client that times what each streams.
 
 The model is one with few layers of the given one, in float32 and with a longer context, so that
-both run it alike on any machine and long texts take seconds, not minutes; what is compared is how
-much of a prompt each reads again.
+both run it alike on any machine and long texts take seconds, not minutes.
 """
 
 from __future__ import annotations
@@ -18,10 +16,10 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +34,34 @@ _WITH_BLAS = (
 )
 _MLX_LM = [sys.executable, "-c", _WITH_BLAS]
 _START_S, _ANSWER_S = 180.0, 900.0
-_IDLE_S = 6.0  # between two answers and a restart: a user who reads
 _WORDS = ("river", "stone", "light", "paper", "north", "seven", "glass", "early", "field", "voice")
 
 
 @dataclass(slots=True)
-class Ttft:
-    """Of one request: seconds to its first token; tokens of its prompt, -1 where the server does
-    not say; how many of them were cached."""
+class Reply:
+    """What came of a request. times: in seconds since it was made, of each piece of text. prompt,
+    cached, tokens: of the prompt, of these the ones that were cached, and of the answer; -1 where
+    the server does not say."""
 
-    seconds: float
+    times: list[float] = field(default_factory=list)
     prompt: int = -1
     cached: int = -1
+    tokens: int = -1
+
+    @property
+    def ttft(self) -> float:
+        """Seconds to the first token; 0 where none came."""
+        return self.times[0] if self.times else 0.0
+
+    @property
+    def token_s(self) -> float:
+        """Seconds from one token to the next, on the average."""
+        return (self.times[-1] - self.times[0]) / max(1, self.tokens - 1) if self.times else 0.0
+
+    @property
+    def worst_gap(self) -> float:
+        """Seconds of the longest wait between two pieces of text."""
+        return max((after - before for before, after in pairwise(self.times)), default=0.0)
 
 
 @dataclass(slots=True)
@@ -126,94 +140,51 @@ class Server:
                 self._process.kill()
                 self._process.wait()
 
-    def ask(self, talk: Talk) -> Ttft:
-        """Asks for the next answer, which joins the conversation. Raises OSError, AkunuError."""
+    def ask(self, talk: Talk, tokens: int = 8, hang_up_s: float | None = None) -> Reply:
+        """Asks for the next answer, which joins the conversation. hang_up_s: leaves so many seconds
+        after the request instead. Raises OSError, AkunuError."""
         body = {
             "model": self._model.name if self.name == "akunu" else str(self._model),
-            "messages": talk.messages, "max_tokens": 8,
+            "messages": talk.messages, "max_tokens": tokens,
             "temperature": 0, "stream": True, "stream_options": {"include_usage": True},
         }  # fmt: skip
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=_ANSWER_S)
         headers = {"Content-Type": "application/json"}
+        reply, text = Reply(), ""
         started = time.perf_counter()
-        with contextlib.closing(connection):
+        with contextlib.closing(self._connect()) as connection:
             connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+            if hang_up_s is not None:
+                time.sleep(hang_up_s)
+                return reply
             response = connection.getresponse()
             if response.status != http.client.OK:
                 raise AkunuError(f"{self.name}: {response.read()[:300]!r}")
-            first, text = 0.0, ""
-            usage: dict[str, Any] = {}
             for chunk in _chunks(response):
-                usage = chunk.get("usage") or usage
+                if usage := chunk.get("usage"):
+                    details = usage.get("prompt_tokens_details") or {}
+                    reply.prompt, reply.tokens = usage["prompt_tokens"], usage["completion_tokens"]
+                    reply.cached = details.get("cached_tokens", -1)
                 for choice in chunk.get("choices", []):
-                    said = choice.get("delta", {}).get("content") or ""
-                    first = first or (time.perf_counter() - started if said else 0.0)
-                    text += said
+                    if said := choice.get("delta", {}).get("content"):
+                        reply.times.append(time.perf_counter() - started)
+                        text += said
         talk.messages.append({"role": "assistant", "content": text})
-        details = usage.get("prompt_tokens_details") or {}
-        return Ttft(first, usage.get("prompt_tokens", -1), details.get("cached_tokens", -1))
+        return reply
+
+    def is_well(self, times: int) -> float:
+        """Asks so many times, on one connection, whether it is well. Returns the seconds."""
+        started = time.perf_counter()
+        with contextlib.closing(self._connect()) as connection:
+            for _ in range(times):
+                connection.request("GET", "/health")
+                connection.getresponse().read()
+        return time.perf_counter() - started
+
+    def _connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self._port, timeout=_ANSWER_S)
 
 
 def _chunks(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
     for line in response:
         if line.startswith(b"data: ") and not line.startswith(b"data: [DONE]"):
             yield json.loads(line.removeprefix(b"data: "))
-
-
-def measure(server: Server, words: int, progress: Callable[[str], None]) -> dict[str, Ttft]:
-    """words: of a conversation that is gone back to; twenty thousand tokens for the agent."""
-    found: dict[str, Ttft] = {}
-
-    def ask(name: str, talk: Talk) -> None:
-        progress(f"{server.name}: {name}")
-        found[name] = server.ask(talk)
-
-    server.start()
-    try:
-        first, second = Talk(1), Talk(2)
-        for talk, name in ((first, "a long prompt"), (second, "another one")):
-            talk.say(words)
-            ask(name, talk)
-        for talk, name in ((first, "back to the first"), (second, "back to the second")):
-            talk.say(30)
-            ask(name, talk)
-        agent = Talk(3)
-        for turn in range(10):
-            agent.say(1900)
-            ask(f"agent, turn {turn + 1}", agent)
-        time.sleep(_IDLE_S)
-        server.stop()
-        server.start()
-        first.say(30)
-        ask("first after a restart", first)
-        agent.say(30)
-        ask("agent after a restart", agent)
-    finally:
-        server.stop()
-    return found
-
-
-def compare_servers(
-    source: Path, layers: int, words: int, progress: Callable[[str], None]
-) -> dict[str, dict[str, Ttft]]:
-    """What was measured, by server. Both start with empty caches."""
-    with tempfile.TemporaryDirectory() as work:
-        model = Path(work, "model")
-        model.mkdir()
-        prepare(source, model, layers)
-        return {name: measure(Server(name, model), words, progress) for name in ("akunu", "mlx-lm")}
-
-
-def print_servers(found: dict[str, dict[str, Ttft]]) -> None:
-    names = list(found)
-    print("seconds to the first token, and tokens of the prompt that were cached\n")
-    print(f"{'':<24}{'prompt':>8}", *(f"{name:>20}" for name in names))
-    for scenario, ours in found[names[0]].items():
-        if scenario.startswith("agent, turn") and not scenario.endswith(" 10"):
-            continue
-        cells = []
-        for name in names:
-            each = found[name][scenario]
-            cached = f"{each.cached:,}" if each.cached >= 0 else "?"
-            cells.append(f"{each.seconds:>10.2f} s {cached:>8}")
-        print(f"{scenario:<24}{ours.prompt:>8,}", *cells)
