@@ -139,10 +139,10 @@ def serve(scheduler: Scheduler, listening: socket.socket, options: ServeOptions,
             timeout_graceful_shutdown=int(options.grace_s + _LAST_S),
             h11_max_incomplete_event_size=_MAX_HEADERS,
         )
-        say(f"akunu serves {name} at {url} (Ctrl-C ends it)", error=True)
+        ready = f"akunu serves {name} at {url} (Ctrl-C ends it)"
         running = options.running
         with announced(running) if running else contextlib.nullcontext():
-            _Server(config, lambda: scheduler.close(options.grace_s)).run([listening])
+            _Server(config, ready, lambda: scheduler.close(options.grace_s)).run([listening])
     finally:
         scheduler.close()
 
@@ -150,8 +150,9 @@ def serve(scheduler: Scheduler, listening: socket.socket, options: ServeOptions,
 class _Server(uvicorn.Server):
     """uvicorn's, with other manners at the end: a signal does not end the process again."""
 
-    def __init__(self, config: uvicorn.Config, finish: Callable[[], object]) -> None:
+    def __init__(self, config: uvicorn.Config, ready: str, finish: Callable[[], object]) -> None:
         super().__init__(config)
+        self._ready = ready
         self._finish = finish
         self._finishing: asyncio.Future[object] | None = None
 
@@ -169,6 +170,11 @@ class _Server(uvicorn.Server):
             for number in signals:
                 loop.remove_signal_handler(number)
                 signal.signal(number, before[number])
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Says that it is ready when it is."""
+        await super().startup(sockets)
+        say(self._ready, error=True)
 
     def _asked_to_end(self) -> None:
         if self.should_exit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 from pathlib import Path
@@ -140,6 +141,17 @@ async def test_a_body_has_bounds(tiny: Served) -> None:
     large = b'{"user":"' + b"x" * (33 << 20) + b'"}'
     reply = await ask(tiny.app, "/v1/chat/completions", large, headers={"content-length": ""})
     assert reply.status == 413
+
+
+async def test_requests_that_wait_are_bounded(tiny: Served) -> None:
+    records = Records()
+    app = create_app(tiny.model.backend(records), Access())
+    with contextlib.ExitStack() as waiting:
+        for _ in range(256):
+            waiting.enter_context(records.request("/v1/completions"))
+        assert (await ask(app, "/v1/completions", {"prompt": "x"})).status == 503
+        assert (await ask(app, "/health")).status == 200
+    assert (await ask(app, "/v1/completions", {"prompt": "x", "max_tokens": 1})).status == 200
 
 
 @pytest.mark.usefixtures("own_directories")
