@@ -13,8 +13,8 @@ from textual.content import Content
 from textual.reactive import reactive
 from textual.widget import Widget
 
+from akunu_py.decoding.chat_model import Gauges
 from akunu_py.text import displayable
-from akunu_py.tui.session_thread import Gauges
 from akunu_py.types import Stats
 
 Phase = Literal["fetching", "loading", "ready", "reading", "answering", "stopped", "failed"]
@@ -28,7 +28,8 @@ _SEPARATOR = " · "
 
 class StatusLine(Widget):
     """One line. behind: the title of another conversation that is being answered, "" for none.
-    context: tokens that the model can hold, 0 where that is not known."""
+    context: tokens that the model can hold, 0 where that is not known. server: the address of the
+    one that answers, "" for none."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         "status--fetching",
@@ -49,6 +50,7 @@ class StatusLine(Widget):
     gauges: reactive[Gauges] = reactive(Gauges())
     behind: reactive[str] = reactive("")
     context: reactive[int] = reactive(0)
+    server: reactive[str] = reactive("")
 
     def on_mount(self) -> None:
         self.begin()
@@ -86,6 +88,8 @@ class StatusLine(Widget):
             words = f"fetching the model {min(self.progress, 0.99):.0%}"
         elif self.phase == "loading":
             words = "loading the model"
+        elif self.phase == "ready" and self.server:
+            words = "ready: akunu serve answers"
         elif self.phase == "answering" and self.behind:
             title = Content(displayable(self.behind)).truncate(_TITLE, ellipsis=True)
             words = f"answering another chat: {title.plain}"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from akunu_py import crashes, paths
 from akunu_py.arguments import add_generation, loading_from, options_from
+from akunu_py.commands.server_option import add_server, is_address, name_at, server_for
 from akunu_py.errors import AkunuError, UnknownModel, UsageError
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.models import store
@@ -21,6 +22,7 @@ from akunu_py.text import print_warnings, say
 from akunu_py.types import DEFAULT_MODEL
 
 if TYPE_CHECKING:
+    from akunu_py.decoding.chat_model import ChatModel
     from akunu_py.decoding.engine import Engine
     from akunu_py.decoding.learned import LearnedState
     from akunu_py.decoding.session import Generation
@@ -41,11 +43,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     # Not greedy, as the settings say: a small model goes round in circles, and a user notices.
     add_generation(parser, temperature=None, top_p=0.95)
+    add_server(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     require_terminal()
-    settings, problems, wanted, model = settings_and_model(args.model)
+    settings, problems = read_settings()
+    server = args.server or settings.server
+    model: store.StoredModel | None = None
+    if is_address(server):
+        wanted = name_at(server, args.model)
+    else:
+        settings, problems, wanted, model = settings_and_model(args.model)
     if args.temperature is None:
         args.temperature = settings.temperature
     options = options_from(args)
@@ -58,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
     name = model.name if model else wanted
     learned_states: list[LearnedState] = []
-    session = session_thread(args, settings, name, model, learned_states)
+    session = session_thread(args, settings, name, model, server, learned_states)
     store_thread = StoreThread(paths.conversations_file())
     remembered = recall(paths.chat_file())
     app = ChatApp(
@@ -69,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
             session,
             store_thread,
             background=ask_background(),
-            missing=model is None,
+            missing=model is None and not is_address(server),
             problems=problems,
             resume=Resume(" ".join(args.resume or ()), last=args.again)
             if args.again or args.resume is not None
@@ -123,23 +132,32 @@ def session_thread(
     settings: Settings,
     name: str,
     model: store.StoredModel | None,
+    server: str,
     learned_states: list[LearnedState],
 ) -> SessionThread:
-    """The thread that loads `model` or others of the store; what they have learned is appended to
-    `learned_states`. The imports are in the thread, because they alone take seconds."""
+    """The thread that loads `model` or others of the store, unless a server has them (`server` is
+    what `--server` says); what they have learned is appended to `learned_states`. The imports are
+    in the thread, because they alone take seconds."""
     from akunu_py.tui.session_thread import SessionThread
 
-    def load(name: str) -> Engine:
-        from akunu_py.decoding.load import load_found
+    def load(wanted: str) -> ChatModel:
+        from akunu_py.decoding.chat_model import LoadedChat
 
-        found = model if model and name == model.name else store.resolve(name)
-        return load_found(found, loading_from(args), settings)
+        # A model that is switched to need not be that of the server that was named.
+        choice = server if wanted == name or not is_address(server) else "auto"
+        loading = loading_from(args)
+        if found := server_for(choice, wanted, wanted, loading):
+            from akunu_py.serve.own.chat import ServedChat
 
-    def load_learned_state(engine: Engine) -> LearnedState:
-        from akunu_py.decoding.load import load_learned
+            client, facts = found
+            return ServedChat(client, facts.model, remember=settings.memory and not args.no_memory)
+        from akunu_py.decoding.load import load_found, load_learned
 
-        learned_states.append(load_learned(engine, no_memory=args.no_memory, settings=settings))
-        return learned_states[-1]
+        stored = model if model and wanted == model.name else store.resolve(wanted)
+        engine = load_found(stored, loading, settings)
+        learned = load_learned(engine, no_memory=args.no_memory, settings=settings)
+        learned_states.append(learned)
+        return LoadedChat(engine, learned, on_answered)
 
     def on_answered(engine: Engine, generation: Generation) -> None:
         import mlx.core as mx
@@ -149,7 +167,7 @@ def session_thread(
         note_peak(engine, generation)
         mx.reset_peak_memory()  # of one answer, not of the longest one before it
 
-    return SessionThread(name, load, load_learned_state, on_answered, settings.unload_s)
+    return SessionThread(name, load, settings.unload_s)
 
 
 def require_terminal() -> None:

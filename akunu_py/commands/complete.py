@@ -9,7 +9,7 @@ from pathlib import Path
 
 from akunu_py import paths
 from akunu_py.arguments import Parser, add_drafting, add_loading, loading_from, positive
-from akunu_py.commands.server_option import add_server, server_for
+from akunu_py.commands.server_option import add_server, is_address, server_for
 from akunu_py.completion.acceptance import Acceptance, read_counts, stats_table
 from akunu_py.completion.editor_config import EDITORS, editor_config
 from akunu_py.completion.types import CompleteOptions, CompletionMaker, CompletionRequest
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         from akunu_py.completion.jsonl import serve_jsonl
 
-        if server in ("auto", "off"):
+        if not is_address(server):
             store.check(store.resolve(args.model))  # before it is loaded
         serve_jsonl(load, base, acceptance, settings.unload_s)
     return 0

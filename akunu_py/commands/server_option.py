@@ -35,6 +35,19 @@ def server_for(
     return server_at(choice, asked and _name(asked), os.environ.get(KEY_VARIABLE, ""))
 
 
+def is_address(choice: str) -> bool:
+    """Whether a certain server is asked for."""
+    return choice not in ("auto", "off")
+
+
+def name_at(url: str, asked: str | None) -> str:
+    """The name of the model that the server at an address has, which must be the one that is asked
+    for. Raises AkunuError where nothing answers."""
+    found = server_for(url, asked, "", LoadOptions())
+    assert found is not None
+    return found[1].name
+
+
 def _name(model: str) -> str:
     try:
         return store.resolve(model).name

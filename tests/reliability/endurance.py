@@ -29,6 +29,7 @@ from pathlib import Path
 from akunu_py import paths
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.types import CompletionRequest
+from akunu_py.decoding.chat_model import LoadedChat
 from akunu_py.decoding.device import device_name  # loads the BLAS before MLX
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.learned import LearnedState
@@ -195,7 +196,8 @@ def chat_in_the_app(model: Path, turns: int, tokens: int) -> list[Sample]:
 
 async def _chat_in_the_app(model: Path, database: Path, turns: int, tokens: int) -> list[Sample]:
     session = SessionThread(
-        model.name, lambda name: Engine.load(model, name=name, cache_memory=CACHE_MEMORY)
+        model.name,
+        lambda name: LoadedChat(Engine.load(model, name=name, cache_memory=CACHE_MEMORY)),
     )
     store_thread = StoreThread(database)
     app = ChatApp(ChatConfig(model.name, options(tokens), session=session, store=store_thread))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import queue
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,15 +24,18 @@ from akunu_py.completion.types import (
     CompletionRequest,
     SourceFile,
 )
+from akunu_py.decoding.chat_model import ChatModel, LoadedChat
 from akunu_py.decoding.engine import Engine
 from akunu_py.errors import AkunuError, ServerGone, UsageError
 from akunu_py.serve.app import create_app
 from akunu_py.serve.guard import Access
+from akunu_py.serve.own.chat import ServedChat
 from akunu_py.serve.own.client import ServerClient, running_server, server_at
 from akunu_py.serve.own.completer import ServedCompleter
 from akunu_py.serve.own.running import RunningServer, announced, running_servers
 from akunu_py.serve.record import Records
-from akunu_py.types import LoadOptions
+from akunu_py.tui.session_thread import Failed, Finished, PieceArrived, SessionThread
+from akunu_py.types import GenerateOptions, LoadOptions, Message, SamplingOptions
 from tests.support.serving import Served, at_a_socket
 
 NAME, TOKEN = "tiny-qwen2.5-coder", "a token of this test"
@@ -150,7 +155,9 @@ def test_a_server_is_found_where_it_has_what_is_asked(
         shared = running_server(model, plain)
         assert shared is not None
         assert shared[1].name == NAME
-        assert shared[1].context_length == tiny.in_thread(lambda engine: engine.context_length)
+        assert shared[1].model.context_length == tiny.in_thread(
+            lambda engine: engine.context_length
+        )
         assert running_server(model, LoadOptions(context=64)) is not None
         others = [
             LoadOptions(context=10**6), LoadOptions(kv_bits=8), LoadOptions(weights="float32"),
@@ -198,3 +205,123 @@ def test_when_the_server_ends_the_model_is_loaded_here(tiny: Served) -> None:
     assert isinstance(answer, Completion)
     assert answer.text == expected.text
     assert loaded == ["served", NAME]
+
+
+QUESTION = [Message("user", "aab ba(aab ba(\naab ba(")]
+CHAT = GenerateOptions(max_tokens=40, draft="fixed")
+
+
+class Heard:
+    """A session thread, and what it posts."""
+
+    def __init__(self, load: Callable[[], ChatModel]) -> None:
+        self.messages: queue.Queue[Any] = queue.Queue()
+        self.thread = SessionThread(NAME, lambda name: load())
+        self.thread.start(self.messages.put)
+        self.loaded = self.messages.get(timeout=60)
+
+    def until_end(self) -> list[Any]:
+        """All messages of an answer."""
+        found: list[Any] = []
+        while not found or not isinstance(found[-1], Finished | Failed):
+            found.append(self.messages.get(timeout=60))
+        return found
+
+    def ask(self, options: GenerateOptions, messages: list[Message] = QUESTION) -> list[Any]:
+        self.thread.request(1, messages, options)
+        return self.until_end()
+
+
+def together(messages: list[Any]) -> tuple[Any, ...]:
+    """What they say, however they were cut."""
+    text, thinking = "", ""
+    drafted: set[int] = set()
+    rejected: list[tuple[int, str]] = []
+    passes: list[int] = []
+    for each in messages:
+        if isinstance(each, PieceArrived):
+            drafted |= {len(text) + i for start, end in each.drafted for i in range(start, end)}
+            rejected += [(len(text) + place, words) for place, words in each.rejected]
+            text, thinking = text + each.text, thinking + each.thinking
+            passes += each.passes
+    stats = messages[-1].stats
+    counts = stats.generated_tokens, stats.target_passes, stats.drafted, stats.accepted
+    return text, thinking, drafted, rejected, passes, messages[-1].reason, counts
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_chat_shows_what_it_shows_without_a_server(
+    tiny: Served, client: ServerClient, seed: int | None
+) -> None:
+    sampling = SamplingOptions(temperature=0.0 if seed is None else 0.9, seed=seed)
+    options = replace(CHAT, sampling=sampling)
+    path = tiny.model.service().engine.path
+    own = Heard(lambda: LoadedChat(Engine.load(path, name=NAME)))
+    served = Heard(lambda: ServedChat(client, client.facts().model))
+    try:
+        expected, found = own.ask(options), served.ask(options)
+        assert together(found) == together(expected)
+        assert together(found)[2:5] != (set(), [], []), "nothing was drafted"
+        assert found[-1].gauges.memory > 0
+        for name in ("model", "weights", "context_length", "no_draft", "note"):
+            assert getattr(served.loaded, name) == getattr(own.loaded, name)
+        assert (own.loaded.server, served.loaded.server) == ("", client.url)
+    finally:
+        assert own.thread.close(60)
+        assert served.thread.close(60)
+
+
+def test_a_chat_stops_and_asks_again(tiny: Served, client: ServerClient) -> None:
+    heard = Heard(lambda: ServedChat(client, client.facts().model))
+    whole = together(heard.ask(replace(CHAT, max_tokens=60)))[0]
+    heard.thread.request(1, QUESTION, replace(CHAT, max_tokens=3000))
+    first = heard.messages.get(timeout=60)
+    while not isinstance(first, PieceArrived):
+        first = heard.messages.get(timeout=60)
+    heard.thread.stop(1)
+    rest = heard.until_end()
+    free(tiny)
+    assert rest[-1].reason == "cancelled"
+    assert 0 < rest[-1].stats.generated_tokens < 3000
+    assert together([first, *rest])[0][: len(whole)] == whole[: len(together([first, *rest])[0])]
+    assert together(heard.ask(replace(CHAT, max_tokens=60)))[0] == whole
+    wrong = heard.ask(replace(CHAT, sampling=SamplingOptions(temperature=-1.0)))
+    assert "temperature" in wrong[-1].error
+    long = heard.ask(CHAT, [Message("user", "a" * 5000)])
+    assert "too long" in long[-1].error
+    assert heard.thread.close(60)
+
+
+def test_a_server_that_ends_in_the_middle_of_an_answer(tiny: Served) -> None:
+    """The answer breaks off; the next one is of a model that is loaded here."""
+    path, loads = tiny.model.service().engine.path, list[str]()
+
+    def load() -> ChatModel:
+        loads.append(url)
+        if len(loads) > 1:
+            return LoadedChat(Engine.load(path, name=NAME))
+        client = ServerClient(url, TOKEN)
+        return ServedChat(client, client.facts().model)
+
+    with at_a_socket(create_app(tiny.model.backend(Records()), Access(token=TOKEN))) as url:
+        heard = Heard(load)
+        heard.thread.request(1, QUESTION, replace(CHAT, max_tokens=3000))
+        while not isinstance(heard.messages.get(timeout=60), PieceArrived):
+            pass
+    broken = heard.until_end()
+    assert "does not answer" in broken[-1].error
+    free(tiny)
+    loaded, *answer = heard.ask(CHAT)
+    assert loaded.server == ""
+    assert answer[-1].reason in ("length", "stop")
+    assert heard.thread.close(60)
+
+
+@pytest.mark.parametrize("remember", [True, False])
+def test_what_shall_not_be_remembered_is_not(client: ServerClient, remember: bool) -> None:
+    """Whatever memory the server has."""
+    chat = ServedChat(client, client.facts().model, remember=remember)
+    for asked in (True, False):
+        answer = chat.answer(QUESTION, replace(CHAT, remember=asked))
+        options: Any = answer.body["options"]
+        assert options["remember"] is (asked and remember)

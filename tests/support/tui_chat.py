@@ -13,11 +13,12 @@ from textual.message import Message as TextualMessage
 from textual.pilot import Pilot
 from textual.widgets import Markdown
 
+from akunu_py.decoding.chat_model import Gauges
 from akunu_py.settings import Settings
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.message_line import MessageLine
 from akunu_py.tui.prompt.box import PromptBox
-from akunu_py.tui.session_thread import Finished, Gauges, Loaded, PieceArrived
+from akunu_py.tui.session_thread import Finished, Loaded, PieceArrived
 from akunu_py.tui.status import StatusLine
 from akunu_py.tui.store_thread import StoreThread
 from akunu_py.tui.transcript.drafting import DraftedSection, DraftedText

@@ -375,3 +375,19 @@ async def test_the_next_answer_can_be_asked_for_in_json(tmp_path: Path) -> None:
             it.box.clear()
         await it.send("five")
         assert constraint(answering.active) is None
+
+
+async def test_a_server_that_answers_is_named() -> None:
+    url = "http://127.0.0.1:8012"
+    async with chat(loaded=False) as it:
+        await it.post(Loaded("starter", "8-bit", 8192, server=url))
+        assert it.notices == [f"starter is that of akunu serve at {url}; none is loaded here."]
+        assert "ready: akunu serve answers" in it.screen_text()
+        await it.post(Loaded("starter", "8-bit", 8192, server=url))
+        await it.send("Hello.")
+        await it.answer("Hi.")
+        assert "ready: akunu serve answers" in it.screen_text()
+        assert len(it.notices) == 1
+        await it.post(Loaded("another", "8-bit", 8192))
+        assert it.notices[1:] == ["another is loaded here; no server answers from here on."]
+        assert "akunu serve answers" not in it.screen_text().splitlines()[-1]

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from akunu_py.chats.tree import ChatMessage
+from akunu_py.decoding.chat_model import Gauges
 from akunu_py.tui.conversation import Turn
-from akunu_py.tui.session_thread import Finished, Gauges, Loaded, PieceArrived
+from akunu_py.tui.session_thread import Finished, Loaded, PieceArrived
 from akunu_py.tui.status import StatusLine
 from akunu_py.tui.transcript.drafting import DraftedSection, DraftingPanel, sparkline
 from akunu_py.tui.transcript.markdown import AnswerMarkdown

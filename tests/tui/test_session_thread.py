@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from textual.message import Message as TextualMessage
 
+from akunu_py.decoding.chat_model import Gauges, LoadedChat, ShownPiece
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Generation, Session
 from akunu_py.errors import DamagedModel
 from akunu_py.tui.session_thread import (
     Failed,
     Finished,
-    Gauges,
     Loaded,
     PieceArrived,
     PieceBuffer,
@@ -42,12 +42,12 @@ class Recorder:
         self.broken = True
         self.starter = starter
         self.answered: list[str] = []
-        self.thread = SessionThread("starter", self.load, on_answered=self.record)
+        self.thread = SessionThread("starter", self.load)
 
-    def load(self, name: str) -> Engine:
+    def load(self, name: str) -> LoadedChat:
         if self.broken:
             raise DamagedModel("model 'starter' is damaged")
-        return replace(self.starter, name=name)
+        return LoadedChat(replace(self.starter, name=name), on_answered=self.record)
 
     def record(self, engine: Engine, generation: Generation) -> None:
         self.answered.append(generation.text)
@@ -186,11 +186,15 @@ QUIT = """
 import queue
 import sys
 from pathlib import Path
+from akunu_py.decoding.chat_model import LoadedChat
 from akunu_py.decoding.engine import Engine
 from akunu_py.tui.session_thread import PieceArrived, SessionThread
 from akunu_py.types import GenerateOptions, Message
 
-threads = [SessionThread("tiny", lambda name: Engine.load(Path(sys.argv[1]))) for _ in range(3)]
+def load(name):
+    return LoadedChat(Engine.load(Path(sys.argv[1])))
+
+threads = [SessionThread("tiny", load) for _ in range(3)]
 for thread in threads:
     notes = queue.Queue()
     thread.start(notes.put)
@@ -226,11 +230,13 @@ def test_closing_what_never_started(shallow_starter: Engine) -> None:
 def test_pieces_are_held_together_with_their_spans() -> None:
     buffer, stats, gauges = PieceBuffer(), Stats(), Gauges()
     assert not buffer.is_due()
-    buffer.add(TextPiece("ab", Piece((1, 2), accepted=1), ((0, 1),)), from_prefill=True)
+    buffer.add(ShownPiece(TextPiece("ab", Piece((1, 2), accepted=1), ((0, 1),)), from_prefill=True))
     assert buffer.is_due(), "the first piece goes at once"
     buffer.flush(1, stats, gauges)
-    buffer.add(TextPiece("cd", Piece((3, 4), accepted=1, rejected=(7,)), ((1, 2),)), " dog")
-    buffer.add(TextPiece("ef", Piece((5, 6), accepted=1), ((0, 1),)))
+    buffer.add(
+        ShownPiece(TextPiece("cd", Piece((3, 4), accepted=1, rejected=(7,)), ((1, 2),)), " dog")
+    )
+    buffer.add(ShownPiece(TextPiece("ef", Piece((5, 6), accepted=1), ((0, 1),))))
     assert not buffer.is_due()
     message = buffer.flush(1, stats, gauges)
     assert (message.text, message.drafted, message.rejected) == ("cdef", ((1, 3),), ((2, " dog"),))
@@ -240,6 +246,6 @@ def test_pieces_are_held_together_with_their_spans() -> None:
 
 def test_rejected_drafts_in_the_thinking_are_not_shown_in_the_answer() -> None:
     buffer = PieceBuffer()
-    buffer.add(TextPiece("", Piece((1,), rejected=(2,)), thinking="Hm"), " dog")
+    buffer.add(ShownPiece(TextPiece("", Piece((1,), rejected=(2,)), thinking="Hm"), " dog"))
     message = buffer.flush(1, Stats(), Gauges())
     assert (message.thinking, message.text, message.rejected) == ("Hm", "", ())

@@ -242,6 +242,9 @@ class AnswerController:
         self._is_loading = False
         self._show_phase("reading" if self.active else "ready")
         self._view.status.gauges = message.gauges
+        before, self._view.status.server = self._view.status.server, message.server
+        if message.server != before:
+            await self._view.add_notice(_where(message))
         if message.no_draft and self._settings.options.draft != "off":
             why = f"{message.model} runs without drafting: {message.no_draft}"
             await self._view.add_notice(why)
@@ -441,3 +444,10 @@ def _progress_of(turn: Turn) -> str:
     if turn.state == "reading" or turn.stats is None:
         return "▶ reading"
     return f"▶ {turn.stats.generated_tokens:,} tokens"
+
+
+def _where(loaded: Loaded) -> str:
+    """Whose model answers, where that is not as it was."""
+    if loaded.server:
+        return f"{loaded.model} is that of akunu serve at {loaded.server}; none is loaded here."
+    return f"{loaded.model} is loaded here; no server answers from here on."

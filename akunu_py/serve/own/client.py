@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from akunu_py.decoding.chat_model import ModelFacts
 from akunu_py.errors import AkunuError, ServerGone, UsageError
 from akunu_py.serve.own.running import proof, running_servers
 from akunu_py.types import LoadOptions
@@ -28,15 +29,15 @@ _SILENCE_S = 30.0  # a server that is alive says something every few seconds
 
 @dataclass(frozen=True, slots=True)
 class ServedFacts:
-    """What a server says of its model; see `Engine`. fills_in: whether it is known to read behind a
-    cursor."""
+    """What a server says of its model. fills_in: whether it is known to read behind a cursor."""
 
-    name: str
-    weights: str
-    context_length: int
-    no_draft: str | None
-    note: str
+    model: ModelFacts
     fills_in: bool
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        return self.model.name
 
 
 class ServerClient:
@@ -72,8 +73,8 @@ class ServerClient:
         """Of its model. Raises ServerGone, and AkunuError for what it refuses."""
         found = self._asked("POST", "/akunu/model", {})
         try:
-            return ServedFacts(**found)
-        except TypeError as error:
+            return ServedFacts(ModelFacts(**found["model"], server=self.url), found["fills_in"])
+        except (KeyError, TypeError) as error:
             raise AkunuError(f"what answers at {self.url} is another akunu") from error
 
     def end(self, request: str) -> None:
@@ -201,7 +202,7 @@ def running_server(model: Path, options: LoadOptions) -> tuple[ServerClient, Ser
             client = ServerClient(server.url, server.token)
             if client.knows(server.token):
                 facts = client.facts()
-                if (options.context or 0) <= facts.context_length:
+                if (options.context or 0) <= facts.model.context_length:
                     return client, facts
         except AkunuError:
             continue

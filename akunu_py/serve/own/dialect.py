@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from akunu_py.completion.types import CompleteOptions, CompletionRequest
+from akunu_py.decoding.chat_model import facts_of
 from akunu_py.decoding.events import Event, Reading, Told
 from akunu_py.serve import sse
 from akunu_py.serve.bodies import Body
 from akunu_py.serve.dialect import CommentHeartbeat, Dialect, Endpoint, Prepared, WholeAnswer
 from akunu_py.serve.errors import RequestError, Stopping
-from akunu_py.serve.own.jobs import complete_job
+from akunu_py.serve.own.jobs import chat_job, complete_job
 from akunu_py.serve.service import Service
+from akunu_py.types import GenerateOptions, Message
 
 Value = TypeVar("Value")
 
@@ -33,6 +36,15 @@ class CompleteBody(Body):
     options: dict[str, Any]
 
 
+class ChatBody(Body):
+    """id: by which it can be ended. messages, options: the fields of Messages and of
+    GenerateOptions."""
+
+    id: str = Field(max_length=64)
+    messages: list[dict[str, Any]]
+    options: dict[str, Any]
+
+
 class EndBody(Body):
     """id: of the request that shall end with what it has."""
 
@@ -41,15 +53,9 @@ class EndBody(Body):
 
 def prepare_model(body: ModelBody, service: Service) -> Mapping[str, Any]:
     """What our clients tell their users of the model."""
-    engine = service.engine
-    return {
-        "name": engine.name,
-        "weights": engine.weights,
-        "context_length": engine.context_length,
-        "no_draft": engine.no_draft,
-        "note": engine.fit.note,
-        "fills_in": service.infill.family is not None,
-    }
+    facts = asdict(facts_of(service.engine))
+    del facts["server"]  # which its client knows better
+    return {"model": facts, "fills_in": service.infill.family is not None}
 
 
 def prepare_complete(body: CompleteBody, service: Service) -> Prepared:
@@ -64,13 +70,21 @@ def prepare_complete(body: CompleteBody, service: Service) -> Prepared:
     return Prepared([job], _whole, OwnEncoder(), short=True)
 
 
+def prepare_chat(body: ChatBody, service: Service) -> Prepared:
+    """Raises RequestError for what cannot be honoured."""
+    messages = _value(list[Message], body.messages, "messages")
+    options = _value(GenerateOptions, body.options, "options")
+    job = chat_job(messages, options, lambda: body.id in service.ending)
+    return Prepared([job], _whole, OwnEncoder())
+
+
 def prepare_end(body: EndBody, service: Service) -> Mapping[str, Any]:
     """Has a request end soon, whether or not it has begun."""
     service.ending.append(body.id)
     return {}
 
 
-def _value(kind: type[Value], given: Mapping[str, Any], name: str) -> Value:
+def _value(kind: type[Value], given: Any, name: str) -> Value:
     """A value of ours that was sent as JSON."""
     try:
         return TypeAdapter(kind).validate_json(json.dumps(given), strict=True)
@@ -109,6 +123,7 @@ OWN = Dialect(
     (
         Endpoint("/akunu/model", ModelBody, prepare_model, "What is served, for akunu's clients."),
         Endpoint("/akunu/complete", CompleteBody, prepare_complete, "Completes, for akunu's own."),
+        Endpoint("/akunu/chat", ChatBody, prepare_chat, "Answers, for akunu's own chat."),
         Endpoint("/akunu/end", EndBody, prepare_end, "Ends a request of akunu's own clients."),
     ),
     error_body,

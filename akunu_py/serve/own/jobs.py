@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.types import (
@@ -12,9 +13,13 @@ from akunu_py.completion.types import (
     CompletionReason,
     CompletionRequest,
 )
-from akunu_py.decoding.events import Ended, Event, Told
+from akunu_py.decoding.chat_model import LoadedAnswer
+from akunu_py.decoding.events import Ended, Event, Reading, Told
 from akunu_py.decoding.job import Job
 from akunu_py.decoding.session import Session
+from akunu_py.types import GenerateOptions, Message
+
+_GAUGES_S = 1 / 16  # a chat shows them no oftener
 
 
 def complete_job(
@@ -46,5 +51,35 @@ def complete_job(
         if completion.finish_reason != "cancelled":
             yield Told("", {"completion": asdict(completion)})
         yield Ended(FINISH_REASONS[completion.finish_reason], completion.stats)
+
+    return events
+
+
+def chat_job(
+    messages: Sequence[Message], options: GenerateOptions, ending: Callable[[], bool]
+) -> Job:
+    """The answer to a conversation: its pieces, each with the counts until then, and from time to
+    time the gauges. ending: whether it shall end with what it has."""
+
+    def events(session: Session) -> Iterator[Event | None]:
+        answer, measured = LoadedAnswer(session, messages, options), 0.0
+        for step in answer.steps():
+            if ending():
+                answer.cancel()
+            if isinstance(step, Reading):
+                yield step
+                continue
+            told = {"piece": asdict(step), "stats": asdict(answer.stats)}
+            if time.monotonic() - measured >= _GAUGES_S:
+                measured = time.monotonic()
+                told["gauges"] = asdict(answer.gauges())
+            yield Told(step.piece.thinking + step.piece.text, told)
+        stats, reason = replace(answer.stats), answer.finish_reason or "cancelled"
+        if not session.turn.cancelled:
+            gauges = asdict(answer.gauges())
+            yield Told("", {"ended": reason, "stats": asdict(stats), "gauges": gauges})
+            # It was not the server that gave it up.
+            reason = "stop" if reason == "cancelled" else reason
+        yield Ended(reason, stats)
 
     return events
