@@ -53,7 +53,7 @@ from tests.support.serving import LONG_CONTEXT, write_long_model
 
 REQUESTS = Path(__file__).with_name("requests")
 MODEL = "tiny"
-_AGENTS = ("codex", "codex_by_hand", "opencode")
+_AGENTS = ("codex", "codex_by_hand", "opencode", "opencode_messages")
 _KEPT_HEADERS = ("content-type", "accept", "user-agent", "anthropic-version", "anthropic-beta")
 _LONGEST = 240  # characters of a text that are kept
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
@@ -78,11 +78,9 @@ def _wanted_call(body: dict[str, Any]) -> tuple[str, str] | None:
     text = json.dumps(body)
     results = ('"tool_result"', '_call_output"', '"role": "tool"')
     name = next(_offered(body), None)
-    if (
-        name is None
-        or isinstance(body.get("tool_choice"), dict)
-        or any(each in text for each in results)
-    ):
+    choice = body.get("tool_choice")
+    chosen = isinstance(choice, dict) and choice["type"] != "auto"
+    if name is None or chosen or any(each in text for each in results):
         return None
     return name, json.dumps(_HARMLESS[name])
 
@@ -201,10 +199,15 @@ def launched(client: str, url: str) -> Launch:
         if client == "codex_by_hand":  # of a user who leaves web search on, as it is by default
             at = launch.command.index('web_search="disabled"')
             del launch.command[at - 1 : at + 1]
+        if client == "opencode_messages":
+            for name, text in launch.environment.items():
+                limited = text.replace('"output": 8192', '"output": 16')
+                launch.environment[name] = limited.replace("openai-compatible", "anthropic")
         once = {
             "aider": ["--no-git", "--yes-always", "--message", "Say hi."],
             "codex": ["exec", "--skip-git-repo-check", "-s", "read-only", "What is the goal?"],
             "codex_by_hand": ["exec", "--skip-git-repo-check", "-s", "read-only", "Say hi."],
+            "opencode_messages": ["run", "Which files are here?"],
             "opencode": ["run", "Which files are here?"],
         }
         return Launch([*launch.command, *once[client]], launch.environment)
