@@ -13,8 +13,12 @@ from typing import Any
 import pytest
 from textual.message import Message as TextualMessage
 
+from akunu_py.decoding import thread as thread_module
 from akunu_py.decoding.chat_model import Gauges, LoadedChat, ShownPiece
 from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.learned import LearnedState
+from akunu_py.decoding.prompt_cache.store import DiskLimits, PromptCacheStore
+from akunu_py.decoding.recall import Recall
 from akunu_py.decoding.session import Generation, Session
 from akunu_py.errors import DamagedModel
 from akunu_py.tui.session_thread import (
@@ -27,6 +31,7 @@ from akunu_py.tui.session_thread import (
     SessionThread,
 )
 from akunu_py.types import GenerateOptions, Message, Piece, Stats, TextPiece
+from tests.support.command import until
 from tests.support.tiny_fim import write_chat_model
 
 QUESTION = [Message("user", "Say the word sea three times, then tell me about the sea.")]
@@ -249,3 +254,34 @@ def test_rejected_drafts_in_the_thinking_are_not_shown_in_the_answer() -> None:
     buffer.add(ShownPiece(TextPiece("", Piece((1,), rejected=(2,)), thinking="Hm"), " dog"))
     message = buffer.flush(1, Stats(), Gauges())
     assert (message.thinking, message.text, message.rejected) == ("Hm", "", ())
+
+
+@pytest.mark.usefixtures("own_directories")
+def test_a_chat_goes_on_after_a_restart_and_after_it_was_unloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(thread_module, "_SAVE_AFTER_S", 0.0)
+    monkeypatch.setattr(Recall, "_prefill_s", lambda self, tokens: float(tokens))
+    write_chat_model(tmp_path)
+    loads: list[str] = []
+
+    def load(name: str) -> LoadedChat:
+        loads.append(name)
+        engine = replace(Engine.load(tmp_path), cache_memory=1 << 30)
+        caches = PromptCacheStore(engine.path, DiskLimits(reserve=0))
+        return LoadedChat(engine, LearnedState(tmp_path, "t", "l", memory=False, caches=caches))
+
+    long = [Message("user", "the sea and the river " * 20)]
+    for start in range(2):
+        messages: queue.Queue[TextualMessage] = queue.Queue()
+        thread = SessionThread("tiny", load, unload_s=0.1)
+        thread.start(messages.put)
+        for number in range(2 - start):
+            thread.request(number, long, GenerateOptions(max_tokens=3))
+            while not isinstance(message := messages.get(timeout=60), Finished):
+                assert not isinstance(message, Failed), message
+            known = message.stats.prompt_tokens - 1 if start or number else 0
+            assert message.stats.cached_tokens == known
+            until(lambda: thread._chat is None)  # noqa: B023 - it is waited for here
+        assert thread.close(timeout=60)
+    assert len(loads) == 3
