@@ -97,14 +97,14 @@ def test_bodies_that_are_right_are_answered(tiny: Served) -> None:
 
 
 @pytest.mark.parametrize("path", ASKED)
-@lengths(25)
+@lengths(12)
 def test_bodies_that_are_nearly_right(tiny: Served, path: str, examples: int) -> None:
     before = right(tiny).json()["choices"]
     explore(lambda body: check(tiny, path, encoded(body)), examples, changed(ASKED[path]))
     assert right(tiny).json()["choices"] == before
 
 
-@lengths(25)
+@lengths(12)
 def test_bodies_with_bytes_turned_over(tiny: Served, examples: int) -> None:
     def one(asked: tuple[str, bytes]) -> None:
         check(tiny, *asked)
@@ -116,7 +116,7 @@ def test_bodies_with_bytes_turned_over(tiny: Served, examples: int) -> None:
     explore(one, examples, st.one_of(bodies))
 
 
-@lengths(25)
+@lengths(12)
 def test_any_json(tiny: Served, examples: int) -> None:
     def one(asked: tuple[str, Any]) -> None:
         check(tiny, asked[0], encoded(asked[1]))
@@ -126,7 +126,7 @@ def test_any_json(tiny: Served, examples: int) -> None:
     explore(one, examples, st.tuples(paths, json_like(st.sampled_from(names))))
 
 
-@lengths(25)
+@lengths(12)
 def test_any_header(tiny: Served, examples: int) -> None:
     names = ("host", "origin", "authorization", "x-api-key", "content-length", "content-type",
              "anthropic-version", "transfer-encoding", "expect", "x-request-id")  # fmt: skip

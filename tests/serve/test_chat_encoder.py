@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from akunu_py.decoding.events import Event
@@ -54,6 +54,7 @@ def accumulated(chunks: list[dict[str, Any]], count: int) -> list[dict[str, Any]
     return found
 
 
+@settings(max_examples=40)
 @given(st.lists(answers(), min_size=1, max_size=3), st.booleans())
 def test_chunks_add_up_to_the_whole(choices: list[list[Event]], usage: bool) -> None:
     chunks = streamed(choices, usage=usage)

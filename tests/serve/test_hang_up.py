@@ -27,7 +27,7 @@ async def nothing_runs(model: Served) -> None:
             await asyncio.sleep(0.005)
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(st.integers(0, 12), st.booleans(), st.integers(0, 40))
 async def test_a_client_that_goes_away_frees_the_model(
     tiny: Served, frames: int, stream: bool, milliseconds: int

@@ -62,7 +62,7 @@ def encode(model: Served, text: str) -> list[int]:
     return list(model.in_thread(lambda engine: engine.encode(text)))
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(WORDS, WORDS, SAMPLING, st.integers(0, 2**32 - 2), st.integers(1, 2))
 async def test_chat_is_what_run_says(
     tiny: Served, system: str, said: str, sampling: dict[str, Any], seed: int, count: int
@@ -94,7 +94,7 @@ async def test_chat_is_what_run_says(
     assert used["prompt_tokens"] == expected[0].stats.prompt_tokens
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(st.lists(WORDS, min_size=1, max_size=3), st.booleans(), st.booleans(), st.booleans())
 async def test_completions_of_several_prompts(
     tiny: Served, prompts: list[str], as_tokens: bool, echo: bool, stream: bool
