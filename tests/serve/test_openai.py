@@ -167,12 +167,12 @@ async def test_structured_answers_and_their_limits(tiny: Served) -> None:
 
 
 async def test_a_prediction_changes_the_passes_and_not_the_text(tiny: Served) -> None:
-    body = {"messages": [{"role": "user", "content": "say it"}], "max_tokens": 200}
+    body = {"messages": [{"role": "user", "content": "say it"}], "max_tokens": 40}
     plain = (await ask(tiny.app, CHAT, body)).json()
     text = plain["choices"][0]["message"]["content"]
     other = {"messages": [{"role": "user", "content": "another"}], "max_tokens": 1}
     await ask(tiny.app, CHAT, other)
-    parts = [{"type": "text", "text": text[:50]}, {"type": "text", "text": text[50:]}]
+    parts = [{"type": "text", "text": text[:15]}, {"type": "text", "text": text[15:]}]
     for content in (text, parts):
         prediction = {"prediction": {"type": "content", "content": content}}
         drafted = (await ask(tiny.app, CHAT, body | prediction)).json()

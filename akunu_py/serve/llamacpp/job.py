@@ -74,10 +74,9 @@ class _Making:
 
     def ended(self) -> CompletionReason | None:
         """Why to end now."""
-        if self._session.turn.cancelled:
+        # What a stop sequence of this request ended is no completion to be kept for others.
+        if self.found or self._session.turn.cancelled:
             return "cancelled"
-        if self.found:
-            return "stop"
         if self._seconds is None or self.since is None or not self._has_line:
             return None
         return "time" if time.monotonic() - self.since > self._seconds else None
