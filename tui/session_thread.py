@@ -162,8 +162,8 @@ class SwitchRequest:
 
 class SessionThread:
     """Loads `model`, then answers one request after the other; every exception becomes a `Failed`
-    message. A failed load is tried again with the next request; so is that of a model whose server
-    has gone.
+    message. A failed load is tried again with the next request. A model whose server has gone is
+    loaded again, too: for the request that finds that out, if nothing came of its answer.
 
     load: called in the thread with the name of a model. unload_s: after how many seconds without a
     request the model is unloaded, None for never.
@@ -272,7 +272,7 @@ class SessionThread:
         )
         return True
 
-    def _answer(self, request: ChatRequest) -> None:
+    def _answer(self, request: ChatRequest, *, again: bool = False) -> None:
         assert self._chat is not None
         try:
             answer = self._chat.answer(request.messages, request.options)
@@ -283,7 +283,10 @@ class SessionThread:
             self._stream(request.number, answer)
         except ServerGone as error:
             self._unload()
-            self._post(Failed(request.number, describe(error)))
+            if answer.stats.generated_tokens or again or self._thread.closing.is_set():
+                self._post(Failed(request.number, describe(error)))
+            elif self._try_to_load():
+                self._answer(request, again=True)
         except AkunuError as error:
             self._post(Failed(request.number, describe(error)))
         except Exception as error:  # noqa: BLE001 - a bug must not leave a dead screen

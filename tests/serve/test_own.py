@@ -292,8 +292,10 @@ def test_a_chat_stops_and_asks_again(tiny: Served, client: ServerClient) -> None
     assert heard.thread.close(60)
 
 
-def test_a_server_that_ends_in_the_middle_of_an_answer(tiny: Served) -> None:
-    """The answer breaks off; the next one is of a model that is loaded here."""
+@pytest.mark.parametrize("in_the_middle", [True, False])
+def test_a_server_that_ends(tiny: Served, in_the_middle: bool) -> None:
+    """In the middle of an answer, that breaks off; the next one is of a model that is loaded
+    here."""
     path, loads = tiny.model.service().engine.path, list[str]()
 
     def load() -> ChatModel:
@@ -305,12 +307,13 @@ def test_a_server_that_ends_in_the_middle_of_an_answer(tiny: Served) -> None:
 
     with at_a_socket(create_app(tiny.model.backend(Records()), Access(token=TOKEN))) as url:
         heard = Heard(load)
-        heard.thread.request(1, QUESTION, replace(CHAT, max_tokens=3000))
-        while not isinstance(heard.messages.get(timeout=60), PieceArrived):
-            pass
-    broken = heard.until_end()
-    assert "does not answer" in broken[-1].error
-    free(tiny)
+        if in_the_middle:
+            heard.thread.request(1, QUESTION, replace(CHAT, max_tokens=3000))
+            while not isinstance(heard.messages.get(timeout=60), PieceArrived):
+                pass
+    if in_the_middle:
+        assert "does not answer" in heard.until_end()[-1].error
+        free(tiny)
     loaded, *answer = heard.ask(CHAT)
     assert loaded.server == ""
     assert answer[-1].reason in ("length", "stop")

@@ -88,7 +88,8 @@ class ServerClient:
 
     def gone(self, error: object) -> ServerGone:
         """Why there is no answer."""
-        return ServerGone(f"the server at {self.url} does not answer: {error}")
+        why = (error.strerror if isinstance(error, OSError) else None) or error
+        return ServerGone(f"the server at {self.url} does not answer: {why}")
 
     def post(
         self, connection: http.client.HTTPConnection, method: str, path: str, body: Any
