@@ -83,7 +83,7 @@ class Answering:
 
     async def _send_stream(self, encoder: Encoder, events: _Waited, send: Send) -> int:
         """The status is sent with the first frame, so that what fails at once has its own."""
-        stream = _Stream(send)
+        stream, ended = _Stream(send), 0
         try:
             while True:
                 due = max(0.0, stream.last_sent + self.heartbeat_s - time.monotonic())
@@ -95,8 +95,11 @@ class Answering:
                 except StopAsyncIteration:
                     break
                 await stream.write(encoder.encode(event, choice))
+                ended += isinstance(event, Ended)
         except ClientGone:
-            raise
+            if ended < len(self.prepared.jobs):
+                raise
+            return 200  # it had all, and did not wait for the end of the connection
         except Exception as error:  # noqa: BLE001 - whatever it is, the client must read it
             failure = request_error(error)
             if not stream.begun:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from akunu_py.decoding.events import Begun, Ended, Event, Failed, Reading, Text
 from akunu_py.decoding.job import Job
 from akunu_py.errors import PromptTooLong
+from akunu_py.serve.record import Records
 from akunu_py.types import Stats
 from tests.support.serving import Reply, Served, ask, told_app
 
@@ -102,6 +103,23 @@ async def test_a_client_that_waits_hears_of_it(tiny: Served, path: str) -> None:
     assert reply.status == 200
     assert reply.body.startswith(b": ")
     assert reply.chunks()[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_who_leaves_with_the_whole_answer_did_not_hang_up(tiny: Served) -> None:
+    """Before the end of the connection, which many a client does not wait for."""
+    told, records = Told(Begun(1, 0), Text("x"), END), Records()
+    end = "[DONE]"
+
+    def gone(reply: Reply) -> bool:
+        told.goes_on.set()
+        if end.encode() in reply.body:
+            told.goes_on.clear()  # the job takes its time to end
+        return end.encode() in reply.body
+
+    app = told_app(told.run, tiny, 60, records)
+    await ask(app, CHAT, SHORT | {"stream": True}, gone=gone)
+    assert 'status="200"} 1' in records.metrics()
+    assert "499" not in records.metrics().replace("499: the client", "")
 
 
 @pytest.mark.parametrize("begun", [False, True])

@@ -105,10 +105,15 @@ def at_a_socket(app: ASGIApp) -> Iterator[str]:
 
 
 def told_app(
-    run: Callable[[Job], AsyncGenerator[Event]], model: Served, heartbeat_s: float
+    run: Callable[[Job], AsyncGenerator[Event]],
+    model: Served,
+    heartbeat_s: float,
+    records: Records | None = None,
 ) -> ASGIApp:
     """An application whose jobs are what a test tells of them."""
-    backend = replace(model.model.backend(Records()), run=lambda job, client, short: run(job))
+    backend = replace(
+        model.model.backend(records or Records()), run=lambda job, client, short: run(job)
+    )
     return create_app(backend, Access(), heartbeat_s=heartbeat_s)
 
 

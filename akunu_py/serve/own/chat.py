@@ -80,6 +80,7 @@ class ServedAnswer:
                 if "piece" in frame:
                     yield _piece(frame["piece"])
                 self.finish_reason = frame.get("ended")
+            answer.finish()
 
 
 def _piece(told: Mapping[str, Any]) -> ShownPiece:

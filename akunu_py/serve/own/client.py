@@ -153,6 +153,12 @@ class Answer:
         found: dict[str, Any] = frame
         return found
 
+    def finish(self) -> None:
+        """Waits for the end of the stream, behind the last frame: who leaves before is taken for
+        one that hung up."""
+        with contextlib.suppress(AkunuError):
+            self.next(END_S)
+
     def __enter__(self) -> Answer:
         return self
 

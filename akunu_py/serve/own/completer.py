@@ -78,6 +78,7 @@ class ServedCompleter:
                 text += frame["text"]
                 on_text(frame["text"])
             if "completion" in frame:
+                answer.finish()
                 return _completion(frame["completion"])
 
 
