@@ -31,10 +31,11 @@ _TIMEOUT_S = 300.0
 
 async def take(directory: Path) -> list[Path]:
     """Chats with the starter and saves the same conversation in both views; gives the paths."""
+    from akunu_py.decoding.chat_model import LoadedChat
     from akunu_py.decoding.engine import Engine
 
     model = store.get(DEFAULT_MODEL)
-    session = SessionThread(model.name, lambda name: Engine.load(model.path, name=name))
+    session = SessionThread(model.name, lambda name: LoadedChat(Engine.load(model.path, name=name)))
     options = GenerateOptions(max_tokens=220)
     app = ChatApp(ChatConfig(model.name, options, Settings(theme="dark"), session))
     async with app.run_test(size=SIZE) as pilot:
