@@ -21,8 +21,8 @@ from akunu_py.bench.runners.akunu import UnsavedState, record_passes
 from akunu_py.bench.workloads import Workload
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Session
-from akunu_py.decoding.stream_decoder import StreamDecoder
 from akunu_py.decoding.target import Target
+from akunu_py.decoding.text.stream_decoder import StreamDecoder
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.text import displayable
 from akunu_py.types import DraftMode, GenerateOptions, Message, TextPiece
@@ -144,7 +144,7 @@ def _staged(
         if not pieces:  # it came from reading the prompt
             target.reset_times()
         pieces.append(piece)
-    decoder = StreamDecoder(engine, prompt, ())
+    decoder = StreamDecoder(engine.tokenizer, engine.stop_tokens, prompt, ())
     decoder.add(pieces[0].piece)
     started = time.perf_counter()
     for piece in pieces[1:]:

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from akunu_py.decoding import chat_template, conversation, device, footprint, kvcache
+from akunu_py.decoding import device, footprint, kvcache
+from akunu_py.decoding.chat_format import chat_template, conversation
 from akunu_py.decoding.device import lay_out_weights
-from akunu_py.decoding.thinking import prompt_opens_thinking, thinking_markers
+from akunu_py.decoding.text.thinking import prompt_opens_thinking, thinking_markers
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import UnsupportedModel, UsageError
 from akunu_py.models.fit import Fit, choose_context

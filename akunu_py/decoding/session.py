@@ -27,8 +27,8 @@ from akunu_py.decoding.prompt_cache import disk
 from akunu_py.decoding.prompt_cache.memory import PromptCaches
 from akunu_py.decoding.recall import Recall
 from akunu_py.decoding.sampling import Sampler
-from akunu_py.decoding.stream_decoder import StreamDecoder
 from akunu_py.decoding.target import Target
+from akunu_py.decoding.text.stream_decoder import StreamDecoder
 from akunu_py.decoding.token_ids import first_outside
 from akunu_py.errors import DamagedModel, DoesNotFit, EmptyPrompt, PromptTooLong, UsageError
 from akunu_py.types import (
@@ -209,7 +209,9 @@ class Generation:
         )
         self._room = engine.context_length - len(self._prompt)
         self._cancelled = threading.Event()
-        self._decoder = StreamDecoder(engine, self._prompt, options.stop, options.markers)
+        self._decoder = StreamDecoder(
+            engine.tokenizer, engine.stop_tokens, self._prompt, options.stop, options.markers
+        )
         self.stats = Stats(prompt_tokens=len(self._prompt))
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprobs] = []

@@ -20,7 +20,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from akunu_py.decoding.events import Event
-from akunu_py.decoding.job import Job
+from akunu_py.decoding.scheduling.job import Job
 from akunu_py.errors import AkunuError
 from akunu_py.serve import bodies
 from akunu_py.serve.answering import HEARTBEAT_S, Answering, ClientGone, send_json

@@ -30,7 +30,7 @@ from akunu_py.decoding.events import (
     Thinking,
     Told,
 )
-from akunu_py.decoding.job import Job
+from akunu_py.decoding.scheduling.job import Job
 from akunu_py.serve import sse
 from akunu_py.serve.bodies import Body
 from akunu_py.serve.errors import RequestError

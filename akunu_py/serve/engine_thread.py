@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 from akunu_py.decoding.events import CallArguments, Ended, Event, Failed, Reading, Text, Thinking
-from akunu_py.decoding.job import Job
-from akunu_py.decoding.scheduler import Scheduler
+from akunu_py.decoding.scheduling.job import Job
+from akunu_py.decoding.scheduling.scheduler import Scheduler
 
 
 async def events_of(

@@ -16,8 +16,8 @@ from typing import Any
 import uvicorn
 
 from akunu_py.decoding.events import Event
-from akunu_py.decoding.job import Job
-from akunu_py.decoding.scheduler import Scheduler, State
+from akunu_py.decoding.scheduling.job import Job
+from akunu_py.decoding.scheduling.scheduler import Scheduler, State
 from akunu_py.errors import AkunuError, UsageError
 from akunu_py.serve.app import Backend, create_app
 from akunu_py.serve.defaults import model_defaults

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 
-from akunu_py.decoding import chat_template
+from akunu_py.decoding.chat_format import chat_template
 from akunu_py.decoding.engine import Engine
 from akunu_py.errors import AkunuError, UnsupportedModel
 from akunu_py.types import Message

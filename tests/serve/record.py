@@ -39,8 +39,8 @@ from akunu_py.decoding.events import (
     Ended,
     Event,
 )
-from akunu_py.decoding.job import Job
-from akunu_py.decoding.scheduler import Scheduler
+from akunu_py.decoding.scheduling.job import Job
+from akunu_py.decoding.scheduling.scheduler import Scheduler
 from akunu_py.decoding.session import Session
 from akunu_py.models import store
 from akunu_py.serve.app import create_app

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from akunu_py.decoding.events import Begun, Ended, Event, Text
-from akunu_py.decoding.job import Job
+from akunu_py.decoding.scheduling.job import Job
 from akunu_py.decoding.session import Session
 from akunu_py.types import Answer, GenerateOptions, Message, SamplingOptions, Stats
 from tests.support.serving import Served, ask, told_app

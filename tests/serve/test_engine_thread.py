@@ -18,8 +18,8 @@ from akunu_py.decoding.events import (
     Reading,
     Text,
 )
-from akunu_py.decoding.job import Job, JobHandle
-from akunu_py.decoding.scheduler import Scheduler
+from akunu_py.decoding.scheduling.job import Job, JobHandle
+from akunu_py.decoding.scheduling.scheduler import Scheduler
 from akunu_py.serve.engine_thread import events_of
 from akunu_py.types import Stats
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from akunu_py.decoding.events import Begun, Ended, Event, Failed, Reading, Text
-from akunu_py.decoding.job import Job
+from akunu_py.decoding.scheduling.job import Job
 from akunu_py.errors import PromptTooLong
 from akunu_py.serve.record import Records
 from akunu_py.types import Stats

@@ -18,8 +18,8 @@ from starlette.types import ASGIApp
 
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.events import Event
-from akunu_py.decoding.job import Job
-from akunu_py.decoding.scheduler import Scheduler
+from akunu_py.decoding.scheduling.job import Job
+from akunu_py.decoding.scheduling.scheduler import Scheduler
 from akunu_py.decoding.session import Session
 from akunu_py.serve.app import create_app
 from akunu_py.serve.guard import Access

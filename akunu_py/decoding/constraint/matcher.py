@@ -22,7 +22,7 @@ from akunu_py.decoding.constraint.schema.terminals import byte_tables, limits
 from akunu_py.decoding.constraint.sketch import JsonSketch
 from akunu_py.decoding.constraint.token_tables import token_tables
 from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.thinking import prompt_opens_thinking, thinking_markers
+from akunu_py.decoding.text.thinking import prompt_opens_thinking, thinking_markers
 from akunu_py.errors import UsageError
 from akunu_py.files import parse_json
 from akunu_py.text import on_one_line

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from akunu_py.decoding.chat_format.conversation import abilities
 from akunu_py.decoding.constraint.schema.formula import Refused
 from akunu_py.decoding.constraint.schema.grammar import grammar
 from akunu_py.decoding.constraint.token_tables import token_tables
-from akunu_py.decoding.conversation import abilities
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.tool_calls import values
 from akunu_py.decoding.tool_calls.families import HARMONY, family_of

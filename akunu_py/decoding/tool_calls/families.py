@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from akunu_py.decoding import channels
-from akunu_py.decoding.conversation import abilities
+from akunu_py.decoding.chat_format.conversation import abilities
+from akunu_py.decoding.text import channels
 from akunu_py.decoding.tool_calls.calls import Calls
 from akunu_py.decoding.tool_calls.gemma_format import Gemma
 from akunu_py.decoding.tool_calls.json_format import (

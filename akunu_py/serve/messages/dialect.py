@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from akunu_py.decoding.jobs import chat_job
+from akunu_py.decoding.scheduling.jobs import chat_job
 from akunu_py.serve.dialect import Dialect, Endpoint, Prepared
 from akunu_py.serve.messages.bodies import CountBody, MessagesBody, ThinkingBody
 from akunu_py.serve.messages.conversation import choice_of, constraint_of, messages_of, tools_of

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from akunu_py.decoding.jobs import chat_job
+from akunu_py.decoding.scheduling.jobs import chat_job
 from akunu_py.serve.bodies import Body, Ignored
 from akunu_py.serve.dialect import Prepared
 from akunu_py.serve.errors import RequestError

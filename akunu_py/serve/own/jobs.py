@@ -15,7 +15,7 @@ from akunu_py.completion.types import (
 )
 from akunu_py.decoding.chat_model import LoadedAnswer
 from akunu_py.decoding.events import Ended, Event, Reading, Told
-from akunu_py.decoding.job import Job
+from akunu_py.decoding.scheduling.job import Job
 from akunu_py.decoding.session import Session
 from akunu_py.types import GenerateOptions, Message
 

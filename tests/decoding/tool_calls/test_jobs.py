@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from akunu_py.decoding import channels, jobs
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.events import (
     Begun,
@@ -21,9 +20,11 @@ from akunu_py.decoding.events import (
     Reading,
     Text,
 )
-from akunu_py.decoding.jobs import chat_job, text_job
+from akunu_py.decoding.scheduling import jobs
+from akunu_py.decoding.scheduling.jobs import chat_job, text_job
 from akunu_py.decoding.session import Session
-from akunu_py.decoding.stream_decoder import StreamDecoder
+from akunu_py.decoding.text import channels
+from akunu_py.decoding.text.stream_decoder import StreamDecoder
 from akunu_py.decoding.tool_calls.families import FAMILIES, family_of
 from akunu_py.decoding.tool_calls.parser import ToolCallParser
 from akunu_py.types import (
@@ -198,7 +199,7 @@ def test_channels_come_apart(engine: Engine) -> None:
     prompt = engine.encode_chat(ASKED, TOOLS)
     tokens = engine.tokenizer.encode(HARMONY)
     for size in (1, 2, 7, len(tokens)):
-        decoder = StreamDecoder(engine, prompt, ())
+        decoder = StreamDecoder(engine.tokenizer, engine.stop_tokens, prompt, ())
         pieces = [
             decoder.add(Piece(tuple(tokens[at : at + size])))[0]
             for at in range(0, len(tokens), size)
@@ -209,6 +210,6 @@ def test_channels_come_apart(engine: Engine) -> None:
         said = "".join(piece.text for piece in pieces)
         assert said == f'Wait.{call}<|message|>{{"on": true}}'
     for plain in ("No channel at all.", '{"a": 1}', "<", ""):
-        decoder = StreamDecoder(engine, prompt, ())
+        decoder = StreamDecoder(engine.tokenizer, engine.stop_tokens, prompt, ())
         pieces = [decoder.add(Piece((token,)))[0] for token in engine.tokenizer.encode(plain)]
         assert "".join(piece.text for piece in [*pieces, decoder.finish()]) == plain

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from akunu_py.decoding.stop_sequences import Finder, TextRun, joined
+from akunu_py.decoding.text.stop_sequences import Finder, TextRun, joined
 
 _NEWLINES = "\r\n"
 _PROMPT_END = 16  # tokens; enough for a marker and the newlines behind it

@@ -12,8 +12,8 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from akunu_py.decoding.stop_sequences import Finder, Kind, StopText, TextRun
-from akunu_py.decoding.thinking import (
+from akunu_py.decoding.text.stop_sequences import Finder, Kind, StopText, TextRun
+from akunu_py.decoding.text.thinking import (
     ThinkingSplitter,
     opens_thinking,
     special_marker_tokens,

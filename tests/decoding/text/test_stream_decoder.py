@@ -11,7 +11,7 @@ import pytest
 
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Generation, Session
-from akunu_py.decoding.stream_decoder import Detokenizer
+from akunu_py.decoding.text.stream_decoder import Detokenizer
 from akunu_py.errors import UsageError
 from akunu_py.types import DraftMode, GenerateOptions, Message
 from tests.support.command import assert_one_line_error, run_here

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from akunu_py.decoding.events import Ended, Event, Failed
-from akunu_py.decoding.job import JobHandle
 from akunu_py.decoding.prompt_cache.memory import PromptCaches
+from akunu_py.decoding.scheduling.job import JobHandle
 from akunu_py.decoding.session import Session, Turn
 
 _CHUNK_S = 0.2  # about how long reading may keep an answer waiting that is being written,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from akunu_py.decoding.stop_sequences import Finder, Kind, TextRun, joined
+from akunu_py.decoding.text.stop_sequences import Finder, Kind, TextRun, joined
 
 _START, _MESSAGE = "<|start|>", "<|message|>"
 

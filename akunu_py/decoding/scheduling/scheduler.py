@@ -10,17 +10,17 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from akunu_py.decoding.awake import Awake
 from akunu_py.decoding.events import Ended, Event, Failed
-from akunu_py.decoding.job import Job, JobHandle
+from akunu_py.decoding.scheduling.awake import Awake
+from akunu_py.decoding.scheduling.job import Job, JobHandle
 from akunu_py.decoding.thread import Idle, ModelThread, release_memory
 from akunu_py.errors import AkunuError
 from akunu_py.types import Stats
 
 if TYPE_CHECKING:  # a second or two, which `load` spends in the thread, not who starts it
     from akunu_py.decoding.engine import Engine
+    from akunu_py.decoding.scheduling.slots import Slots
     from akunu_py.decoding.session import Session
-    from akunu_py.decoding.slots import Slots
 
 Result = TypeVar("Result")
 State = Literal["loading", "ready", "failed", "unloaded"]
@@ -176,7 +176,7 @@ class Scheduler:
         self._tell_state("loading")
         try:
             session = self._load()
-            from akunu_py.decoding.slots import Slots
+            from akunu_py.decoding.scheduling.slots import Slots
 
             self._slots = Slots(session, self._count)
             self._engine = session.engine

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from akunu_py.decoding.stop_sequences import StopText, TextRun, joined
+from akunu_py.decoding.text.stop_sequences import StopText, TextRun, joined
 from akunu_py.errors import UsageError
 
 ALPHABET = "ab\n\u00e9\u0301\U0001f600"

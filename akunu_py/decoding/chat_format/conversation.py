@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
-from akunu_py.decoding import chat_template
+from akunu_py.decoding.chat_format import chat_template
 from akunu_py.errors import UnsupportedModel
 from akunu_py.types import Message, Tool, ToolCall
 

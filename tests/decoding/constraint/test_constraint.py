@@ -139,7 +139,7 @@ def test_and_so_with_any_schema(engine: Engine, schema: Any, temperature: float)
 
 
 def test_the_starter_too(shallow_starter: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.decoding.test_constraint.TOKENS", 12)
+    monkeypatch.setattr("tests.decoding.constraint.test_constraint.TOKENS", 12)
     assert_exact(shallow_starter, SamplingOptions(constraint=CONSTRAINTS["schema"]), seeds=[1])
 
 

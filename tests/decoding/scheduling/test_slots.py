@@ -13,12 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from akunu_py.decoding import kvcache, session, slots
+from akunu_py.decoding import kvcache, session
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.events import Ended, Event, Failed, Reading
-from akunu_py.decoding.job import JobHandle
+from akunu_py.decoding.scheduling import slots
+from akunu_py.decoding.scheduling.job import JobHandle
+from akunu_py.decoding.scheduling.slots import Slots
 from akunu_py.decoding.session import Generation, Session
-from akunu_py.decoding.slots import Slots
 from akunu_py.types import DraftMode, GenerateOptions, SamplingOptions, Stats
 from tests.support.families import build
 from tests.support.targets import Counting, some

@@ -12,8 +12,8 @@ import pytest
 from akunu_py.decoding import thread
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.events import Begun, Ended, Event, Failed, Reading, Text
-from akunu_py.decoding.job import Job, JobHandle
-from akunu_py.decoding.scheduler import Scheduler
+from akunu_py.decoding.scheduling.job import Job, JobHandle
+from akunu_py.decoding.scheduling.scheduler import Scheduler
 from akunu_py.decoding.session import Session
 from akunu_py.types import GenerateOptions, Stats
 from tests.support.tiny_fim import byte_level, write_model

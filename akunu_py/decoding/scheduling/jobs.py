@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.events import Begun, CallEnded, Ended, Event, Logprobs, Reading, Thinking
-from akunu_py.decoding.job import Job
+from akunu_py.decoding.scheduling.job import Job
 from akunu_py.decoding.session import Generation, Session
 from akunu_py.decoding.tool_calls.choice import constrained
 from akunu_py.decoding.tool_calls.parser import ToolCallParser, parser_for

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from akunu_py.decoding.channels import ChannelSplitter, channels_of, markers_of
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.stop_sequences import StopText, TextRun
-from akunu_py.decoding.thinking import (
+from akunu_py.decoding.text.channels import ChannelSplitter, channels_of, markers_of
+from akunu_py.decoding.text.stop_sequences import StopText, TextRun
+from akunu_py.decoding.text.thinking import (
     ThinkingSplitter,
     prompt_opens_thinking,
     special_marker_tokens,
@@ -26,13 +25,14 @@ class StreamDecoder:
 
     def __init__(
         self,
-        engine: Engine,
+        tokenizer: Any,
+        stop_tokens: Collection[int],
         prompt: Sequence[int],
         stops: Sequence[str],
         markers: Sequence[str] = (),
     ) -> None:
-        """markers: texts that are given out though they are special tokens."""
-        tokenizer = engine.tokenizer
+        """stop_tokens: that end an answer. markers: texts that are given out though they are
+        special tokens."""
         self._detokenizer = Detokenizer(tokenizer, prompt[-1])
         self._splitter: ChannelSplitter | ThinkingSplitter
         if (channels := channels_of(tokenizer)) is not None:
@@ -46,7 +46,7 @@ class StreamDecoder:
         if markers:
             self._markers = self._markers | special_tokens_in(tokenizer, markers)
         self._stop = StopText(stops)
-        self._ends = engine.stop_tokens
+        self._ends = stop_tokens
 
     @property
     def stopped(self) -> bool:

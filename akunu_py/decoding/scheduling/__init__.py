@@ -1,0 +1,1 @@
+"""Several requests on one model: jobs, their slots, whose turn it is."""
