@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import queue
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -173,6 +174,11 @@ def test_a_server_is_found_where_it_has_what_is_asked(
         assert running_server(model, plain) is None  # whatever has its port now is another
     with announced(RunningServer("http://127.0.0.1:9", TOKEN, NAME, str(model))):
         assert running_server(model, plain) is None  # it was killed
+    killed = subprocess.Popen(["true"])
+    killed.wait()
+    with announced(RunningServer(client.url, TOKEN, NAME, str(model), process=killed.pid)):
+        assert running_servers() == []
+        assert list((tmp_path / "servers").iterdir()) == []
     with pytest.raises(ServerGone):
         server_at("http://127.0.0.1:9", None)
     for wrong in ("https://127.0.0.1:1", "http://", "http://a:b", "8012", "http://a/b"):

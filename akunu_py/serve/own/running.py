@@ -7,8 +7,9 @@ import contextlib
 import hashlib
 import hmac
 import json
+import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from akunu_py import paths
@@ -22,7 +23,7 @@ _MAX_BYTES = 64 << 10  # of a file
 @dataclass(frozen=True, slots=True)
 class RunningServer:
     """url: where it answers on this machine. token: lets our own clients in. name, path: of the
-    model; weights, kv_bits: how it was asked to be loaded. version: of akunu."""
+    model; weights, kv_bits: how it was asked to be loaded. version: of akunu. process: its id."""
 
     url: str
     token: str
@@ -31,6 +32,7 @@ class RunningServer:
     weights: str = "auto"
     kv_bits: int | None = None
     version: str = __version__
+    process: int = field(default_factory=os.getpid)
 
     def has(self, model: Path, options: LoadOptions) -> bool:
         """Whether it has that model loaded as `options` ask for it, but for the context's length.
@@ -75,9 +77,26 @@ def announced(server: RunningServer, directory: Path | None = None) -> Iterator[
 
 
 def running_servers(directory: Path | None = None) -> list[RunningServer]:
-    """Those that have a file; one that was killed has it too."""
-    found = sorted((directory or paths.servers_dir()).glob("*.json"))
-    return [server for file in found if (server := _read(file)) is not None]
+    """Those that have a file. One that was killed has it too, until somebody asks here."""
+    found = []
+    for file in sorted((directory or paths.servers_dir()).glob("*.json")):
+        server = _read(file)
+        if server is not None and _runs(server.process):
+            found.append(server)
+        else:
+            with contextlib.suppress(OSError):
+                file.unlink()
+    return found
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError, TypeError):
+        return False
+    return True
 
 
 def _read(file: Path) -> RunningServer | None:
