@@ -80,7 +80,7 @@ def test_draft_context_changes_no_token(engine: Engine, mode: Any) -> None:
 
 def test_completions_are_not_remembered(engine: Engine) -> None:
     class Kept:
-        memory, curve = None, AutoDrafter().curve
+        memory, curve, caches = None, AutoDrafter().curve, None
         remembered = 0
 
         def remember(self, tokens: Sequence[int]) -> None:

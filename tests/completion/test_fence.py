@@ -64,7 +64,7 @@ class FixedAnswer(Session):
                 yield SimpleNamespace(text=letter)
 
         class FixedGeneration(SimpleNamespace):
-            __iter__: Callable[[Any], Iterator[Any]] = lambda _: letters()
+            steps: Callable[[Any], Iterator[Any]] = lambda _: letters()
 
         generation = FixedGeneration(
             tokens=[], stats=Stats(), cancel=lambda: None, finish_reason="stop"

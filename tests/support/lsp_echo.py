@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
 
 from akunu_py.completion.acceptance import Acceptance
 from akunu_py.completion.lsp import serve_lsp
@@ -23,21 +21,22 @@ from akunu_py.completion.types import Completion, CompletionRequest, Ended
 from akunu_py.types import Stats
 from tests.support.command import AKUNU
 
-if TYPE_CHECKING:
-    from akunu_py.completion.completer import Completer
-
 ECHO = [sys.executable, "-m", "tests.support.lsp_echo"]
 _TIME = ["--time-ms", "200000"]  # on a busy machine too
 STARTER = [*AKUNU, "complete", "--lsp", *_TIME, "--model", "starter"]
 
 
 class Echo:
-    engine = SimpleNamespace(name="echo")
+    name = "echo"
     samples = 0  # two of which are the same
 
     def complete(
-        self, request: CompletionRequest, ended: Ended, on_text: Callable[[str], None]
+        self,
+        request: CompletionRequest,
+        ended: Ended | None = None,
+        on_text: Callable[[str], None] = lambda text: None,
     ) -> Completion:
+        ended = ended or (lambda: None)
         if not request.max_tokens:
             if sys.argv[1:]:
                 with Path(sys.argv[1]).open("a") as file:
@@ -54,7 +53,10 @@ class Echo:
     def recall(self, request: CompletionRequest) -> None:
         return None
 
+    def close(self) -> None:
+        pass
+
 
 if __name__ == "__main__":
     kept = Acceptance(Path(sys.argv[1] + ".counts")) if sys.argv[1:] else None
-    serve_lsp(lambda: cast("Completer", Echo()), CompletionRequest("", max_lines=7), kept)
+    serve_lsp(Echo, CompletionRequest("", max_lines=7), kept)

@@ -14,8 +14,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
 
 from akunu_py.completion.acceptance import Acceptance
 from akunu_py.completion.lsp import serve_lsp
@@ -23,19 +21,20 @@ from akunu_py.completion.types import Completion, CompletionRequest, Ended
 from akunu_py.errors import UsageError
 from akunu_py.types import Stats
 
-if TYPE_CHECKING:
-    from akunu_py.completion.completer import Completer
-
 GHOST = [sys.executable, "-m", "tests.support.lsp_ghost"]
 TEXT = "one two three\nfour"
 
 
 class Ghost:
-    engine = SimpleNamespace(name="ghost")
+    name = "ghost"
 
     def complete(
-        self, request: CompletionRequest, ended: Ended, on_text: Callable[[str], None]
+        self,
+        request: CompletionRequest,
+        ended: Ended | None = None,
+        on_text: Callable[[str], None] = lambda text: None,
     ) -> Completion:
+        ended = ended or (lambda: None)
         if not request.max_tokens:
             return Completion("", "length", Stats())
         if "die" in request.prefix:
@@ -53,12 +52,12 @@ class Ghost:
         pass
 
 
-def load(directory: Path) -> Completer:
+def load(directory: Path) -> Ghost:
     while not (directory / "model").exists():
         if (directory / "missing").exists():
             raise UsageError("no such model")
         time.sleep(0.01)
-    return cast("Completer", Ghost())
+    return Ghost()
 
 
 if __name__ == "__main__":
