@@ -145,16 +145,17 @@ def session_thread(
 
         # A model that is switched to need not be that of the server that was named.
         choice = server if wanted == name or not is_address(server) else "auto"
-        loading = loading_from(args)
-        if found := server_for(choice, wanted, wanted, loading):
+        loading, stored = loading_from(args), None
+        if not is_address(choice):  # a server elsewhere may have what this machine has not
+            stored = model if model and wanted == model.name else store.resolve(wanted)
+        if found := server_for(choice, wanted, stored, loading):
             from akunu_py.serve.own.chat import ServedChat
 
             client, facts = found
             return ServedChat(client, facts.model, remember=settings.memory and not args.no_memory)
         from akunu_py.decoding.load import load_found, load_learned
 
-        stored = model if model and wanted == model.name else store.resolve(wanted)
-        engine = load_found(stored, loading, settings)
+        engine = load_found(stored or store.resolve(wanted), loading, settings)
         learned = load_learned(engine, no_memory=args.no_memory, settings=settings)
         learned_states.append(learned)
         return LoadedChat(engine, learned, on_answered)

@@ -83,7 +83,8 @@ def load_completer(args: argparse.Namespace, asked: str | None, server: str) -> 
         draft=args.draft,
         draft_tokens=args.draft_tokens,
     )
-    found = server_for(server, asked, args.model, loading_from(args))
+    model = store.resolve(args.model) if server == "auto" else None
+    found = server_for(server, asked, model, loading_from(args))
     if found is not None:
         from akunu_py.serve.own.completer import ServedCompleter
 

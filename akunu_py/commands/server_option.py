@@ -24,14 +24,14 @@ def add_server(parser: argparse.ArgumentParser) -> None:
 
 
 def server_for(
-    choice: str, asked: str | None, model: str, loading: LoadOptions
+    choice: str, asked: str | None, model: store.StoredModel | None, loading: LoadOptions
 ) -> tuple[ServerClient, ServedFacts] | None:
     """The server to use instead of loading `model`, None for none. asked: the model that must be
     served at an address, None for whatever is. Raises AkunuError where nothing answers there."""
     if choice == "off":
         return None
     if choice == "auto":
-        return running_server(store.resolve(model).path, loading)
+        return running_server(model.path, loading) if model else None
     return server_at(choice, asked and _name(asked), os.environ.get(KEY_VARIABLE, ""))
 
 
@@ -43,7 +43,7 @@ def is_address(choice: str) -> bool:
 def name_at(url: str, asked: str | None) -> str:
     """The name of the model that the server at an address has, which must be the one that is asked
     for. Raises AkunuError where nothing answers."""
-    found = server_for(url, asked, "", LoadOptions())
+    found = server_for(url, asked, None, LoadOptions())
     assert found is not None
     return found[1].name
 
