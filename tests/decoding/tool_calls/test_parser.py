@@ -452,7 +452,7 @@ def test_damage_loses_nothing(name: str, data: st.DataObject) -> None:
     assert joined(parse(family, list(text))) == whole
     kept = "".join(getattr(each, "text", "") for each in whole)
     assert "Ø" in kept or "Ø" not in text
-    assert "\tif a" in kept.replace("\\t", "\t") or "if a" not in text
+    assert "if a" in kept or "if a" not in text
 
 
 @given(st.sampled_from(sorted(FAMILIES)), PIECES.map("".join), CUTS)
