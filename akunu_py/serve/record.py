@@ -19,6 +19,7 @@ from akunu_py.decoding.events import (
     Thinking,
     Told,
 )
+from akunu_py.serve.statistics import statistics
 from akunu_py.types import Stats
 
 _GONE = 499  # the status that nginx logs where the client went away first
@@ -73,15 +74,13 @@ class Record:
         """What the terminal shows of it."""
         parts = [f"{self.path} {self.status if self.status != _GONE else 'client gone'}"]
         if self.answers:
-            stats = [answer.stats for answer in self.answers]
-            prompt, cached = stats[0].prompt_tokens, stats[0].cached_tokens
-            passes = sum(each.target_passes for each in stats)
-            decoded = sum(each.decoded_tokens for each in stats)
-            seconds = sum(each.decode_s for each in stats)
-            parts += [f"{prompt} prompt tokens" + (f", {cached} cached" if cached else "")]
-            parts += [f"{sum(each.generated_tokens for each in stats)} tokens"]
-            if passes and seconds > 0:
-                parts += [f"{decoded / seconds:.1f} tokens/s, {decoded / passes:.2f} a pass"]
+            first, drafts = self.answers[0].stats, statistics(*self.answers)
+            cached = f", {first.cached_tokens} cached" if first.cached_tokens else ""
+            parts += [f"{first.prompt_tokens} prompt tokens{cached}"]
+            parts += [f"{sum(each.stats.generated_tokens for each in self.answers)} tokens"]
+            if drafts["target_passes"] and drafts["decode_s"] > 0:
+                speed, per_pass = drafts["tokens_per_s"], drafts["tokens_per_pass"]
+                parts += [f"{speed:.1f} tokens/s, {per_pass:.2f} a pass"]
         return " · ".join([*parts, f"{self.seconds:.1f} s"])
 
 

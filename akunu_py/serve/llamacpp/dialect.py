@@ -12,7 +12,7 @@ from akunu_py.serve.dialect import Dialect, Endpoint, Prepared
 from akunu_py.serve.llamacpp.bodies import InfillBody
 from akunu_py.serve.llamacpp.job import completion_job
 from akunu_py.serve.llamacpp.reply import InfillEncoder, error_body, whole_completion
-from akunu_py.serve.openai.sampling import SamplingBody, generate_options
+from akunu_py.serve.sampling import SamplingBody, generate_options
 from akunu_py.serve.service import Service
 
 

@@ -10,7 +10,7 @@ from akunu_py.serve import sse
 from akunu_py.serve.dialect import CommentHeartbeat, WholeAnswer
 from akunu_py.serve.errors import RequestError
 from akunu_py.serve.openai.shapes import error_body as openai_error
-from akunu_py.serve.openai.shapes import statistics
+from akunu_py.serve.statistics import statistics
 from akunu_py.types import Stats
 
 

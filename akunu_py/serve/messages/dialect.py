@@ -10,7 +10,7 @@ from akunu_py.serve.dialect import Dialect, Endpoint, Prepared
 from akunu_py.serve.messages.bodies import CountBody, MessagesBody, ThinkingBody
 from akunu_py.serve.messages.conversation import choice_of, constraint_of, messages_of, tools_of
 from akunu_py.serve.messages.reply import MessageEncoder, error_body, whole_message
-from akunu_py.serve.openai.sampling import SamplingBody, generate_options
+from akunu_py.serve.sampling import SamplingBody, generate_options
 from akunu_py.serve.service import Service
 from akunu_py.serve.turns import check_format
 

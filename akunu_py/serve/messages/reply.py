@@ -30,7 +30,7 @@ from akunu_py.decoding.events import (
 from akunu_py.serve import sse
 from akunu_py.serve.dialect import WholeAnswer
 from akunu_py.serve.errors import ErrorKind, RequestError
-from akunu_py.serve.openai.shapes import statistics
+from akunu_py.serve.statistics import statistics
 from akunu_py.types import FinishReason, ToolCall
 
 _STOP_REASONS: dict[FinishReason, str] = {

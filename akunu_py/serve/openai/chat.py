@@ -12,14 +12,14 @@ from akunu_py.serve.dialect import Prepared
 from akunu_py.serve.errors import RequestError
 from akunu_py.serve.openai.chat_encoder import ChatEncoder, ChatHead, whole_chat
 from akunu_py.serve.openai.messages import MessageBody, TextPart, messages_of
-from akunu_py.serve.openai.sampling import (
+from akunu_py.serve.openai.tools import ChoiceBody, ToolBody, choice_of, tools_of
+from akunu_py.serve.sampling import (
     SamplingBody,
     choices,
     generate_options,
     includes_usage,
     schema_constraint,
 )
-from akunu_py.serve.openai.tools import ChoiceBody, ToolBody, choice_of, tools_of
 from akunu_py.serve.service import Service
 from akunu_py.serve.turns import check_format
 from akunu_py.types import Constraint

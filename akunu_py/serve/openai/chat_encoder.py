@@ -24,13 +24,8 @@ from akunu_py.decoding.events import (
 from akunu_py.serve import sse
 from akunu_py.serve.dialect import CommentHeartbeat, WholeAnswer
 from akunu_py.serve.errors import RequestError
-from akunu_py.serve.openai.shapes import (
-    chat_logprobs,
-    error_body,
-    finish_reason,
-    statistics,
-    usage,
-)
+from akunu_py.serve.openai.shapes import chat_logprobs, error_body, finish_reason, usage
+from akunu_py.serve.statistics import statistics
 from akunu_py.types import TokenLogprobs
 
 

@@ -12,7 +12,7 @@ from akunu_py.decoding.scheduling.jobs import text_job
 from akunu_py.serve.dialect import Prepared
 from akunu_py.serve.errors import RequestError
 from akunu_py.serve.openai.completions_encoder import CompletionsEncoder, Head, whole_completions
-from akunu_py.serve.openai.sampling import (
+from akunu_py.serve.sampling import (
     SamplingBody,
     choices,
     generate_options,

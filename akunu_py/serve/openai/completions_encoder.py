@@ -12,13 +12,8 @@ from akunu_py.decoding.events import Begun, Ended, Event, Logprobs, Text, Thinki
 from akunu_py.serve import sse
 from akunu_py.serve.dialect import CommentHeartbeat, WholeAnswer
 from akunu_py.serve.errors import RequestError
-from akunu_py.serve.openai.shapes import (
-    completion_logprobs,
-    error_body,
-    finish_reason,
-    statistics,
-    usage,
-)
+from akunu_py.serve.openai.shapes import completion_logprobs, error_body, finish_reason, usage
+from akunu_py.serve.statistics import statistics
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,21 +81,3 @@ def completion_logprobs(tokens: Sequence[TokenLogprobs], offset: int) -> dict[st
 def _bytes(text: str) -> list[int] | None:
     """None for a token that is a part of a character."""
     return None if "\ufffd" in text else list(text.encode())
-
-
-def statistics(*answers: Ended) -> dict[str, Any]:
-    """How the drafts did, for those who look for them; clients ignore them."""
-    stats = [each.stats for each in answers]
-    drafted, accepted = sum(each.drafted for each in stats), sum(each.accepted for each in stats)
-    passes = sum(each.target_passes for each in stats)
-    decoded = sum(each.decoded_tokens for each in stats)
-    decode_s = sum(each.decode_s for each in stats)
-    return {
-        "target_passes": passes,
-        "drafted": drafted,
-        "accepted": accepted,
-        "tokens_per_pass": round(decoded / passes, 4) if passes else 0.0,
-        "tokens_per_s": round(decoded / decode_s, 4) if decode_s > 0 else 0.0,
-        "prefill_s": round(sum(each.prefill_s for each in stats), 4),
-        "decode_s": round(decode_s, 4),
-    }

@@ -11,12 +11,12 @@ from akunu_py.decoding.constraint.matcher import compile_constraint, matches
 from akunu_py.decoding.scheduling.jobs import chat_job, text_job
 from akunu_py.serve.dialect import Dialect, Endpoint, Prepared
 from akunu_py.serve.errors import RequestError
-from akunu_py.serve.openai.sampling import SamplingBody, generate_options, schema_constraint
 from akunu_py.serve.openai.shapes import error_body
 from akunu_py.serve.responses.bodies import ResponsesBody
 from akunu_py.serve.responses.conversation import messages_of
 from akunu_py.serve.responses.reply import Reply, ResponseEncoder, whole_response
 from akunu_py.serve.responses.tools import dictated_job, offered_tools
+from akunu_py.serve.sampling import SamplingBody, generate_options, schema_constraint
 from akunu_py.serve.service import Service
 from akunu_py.serve.turns import check_format
 from akunu_py.types import Constraint

@@ -28,9 +28,9 @@ from akunu_py.decoding.events import (
 from akunu_py.serve import sse
 from akunu_py.serve.dialect import WholeAnswer
 from akunu_py.serve.errors import RequestError
-from akunu_py.serve.openai.shapes import statistics
 from akunu_py.serve.responses.conversation import sealed
 from akunu_py.serve.responses.tools import Matches, OfferedTool, OfferedTools, input_of
+from akunu_py.serve.statistics import statistics
 from akunu_py.types import ToolCall
 
 Values = dict[str, Any]

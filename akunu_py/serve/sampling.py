@@ -1,4 +1,5 @@
-"""What Chat Completions and Completions ask for alike: how an answer is generated."""
+"""How an answer is generated, as requests ask for it: by OpenAI's names, into which the other
+dialects turn theirs."""
 
 from __future__ import annotations
 
