@@ -166,6 +166,25 @@ def test_a_server_that_was_killed_comes_back_by_itself(terminal: Terminal, tmp_p
     terminal.wait_for("one two three")
 
 
+def test_messages_that_come_at_once_do_not_ask_for_enter(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    (tmp_path / "model").touch()
+    open_with_ghosts(terminal, tmp_path)
+    terminal.wait_for(r"ready\.")
+    (tmp_path / "two.lua").write_text(
+        "local client = vim.lsp.get_clients()[1]\n"
+        "for _, text in ipairs({ 'one', 'two' }) do\n"
+        "  vim.schedule(function()\n"
+        "    client.handlers['window/showMessage'](\n"
+        "      nil, { type = 1, message = text }, { client_id = client.id })\n"
+        "  end)\n"
+        "end\n"
+    )
+    terminal.type(f":luafile {tmp_path}/two.lua", "Enter")
+    assert "Press ENTER" not in terminal.wait_for(r"LSP\[akunu\] two")
+
+
 def test_a_model_that_is_missing_is_told_and_found_when_it_comes(
     terminal: Terminal, tmp_path: Path
 ) -> None:

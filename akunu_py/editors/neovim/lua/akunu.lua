@@ -124,7 +124,13 @@ local function set_state(new)
   vim.schedule(function() vim.cmd.redrawstatus({ bang = true }) end)
 end
 
+-- Has the next message take the last one's place: two that come at once would ask for Enter.
+local function make_room()
+  if api.nvim_get_mode().mode ~= 'r' then vim.cmd.redraw() end
+end
+
 local function tell(status, text)
+  make_room()
   api.nvim_echo({ { text } }, false, {
     kind = 'progress', id = 'akunu.helper', title = 'akunu', source = 'akunu', status = status,
   })
@@ -187,6 +193,7 @@ function M.setup(options)
       ['window/showMessage'] = function(err, params, context)
         why = params.message:gsub('^akunu: ', '')
         set_state(state)
+        make_room()
         return vim.lsp.handlers['window/showMessage'](err, params, context)
       end,
     },
