@@ -36,7 +36,7 @@ MARKERS = (
 LONG_CONTEXT = 131_072
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}\n"
-    "{% endfor %}<|im_start|>assistant\n"
+    "{% endfor %}<|im_start|>assistant\n\n"  # of which Jinja leaves out the last
 )
 
 
@@ -74,9 +74,13 @@ class Served:
 
 
 @contextmanager
-def served(directory: Path, name: str = "tiny-qwen2.5-coder") -> Iterator[Served]:
-    """Serves the model in a directory."""
-    scheduler = Scheduler(lambda: Session(Engine.load(directory, name=name)))
+def served(
+    directory: Path,
+    name: str = "tiny-qwen2.5-coder",
+    session: Callable[[Engine], Session] = Session,
+) -> Iterator[Served]:
+    """Serves the model in a directory. session: of the engine that was loaded."""
+    scheduler = Scheduler(lambda: session(Engine.load(directory, name=name)))
     scheduler.start()
     options = ServeOptions(
         (name, "alias"), Access(), GenerateOptions(), temperature=0.0, max_tokens=16
