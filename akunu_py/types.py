@@ -224,13 +224,28 @@ class TextPiece:
     thinking: str = ""
 
 
-NotCached = Literal["", "evicted", "no checkpoint", "changed"]
+NotCached = Literal[
+    "",
+    "evicted",
+    "no checkpoint",
+    "changed",
+    "slow disk",
+    "damaged file",
+    "other KV width",
+    "other weights",
+    "other context",
+]
 
 
 # Why what was read before is read again, in words.
 NOT_CACHED: dict[NotCached, str] = {
     "evicted": "no memory",
     "no checkpoint": "no way back",
+    "slow disk": "faster than from disk",
+    "damaged file": "its file was damaged",
+    "other KV width": "saved with other --kv-bits",
+    "other weights": "the model is another one",
+    "other context": "saved with a larger --context",
 }
 
 
@@ -242,8 +257,8 @@ class Stats:
     `target_passes` counts decode passes, and `tokens_per_pass` leaves the first token out.
 
     cached_tokens: of the prompt, which were not read again. known_tokens: those that were read
-    before. not_cached: why those are more, or why they are not all but the end: "evicted",
-    "no checkpoint", "changed", or "".
+    before. not_cached: why those are more, or why they are not all but the end; see `Reuse` and
+    `Recall.read`.
     """
 
     prompt_tokens: int = 0

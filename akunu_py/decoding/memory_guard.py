@@ -47,6 +47,7 @@ def make_room(engine: Engine, target: Target, prompt: Sequence[int], max_tokens:
     held = target.history.nbytes + caches.nbytes
     if left + held < _growth(engine, fewest, 0):
         raise DoesNotFit(_refusal(engine, len(prompt), cached, least, left))
+    caches.note_lost(target.history)
     target.reset()  # what it shares with the prompt is less than what it has besides
     caches.make_room(caches.limit)
     mx.clear_cache()

@@ -17,6 +17,7 @@ from akunu_py.decoding.prompt_cache.store import LEAST, PromptCacheStore
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.ngram.cost import CostCurve
+from akunu_py.types import NotCached
 
 _WORTH = 1.0  # seconds of reading that a file shall save
 _SHARE = 8  # the text has to grow by this part of what is kept before it is written again
@@ -32,24 +33,40 @@ class Recall:
         self._store = store
         self._costs = costs
 
-    def read(self, target: Target, prompt: Sequence[int]) -> None:
+    def read(self, target: Target, prompt: Sequence[int]) -> tuple[int, NotCached]:
         """Makes a history on disk the one that `target` goes on with, where most of `prompt` is
-        there sooner by that."""
+        there sooner by that.
+
+        Returns how many tokens of `prompt` are on disk, and why it did not, where that is more than
+        `target` has: "slow disk" (the model reads it as fast), "no checkpoint", "damaged file", or
+        it was written for "other KV width", "other weights" or "other context".
+        """
         if len(prompt) < LEAST:
-            return
+            return 0, ""
+        of_no_use = self._store.of_no_use(prompt, self._engine)
+        reached = target.reach(prompt)
+        return max(self._read_best(target, prompt, reached), of_no_use, key=lambda each: each[0])
+
+    def _read_best(
+        self, target: Target, prompt: Sequence[int], reached: int
+    ) -> tuple[int, NotCached]:
         found = self._store.find(prompt, self._engine)
         if found is None:
-            return
+            return 0, ""
         reach, saved = found
-        gain = reach - target.reach(prompt)
-        if gain < LEAST or self._load_s(saved.size) >= self._prefill_s(gain):
-            return
+        shared = saved.about.shared(prompt)
+        if reach - reached < LEAST:
+            return shared, "slow disk" if reach > reached else "no checkpoint"
+        if self._load_s(saved.size) >= self._prefill_s(reach - reached):
+            return shared, "slow disk"
         target.caches.make_room(saved.size)
         started = time.perf_counter()
         history = self._store.load(saved, self._engine)
-        if history is not None:
-            self._costs.load_rate = saved.size / (time.perf_counter() - started)
-            target.adopt(history)
+        if isinstance(history, str):
+            return shared, history
+        self._costs.load_rate = saved.size / (time.perf_counter() - started)
+        target.adopt(history)
+        return shared, ""
 
     def write(
         self, histories: Sequence[TokenHistory], stopped: Stopped, seconds: float | None

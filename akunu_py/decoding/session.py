@@ -37,6 +37,7 @@ from akunu_py.types import (
     FinishReason,
     GenerateOptions,
     Message,
+    NotCached,
     Piece,
     Stats,
     TextPiece,
@@ -372,13 +373,15 @@ class Generation:
         leg = min(self._options.max_tokens, _LEG)  # others need not go for what may never come
         memory_guard.make_room(self._engine, target, prompt, leg)
         remember, recall = self._options.remember, self._session.recall
+        on_disk: tuple[int, NotCached] = (0, "")
         if remember and recall is not None:
-            recall.read(target, prompt)
+            on_disk = recall.read(target, prompt)
         reuse = target.reuse_prefix(prompt, needed, self._stable)
         target.history.remember = remember
-        cached = reuse.cached
-        self.stats.cached_tokens, self.stats.known_tokens = cached, reuse.known
-        self.stats.not_cached = reuse.missing
+        cached = self.stats.cached_tokens = reuse.cached
+        memory: tuple[int, NotCached] = (reuse.known, reuse.missing)
+        known = max(memory, on_disk, key=lambda each: each[0])
+        self.stats.known_tokens, self.stats.not_cached = known
         total = max(cached, len(prompt) - target.prompt_tail)
 
         def learn(launched: int) -> None:

@@ -245,6 +245,8 @@ class Target:
                 self.reset()
         else:
             self.caches.take(history)
+            if behind >= LEAST:
+                self.caches.note_lost(history)
             self.history = history
             if length or not behind:
                 history.return_to(length)

@@ -71,9 +71,13 @@ class About:
     pending: list[int]
     checkpoints: list[int]
 
+    def shared(self, prompt: Sequence[int]) -> int:
+        """How many tokens it shares with `prompt`, but for its last."""
+        return min(common_prefix(self.tokens, prompt), len(prompt) - 1)
+
     def reach(self, prompt: Sequence[int]) -> int:
         """How many tokens of `prompt` need not be read with it, at least."""
-        shared = min(common_prefix(self.tokens, prompt), len(prompt) - 1)
+        shared = self.shared(prompt)
         if self.trims or shared == len(self.tokens):
             return shared
         return max((length for length in self.checkpoints if length <= shared), default=0)

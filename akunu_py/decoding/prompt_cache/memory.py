@@ -57,10 +57,17 @@ class PromptCaches:
 
     def add(self, history: TokenHistory) -> None:
         """Keeps a history that is not in use any more, if that is worth it."""
-        if len(history.tokens) >= LEAST and self.limit:
+        if not self.limit:
+            self.note_lost(history)
+        elif len(history.tokens) >= LEAST:
             history.uses += 1
             self._requests += 1
             self._kept.append(_Kept(history, self._requests))
+
+    def note_lost(self, history: TokenHistory) -> None:
+        """Its tokens were read once, and at least the last of them are given up now."""
+        if len(history.tokens) >= LEAST:
+            self.lost = [*self.lost[1 - _REMEMBERED :], list(history.tokens)]
 
     def take(self, history: TokenHistory) -> None:
         """Gives one of them out, if it is there; whoever has it adds it again."""
@@ -100,7 +107,7 @@ class PromptCaches:
 
     def _lose(self, kept: _Kept, nbytes: int) -> None:
         """Gives up a history, or as much of its end as takes so many bytes."""
-        self.lost = [*self.lost[1 - _REMEMBERED :], list(kept.history.tokens)]
+        self.note_lost(kept.history)
         if len(self._kept) > _MOST or not kept.history.shorten(nbytes):
             self._kept.remove(kept)
 

@@ -26,6 +26,7 @@ from akunu_py.decoding.prompt_cache.cache_file import SUFFIX, About, SaveStopped
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import AkunuError, DamagedCache, StoreError, UsageError
 from akunu_py.files import read_json, write_atomically
+from akunu_py.types import NotCached
 
 if TYPE_CHECKING:  # MLX takes a second, which who lists files should not wait for
     from akunu_py.decoding.engine import Engine
@@ -77,21 +78,29 @@ class PromptCacheStore:
 
     def saved(self, engine: Engine) -> list[SavedCache]:
         """Those that `engine` can go on with, as far as their headers tell."""
+        return [each for each in self._all() if not why_not(each.about, engine)]
+
+    def of_no_use(self, prompt: Sequence[int], engine: Engine) -> tuple[int, NotCached]:
+        """How many tokens of `prompt` one holds that `engine` cannot go on with, and why not."""
+        there = [
+            each.about for each in self._all() if each.about.tokenizer == engine.tokenizer_digest
+        ]
+        found = [(each.shared(prompt), why_not(each, engine)) for each in there]
+        return max((each for each in found if each[1]), default=(0, ""))
+
+    def _all(self) -> list[SavedCache]:
         if not self._swept:
             self._swept = True
             with self._alone() as alone:
                 if alone:
                     sweep(self.limits, self._clock())
-        asked = engine.tokenizer_digest, engine.weights, engine.kv_bits
         found = []
         for path, status in _files(self.directory):
             key = path.name, status.st_ino, status.st_size
             if key not in self._known:
                 self._known[key] = _about(path)
             about = self._known[key]
-            if about is None or (about.tokenizer, about.weights, about.kv_bits) != asked:
-                continue
-            if len(about.tokens) < engine.context_length:
+            if about is not None:
                 found.append(SavedCache(path, about, status.st_size, status.st_mtime))
         return found
 
@@ -100,18 +109,18 @@ class PromptCacheStore:
         found = [(each.about.reach(prompt), each) for each in self.saved(engine)]
         return max(found, key=lambda each: each[0], default=None)
 
-    def load(self, saved: SavedCache, engine: Engine) -> TokenHistory | None:
-        """The history in a file; None where it cannot be used, and then it is gone too."""
+    def load(self, saved: SavedCache, engine: Engine) -> TokenHistory | NotCached:
+        """The history in a file; why not where it cannot be used, and then it is gone too."""
         from akunu_py.decoding.prompt_cache import disk
 
         try:
             history = disk.load(engine, saved.path)
-        except (DamagedCache, UsageError):  # altered, or of a model that was here before
+        except (DamagedCache, UsageError) as error:  # or of a model that was here before
             with contextlib.suppress(OSError):
                 saved.path.unlink()
-            return None
+            return "damaged file" if isinstance(error, DamagedCache) else "other weights"
         except StoreError:
-            return None
+            return "damaged file"
         with contextlib.suppress(OSError):
             os.utime(saved.path)
         return history
@@ -177,6 +186,15 @@ class PromptCacheStore:
         finally:
             if lock is not None:
                 os.close(lock)
+
+
+def why_not(about: About, engine: Engine) -> NotCached:
+    """Why `engine` cannot go on with a file, as far as its header tells; "" where it can."""
+    if (about.tokenizer, about.weights) != (engine.tokenizer_digest, engine.weights):
+        return "other weights"
+    if about.kv_bits != engine.kv_bits:
+        return "other KV width"
+    return "" if len(about.tokens) < engine.context_length else "other context"
 
 
 def all_files() -> list[Path]:
