@@ -40,7 +40,7 @@ from akunu_py.types import Constraint, DraftMode, GenerateOptions, Message, Samp
 from tests.support.json_schema import is_valid
 
 TEMPERATURES = (0.0, 0.8)
-_SHOWN = 600  # characters of a schema that the prompt has
+_SHOWN = 200  # characters of a schema that the prompt has
 
 
 def main(path: Path, answers: int, length: int, start: int) -> int:
