@@ -64,7 +64,7 @@ class Case:
 
     def saved(self, **changes: object) -> Path:
         """Where it is on disk, after a restart."""
-        assert self.read(**changes).save_idle()
+        assert self.read(OPTIONS, **changes).save_idle()
         (path,) = all_files()
         self.session = None
         return path
