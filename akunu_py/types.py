@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, NamedTuple, Protocol
 
-DraftMode = Literal["auto", "fixed", "off"]
+DraftMode = Literal["auto", "ngram", "mtp", "model", "exit", "fixed", "off"]
 FinishReason = Literal["stop", "length", "context", "cancelled"]
 ConstraintKind = Literal["json_schema", "json", "regex", "choice", "grammar"]
 WeightMode = Literal["auto", "keep", "float32", "bfloat16"]
 
-DRAFT_MODES: tuple[DraftMode, ...] = ("auto", "fixed", "off")
+DRAFT_MODES: tuple[DraftMode, ...] = ("auto", "ngram", "mtp", "model", "exit", "fixed", "off")
 WEIGHT_MODES: tuple[WeightMode, ...] = ("auto", "keep", "float32", "bfloat16")
 DEFAULT_MODEL = "starter"
 DEFAULT_DRAFT_TOKENS = 4
@@ -76,6 +76,44 @@ class Drafter(Protocol):
         target, over how many rows it ran, how long after the pass before it was done (or after the
         start), and whether it was launched behind that one. There is one row more than drafted
         tokens, or several, where tokens had to be run again."""
+
+
+class DraftNetwork(Protocol):
+    """A network that drafts: a smaller model, heads of the target, the target's first layers.
+
+    It goes on with the history that the target goes on with, keeps what it has read of it, and
+    drops what turned out otherwise when it begins the next time. Its tokens are verified like any
+    others. Where the target samples, it draws its own by the noise that the target draws with at
+    the same position: so equal distributions give equal tokens, and close ones nearly always.
+
+    share: what one of its tokens is taken to cost before that was measured, in plain steps of the
+    target. longest: tokens that it drafts in a row at most. read: how many tokens of the last
+    history it has read, about.
+    """
+
+    @property
+    def name(self) -> str:
+        """The draft mode that has it draft alone."""
+
+    @property
+    def share(self) -> float: ...
+
+    @property
+    def longest(self) -> int: ...
+
+    @property
+    def read(self) -> int: ...
+
+    def begin(self, known: Sequence[int]) -> bool:
+        """Drafts from behind `known`, at least a token. False where so much of it was not read yet
+        that it has read a part now, and wants to be asked again."""
+
+    def guess(self) -> tuple[int, float]:
+        """The token that comes next, -1 where it has none, and how sure it is, from 0 to 1. What it
+        guesses next comes behind that."""
+
+    def clock(self) -> float:
+        """Seconds, for how long it takes."""
 
 
 class DraftGuide(Protocol):

@@ -287,7 +287,8 @@ def _answer(
     session: Session, prompt: list[int], options: GenerateOptions, passes: Passes
 ) -> list[int]:
     """With a drafter that has learned nothing yet."""
-    session.drafting = Drafting(session.engine, UnsavedState(FixedCosts(PRIOR_SHAPE)))
+    state = UnsavedState(FixedCosts(PRIOR_SHAPE))
+    session.drafting = Drafting(session.engine, session.target, state)
     record_passes(session, passes)
     return list(session.generate(prompt, options).answer().tokens)
 

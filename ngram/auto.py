@@ -1,13 +1,15 @@
 """`--draft auto`: drafts as many tokens as pay on this machine, often none.
 
 `index`, `copies` and `memory` find what came next before, `guess` compares it by `acceptance`;
-guesses are chained into a draft, which `planner` cuts by what `cost` knows of a pass; and the
-output teaches them all.
+guesses are chained into a draft, which `planner` cuts by what `cost` knows of a pass; where a
+network drafts too, `networks` says whether its tokens are worth more; and the output teaches them
+all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from math import prod
 
 from akunu_py.ngram.acceptance import CALIBRATION_RATE, AcceptanceModel
 from akunu_py.ngram.copies import CopyTracker
@@ -15,8 +17,9 @@ from akunu_py.ngram.cost import MAX_ROWS, PIPELINED, CostCurve
 from akunu_py.ngram.guess import FROM_GRAMMAR, Guess, Guesser
 from akunu_py.ngram.index import LONGEST_MATCH, SuffixIndex
 from akunu_py.ngram.memory import Memory
-from akunu_py.ngram.planner import choose_length
-from akunu_py.types import DraftGuide
+from akunu_py.ngram.networks import Division, PlannedNetwork, Terms, futures
+from akunu_py.ngram.planner import best_draft, choose_length
+from akunu_py.types import DraftGuide, DraftNetwork
 
 MAX_DRAFT = MAX_ROWS - 1
 HORIZON = MAX_DRAFT + 1  # guesses looked at: the longest draft, and its bonus
@@ -55,6 +58,8 @@ class AutoDrafter:
     guide: the grammar that the answer must match: what it forces is drafted with the guesses
         between, and a guess that it forbids ends the draft.
     alone: whether passes may be launched before the one before is read.
+    networks: what drafts as well, behind the n-grams' guesses or in their place. ngrams: whether
+        there are any such guesses.
     """
 
     def __init__(
@@ -64,6 +69,8 @@ class AutoDrafter:
         stop_tokens: Collection[int] = (),
         rerun_on_reject: bool = False,
         memory: Memory | None = None,
+        networks: Sequence[DraftNetwork] = (),
+        ngrams: bool = True,
     ) -> None:
         self.curve = CostCurve() if curve is None else curve
         self.stop_tokens = frozenset(stop_tokens)
@@ -82,7 +89,10 @@ class AutoDrafter:
         self._returns = list(_RETURN)
         self._guesses: list[Guess] = []  # of the last proposal, drafted or not
         self._drafted = 0  # for the pass that was observed last
-        self._planned = slice(0)  # which guesses are the last proposal
+        self._planned = slice(0)  # which guesses are the last proposal, or begin it
+        self.networks = [PlannedNetwork(network) for network in networks]
+        self._ngrams = ngrams
+        self._network: PlannedNetwork | None = None  # that the last proposal ends with
         self._answering = False
         self._earned = self._spent = _RATE_PRIOR
         self._since_probe = 0
@@ -98,10 +108,16 @@ class AutoDrafter:
         """
         guesses, self._guesses = self._guesses, []
         drafted, self._drafted = self._drafted, 0
+        network, self._network = self._network, None
         if not self._answering or len(tokens) > drafted + 1:
             self.index.extend(tokens)
             self.tracker.begin_answer(max(0, self.index.size - 1))
             self._answering = False
+            return
+        if network is not None:
+            network.learn(tokens)
+        if not self._ngrams:
+            self.index.extend(tokens)
             return
         learned = 0
         for guess, token in zip(guesses, tokens, strict=False):
@@ -124,6 +140,7 @@ class AutoDrafter:
         self.tracker.begin_answer(max(0, length - 1))
         self._guesses = []
         self._drafted = 0
+        self._network = None
         self._answering = False
 
     def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
@@ -132,7 +149,7 @@ class AutoDrafter:
         longest = max(0, min(limit, MAX_DRAFT))
         if self.guide is not None:
             self.guide.begin_draft()
-        guesses = self._chain(max(1, min(HORIZON, limit + 1)) + ahead)
+        guesses = self._chain(max(1, min(HORIZON, limit + 1)) + ahead) if self._ngrams else []
         if self.guide is not None:
             self.guide.end_draft()
         found = sum(guess.token >= 0 for guess in guesses)
@@ -142,25 +159,90 @@ class AutoDrafter:
             chances[:2] = [chances[0] * chances[1]] if found > 1 else []
         gained = max(self._earned / self._spent, 1.0)  # tokens in the time of a pipelined step
         costs = self._costs(gained, coming)
+        rate = gained / self.curve.pipelined(self._context)
+        ongoing = found == HORIZON + ahead
         length = choose_length(
             chances,
             costs,
-            gained / self.curve.pipelined(self._context),
+            rate,
             longest,
-            ongoing=found == HORIZON + ahead,
+            ongoing=ongoing,
             rerun_on_reject=self.rerun_on_reject,
         )
+        draft = None
+        if self.networks and longest and not (ahead and length):
+            terms = self._terms(costs, rate, ongoing=ongoing)
+            draft = self._from_network(guesses[ahead:found], terms, longest, ahead=ahead)
         if self._idle:
             place = min(self._idle, len(_RETURN)) - 1
-            self._returns[place] += _RETURN_RATE * (bool(length) - self._returns[place])
-        self._probing = not length
-        if not length:
+            drafts = bool(length if draft is None else draft)
+            self._returns[place] += _RETURN_RATE * (drafts - self._returns[place])
+        self._probing = not length and draft is None
+        if self._probing:
             length = self._probe(guesses[ahead:found], longest)
         self._guesses = guesses
         self._answering = True
-        self._planned = slice(int(ahead), ahead + length)
-        self._idle = 0 if length else self._idle + 1
-        return [guess.token for guess in guesses[self._planned]]
+        if draft is None:
+            self._planned = slice(int(ahead), ahead + length)
+            draft = [guess.token for guess in guesses[self._planned]]
+        self._idle = 0 if draft else self._idle + 1
+        return draft
+
+    def _terms(self, costs: Sequence[float], rate: float, *, ongoing: bool) -> Terms:
+        context, curve = self._context, self.curve
+        plain = curve.table(context)[0]
+        return Terms(costs, rate, plain, curve.timed, context, ongoing, self.rerun_on_reject)
+
+    def _from_network(
+        self,
+        guesses: Sequence[Guess],
+        terms: Terms,
+        longest: int,
+        *,
+        ahead: bool,
+    ) -> list[int] | None:
+        """A draft that a network makes or ends, where that earns most; None where the guesses
+        alone do. `ahead`, it waits for the step that is under way."""
+        chances = [guess.probability for guess in guesses]
+        length, values = best_draft(
+            chances,
+            terms.costs,
+            terms.rate,
+            longest,
+            ongoing=terms.ongoing,
+            rerun_on_reject=terms.rerun,
+        )
+        coming = futures(chances, values)
+        if guesses and guesses[-1].token in self.stop_tokens:
+            chances.pop()
+        least = values[0]
+        best: tuple[Division, PlannedNetwork] | None = None
+        for network in self.networks:
+            division = network.division(chances, coming, longest, terms)
+            if division.value > least:
+                least, best = division.value, (division, network)
+            elif not length and best is None and (trial := network.trial(longest, terms)):
+                best = trial, network
+        if best is None:
+            return None
+        self.pipelines, self._planned = False, slice(0)
+        if ahead:
+            return []
+        division, self._network = best
+        self._planned = slice(division.guesses)
+        prefix = [guess.token for guess in guesses[self._planned]]
+        if self.guide is not None:
+            self.guide.begin_draft()
+            for token in prefix:  # which it allowed before
+                self.guide.advance(token)
+        known = self.index.tokens[self.unread :]
+        reached = prod(chances[: len(prefix)])
+        drafted = self._network.draft(
+            known, prefix, reached, division, terms, self.stop_tokens, self.guide
+        )
+        if self.guide is not None:
+            self.guide.end_draft()
+        return [*prefix, *drafted]
 
     def _costs(self, gained: float, chances: Sequence[float]) -> list[float]:
         """Of passes over 1, 2, ... rows. A plain step costs what it does in a pipeline, and what is
@@ -189,6 +271,9 @@ class AutoDrafter:
     ) -> None:
         """Learns how a pass fared, and how long it took."""
         self._drafted = drafted
+        network, drafting = self._network, 0.0
+        if network is not None:
+            seconds, drafting = seconds - network.seconds, network.cost
         costs = self.curve.table(self._context)
         pipelined = self.curve.pipelined(self._context)
         hidden = costs[0] - pipelined if behind else 0.0
@@ -202,14 +287,17 @@ class AutoDrafter:
                 self.curve.observe(rows, seconds + hidden, self._context)
         # Planned costs, not measured ones: a slow outlier must not look like a slow text.
         costs = self.curve.table(self._context)
-        spent = (costs[min(rows, MAX_ROWS) - 1] - hidden) / pipelined
+        spent = (costs[min(rows, MAX_ROWS) - 1] - hidden + drafting) / pipelined
         self._earned = self._earned * _RATE_DECAY + accepted + 1
         self._spent = self._spent * _RATE_DECAY + spent
 
     @property
     def sources(self) -> list[tuple[str, int]]:
         """Where the last proposal's tokens come from (`Guess.named_source`), until `extend`."""
-        return [guess.named_source for guess in self._guesses[self._planned]]
+        named = [guess.named_source for guess in self._guesses[self._planned]]
+        if self._network is not None:
+            named += [(self._network.network.name, 0)] * self._network.verified
+        return named
 
     @property
     def _context(self) -> int:

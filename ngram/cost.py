@@ -110,6 +110,11 @@ class CostCurve:
         """Whether the cost of `rows` rows is known: given beforehand, or observed in any band."""
         return self.given or any(rows in typical for typical in self._typical)
 
+    @property
+    def timed(self) -> bool:
+        """Whether its costs are those of this device: given beforehand, or times."""
+        return self.given or any(self._typical)
+
     def to_dict(self) -> dict[str, Any]:
         """Everything learned, ready for JSON."""
         return {

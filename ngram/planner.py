@@ -17,7 +17,23 @@ def choose_length(
     ongoing: bool = False,
     rerun_on_reject: bool = False,
 ) -> int:
-    """The draft length from 0 to `limit` that earns most.
+    """The draft length from 0 to `limit` that earns most; see `best_draft`."""
+    return best_draft(
+        probabilities, costs, rate, limit, ongoing=ongoing, rerun_on_reject=rerun_on_reject
+    )[0]
+
+
+def best_draft(
+    probabilities: Sequence[float],
+    costs: Sequence[float],
+    rate: float,
+    limit: int,
+    *,
+    ongoing: bool = False,
+    rerun_on_reject: bool = False,
+) -> tuple[int, list[float]]:
+    """The draft length from 0 to `limit` that earns most, and how many tokens more than on the long
+    run are earned from where the first 0, 1, ... guesses were right.
 
     probabilities: for each position of the longest possible draft, that its token is accepted,
         given that those before it were. They may reach beyond `limit`: what is not drafted now
@@ -37,7 +53,7 @@ def choose_length(
     count = len(probabilities)
     longest = min(limit, len(costs) - 1)
     if not count or longest < 1:
-        return 0
+        return 0, [1.0 - rate * costs[0]]
     values = [0.0] * (count + 2)
     after = 0.0
     if ongoing:
@@ -67,4 +83,4 @@ def choose_length(
             if reached < _NEGLIGIBLE:
                 break
         values[start] = best
-    return best_length
+    return best_length, values

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.learned import LearnedState
+from akunu_py.decoding.networks import networks_for
+from akunu_py.decoding.target import Target
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
@@ -23,10 +25,16 @@ class Drafting:
     """
 
     def __init__(
-        self, engine: Engine, learned: LearnedState | None, curve: CostCurve | None = None
+        self,
+        engine: Engine,
+        target: Target,
+        learned: LearnedState | None,
+        curve: CostCurve | None = None,
     ) -> None:
-        """curve: what another session learns too; None for the one that was learned."""
+        """target: what is drafted for. curve: what another session learns too; None for the one
+        that was learned."""
         self._engine = engine
+        self._target = target
         self._memory = learned.memory if learned else None
         self.curve = curve or (learned.curve if learned else CostCurve())
         self._made_for: tuple[DraftMode, int] | None = None
@@ -93,6 +101,8 @@ class Drafting:
             stop_tokens=self._engine.stop_tokens,
             rerun_on_reject=self._engine.recurrent,
             memory=self._memory,
+            networks=networks_for(self._engine, self._target, mode),
+            ngrams=mode in ("auto", "ngram"),
         )
 
 

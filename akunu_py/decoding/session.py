@@ -22,6 +22,7 @@ from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.events import Reading
 from akunu_py.decoding.learned import LearnedState
 from akunu_py.decoding.logprobs import LogprobSampler
+from akunu_py.decoding.networks import check_mode
 from akunu_py.decoding.prefill import ChunkSizes, prefill
 from akunu_py.decoding.prompt_cache import disk
 from akunu_py.decoding.prompt_cache.memory import PromptCaches
@@ -96,7 +97,7 @@ class Session:
         caches = beside.target.caches if beside else PromptCaches(engine.cache_memory)
         self.target: Target = Target(engine.model, engine.kv_bits, caches)
         curve = beside.drafting.curve if beside else None
-        self.drafting: Drafting = Drafting(engine, learned, curve)
+        self.drafting: Drafting = Drafting(engine, self.target, learned, curve)
         self.turn = Turn()
         self.recall: Recall | None = None  # from disk
         if learned is not None and learned.caches is not None:
@@ -193,6 +194,7 @@ class Generation:
         if options.stop_tokens:
             engine = replace(engine, stop_tokens=engine.stop_tokens.union(options.stop_tokens))
         _check(engine, prompt, options)
+        check_mode(engine, options.draft)
         self._session = session
         self._engine = engine
         self._target = session.target

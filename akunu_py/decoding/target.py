@@ -44,7 +44,9 @@ class Target:
 
     caches: other histories, which a prompt may continue instead; of those that other targets go on
     with it takes a copy, so no pass of theirs may be under way then. alone: whether passes may be
-    launched before it is known that they are the next ones of the device.
+    launched before it is known that they are the next ones of the device. run: what `forward` does
+    with the cache; a network that drafts from the target's hidden states puts what keeps them here,
+    and gives the same logits.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Target:
         self._kv_bits = kv_bits
         self.caches = caches or PromptCaches()
         self.alone = True
+        self.run: Callable[[mx.array, kvcache.Cache], mx.array] = self._run
         self._history: TokenHistory | None = None
         self.sampler = Sampler(SamplingOptions())
         self.constraint: ConstraintMatcher | None = None  # of the answer that is being sampled
@@ -125,7 +128,10 @@ class Target:
 
         Returns logits [rows, vocab], not yet evaluated.
         """
-        return self.model(tokens[None], cache=self.cache)[0]
+        return self.run(tokens, self.cache)
+
+    def _run(self, tokens: mx.array, cache: kvcache.Cache) -> mx.array:
+        return self.model(tokens[None], cache=cache)[0]
 
     def launch(self, rows: Sequence[int], wanted: int, after: mx.array | None = None) -> mx.array:
         """Starts one pass over `rows`, which nobody waits for.

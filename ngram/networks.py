@@ -1,0 +1,265 @@
+"""Networks that draft beside the n-grams: what their tokens cost, how likely they are accepted, and
+how many of them pay.
+
+A draft is guesses of the n-grams, as many as are worth it, then tokens of one network, which make
+the pass longer and are paid for themselves. What earns most is drafted: of all ways to divide a
+draft the one with the greatest value, in the sense of `planner`, where the state behind a network's
+token is worth nothing beforehand. The number of tokens is decided again behind each of them, when
+it is known how sure the network was.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from math import log
+
+from akunu_py.ngram.acceptance import CALIBRATION_EDGES, sigmoid
+from akunu_py.ngram.cost import MAX_ROWS, PRIOR_SHAPE, CostCurve
+from akunu_py.types import DraftGuide, DraftNetwork
+
+_NEGLIGIBLE = 0.02  # chances of a longer draft below this are not looked at
+_DEPTHS = 8  # tokens of a network in a row that are told apart
+_EXPECTED = 0.7  # chance of a network's token before any was tested
+_RATE, _TESTS = 0.03, 6.0  # of that average, and how many tests it counts for
+_CALIBRATION_RATE = 0.1
+_SURE = 0.999  # a network that is surer of itself is not believed
+_SPREAD = 32.0  # passes over which reading a long text is spread
+# Where a network does not pay it is tried for so many tokens, at a share of the time that halves
+# with each trial, down to the last.
+_TRIED = 2
+_TRIAL = -float("inf")  # what a trial is worth
+_TRY, _TRY_LEAST = 0.01, 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a pass is reckoned with.
+
+    costs: of a pass over 1, 2, ... rows. rate: tokens that a unit of cost is worth. plain: the cost
+    of a plain step that waits for nothing. seconds: whether costs are measured times. context:
+    tokens that the target has read. ongoing, rerun: see `planner.best_draft`.
+    """
+
+    costs: Sequence[float]
+    rate: float
+    plain: float
+    seconds: bool
+    context: int
+    ongoing: bool
+    rerun: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """A draft of the first `guesses` of the n-grams, then tokens of a network, `most` at most, and
+    what it is worth."""
+
+    value: float
+    guesses: int
+    most: int
+
+
+@dataclass(slots=True)
+class _Made:
+    """A token that a network made, and the chance that it is accepted, which `bucket` of the
+    calibration corrected."""
+
+    token: int
+    bucket: int
+    chance: float
+
+
+class PlannedNetwork:
+    """A network, what its tokens cost here, and how likely each is accepted. Both are learned."""
+
+    def __init__(self, network: DraftNetwork) -> None:
+        self.network = network
+        share = {rows: network.share * cost for rows, cost in PRIOR_SHAPE.items()}
+        self.curve = CostCurve(share)  # of its own passes
+        self.curve.given = False
+        self._timed = False
+        self._expected = [_EXPECTED] * _DEPTHS
+        self._tests = [_TESTS] * _DEPTHS
+        self._calibration = [0.0] * (len(CALIBRATION_EDGES) + 1)
+        self._by_depth = [0.0] * _DEPTHS
+        self._made: list[_Made] = []
+        self._prefix: list[int] = []
+        self._saved = 0.0  # for the next trial, as a share of a plain step
+        self._try = _TRY
+        self.seconds = 0.0  # that the last draft took
+        self.cost = 0.0  # the same as it is reckoned
+        self.verified = 0  # tokens of it that were worth verifying
+
+    def expected(self, depth: int) -> float:
+        """The chance of its token behind `depth` others, before it is made."""
+        return self._expected[min(depth, _DEPTHS - 1)]
+
+    def division(
+        self, chances: Sequence[float], coming: Sequence[float], longest: int, terms: Terms
+    ) -> Division:
+        """The draft of at most `longest` tokens, some of them its own, that is worth most.
+
+        chances: of the guesses that may stand before them. coming: see `futures`."""
+        best = Division(-float("inf"), 0, 0)
+        step = self._cost(1, terms)
+        unread = max(1, terms.context - self.network.read)
+        reached, tokens, rerun = 1.0, 1.0, 0.0
+        for guesses in range(min(len(chances), longest - 1) + 1):
+            spent, future = self._cost(unread + guesses, terms), 0.0
+            after, gained, lost = 1.0, tokens, rerun
+            for count in range(1, min(self.network.longest, longest - guesses) + 1):
+                rows = guesses + count
+                chance = after * self.expected(count - 1)
+                lost += _rerun(reached * (after - chance), rows, terms)
+                future += (after - chance) * _at(coming, rows)
+                after, gained = chance, gained + reached * chance
+                value = gained - terms.rate * (terms.costs[rows] + spent) - lost
+                value += future + after * _at(coming, rows + 1)
+                if value > best.value:
+                    best = Division(value, guesses, longest - guesses)
+                if reached * after < _NEGLIGIBLE:
+                    break
+                spent += step
+            if guesses < len(chances):
+                chance = reached * chances[guesses]
+                rerun += _rerun(reached - chance, guesses + 1, terms)
+                reached, tokens = chance, tokens + chance
+                if reached < _NEGLIGIBLE:
+                    break
+        return best
+
+    def trial(self, longest: int, terms: Terms) -> Division | None:
+        """Now and then a draft to see whether it pays by now: what it is like was learned from
+        other text."""
+        self._saved += self._try
+        due = self._saved * terms.plain >= _TRIED * self._cost(1, terms)
+        return Division(_TRIAL, 0, min(_TRIED, longest)) if due else None
+
+    def draft(
+        self,
+        known: Sequence[int],
+        prefix: Sequence[int],
+        reached: float,
+        division: Division,
+        terms: Terms,
+        stop: Collection[int],
+        guide: DraftGuide | None,
+    ) -> list[int]:
+        """Tokens of its own to verify behind `prefix`, the guesses of `division`.
+
+        reached: the chance that the whole prefix is accepted. guide: where it ends."""
+        network, context = self.network, terms.context
+        self._prefix, self._made = list(prefix), []
+        most = min(division.most, network.longest)
+        trial = division.value == _TRIAL
+        self._saved, self._try = 0.0, max(self._try / 2, _TRY_LEAST) if trial else _TRY
+        rows = max(1, len(known) + len(prefix) - network.read)
+        self.cost = 0.0
+        started = last = network.clock()
+        ready = network.begin([*known, *prefix])
+        chances = [reached]
+        while ready and len(self._made) < most:
+            made = self._make()
+            now = network.clock()
+            if rows <= MAX_ROWS and not self.curve.first_use(rows):
+                self.curve.observe(rows, now - last, context)
+                self._timed = True
+            self.cost += self._cost(rows, terms)
+            last, rows = now, 1
+            if made.token < 0 or (guide is not None and not guide.advance(made.token)):
+                break
+            self._made.append(made)
+            chances.append(chances[-1] * made.chance)
+            if made.token in stop or not self._goes_on(chances[-1], len(prefix), most, terms):
+                break
+        self.seconds = network.clock() - started
+        self.verified = _worth(chances, len(prefix), terms)
+        return [made.token for made in self._made[: self.verified]]
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        """`tokens` came where it drafted last. What was made and not verified teaches too."""
+        made, self._made = self._made, []
+        before = len(self._prefix)
+        if list(tokens[:before]) != self._prefix:
+            return
+        for depth, (each, token) in enumerate(zip(made, tokens[before:], strict=False)):
+            hit, depth = each.token == token, min(depth, _DEPTHS - 1)
+            self._tests[depth] += 1.0
+            rate = max(_RATE, 1.0 / self._tests[depth])
+            self._expected[depth] += rate * (hit - self._expected[depth])
+            error = _CALIBRATION_RATE * (hit - each.chance)
+            self._calibration[each.bucket] += error
+            self._by_depth[depth] += error
+            if not hit:
+                break
+
+    def _make(self) -> _Made:
+        token, sure = self.network.guess()
+        sure = min(max(sure, 1 - _SURE), _SURE)
+        hint = log(sure / (1 - sure))
+        bucket = bisect(CALIBRATION_EDGES, hint)
+        depth = min(len(self._made), _DEPTHS - 1)
+        chance = sigmoid(hint + self._calibration[bucket] + self._by_depth[depth])
+        return _Made(token, bucket, chance)
+
+    def _goes_on(self, reached: float, before: int, most: int, terms: Terms) -> bool:
+        """Whether more tokens of its own are expected to earn what they cost, where all are
+        accepted so far with the chance `reached`."""
+        made, gained, step = len(self._made), 0.0, self._cost(1, terms)
+        here = terms.costs[before + made]
+        for more in range(1, most - made + 1):
+            reached *= self.expected(made + more - 1)
+            gained += reached
+            if gained > terms.rate * (terms.costs[before + made + more] - here + more * step):
+                return True
+            if reached < _NEGLIGIBLE:
+                break
+        return False
+
+    def _cost(self, rows: int, terms: Terms) -> float:
+        """Of a pass of its own over `rows` rows, in the unit of `terms`."""
+        table = self.curve.table(terms.context)
+        unit = 1.0 if self._timed and terms.seconds else terms.plain
+        if self._timed and not terms.seconds:  # its times mean nothing beside a curve of shares
+            return self.network.share * terms.plain
+        if rows <= MAX_ROWS:
+            return unit * table[rows - 1]
+        return unit * table[-1] * (1.0 + (rows / MAX_ROWS - 1.0) / _SPREAD)
+
+
+def futures(chances: Sequence[float], values: Sequence[float]) -> list[float]:
+    """What is still to be earned from the guesses where a pass yielded 0, 1, ... tokens, and those
+    were the guesses. values: see `planner.best_draft`."""
+    reached, found = 1.0, [values[0]]
+    for chance, value in zip(chances, values[1:], strict=False):
+        reached *= chance
+        found.append(reached * value)
+    return found
+
+
+def _at(values: Sequence[float], place: int) -> float:
+    return values[place] if place < len(values) else 0.0
+
+
+def _worth(chances: Sequence[float], before: int, terms: Terms) -> int:
+    """How many tokens that were made are worth a row. chances: that the prefix is accepted, and
+    with it 1, 2, ... of them."""
+    best, best_value, gained, lost = 0, 0.0, 0.0, 0.0
+    for count in range(1, len(chances)):
+        gained += chances[count]
+        lost += _rerun(chances[count - 1] - chances[count], before + count, terms)
+        more = terms.costs[before + count] - terms.costs[before]
+        value = gained - terms.rate * more - lost
+        if value > best_value:
+            best, best_value = count, value
+    return best
+
+
+def _rerun(chance: float, rows: int, terms: Terms) -> float:
+    """What it costs, in tokens, to read `rows` tokens again with that chance."""
+    if not terms.rerun:
+        return 0.0
+    last = len(terms.costs) - 1
+    return chance * terms.rate * (terms.costs[min(rows, last)] - terms.costs[0])
