@@ -7,6 +7,7 @@
                    hub/: from the Hugging Face hub, install: visible only when complete)
     local_import   a directory or GGUF file -> the store      (mlx_directory: plans a directory)
     mlx_loader     the one way to mlx-lm and tokenizers       (model_files: what is checked before)
+    mtp/           heads for multi-token prediction, which mlx-lm drops
     fit            does a model fit into memory
     gguf/          a GGUF file -> a directory that mlx-lm loads
 

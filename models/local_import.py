@@ -155,10 +155,12 @@ def _copy(files: list[Path], directory: Path, progress: ProgressCallback) -> Non
 
 
 def _quantize(source: Path, directory: Path, bits: int, progress: ProgressCallback) -> None:
-    """Quantizes the model in `source` with mlx-lm into `directory`, shard by shard."""
+    """Quantizes the model in `source` with mlx-lm into `directory`, shard by shard; and its MTP
+    head, which mlx-lm drops, into a file of its own."""
     from mlx_lm.utils import quantize_model, save_config, save_model
 
     from akunu_py.models.mlx_loader import load_model
+    from akunu_py.models.mtp import load as mtp
 
     progress("quantize", 0, 0)
     model, config, _ = load_model(source)
@@ -175,6 +177,8 @@ def _quantize(source: Path, directory: Path, bits: int, progress: ProgressCallba
         )
     config.pop("auto_map", None)
     with boundary(f"{source} cannot be quantized"):  # its weights are read only now
+        if head := mtp.load_head(source, model, config):
+            mtp.write_head(head, directory / mtp.HEAD_FILE)
         save_model(directory, model, donate_model=True)
     save_config(config, directory / "config.json")
 

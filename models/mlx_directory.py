@@ -22,6 +22,7 @@ from akunu_py.models.manifest import ModelFacts
 from akunu_py.models.model_files import (
     boundary,
     check_config,
+    head_files,
     read_settings,
     read_tensors,
     weight_files,
@@ -94,7 +95,7 @@ def _plan(source: Path) -> DirectoryPlan:
     plan = DirectoryPlan(
         source=source,
         settings=settings,
-        copies=[*weight_files(source), *small],
+        copies=[*weight_files(source), *head_files(source), *small],
         bits=bits,
         facts=ModelFacts(
             context_length=context if isinstance(context, int) and context > 0 else 0,

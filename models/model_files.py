@@ -192,6 +192,11 @@ def _nested(settings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from _nested(value)
 
 
+def head_files(source: Path) -> list[Path]:
+    """Files of heads for multi-token prediction beside the weights of a model."""
+    return sorted(path for path in source.glob("mtp*.safetensors") if path.is_file())
+
+
 def weight_files(source: Path) -> list[Path]:
     """The files of weights, none of those missing that the index names."""
     found = sorted(source.glob("model*.safetensors"))  # all of which mlx-lm opens

@@ -24,8 +24,9 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 # What mlx-lm and transformers read of a model; no directory below, no code, nothing else.
 _WEIGHTS = re.compile(r"model[A-Za-z0-9._-]*\.safetensors")
+_HEADS = re.compile(r"mtp[A-Za-z0-9._-]*\.safetensors")  # what drafts for them
 _WANTED = re.compile(
-    rf"{_WEIGHTS.pattern}|(?:config|generation_config|hf_quant_config|model\.safetensors\.index"
+    rf"{_WEIGHTS.pattern}|{_HEADS.pattern}|(?:config|generation_config|hf_quant_config|model\.safetensors\.index"
     r"|tokenizer|tokenizer_config|special_tokens_map|added_tokens|chat_template|vocab)\.json"
     r"|chat_template\.jinja|tokenizer\.model|merges\.txt|vocab\.txt|[A-Za-z0-9_-]+\.tiktoken"
 )
@@ -127,7 +128,7 @@ def is_valid_file(file: HubFile) -> bool:
         return False
     form = _SHA256 if file.large else _COMMIT
     plain = _WANTED.fullmatch(file.name) and form.fullmatch(file.digest)
-    largest = _LARGEST if _WEIGHTS.fullmatch(file.name) else _LARGEST_SETTING
+    largest = _LARGEST if file.name.endswith(".safetensors") else _LARGEST_SETTING
     return bool(plain) and type(file.size) is int and 0 <= file.size <= largest
 
 

@@ -39,6 +39,8 @@ def test_a_pull_makes_a_model_that_runs(server: Hub, home: Path) -> None:
     from akunu_py.types import GenerateOptions
 
     seen: list[Progress] = []
+    empty = (2).to_bytes(8, "little") + b"{}"
+    server.files |= {"mtp.safetensors": empty, "mtp.bin": b"pickle"}
     model = pull(REPOSITORY, seen.append)
     assert (model.name, model.repository, model.commit) == (NAME, REPOSITORY, server.commit)
     assert model.licence == "mit"
@@ -47,7 +49,8 @@ def test_a_pull_makes_a_model_that_runs(server: Hub, home: Path) -> None:
     answer = Session(engine).generate([1, 2, 3], GenerateOptions(max_tokens=4)).answer()
     assert len(answer.tokens) == 4
     fetched = {name for name, _, _ in server.requests if name in server.files}
-    assert fetched == {"config.json", WEIGHTS, "tokenizer.json", "tokenizer_config.json"}
+    settings = {"config.json", "tokenizer.json", "tokenizer_config.json"}
+    assert fetched == settings | {WEIGHTS, "mtp.safetensors"}
     last = [progress for progress in seen if progress.phase == "download"][-1]
     assert last.done == last.total == sum(len(server.files[name]) for name in fetched)
     assert {key for name, _, key in server.requests if name in server.files} == {"Bearer hf_secret"}

@@ -1,0 +1,1 @@
+"""Heads for multi-token prediction (MTP) that checkpoints carry and mlx-lm drops."""

@@ -1,0 +1,169 @@
+"""MTP heads: read in the published names of every family, and what they compute."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.utils import quantize_model, save_model
+
+from akunu_py.decoding import kvcache
+from akunu_py.errors import DamagedModel, UnsupportedModel
+from akunu_py.models.local_import import import_model
+from akunu_py.models.mlx_loader import load_model
+from akunu_py.models.mtp.families import FAMILIES
+from akunu_py.models.mtp.head import Head, Trunk
+from akunu_py.models.mtp.load import HEAD_FILE, load_head, write_head
+from tests.support.tiny_mtp import (
+    CONFIGS,
+    VOCABULARY,
+    reference,
+    write_checkpoint,
+    write_tokenizer,
+)
+
+ROWS = 12
+DRAFT = 4
+
+
+def loaded(directory: Path) -> tuple[Any, Head]:
+    model, config, _ = load_model(directory)
+    head = load_head(directory, model, config)
+    assert head is not None
+    return model, head
+
+
+def inputs(model: Any, head: Head) -> tuple[mx.array, mx.array]:
+    """Embeddings and hidden states [1, ROWS, width]."""
+    mx.random.seed(1)
+    embeddings = Trunk(model, normed=True).embed(mx.random.randint(0, VOCABULARY, (1, ROWS)))
+    return embeddings, mx.random.normal((1, ROWS, head.width))
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_head_computes_what_it_shall(family: str, tmp_path: Path) -> None:
+    """All rows at once, and row by row with drafts of which any number is rolled back."""
+    published = write_checkpoint(tmp_path, family)
+    model, head = loaded(tmp_path)
+    embeddings, hidden = inputs(model, head)
+    wanted = reference(family, published, np.array(embeddings[0]), np.array(hidden[0]))
+    whole = head(embeddings, hidden, head.make_cache())
+    np.testing.assert_allclose(np.array(whole[0]), wanted, atol=2e-3)
+
+    for accepted in range(DRAFT + 1):
+        cache, at, got = kvcache.new_cache(head), 0, []
+        while at < ROWS:
+            real = min(1 + accepted, ROWS - at)
+            got.append(head(embeddings[:, at : at + real], hidden[:, at : at + real], cache))
+            at += real
+            state = got[-1][:, -1:]
+            for _ in range(DRAFT):  # each from the one before
+                state = head(embeddings[:, :1], state, cache)
+            kvcache.trim(cache, DRAFT)
+            assert kvcache.holds(cache, at)
+        np.testing.assert_allclose(np.array(mx.concatenate(got, 1)[0]), wanted, atol=2e-3)
+
+
+@pytest.mark.parametrize("family", [name for name in CONFIGS if name != "deepseek_v3"])
+def test_hidden_states_come_with_the_logits(family: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, family)
+    model, head = loaded(tmp_path)
+    assert head.normed != (family == "mimo")
+    trunk, tokens = Trunk(model, normed=head.normed), mx.arange(9)[None]
+    normed, hidden = trunk.forward(tokens, kvcache.new_cache(model))
+    assert mx.array_equal(trunk.logits(normed), model(tokens, kvcache.new_cache(model)))
+    norm = getattr(model, "language_model", model).model.norm
+    assert mx.array_equal(normed, hidden if head.normed else norm(hidden))
+    assert mx.array_equal(trunk.forward(tokens, kvcache.new_cache(model))[1], hidden)
+
+
+def quantized(source: Path, target: Path) -> Any:
+    """The model in `source`, as mlx-lm converts it: without its head."""
+    model, config, _ = load_model(source)
+    model, config = quantize_model(model, config, 32, 8)
+    target.mkdir()
+    save_model(target, model)
+    (target / "config.json").write_text(json.dumps(config))
+    model, config, _ = load_model(target)
+    assert load_head(target, model, config) is None
+    return model
+
+
+def parameters(head: Head) -> dict[str, mx.array]:
+    return dict(tree_flatten(head.parameters()))
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe", "glm4_moe", "mimo"])
+def test_a_head_beside_a_conversion(family: str, tmp_path: Path) -> None:
+    """As it was published, or as it was written; quantized as the model is."""
+    published = write_checkpoint(tmp_path / "published", family)
+    made = tmp_path / "made"
+    model = quantized(tmp_path / "published", made)
+    mx.save_safetensors(str(made / HEAD_FILE), published)
+    _, head = loaded(made)
+    kept = parameters(head)
+    assert head.project.bits == 8
+    assert any(name.endswith("self_attn.o_proj.scales") for name in kept)
+    embeddings, hidden = inputs(model, head)
+    wanted = reference(family, published, np.array(embeddings[0]), np.array(hidden[0]))
+    got = head(embeddings, hidden, head.make_cache())
+    assert np.abs(np.array(got[0]) - wanted).mean() < 0.02
+
+    write_head(head, made / HEAD_FILE)
+    again = parameters(loaded(made)[1])
+    assert again.keys() == kept.keys()
+    assert all(mx.array_equal(again[name], kept[name]) for name in kept)
+
+    if family == "qwen3_5_moe":  # as mlx-vlm and MTPLX write it, and as conversions keep it
+        modules = {own: name for name, own in FAMILIES[family].modules.items()}
+        bare = {}
+        for name, value in kept.items():
+            module, _, part = name.rpartition(".")
+            layer = name.replace("body.model.layers.", "layers.")
+            bare[f"{modules[module]}.{part}" if module in modules else layer] = value
+        for file, home in ((HEAD_FILE, ""), ("model-2.safetensors", "language_model.mtp.")):
+            (made / HEAD_FILE).unlink()
+            weights = {home + name: value for name, value in bare.items()}
+            mx.save_safetensors(str(made / file), weights)
+            again = parameters(loaded(made)[1])
+            assert all(mx.array_equal(again[name], kept[name]) for name in kept)
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+def test_an_import_keeps_the_head(
+    bits: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    source = tmp_path / "model"
+    published = write_checkpoint(source, "qwen3_5")
+    write_tokenizer(source)
+    if bits is None:  # and a better one beside it
+        better = {name: value * 2 for name, value in published.items()}
+        mx.save_safetensors(str(source / HEAD_FILE), better)
+    _, before = loaded(source)
+    _, head = loaded(import_model(source, bits=bits).path)
+    assert hasattr(head.project, "bits") == bool(bits)
+    assert mx.array_equal(head.embedding_norm.weight, before.embedding_norm.weight)
+
+
+def test_what_does_not_fit_is_no_head(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "a", "qwen3_5", head=False)
+    model, config, _ = load_model(tmp_path / "a")
+    assert load_head(tmp_path / "a", model, config) is None
+    published = write_checkpoint(tmp_path / "b", "qwen3_5")
+    name = "mtp.layers.0.self_attn.o_proj.weight"
+    for wrong in (published[name][:, :-1], None):
+        weights = {key: value for key, value in published.items() if key != name}
+        if wrong is not None:
+            weights[name] = wrong
+        mx.save_safetensors(str(tmp_path / "a" / HEAD_FILE), weights)
+        with pytest.raises(UnsupportedModel, match="does not belong to it"):
+            load_head(tmp_path / "a", model, config)
+    (tmp_path / "a" / HEAD_FILE).write_bytes(b"\0" * 100)
+    with pytest.raises(DamagedModel):
+        load_head(tmp_path / "a", model, config)
