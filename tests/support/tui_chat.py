@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.cells import cell_len
 from textual.message import Message as TextualMessage
 from textual.pilot import Pilot
+from textual.strip import Strip
 from textual.widgets import Markdown
 
 from akunu_py.decoding.chat_model import Gauges
@@ -156,6 +157,19 @@ async def chat(
         if loaded:
             await chat.post(Loaded("starter", "float32", 8192))
         yield chat
+
+
+async def at_rest(pilot: Pilot[None]) -> None:
+    """Waits until the picture no longer changes: what is drawn late, or moves, takes a few rounds
+    of the event loop."""
+    before: list[Strip] = []
+    for _ in range(600):
+        await pilot.pause(0.1)
+        now = pilot.app.screen._compositor.render_strips()
+        if now == before and all(view.is_drawn for view in pilot.app.query(AnswerView)):
+            return
+        before = now
+    raise AssertionError("the picture does not come to rest")
 
 
 async def until(pilot: Pilot[None], holds: Callable[[], object]) -> None:

@@ -13,7 +13,7 @@ from textual.color import Color
 from akunu_py.settings import Settings
 from akunu_py.tui.session_thread import Finished, PieceArrived
 from akunu_py.tui.store_thread import StoreThread
-from tests.support.tui_chat import GAUGES, STATS, Chat, chat
+from tests.support.tui_chat import GAUGES, STATS, Chat, at_rest, chat
 
 LEAST = 4.5
 ANSWER = """# One
@@ -109,7 +109,7 @@ async def answered(it: Chat) -> None:
 def keys(*names: str) -> Callable[[Chat], Awaitable[None]]:
     async def press(it: Chat) -> None:
         await it.press(*names)
-        await it.pilot.pause(0.02)
+        await at_rest(it.pilot)
 
     press.__name__ = " ".join(names)
     return press
@@ -119,12 +119,12 @@ async def notices(it: Chat) -> None:
     await it.app.view.add_notice("a notice")
     await it.app.view.add_notice("an error", "error")
     it.app.view.refuse("It does not work.")
-    await it.pilot.pause(0.02)
+    await at_rest(it.pilot)
 
 
 async def told(it: Chat) -> None:
     it.app.view.inform("It works.")
-    await it.pilot.pause(0.02)
+    await at_rest(it.pilot)
 
 
 STEPS = [
@@ -194,7 +194,7 @@ async def test_on_a_small_screen_nothing_is_left_of_what_is_behind_a_dialog() ->
         for key in ("f1", "f4", "ctrl+s", "ctrl+p"):
             assert "zqxqz" in it.screen_text()
             await it.press(key)
-            await it.pilot.pause(0.02)
+            await at_rest(it.pilot)
             assert it.app.screen.is_modal
             assert "qxq" not in it.screen_text(), key
             await it.press("escape")

@@ -30,6 +30,7 @@ from akunu_py.tui.slash_commands import (
     parse,
 )
 from akunu_py.types import GenerateOptions
+from tests.support.tui_chat import at_rest, until
 from tests.support.tui_host import Compare, sizes_and_themes
 
 pytestmark = pytest.mark.usefixtures("own_directories")
@@ -202,14 +203,10 @@ async def test_the_palette_runs_commands_and_begins_those_that_need_words(tmp_pa
         await pilot.pause()
         assert isinstance(app.screen, CommandPalette)
         await pilot.press(*"keys and")
-        for _ in range(100):
-            await pilot.pause(0.02)
-            if app.screen.query_one("CommandList").display:
-                break
-        await pilot.pause(0.3)
+        await until(pilot, lambda: app.screen.query_one("CommandList").display)
+        await at_rest(pilot)
         await pilot.press("enter")
-        await pilot.pause(0.1)
-        assert helped(app)
+        await until(pilot, lambda: helped(app))
         await pilot.press("escape")
         provider = ChatCommands(app.screen)
         hits = [hit async for hit in provider.search("temperature")]
@@ -225,7 +222,7 @@ def test_picture_of_the_help(
         pilot.app.theme = theme
         pilot.app.query_one(PromptBox).cursor_blink = False
         await pilot.press("f1")
-        await pilot.pause(0.05)
+        await at_rest(pilot)
 
     assert snap_compare(chat(tmp_path), terminal_size=size, run_before=asked)
 
@@ -235,7 +232,7 @@ def test_picture_of_the_palette(snap_compare: Compare, tmp_path: Path, theme: st
     async def opened(pilot: Pilot[None]) -> None:
         pilot.app.theme = theme
         await pilot.press("ctrl+p")
-        await pilot.pause(0.5)
+        await at_rest(pilot)
         pilot.app.screen.query_one("CommandInput").cursor_blink = False  # type: ignore[attr-defined]
 
     assert snap_compare(chat(tmp_path), terminal_size=(80, 24), run_before=opened)
@@ -247,10 +244,10 @@ async def test_every_screen_lives_in_the_smallest_terminal(tmp_path: Path, key: 
     async with app.run_test(size=(20, 5)) as pilot:
         await pilot.press(key, "down", "pagedown", "tab")
         await pilot.resize_terminal(1, 1)
-        await pilot.pause(0.05)
+        await at_rest(pilot)
         await pilot.resize_terminal(120, 50)
         await pilot.press("up", "escape", "escape")
-        await pilot.pause(0.05)
+        await at_rest(pilot)
         assert app.screen is app.screen_stack[0]
         assert app.is_running
 

@@ -19,7 +19,7 @@ from akunu_py.chats.store import ConversationStore
 from akunu_py.tui.library import Chosen, ConversationsScreen, moment
 from akunu_py.tui.store_thread import StoreThread
 from tests.support.chats import T0, branched, exchange_of
-from tests.support.tui_chat import until
+from tests.support.tui_chat import at_rest, until
 from tests.support.tui_host import Compare, Host
 
 pytestmark = pytest.mark.usefixtures("utc")
@@ -307,6 +307,6 @@ def test_picture(
     async def press(pilot: Pilot[None]) -> None:
         await until(pilot, app.lines)
         await pilot.press(*keys)
-        await pilot.pause(0.5)  # the list, then the preview
+        await at_rest(pilot)  # the list, then the preview
 
     assert snap_compare(app, terminal_size=size, run_before=press)

@@ -5,7 +5,6 @@ To accept new pictures: pytest tests/tui/test_models.py --snapshot-update, then 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from akunu_py.models.store import StoredModel
 from akunu_py.tui.downloads import DownloadEnded, DownloadMoved, Downloads
 from akunu_py.tui.models import ModelsScreen, better_model
 from akunu_py.tui.welcome import describe_offer
-from tests.support.tui_chat import until
+from tests.support.tui_chat import at_rest, until
 from tests.support.tui_host import Compare, Host, Pulled, sizes_and_themes
 
 GB = 10**9
@@ -186,7 +185,7 @@ async def test_a_download_that_fails_says_why(pulled: Pulled) -> None:
         await until(pilot, lambda: about(shown) == f"{why}. Enter tries again.")
         assert ["✗ failed" in line for line in lines(shown)] == [False, True]
         description = shown.query_one("#description")
-        assert description.size.height > 2, "all of it is seen"
+        await until(pilot, lambda: description.size.height > 2)  # all of it is seen
         assert description.region.bottom <= shown.query_one("#dialog").region.bottom - 1
     again = ModelsScreen("starter", shown._downloads, MEMORY)
     async with Host(again).run_test(size=(90, 24)):
@@ -268,6 +267,6 @@ def test_picture(snap_compare: Compare, pulled: Pulled, size: tuple[int, int], t
         shown._downloads.start("good-4b")
         await pilot.press("down", "down")
         await until(pilot, lambda: "54%" in "\n".join(lines(shown)))
-        await asyncio.sleep(0.05)
+        await at_rest(pilot)
 
     assert snap_compare(host, terminal_size=size, run_before=fetching)

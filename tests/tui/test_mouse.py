@@ -7,7 +7,7 @@ import pytest
 from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.tui import app
 from akunu_py.tui.transcript.turn import AnswerView, shortened
-from tests.support.tui_chat import Chat, chat, until
+from tests.support.tui_chat import Chat, at_rest, chat, until
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ async def test_what_is_copied_is_seen() -> None:
         await it.press("tab")
         for key in ("home", "pagedown", "end", "pageup"):
             await it.press(key)
-            await it.pilot.pause(0.06)
+            await at_rest(it.pilot)
             await it.press("c")
             first = it.app.clipboard.splitlines()[0]
             assert first in it.screen_text(), key
@@ -44,7 +44,7 @@ async def test_what_is_copied_is_seen() -> None:
                 assert first == "answer 13"
         it.transcript.release_anchor()
         it.transcript.scroll_to(y=10, animate=False)  # as the wheel does
-        await it.pilot.pause(0.06)
+        await at_rest(it.pilot)
         await it.press("c")
         assert it.app.clipboard.splitlines()[0] in it.screen_text()
 
@@ -74,7 +74,7 @@ async def test_a_click_chooses_a_message_and_its_actions_can_be_clicked() -> Non
         assert it.markdown[-1] == "third"
         await it.click_on("third")
         await it.click_on("‹")
-        await it.pilot.pause(0.06)
+        await at_rest(it.pilot)
         assert it.markdown[-1] == "second"
         assert "‹ 1/2 ›" in it.screen_text(), "and back by another click"
         await it.click_on("second")
@@ -88,7 +88,7 @@ async def test_a_folded_prompt_unfolds() -> None:
         await it.answer("yes")
         assert "more characters" in it.prompts[0]
         await it.press("tab", "up", "home")
-        await it.pilot.pause(0.06)
+        await at_rest(it.pilot)
         await it.click_on("unfold")
         assert "line 99" in it.prompts[0]
         assert "more characters" not in it.prompts[0]
@@ -111,7 +111,7 @@ async def scrolled_up(it: Chat) -> None:
     await it.send("go")
     await it.piece("line\n\n" * 40)
     await it.press("pageup", "pageup")
-    await it.pilot.pause(0.06)
+    await at_rest(it.pilot)
 
 
 async def test_more_below_is_said_while_it_is_written() -> None:

@@ -14,7 +14,7 @@ from akunu_py.tui import store_thread as store_module
 from akunu_py.tui.library import ConversationsScreen
 from akunu_py.tui.session_thread import Finished
 from akunu_py.tui.store_thread import StoreThread
-from tests.support.tui_chat import STATS, chat, until
+from tests.support.tui_chat import STATS, at_rest, chat, until
 
 
 def saved(path: Path) -> list[ChatMessage]:
@@ -58,7 +58,7 @@ async def test_a_chat_is_saved_as_it_is_made_and_opens_again(path: Path) -> None
         await it.press("ctrl+o")
         assert isinstance(it.app.screen, ConversationsScreen)
         await store_thread.call(lambda store: None)
-        await it.pilot.pause(0.3)
+        await at_rest(it.pilot)
         await it.press("enter")
         await store_thread.call(lambda store: None)
         await it.post()
@@ -152,10 +152,10 @@ async def test_deleting_the_chat_on_the_screen_clears_it(path: Path) -> None:
         await it.answer("first")
         await it.press("ctrl+o")
         await store_thread.call(lambda store: None)
-        await it.pilot.pause(0.3)
+        await at_rest(it.pilot)
         await it.press("ctrl+d")
         await store_thread.call(lambda store: None)
-        await it.pilot.pause(0.3)
+        await at_rest(it.pilot)
         await it.press("escape")
         assert it.prompts == []
         assert it.app.conversation.turns == []

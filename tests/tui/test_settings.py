@@ -20,7 +20,7 @@ from textual.widgets import Input, Select, Static, TextArea
 from akunu_py.settings import Settings, load_settings, save_settings, settings_file
 from akunu_py.tui import terminal, themes
 from akunu_py.tui.settings import SettingsScreen
-from tests.support.tui_chat import until
+from tests.support.tui_chat import at_rest, until
 from tests.support.tui_host import Compare, Host, sizes_and_themes
 
 pytestmark = pytest.mark.usefixtures("own_directories")
@@ -263,6 +263,6 @@ def test_picture(
 
     async def shown(pilot: Pilot[None]) -> None:
         await pilot.press("tab")
-        await pilot.pause(0.05)
+        await at_rest(pilot)
 
     assert snap_compare(host, terminal_size=size, run_before=shown)

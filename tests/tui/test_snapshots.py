@@ -16,9 +16,8 @@ from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.prompt.files import Attachment, join
 from akunu_py.tui.session_thread import Failed, Finished, Loaded, PieceArrived, Prefilling
-from akunu_py.tui.transcript.turn import AnswerView
 from akunu_py.types import GenerateOptions, Stats
-from tests.support.tui_chat import GAUGES
+from tests.support.tui_chat import GAUGES, at_rest
 from tests.support.tui_host import Compare
 
 ANSWER = """A **queue** keeps things in order:
@@ -65,21 +64,7 @@ async def streamed(pilot: Pilot[None], answer: str = ANSWER) -> None:
         passes = (1 + number % 5,)
         piece = PieceArrived(1, text, drafted, STATS, "", rejected, passes, GAUGES)
         pilot.app.post_message(piece)
-    await settled(pilot)
-
-
-async def settled(pilot: Pilot[None]) -> None:
-    """Drawing Markdown takes a few rounds of the event loop, and the views draw with pauses."""
-    before = ""
-    for _ in range(100):
-        await pilot.pause(0.05)
-        if all(view.is_drawn for view in pilot.app.query(AnswerView)):
-            now = pilot.app.export_screenshot()
-            if now == before:
-                return
-            before = now
-            await pilot.pause(0.1)
-    raise AssertionError("the picture does not come to rest")
+    await at_rest(pilot)
 
 
 async def loading(pilot: Pilot[None]) -> None:
@@ -89,7 +74,7 @@ async def loading(pilot: Pilot[None]) -> None:
 async def reading(pilot: Pilot[None]) -> None:
     await asked(pilot)
     pilot.app.post_message(Prefilling(1, 400, 1000))
-    await settled(pilot)
+    await at_rest(pilot)
 
 
 async def streaming(pilot: Pilot[None]) -> None:
@@ -100,19 +85,19 @@ async def streaming(pilot: Pilot[None]) -> None:
 async def finished(pilot: Pilot[None]) -> None:
     await streaming(pilot)
     pilot.app.post_message(Finished(1, "length", STATS, GAUGES))
-    await settled(pilot)
+    await at_rest(pilot)
 
 
 async def stopped(pilot: Pilot[None]) -> None:
     await streaming(pilot)
     await pilot.press("escape")
-    await settled(pilot)
+    await at_rest(pilot)
 
 
 async def drafting(pilot: Pilot[None]) -> None:
     await streaming(pilot)
     await pilot.press("f2")
-    await settled(pilot)
+    await at_rest(pilot)
 
 
 async def drafting_and_back(pilot: Pilot[None]) -> None:
@@ -121,7 +106,7 @@ async def drafting_and_back(pilot: Pilot[None]) -> None:
     await pilot.press("f2")
     await streamed(pilot)
     await pilot.press("ctrl+t")
-    await settled(pilot)
+    await at_rest(pilot)
 
 
 async def light(pilot: Pilot[None]) -> None:
@@ -143,14 +128,14 @@ async def thinking(pilot: Pilot[None]) -> None:
     await asked(pilot)
     thought = "The person wants a queue.\nPython has lists and deques."
     pilot.app.post_message(PieceArrived(1, "", (), STATS, thinking=thought, gauges=GAUGES))
-    await settled(pilot)
+    await at_rest(pilot)
 
 
 async def thinking_open(pilot: Pilot[None]) -> None:
     await thinking(pilot)
     await streamed(pilot)
     await pilot.press("f3")
-    await settled(pilot)
+    await at_rest(pilot)
 
 
 async def branches(pilot: Pilot[None]) -> None:
@@ -159,15 +144,15 @@ async def branches(pilot: Pilot[None]) -> None:
     await pilot.press("ctrl+g")
     pilot.app.post_message(PieceArrived(2, "Another answer.", (), STATS, gauges=GAUGES))
     pilot.app.post_message(Finished(2, "stop", STATS, GAUGES))
-    await settled(pilot)
+    await at_rest(pilot)
     await pilot.press("tab", "left")
-    await settled(pilot)
+    await at_rest(pilot)
 
 
 async def editing(pilot: Pilot[None]) -> None:
     await finished(pilot)
     await pilot.press("f6")
-    await settled(pilot)
+    await at_rest(pilot)
 
 
 async def earlier_prompts(pilot: Pilot[None]) -> None:
@@ -176,7 +161,7 @@ async def earlier_prompts(pilot: Pilot[None]) -> None:
     await pilot.press("ctrl+r")
     await pilot.pause()
     pilot.app.screen.query_one("Input").cursor_blink = False  # type: ignore[attr-defined]
-    await settled(pilot)
+    await at_rest(pilot)
 
 
 async def attached(pilot: Pilot[None]) -> None:
@@ -187,14 +172,14 @@ async def attached(pilot: Pilot[None]) -> None:
     await loaded(pilot)
     assert isinstance(pilot.app, ChatApp)
     await pilot.app.library.show(tree)
-    await settled(pilot)
+    await at_rest(pilot)
 
 
 async def error(pilot: Pilot[None]) -> None:
     await asked(pilot)
     text = "the prompt has 9000 tokens, but the context of starter holds 8192; shorten the prompt"
     pilot.app.post_message(Failed(1, text))
-    await settled(pilot)
+    await at_rest(pilot)
 
 
 async def hostile(pilot: Pilot[None]) -> None:
@@ -205,7 +190,7 @@ async def hostile(pilot: Pilot[None]) -> None:
 async def hostile_drafting(pilot: Pilot[None]) -> None:
     await hostile(pilot)
     await pilot.press("f2")
-    await settled(pilot)
+    await at_rest(pilot)
 
 
 @pytest.mark.parametrize(
