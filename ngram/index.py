@@ -1,7 +1,7 @@
 """Where did the end of the token history occur before, and how far back does it agree?
 
-The history, and for each of its tokens the previous place with the same last 1, 2 and 4 tokens
-(hash chains as in LZ77 compressors), plus the latest place with the same last 8.
+The history, and for each of its tokens the previous place with the same last 1, 2, 4 and 8 tokens
+(hash chains as in LZ77 compressors). In digits, of which each is a token, even 8 are common.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ SuffixMatch = tuple[int, int]
 
 LONGEST_MATCH = 32
 # Places of a chain that are looked at, latest first.
-MAX_CHAIN_1, MAX_CHAIN_2, MAX_CHAIN_4 = 16, 24, 24
+MAX_CHAIN_1, MAX_CHAIN_2, MAX_CHAIN_4, MAX_CHAIN_8 = 16, 24, 24, 32
 _SHIFT = 20  # token ids are below 2**20; larger ones would only cost a wasted look
 
 
@@ -21,7 +21,7 @@ class SuffixIndex:
     """A token history, indexed by what precedes each token.
 
     Source: the hash chains of LZ77 (Ziv and Lempel 1977, as in RFC 1951 section 4), one for each
-    of the context lengths 1, 2 and 4. A position stands for the context that ends before it.
+    of the context lengths 1, 2, 4 and 8. A position stands for the context that ends before it.
 
     Tentative tokens may be appended to `tokens` to look up what follows a draft; `drop_tentative`
     removes them.
@@ -125,7 +125,7 @@ class SuffixIndex:
             pair = tokens[-2] << _SHIFT | tokens[-1] if end > 1 else -1
             last2, last1 = self._head2.get(pair, 0), self._head1.get(tokens[-1], 0)
         elif end:
-            self._follow(found, self._prev8[-1], self._prev8, 1)
+            self._follow(found, self._prev8[-1], self._prev8, MAX_CHAIN_8)
             self._follow(found, self._prev4[-1], self._prev4, MAX_CHAIN_4)
             last2, last1 = self._prev2[-1], self._prev1[-1]
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -67,6 +69,14 @@ def test_a_distant_long_match_is_found_behind_many_short_ones() -> None:
     passage = [11, 12, 13, 14, 15, 16, 17, 1, 2]
     index.extend([*passage, 99, *([7, 1, 2] * 100), *passage])
     assert (len(passage), len(passage)) in index.matches()
+
+
+@given(st.integers(0, 2000), st.integers(0, 2**32))
+def test_digits_of_two_kinds_are_found_where_they_were(start: int, seed: int) -> None:
+    digits = random.Random(seed).choices((0, 1), k=2100)
+    index = SuffixIndex()
+    index.extend([*digits, 2, *digits[start : start + 24]])
+    assert (start + 24, 24) in index.matches()
 
 
 @settings(max_examples=200, deadline=None)
