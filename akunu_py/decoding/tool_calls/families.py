@@ -69,6 +69,9 @@ def _open_close(name: str, tag: str, body: Callable[[Reader, Calls], Reading[Non
 
 _DSML = "｜DSML｜"
 
+# Around what an answer says, and what ends a message.
+KIMI_K3_TEXT = "<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"
+
 HERMES = _open_close("hermes", "tool_call", json_calls)
 HARMONY = Family("harmony", {"<|start|>": ""}, harmony)
 LLAMA3 = Family("llama3", {"<|python_tag|>": ""}, json_calls, bare="{")
@@ -140,11 +143,7 @@ FAMILIES = {
                 key="key",
                 typed=("type", "string"),
             ),
-            dropped=(
-                "<|open|>response<|sep|>",
-                "<|close|>response<|sep|>",
-                "<|close|>message<|sep|>",
-            ),
+            dropped=KIMI_K3_TEXT,
         ),
         _open_close("glm47", "tool_call", KeyValue()),
         _open_close("longcat", "longcat_tool_call", KeyValue("longcat_")),

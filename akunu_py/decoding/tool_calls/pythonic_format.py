@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Generator
 
 from akunu_py.decoding.tool_calls import values
 from akunu_py.decoding.tool_calls.calls import Calls
 from akunu_py.decoding.tool_calls.reader import CutOff, Malformed, Reader, Reading
 
+_KEY = re.compile(r"""[^\s:=,{}()\[\]<>"']+""")  # more than Python takes
 _JSON = {"true": True, "false": False, "null": None}
 
 
@@ -31,7 +33,7 @@ def _call(reader: Reader, calls: Calls) -> Reading[None]:
         if (yield from reader.accept(")")):
             break
         key, _ = yield from reader.until("=")
-        if not key.strip().isidentifier():
+        if not _KEY.fullmatch(key.strip()):
             raise Malformed
         text = yield from _expression(reader)
         try:

@@ -4,16 +4,18 @@ in which way the arguments stand inside."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
-from akunu_py.decoding.tool_calls.families import Family
+from akunu_py.decoding.tool_calls.families import KIMI_K3_TEXT, Family
+from akunu_py.decoding.tool_calls.gemma_format import Gemma
 from akunu_py.decoding.tool_calls.xml_format import KeyValue, Xml
 
 
 @dataclass(frozen=True, slots=True)
 class Tags:
     """Around a parameter in markup. string, other: what begins a value of that type; KEY stands for
-    the name. end: what no string can hold, because it ends the value. line: what is between a value
-    and that. behind: what follows."""
+    the name, TYPE for the type. end: what no string can hold, because it ends the value. line: what
+    is between a value and that. behind: what follows."""
 
     string: str
     other: str
@@ -27,7 +29,9 @@ class Shape:
     """before, behind: all calls; between: two of them. call: a call, in which NAME stands for the
     function, ARGUMENTS for a JSON object, or for parameters, and INDEX for a number. tags: of the
     parameters; None where the arguments are JSON. opener: what no text holds that is no call.
-    text_first: what may be written before a call that must be made.
+    text_first: what may be written before a call that must be made. around: what may begin and end
+    a text before all calls, and what may end the answer. notation: how ARGUMENTS are written:
+    "marked" as Gemma does, with `quote` around strings, "python" as arguments in brackets.
     """
 
     before: str
@@ -37,6 +41,9 @@ class Shape:
     tags: Tags | None = None
     opener: str = ""
     text_first: tuple[str, str] | None = None
+    around: tuple[str, str, str] | None = None
+    notation: Literal["json", "marked", "python"] = "json"
+    quote: str = ""
 
 
 _JSON = '{"name": "NAME", "arguments": ARGUMENTS}'
@@ -44,9 +51,8 @@ _DEEPSEEK = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁cal
 _LISTED = ("phi4", "granite", "nemotron", "jamba")
 
 
-def shape_of(family: Family, template: str) -> Shape | None:
-    """template: the model's own, which tells older models of a family from newer
-    ones. None where calls of the family cannot be held to a grammar."""
+def shape_of(family: Family, template: str) -> Shape:
+    """template: the model's own, which tells older models of a family from newer ones."""
     name, (opener, closer) = family.name, next(iter(family.openers.items()))
     if name in ("hermes", "unknown"):
         return Shape("", f"{opener}\n{_JSON}\n{closer}", opener=opener)
@@ -78,17 +84,32 @@ def shape_of(family: Family, template: str) -> Shape | None:
         call = "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>ARGUMENTS"
         thought = "<|channel|>analysis<|message|>", "<|end|><|start|>assistant"
         return Shape("", call, "<|call|><|start|>assistant", text_first=thought)
+    if isinstance(family.body, Gemma):
+        call, quote = f"{opener}call:NAMEARGUMENTS{closer}", family.body.quote
+        return Shape("", call, "", opener=opener, notation="marked", quote=quote)
+    if name == "pythonic":
+        call = "NAMEARGUMENTS"
+        return Shape(f"{opener}[", call, ", ", f"]{closer}", opener=opener, notation="python")
+    if name == "kimi_k3":
+        return _kimi_k3(opener, closer)
     return _markup(family, opener, closer)
 
 
-def _markup(family: Family, opener: str, closer: str) -> Shape | None:
+def _kimi_k3(opener: str, closer: str) -> Shape:
+    head = '<|open|>argument key="KEY" type='
+    end = "<|close|>argument<|sep|>"
+    tags = Tags(f'{head}"string"<|sep|>', f'{head}"TYPE"<|sep|>', end, behind="")
+    call = '<|open|>call tool="NAME" index="INDEX"<|sep|>ARGUMENTS<|close|>call<|sep|>'
+    return Shape(opener, call, "", closer, tags, opener, around=KIMI_K3_TEXT)
+
+
+def _markup(family: Family, opener: str, closer: str) -> Shape:
     body = family.body
     if isinstance(body, KeyValue):
         key = f"<{body.tag}arg_key>KEY</{body.tag}arg_key>\n<{body.tag}arg_value>"
         tags = Tags(key, key, f"</{body.tag}arg_value>")
         return Shape("", f"{opener}NAME\nARGUMENTS{closer}", tags=tags, opener=opener)
-    if not isinstance(body, Xml) or family.name == "kimi_k3":
-        return None
+    assert isinstance(body, Xml)
     name = f' {body.name}="NAME"' if body.name else "NAME"
     key = f' {body.key}="KEY"' if body.key else "KEY"
     line = "\n" if body.newlines else ""
@@ -102,7 +123,8 @@ def _markup(family: Family, opener: str, closer: str) -> Shape | None:
         quoted = opener + '"NAME"' + f"{body.head}ARGUMENTS{body.call_end}"
         return Shape("", quoted, tags=_quoted(tags), opener=opener)
     if body.name:
-        return Shape(f"{opener}\n", call, "\n", f"\n{closer}", tags, opener)
+        # A line ends with a call: one of two texts that begin alike would be lost.
+        return Shape(f"{opener}\n", f"{call}\n", "", closer, tags, opener)
     return Shape("", f"{opener}\n{call}\n{closer}", tags=tags, opener=opener)
 
 

@@ -14,7 +14,6 @@ from akunu_py.decoding.constraint.schema.formula import (
 )
 from akunu_py.decoding.constraint.schema.rules import Many, Rule, Shuffle, Symbol
 from akunu_py.decoding.constraint.schema.simplify import Conjunction
-from akunu_py.decoding.constraint.schema.terminals import Expr
 
 _MOST_UNIQUE = 60  # values of which each may come once: a rule's parameter has 64 bits
 
@@ -53,20 +52,20 @@ def _add_unique(builder: Builder, rule: Rule, item: Formula, least: int, most: i
     values = []
     for text in _listed(builder, item):
         values.append(builder.rules.new())
-        builder.rules.add(values[-1], (text,))
+        builder.rules.add(values[-1], text)
     layout = builder.layout
     items = Shuffle((), tuple(values), (), layout.comma, layout.close_array, least, most)
     builder.rules.add(rule, (layout.open_array, items))
 
 
-def _listed(builder: Builder, formula: Formula) -> list[Expr]:
+def _listed(builder: Builder, formula: Formula) -> list[tuple[Symbol, ...]]:
     """The texts of all values that fit."""
-    texts: list[Expr] = []
+    texts: list[tuple[Symbol, ...]] = []
     for kind in TYPES:
         left = builder.simplifier.seen(formula, kind)
         if left == FALSE:
             continue
-        found = scalars.listed(kind, left)
+        found = scalars.listed(kind, left, builder.layout.notation)
         if found is None:
             raise Refused("#", "uniqueItems is supported for items of an enum only")
         texts += found

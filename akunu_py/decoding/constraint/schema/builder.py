@@ -1,11 +1,13 @@
-"""How JSON is written, and rules under construction: one for each formula that a value must fit."""
+"""How values are laid out, and rules under construction: one for each formula that a value must
+fit."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from akunu_py.decoding.constraint.schema.formula import Document, Formula
-from akunu_py.decoding.constraint.schema.rules import Rule, Rules
+from akunu_py.decoding.constraint.schema.notation import JSON, Marked, Notation, Python
+from akunu_py.decoding.constraint.schema.rules import Rule, Rules, Symbol, Verbatim
 from akunu_py.decoding.constraint.schema.simplify import Simplifier
 from akunu_py.decoding.constraint.schema.terminals import Expr
 
@@ -14,8 +16,9 @@ _SPACE = r"[\x{20}\x{a}\x{d}\x{9}]*"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How JSON is written: what opens and closes arrays and objects, what separates, whether
-    properties come in the order of the schema, and whether those it names are all."""
+    """How values are written: what opens and closes arrays and objects, what separates, whether
+    properties come in the order of the schema, and whether those it names are all. outermost: how
+    the object is that holds all others, where that is another way."""
 
     open_array: Expr
     close_array: Expr
@@ -25,9 +28,11 @@ class Layout:
     colon: Expr
     ordered: bool
     closed: bool = False
+    notation: Notation = JSON
+    outermost: Layout | None = None
 
 
-def _layout(space: str, *, ordered: bool) -> Layout:
+def _layout(space: str, *, ordered: bool, notation: Notation = JSON) -> Layout:
     return Layout(
         open_array=Expr(rf"\[{space}"),
         close_array=Expr(rf"{space}\]"),
@@ -36,6 +41,7 @@ def _layout(space: str, *, ordered: bool) -> Layout:
         comma=Expr(f"{space},{space}"),
         colon=Expr(f"{space}:{space}"),
         ordered=ordered,
+        notation=notation,
     )
 
 
@@ -44,6 +50,28 @@ COMPACT = _layout("", ordered=True)
 # To draft by: an object that names properties has no others.
 SKETCHED = replace(COMPACT, closed=True)
 UNORDERED = replace(COMPACT, ordered=False)
+# As Python writes it on one line.
+ONE_LINE = replace(UNORDERED, comma=Expr(r",\x{20}"), colon=Expr(r":\x{20}"))
+
+
+def marked(begin: str | Verbatim, end: str | Verbatim, line: str = "") -> Layout:
+    """Strings between markers, and no whitespace."""
+    return _layout("", ordered=False, notation=Marked(begin, end, line))
+
+
+def keywords() -> Layout:
+    """The arguments of a call in Python, in brackets."""
+    space = r"\x{20}?"
+    inside = replace(_layout("", ordered=False, notation=Python()), comma=Expr(f",{space}"))
+    inside = replace(inside, colon=Expr(f":{space}"))
+    outside = replace(
+        inside,
+        open_object=Expr(r"\("),
+        close_object=Expr(r"\)"),
+        colon=Expr("="),
+        notation=Python(keywords=True),
+    )
+    return replace(inside, outermost=outside)
 
 
 class Builder:
@@ -55,7 +83,20 @@ class Builder:
         self.rules = Rules(prefix)
         self._known: dict[frozenset[Formula], Rule] = {}
         self.pending: list[tuple[Rule, Formula]] = []
-        self._pairs: dict[tuple[Expr, Rule], Rule] = {}
+        self._pairs: dict[tuple[tuple[Symbol, ...], Rule], Rule] = {}
+        self._outermost: Rule | None = None
+
+    def start(self, formula: Formula) -> Rule:
+        """The rule for the whole."""
+        if self.layout.outermost is None:
+            return self.rule(formula)
+        self._outermost = self.rules.new()
+        self.pending.append((self._outermost, formula))
+        return self._outermost
+
+    def layout_of(self, rule: Rule) -> Layout:
+        """How the objects of a rule are written."""
+        return (rule == self._outermost and self.layout.outermost) or self.layout
 
     def rule(self, formula: Formula) -> Rule:
         """The rule for the values that fit `formula`, which `run` makes."""
@@ -65,11 +106,11 @@ class Builder:
             self.pending.append((self._known[key], formula))
         return self._known[key]
 
-    def pair(self, key: Expr, value: Rule) -> Rule:
-        """The rule for a property."""
+    def pair(self, key: tuple[Symbol, ...], value: Rule) -> Rule:
+        """The rule for a property, of a key and what is behind it."""
         if (key, value) not in self._pairs:
             rule = self._pairs[key, value] = self.rules.new()
-            self.rules.add(rule, (key, self.layout.colon, value))
+            self.rules.add(rule, (*key, value))
         return self._pairs[key, value]
 
     def place(self, formula: Formula) -> str:

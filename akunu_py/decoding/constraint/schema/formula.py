@@ -35,6 +35,10 @@ class Refused(ValueError):
         self.place = place
 
 
+class Impossible(Refused):
+    """No value can fit it."""
+
+
 def conjunction(parts: Iterable[Formula]) -> Formula:
     """All of them."""
     flat: dict[Formula, None] = {}

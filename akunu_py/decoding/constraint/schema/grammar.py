@@ -16,6 +16,7 @@ from akunu_py.decoding.constraint.schema.formula import (
     TYPES,
     Document,
     Formula,
+    Impossible,
     Refused,
 )
 from akunu_py.decoding.constraint.schema.patterns import Unsupported
@@ -23,15 +24,15 @@ from akunu_py.decoding.constraint.schema.rules import Rule
 
 
 def grammar(schema: Any, layout: Layout = FREE, prefix: str = "") -> str:
-    """The grammar, in llguidance's dialect of Lark, of the JSON values that fit `schema`.
+    """The grammar, in llguidance's dialect of Lark, of the values that fit `schema`.
 
     prefix: of the names of all its rules, lower-case letters and digits. Raises Refused.
     """
     if schema is False:
-        raise Refused("#", "there is nothing that it allows")
+        raise Impossible("#", "there is nothing that it allows")
     try:
         builder = Builder(Document(schema), layout, prefix)
-        start = builder.rule(("schema", 0) if isinstance(schema, dict) and schema else TRUE)
+        start = builder.start(("schema", 0) if isinstance(schema, dict) and schema else TRUE)
         _run(builder)
         written = builder.rules.written(start)
     except Refused:
@@ -39,7 +40,7 @@ def grammar(schema: Any, layout: Layout = FREE, prefix: str = "") -> str:
     except ValueError as error:  # of llguidance
         raise Refused("#", str(error)) from error
     if written is None:
-        raise Refused("#", "no value can fit it")
+        raise Impossible("#", "no value can fit it")
     return written
 
 
@@ -63,8 +64,9 @@ def _add(builder: Builder, rule: Rule, kind: str, formula: Formula) -> None:
     if kind == "number":
         _add_numbers(builder, rule, formula)
     elif kind in scalars.SCALARS:
-        if (expr := scalars.terminal(kind, formula)) is not None:
-            builder.rules.add(rule, (expr,))
+        written = scalars.written(kind, formula, builder.layout.notation)
+        if written is not None:
+            builder.rules.add(rule, written)
     else:
         make = arrays.add if kind == "array" else objects.add
         for literals in builder.simplifier.normal_form(formula):
@@ -73,7 +75,7 @@ def _add(builder: Builder, rule: Rule, kind: str, formula: Formula) -> None:
 
 def _add_numbers(builder: Builder, rule: Rule, formula: Formula) -> None:
     try:
-        expr = scalars.terminal("number", formula)
+        expr = scalars.number(formula)
     except Unsupported:
         digits.add(builder, rule, formula)
     else:

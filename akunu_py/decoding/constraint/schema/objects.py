@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from akunu_py.decoding.constraint.schema import scalars, simplify, terminals
-from akunu_py.decoding.constraint.schema.builder import Builder
+from akunu_py.decoding.constraint.schema.builder import Builder, Layout
 from akunu_py.decoding.constraint.schema.formula import FALSE, TRUE, Formula, Refused, conjunction
 from akunu_py.decoding.constraint.schema.patterns import content_matching, is_found
 from akunu_py.decoding.constraint.schema.rules import Many, Rule, Shuffle, Symbol
@@ -18,7 +18,7 @@ _MOST_SHUFFLED = 60  # known properties: a rule's parameter has 64 bits
 
 def add(builder: Builder, rule: Rule, literals: Conjunction) -> None:
     """Adds objects that fit all of `literals`."""
-    found = _Object(builder, literals)
+    found = _Object(builder, builder.layout_of(rule), literals)
     if found.possible:
         found.add(rule)
 
@@ -36,8 +36,8 @@ class _Object:
     """An automaton: its states are how many of the known properties were dealt with, how many there
     are in all, and which of those wanted by a pattern there were."""
 
-    def __init__(self, builder: Builder, literals: Conjunction) -> None:
-        self._builder, self._literals = builder, literals
+    def __init__(self, builder: Builder, layout: Layout, literals: Conjunction) -> None:
+        self._builder, self._layout, self._literals = builder, layout, literals
         self._wanted = [each for each in literals if each[0] == "some"]
         if len(self._wanted) > _MOST_WANTED:
             raise Refused("#", "too many properties are wanted by a pattern; make it simpler")
@@ -75,6 +75,8 @@ class _Object:
         return simplify.property_value(self._literals, name)
 
     def _may_be(self, name: str) -> bool:
+        if not self._layout.notation.has_key(name):
+            return False
         return self._value(name) != FALSE and scalars.fits(self._allowed_names, name)
 
     def _other_names(self, names: list[str]) -> list[tuple[_Class, Formula]]:
@@ -84,7 +86,7 @@ class _Object:
             return []
         if any(not rule[2] and rule[3] == FALSE for rule in rules):
             return []
-        if names and self._builder.layout.closed and not self._least and not self._wanted:
+        if names and self._layout.closed and not self._least and not self._wanted:
             return []
         content: Expr | None = None
         if self._allowed_names != TRUE:
@@ -150,11 +152,11 @@ class _Object:
 
     def add(self, rule: Rule) -> None:
         builder = self._builder
-        if not builder.layout.ordered and self._may_shuffle():
-            builder.rules.add(rule, (builder.layout.open_object, self._shuffle()))
+        if not self._layout.ordered and self._may_shuffle():
+            builder.rules.add(rule, (self._layout.open_object, self._shuffle()))
             return
         start = self._state(0, 0, 0)
-        builder.rules.add(rule, (builder.layout.open_object, start))
+        builder.rules.add(rule, (self._layout.open_object, start))
         while self._pending:
             key = self._pending.pop()
             if key[0] < len(self._known):
@@ -179,7 +181,7 @@ class _Object:
             for part, value in self._classes
             for pair, _ in self._pairs(part.content, value, 0, None, part)
         ]
-        layout = self._builder.layout
+        layout = self._layout
         return Shuffle(
             tuple(required),
             tuple(optional),
@@ -207,12 +209,12 @@ class _Object:
             return
         content = terminals.string_content(name)
         for pair, now in self._pairs(content, value, met, name, None):
-            comma = (self._builder.layout.comma,) if count else ()
+            comma = (self._layout.comma,) if count else ()
             rules.add(rule, (*comma, pair, self._state(at + 1, count + 1, now)))
 
     def _add_others(self, key: tuple[int, int, int]) -> None:
         at, count, met = key
-        layout, rules, rule = self._builder.layout, self._builder.rules, self._states[key]
+        layout, rules, rule = self._layout, self._builder.rules, self._states[key]
         again: list[Symbol] = []
         if self._most is None or count < self._most:
             comma = (layout.comma,) if count else ()
@@ -249,7 +251,7 @@ class _Object:
         for index, (_, test, wanted) in enumerate(self._wanted):
             if not met >> index & 1 and self._meets(test, name, part):
                 choices += [([*parts, wanted], now | 1 << index) for parts, now in choices]
-        key = terminals.STRING if content is None else terminals.quoted(content)
+        key = (*self._layout.notation.key(name, content), self._layout.colon)
         return [
             (self._builder.pair(key, self._builder.rule(conjunction(parts))), now)
             for parts, now in choices

@@ -25,6 +25,13 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
+class Verbatim:
+    """What a grammar says as it is: special tokens, which are no part of any terminal."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Many:
     """Symbols in a row, `low` to `high` times (None: any number)."""
 
@@ -48,7 +55,7 @@ class Shuffle:
     most: int | None = None
 
 
-Symbol = Expr | Rule | Many | Shuffle
+Symbol = Expr | Rule | Verbatim | Many | Shuffle
 Alternative = tuple[Symbol, ...]
 
 
@@ -160,6 +167,8 @@ class Rules:
         match symbol:
             case Rule(name):
                 return name
+            case Verbatim(text):
+                return text
             case Shuffle():
                 return self._shuffled(symbol, terminals)
             case Many(symbols, low, high):

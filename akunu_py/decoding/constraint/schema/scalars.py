@@ -8,7 +8,9 @@ from typing import Any
 
 from akunu_py.decoding.constraint.schema import numbers, terminals
 from akunu_py.decoding.constraint.schema.formula import FALSE, TRUE, Formula, conjunction
+from akunu_py.decoding.constraint.schema.notation import JSON, Notation
 from akunu_py.decoding.constraint.schema.patterns import Unsupported, content_matching, is_found
+from akunu_py.decoding.constraint.schema.rules import Symbol
 from akunu_py.decoding.constraint.schema.terminals import (
     CHARACTER,
     CONTENT,
@@ -74,22 +76,26 @@ def fits(formula: Formula, value: Any) -> bool:
     raise AssertionError(formula)
 
 
-def terminal(kind: str, formula: Formula) -> Expr | None:
-    """How JSON writes the values of the type `kind` that fit; None where there are none.
+def written(kind: str, formula: Formula, notation: Notation) -> tuple[Symbol, ...] | None:
+    """How the values of the type `kind` that fit are written; None where there are none.
 
     Raises Unsupported.
     """
     if kind == "null":
-        return Expr("null")
+        return (notation.word(None),)
     if kind == "boolean":
-        words = [Expr(json.dumps(each)) for each in (True, False) if fits(formula, each)]
-        return either(words)
+        word = either(notation.word(each) for each in (True, False) if fits(formula, each))
+        return None if word is None else (word,)
+    if kind == "number":
+        expr = number(formula)
+        return None if expr is None else (expr,)
+    content = None if formula == TRUE else string_content(formula)
+    return None if content is None and formula != TRUE else notation.string(content)
+
+
+def number(formula: Formula) -> Expr | None:
+    """How the numbers that fit are written; None where there are none. Raises Unsupported."""
     found = values(formula)
-    if kind == "string":
-        if formula == TRUE:
-            return terminals.STRING
-        content = string_content(formula)
-        return None if content is None else terminals.quoted(content)
     if found is not None:
         return either(terminals.raw_text(each) for value in found for each in _written(value))
     if formula == TRUE:
@@ -176,23 +182,25 @@ def _written(value: Decimal) -> list[str]:
     return list(dict.fromkeys(texts))
 
 
-def listed(kind: str, formula: Formula) -> list[Expr] | None:
+def listed(kind: str, formula: Formula, notation: Notation) -> list[tuple[Symbol, ...]] | None:
     """How the values of the type `kind` that fit are written, where those are listed."""
     if kind == "null":
-        return [Expr("null")]
+        return [(notation.word(None),)]
     if kind == "boolean":
-        return [Expr(json.dumps(each)) for each in (True, False) if fits(formula, each)]
+        return [(notation.word(each),) for each in (True, False) if fits(formula, each)]
     if kind not in SCALARS or (found := values(formula)) is None:
         return None
     if kind == "string":
-        return [terminals.quoted(terminals.string_content(each)) for each in found]
+        return [notation.string(terminals.string_content(each)) for each in found]
     texts = [either(map(terminals.raw_text, _written(each))) for each in found]
-    return [text for text in texts if text is not None]
+    return [(text,) for text in texts if text is not None]
 
 
 def is_empty(kind: str, formula: Formula) -> bool:
     """Whether no value of the type `kind` fits. Raises Unsupported."""
     if formula == FALSE:
         return True
-    expr = terminal(kind, formula)
-    return expr is None or terminals.is_empty(expr)
+    parts = written(kind, formula, JSON)
+    return parts is None or any(
+        isinstance(each, Expr) and terminals.is_empty(each) for each in parts
+    )

@@ -1,0 +1,287 @@
+"""Calls as the families' own templates write them, and what no value may hold there."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+Call = tuple[str, dict[str, Any]]
+
+
+def dumped(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def bare(value: Any) -> str:
+    """As templates of markup write a value."""
+    return value if isinstance(value, str) else dumped(value)
+
+
+def hermes(calls: list[Call]) -> str:
+    blocks = (f'<tool_call>\n{{"name": "{n}", "arguments": {dumped(a)}}}\n' for n, a in calls)
+    return "\n".join(f"{block}</tool_call>" for block in blocks)
+
+
+def array(begin: str, end: str, *names: str) -> Callable[[list[Call]], str]:
+    name, arguments = names or ("name", "arguments")
+    return lambda calls: begin + dumped([{name: n, arguments: a} for n, a in calls]) + end
+
+
+def llama3(calls: list[Call]) -> str:
+    return "; ".join(f'{{"name": "{n}", "parameters": {dumped(a)}}}' for n, a in calls)
+
+
+def markup(
+    call: str, parameter: str, around: tuple[str, str], between: str = "\n"
+) -> Callable[[list[Call]], str]:
+    """`call` and `parameter` as formats of (name, inner) and (key, value)."""
+
+    def write(calls: list[Call]) -> str:
+        inner = [
+            call.format(n, "".join(parameter.format(k, bare(v)) for k, v in a.items()))
+            for n, a in calls
+        ]
+        return f"{around[0]}{between}{between.join(inner)}{between}{around[1]}"
+
+    return write
+
+
+def each(
+    begin: str, end: str, write: Callable[[list[Call]], str], between: str = "\n"
+) -> Callable[[list[Call]], str]:
+    return lambda calls: between.join(f"{begin}{write([call])}{end}" for call in calls)
+
+
+def gemma(quote: str) -> Callable[[list[Call]], str]:
+    def value(found: Any) -> str:
+        if isinstance(found, str):
+            return f"{quote}{found}{quote}"
+        if isinstance(found, list):
+            return f"[{','.join(map(value, found))}]"
+        if isinstance(found, dict):
+            members = sorted(found.items(), key=lambda item: item[0].lower())
+            return f"{{{','.join(f'{key}:{value(each)}' for key, each in members)}}}"
+        return "None" if found is None else dumped(found)
+
+    return lambda calls: f"call:{calls[0][0]}{value(calls[0][1])}"
+
+
+def pythonic(calls: list[Call]) -> str:
+    """LFM2.5's: strings in single quotes as they are, unless that would be another text."""
+
+    def value(found: Any) -> str:
+        if isinstance(found, str) and not re.search(r"['\\\x00-\x08\x0b-\x1f]", found):
+            return f"'{found}'"
+        return dumped(found) if isinstance(found, dict) else repr(found)
+
+    listed = (f"{n}({', '.join(f'{k}={value(v)}' for k, v in a.items())})" for n, a in calls)
+    return f"<|tool_call_start|>[{', '.join(listed)}]<|tool_call_end|>"
+
+
+def dsml(calls: list[Call]) -> str:
+    def parameter(key: str, value: Any) -> str:
+        kind = "true" if isinstance(value, str) else "false"
+        return (
+            f'<｜DSML｜parameter name="{key}" string="{kind}">{bare(value)}</｜DSML｜parameter>\n'
+        )
+
+    blocks = (
+        f'<｜DSML｜invoke name="{n}">\n'
+        + "".join(itertools.starmap(parameter, a.items()))
+        + "</｜DSML｜invoke>\n"
+        for n, a in calls
+    )
+    return f"<｜DSML｜function_calls>\n{''.join(blocks)}</｜DSML｜function_calls>"
+
+
+def kimi_k3(calls: list[Call]) -> str:
+    def argument(key: str, value: Any) -> str:
+        kinds = {bool: "boolean", str: "string", dict: "object", list: "array", type(None): "null"}
+        kind = kinds.get(type(value), "number")
+        head = f'<|open|>argument key="{key}" type="{kind}"<|sep|>'
+        return f"{head}{bare(value)}<|close|>argument<|sep|>"
+
+    blocks = (
+        f'<|open|>call tool="{n}" index="{i}"<|sep|>'
+        + "".join(itertools.starmap(argument, a.items()))
+        + "<|close|>call<|sep|>"
+        for i, (n, a) in enumerate(calls, 1)
+    )
+    return f"<|open|>tools<|sep|>{''.join(blocks)}<|close|>tools<|sep|>"
+
+
+def sectioned(begin: str, call: str, end: str, between: str = "") -> Callable[[list[Call]], str]:
+    return lambda calls: (
+        begin
+        + between.join(
+            call.replace("NAME", n).replace("INDEX", str(i)).replace("JSON", dumped(a))
+            for i, (n, a) in enumerate(calls)
+        )
+        + end
+    )
+
+
+FUNCTION = "<function={0}>\n{1}</function>", "<parameter={0}>\n{1}\n</parameter>\n"
+INVOKE = (
+    '<{0}invoke name="{{0}}">\n{{1}}</{0}invoke>',
+    ('<{0}parameter name="{{0}}">{{1}}</{0}parameter>\n'),
+)
+PAIRS = "<{0}arg_key>{{0}}</{0}arg_key>\n<{0}arg_value>{{1}}</{0}arg_value>\n"
+DEEPSEEK = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+# What no value may hold where values stand unquoted; "" where they are JSON.
+Written = tuple[str, Callable[[list[Call]], str], tuple[str, ...]]
+FORMATS: dict[str, Written] = {
+    "hermes": ("hermes", hermes, ()),
+    "hermes array": ("hermes", array("<tool_call>", "</tool_call>"), ()),
+    "llama3": ("llama3", llama3, ()),
+    "llama3 tag": (
+        "llama3",
+        each("<|python_tag|>", "", llama3),
+        (),
+    ),
+    "unknown": ("unknown", llama3, ()),
+    "mistral": ("mistral", sectioned("", "[TOOL_CALLS]NAME[ARGS]JSON", ""), ()),
+    "mistral once": ("mistral", sectioned("[TOOL_CALLS]", "NAME[ARGS]JSON", "", " "), ()),
+    "mistral array": ("mistral", array("[TOOL_CALLS] ", ""), ()),
+    "harmony": (
+        "harmony",
+        sectioned(
+            "",
+            "<|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json"
+            "<|message|>JSON",
+            "",
+        ),
+        (),
+    ),
+    "deepseek v3": (
+        "deepseek",
+        sectioned(
+            DEEPSEEK[0],
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\nJSON\n```<｜tool▁call▁end｜>",
+            DEEPSEEK[1],
+            "\n",
+        ),
+        (),
+    ),
+    "deepseek v3.1": (
+        "deepseek",
+        sectioned(
+            DEEPSEEK[0],
+            "<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>JSON<｜tool▁call▁end｜>",
+            DEEPSEEK[1],
+        ),
+        (),
+    ),
+    "kimi_k2": (
+        "kimi_k2",
+        sectioned(
+            "<|tool_calls_section_begin|>",
+            "<|tool_call_begin|>functions.NAME:INDEX<|tool_call_argument_begin|>JSON"
+            "<|tool_call_end|>",
+            "<|tool_calls_section_end|>",
+        ),
+        (),
+    ),
+    "phi4": ("phi4", array("<|tool_call|>", "<|/tool_call|>"), ()),
+    "granite": ("granite", array("<|tool_call|>", ""), ()),
+    "nemotron": ("nemotron", array("<TOOLCALL>", "</TOOLCALL>"), ()),
+    "jamba": ("jamba", array("<tool_calls>", "</tool_calls>"), ()),
+    "functionary": ("functionary", sectioned("", "<function=NAME>JSON</function>", ""), ()),
+    "apertus": (
+        "apertus",
+        lambda calls: f"<|tools_prefix|>{dumped([{n: a} for n, a in calls])}<|tools_suffix|>",
+        (),
+    ),
+    "cohere": (
+        "cohere",
+        array("<|START_ACTION|>", "<|END_ACTION|>", "tool_name", "parameters"),
+        (),
+    ),
+    "qwen3_coder": (
+        "qwen3_coder",
+        each("<tool_call>\n", "\n</tool_call>", markup(*FUNCTION, ("", ""), "")),
+        ("</parameter>",),
+    ),
+    "seed": (
+        "seed",
+        each(
+            "<seed:tool_call>\n",
+            "\n</seed:tool_call>",
+            markup(FUNCTION[0], "<parameter={0}>{1}</parameter>\n", ("", ""), ""),
+        ),
+        ("</parameter>",),
+    ),
+    "minimax_m2": (
+        "minimax_m2",
+        markup(
+            INVOKE[0].format(""),
+            INVOKE[1].format(""),
+            ("<minimax:tool_call>", "</minimax:tool_call>"),
+        ),
+        ("</parameter>",),
+    ),
+    "muse_spark": (
+        "muse_spark",
+        markup(
+            INVOKE[0].format("atem:"),
+            INVOKE[1].format("atem:"),
+            ("<atem:function_calls>", "</atem:function_calls>"),
+        ),
+        ("</atem:parameter>",),
+    ),
+    "minicpm5": (
+        "minicpm5",
+        each(
+            "",
+            "",
+            markup(
+                '<function name="{0}">{1}</function>', '<param name="{0}">{1}</param>', ("", ""), ""
+            ),
+        ),
+        ("</param>",),
+    ),
+    "dsml": ("dsml", dsml, ("</｜DSML｜parameter>",)),
+    "kimi_k3": ("kimi_k3", kimi_k3, ("<|close|>argument<|sep|>",)),
+    "glm47": (
+        "glm47",
+        each(
+            "<tool_call>",
+            "</tool_call>",
+            markup("{0}\n{1}", PAIRS.format(""), ("", ""), ""),
+        ),
+        ("</arg_value>",),
+    ),
+    "longcat": (
+        "longcat",
+        each(
+            "<longcat_tool_call>",
+            "</longcat_tool_call>",
+            markup("{0}\n{1}", PAIRS.format("longcat_"), ("", ""), ""),
+        ),
+        ("</longcat_arg_value>",),
+    ),
+    "gemma4": (
+        "gemma4",
+        each(
+            "<|tool_call>",
+            "<tool_call|>",
+            gemma('<|"|>'),
+            "",
+        ),
+        ('<|"|>',),
+    ),
+    "function_gemma": (
+        "function_gemma",
+        each(
+            "<start_function_call>",
+            "<end_function_call>",
+            gemma("<escape>"),
+            "",
+        ),
+        ("<escape>",),
+    ),
+    "pythonic": ("pythonic", pythonic, ()),
+}
