@@ -207,6 +207,7 @@ class GenerateOptions:
     those of the model.
     remember: whether the answer joins the memory that later answers are drafted from.
     markers: texts that stay in the answer though they are special tokens of the model.
+    conversation: which one it is of, so that what was read can be deleted with it; "" for none.
     """
 
     max_tokens: int = DEFAULT_MAX_TOKENS
@@ -217,6 +218,7 @@ class GenerateOptions:
     stop_tokens: tuple[int, ...] = ()
     remember: bool = True
     markers: tuple[str, ...] = ()
+    conversation: str = ""
 
 
 @dataclass(frozen=True, slots=True)

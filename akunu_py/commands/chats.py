@@ -17,7 +17,7 @@ from akunu_py.chats.json import as_json, read_json
 from akunu_py.chats.search import Hit
 from akunu_py.chats.store import ConversationStore, SearchResult
 from akunu_py.chats.tree import ConversationInfo
-from akunu_py.decoding.prompt_cache.store import forget
+from akunu_py.decoding.prompt_cache.store import forget_conversation
 from akunu_py.errors import ConversationError, UsageError
 from akunu_py.files import read_bounded, read_stream
 from akunu_py.text import collapse, for_output, print_warnings, say
@@ -115,7 +115,7 @@ def remove(store: ConversationStore, args: argparse.Namespace) -> None:
                 say("kept")
                 continue
         store.erase(info.id)
-        forget()  # what models had read of it, too; which files that is in cannot be told
+        forget_conversation(info.id)
         say(f"erased {info.id[:_ID_DIGITS]}  {title}")
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.prompt_cache.cache_file import Stopped
+from akunu_py.decoding.prompt_cache.forgotten import is_forgotten
 from akunu_py.decoding.prompt_cache.history import TokenHistory
 from akunu_py.decoding.prompt_cache.store import LEAST, PromptCacheStore
 from akunu_py.decoding.target import Target
@@ -91,7 +92,8 @@ class Recall:
         load_s = self._load_s(history.nbytes)
         quick = seconds is None or load_s <= seconds  # writing takes about as long
         worth = load_s < self._prefill_s(len(history.tokens))
-        return history.remember and quick and worth and self._store.may_write(history.nbytes)
+        wanted = history.remember and not is_forgotten(history.conversation, history.asked)
+        return wanted and quick and worth and self._store.may_write(history.nbytes)
 
     def _new_tokens(self, history: TokenHistory) -> int:
         """How many tokens of a history are not on disk; none where they are too few to write."""

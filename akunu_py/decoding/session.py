@@ -380,6 +380,7 @@ class Generation:
             on_disk = recall.read(target, prompt)
         reuse = target.reuse_prefix(prompt, needed, self._stable)
         target.history.remember = remember
+        target.history.conversation, target.history.asked = self._options.conversation, time.time()
         cached = self.stats.cached_tokens = reuse.cached
         memory: tuple[int, NotCached] = (reuse.known, reuse.missing)
         known = max(memory, on_disk, key=lambda each: each[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from textual.widgets import OptionList
 
 from akunu_py.chats.store import ConversationStore
@@ -97,6 +98,7 @@ async def test_a_second_answer_waits_or_the_first_one_ends() -> None:
         await it.app.library.open(Chosen(first))  # without a store there is nothing to open
 
 
+@pytest.mark.usefixtures("own_directories")
 async def test_what_fails_or_is_deleted_behind() -> None:
     async with chat() as it:
         await it.send("one")

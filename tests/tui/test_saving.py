@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from akunu_py import paths
 from akunu_py.chats.database import DatabaseFile
 from akunu_py.chats.store import ConversationStore
 from akunu_py.chats.tree import ChatMessage
+from akunu_py.decoding.prompt_cache import cache_file
+from akunu_py.decoding.prompt_cache.cache_file import About
 from akunu_py.tui import store_thread as store_module
 from akunu_py.tui.library import ConversationsScreen
-from akunu_py.tui.session_thread import Finished
+from akunu_py.tui.session_thread import Finished, SessionThread
 from akunu_py.tui.store_thread import StoreThread
+from akunu_py.types import GenerateOptions, Message
 from tests.support.tui_chat import STATS, at_rest, chat, until
 
 
@@ -24,6 +29,23 @@ def saved(path: Path) -> list[ChatMessage]:
     branch = store.load(info.id).path()
     store.close()
     return branch
+
+
+class Listening(SessionThread):
+    """One that is never started. asked: for which conversations it was."""
+
+    def request(self, number: int, messages: Sequence[Message], options: GenerateOptions) -> None:
+        self.asked = [options.conversation]
+
+
+def write_cache(name: str, conversation: str) -> Path:
+    """What a model has read of it."""
+    path = paths.prompt_caches_dir() / "model" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    about = About("m", "i", "t", "w", None, True, [1], [], [], conversation)
+    with path.open("wb") as file:
+        cache_file.write(file, about, {}, [], lambda: False)
+    return path
 
 
 @pytest.fixture
@@ -145,10 +167,15 @@ async def test_a_full_disk_stops_nothing_and_loses_nothing(
     assert store_thread.close(10)
 
 
+@pytest.mark.usefixtures("own_directories")
 async def test_deleting_the_chat_on_the_screen_clears_it(path: Path) -> None:
+    """And deletes what models have read of it."""
     store_thread = StoreThread(path)
     async with chat(store=store_thread) as it:
+        session = it.app.answering._session = Listening("starter", lambda name: None)  # type: ignore[arg-type,return-value]
         await it.send("one")
+        (conversation,) = session.asked
+        read = [write_cache("read.safetensors", conversation), write_cache("b.safetensors", "b")]
         await it.answer("first")
         await it.press("ctrl+o")
         await store_thread.call(lambda store: None)
@@ -159,6 +186,7 @@ async def test_deleting_the_chat_on_the_screen_clears_it(path: Path) -> None:
         await it.press("escape")
         assert it.prompts == []
         assert it.app.conversation.turns == []
+        await until(it.pilot, lambda: [path.exists() for path in read] == [False, True])
     assert store_thread.close(10)
 
 

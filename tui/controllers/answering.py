@@ -387,10 +387,15 @@ class AnswerController:
                 answer.show_state()
             if self._session is not None:
                 system = self._settings.current.system
-                messages = self._conversation_of(turn).history(turn, system)
+                conversation = self._conversation_of(turn)
+                messages = conversation.history(turn, system)
                 options = self._settings.options
-                sampling = replace(options.sampling, constraint=turn.constraint)
-                self._session.request(turn.request, messages, replace(options, sampling=sampling))
+                options = replace(
+                    options,
+                    sampling=replace(options.sampling, constraint=turn.constraint),
+                    conversation=conversation.tree.conversation,
+                )
+                self._session.request(turn.request, messages, options)
         self._view.show_state()
 
     def _fetch(self) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from akunu_py.chats.export import file_name, format_of, render, write_new
 from akunu_py.chats.tree import ConversationInfo, Tree
+from akunu_py.decoding.prompt_cache.store import forget_conversation
 from akunu_py.errors import AkunuError, ConversationError
 from akunu_py.tui.controllers.answering import AnswerController
 from akunu_py.tui.controllers.turns import TurnController
@@ -193,10 +194,15 @@ class LibraryController:
         self._view.prompt.remember(prompts)
 
     async def on_deleted(self, conversation: str) -> None:
-        """A saved conversation was deleted; where it is on the screen, it goes."""
+        """A saved conversation was deleted; where it is on the screen, it goes, and so does what
+        models have read of it."""
         if conversation == self._conversation.tree.conversation:
             await self.new()
         await self._answering.forget(conversation)
+        try:
+            await asyncio.to_thread(forget_conversation, conversation)
+        except AkunuError as error:
+            self._view.refuse(str(error))
 
 
 def _is_id(words: str) -> bool:

@@ -58,7 +58,8 @@ class About:
 
     identity: tells the weights, tokenizer and configuration apart. tokenizer, weights, kv_bits:
     what can be told sooner. trims: whether its cache can be cut anywhere, or only go back to
-    `checkpoints`: after how many tokens there are some. tokens, pending: see `TokenHistory`.
+    `checkpoints`: after how many tokens there are some. tokens, pending, conversation: see
+    `TokenHistory`.
     """
 
     model: str
@@ -70,6 +71,7 @@ class About:
     tokens: list[int]
     pending: list[int]
     checkpoints: list[int]
+    conversation: str = ""
 
     def shared(self, prompt: Sequence[int]) -> int:
         """How many tokens it shares with `prompt`, but for its last."""
@@ -219,4 +221,6 @@ def _about(found: Any) -> About:
         raise ValueError("checkpoints")
     if places and not 0 < places[0] <= places[-1] <= len(found["tokens"]):
         raise ValueError("checkpoints")
+    if type(found.get("conversation", "")) is not str:  # files that are older have none
+        raise TypeError("conversation")
     return About(**found | {"model": one_line(found["model"], 80)})

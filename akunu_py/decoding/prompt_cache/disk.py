@@ -61,6 +61,7 @@ def save(
         tokens=history.tokens,
         pending=history.pending,
         checkpoints=[each.length for each in history.checkpoints],
+        conversation=history.conversation,
     )
     entries = kvcache.compact(history.cache)
     layers = kvcache.leaves(entries)

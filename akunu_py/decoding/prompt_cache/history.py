@@ -24,8 +24,9 @@ class TokenHistory:
     unless a prompt was just read or the cache is recurrent and was rolled back behind what was
     accepted. checkpoints: where a cache that cannot always be trimmed can return to. marks: after
     how many tokens checkpoints are set while a prompt is read. uses: how often it was kept for
-    later. remember: whether it may be kept on disk. reserved: bytes that it may come to take while
-    it is in use.
+    later. remember: whether it may be kept on disk. conversation, asked: which one asked for it
+    last, "" for none, and when, in seconds of `time.time`. reserved: bytes that it may come to take
+    while it is in use.
     """
 
     def __init__(
@@ -38,6 +39,8 @@ class TokenHistory:
         self.marks: frozenset[int] = frozenset()
         self.uses = 0
         self.remember = True
+        self.conversation = ""
+        self.asked = 0.0
         self.reserved = 0
         self.needs_checkpoints = kvcache.needs_checkpoints(cache)
 

@@ -3,7 +3,7 @@
 `prompt-caches/MODEL/*.safetensors` in the cache directory. A file is written under another name and
 never changed, so whoever sees it sees all of it. One process at a time writes and clears up, the
 one that holds `lock`; so what has a writer's name then was left by one that was killed.
-`written.json` is what was written lately.
+`written.json` is what was written lately, `forgotten` which conversations were deleted.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from akunu_py import paths
 from akunu_py.decoding.prompt_cache import cache_file
 from akunu_py.decoding.prompt_cache.cache_file import SUFFIX, About, SaveStopped, Stopped
+from akunu_py.decoding.prompt_cache.forgotten import is_forgotten, note_forgotten
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import AkunuError, DamagedCache, StoreError, UsageError
 from akunu_py.files import read_json, write_atomically
@@ -150,6 +151,8 @@ class PromptCacheStore:
                 self.directory.mkdir(mode=0o700, exist_ok=True)
                 disk.save(history, engine, path, stopped)
                 size = path.stat().st_size
+                if is_forgotten(history.conversation, history.asked):  # meanwhile
+                    remove(path)
             except SaveStopped as end:
                 self._note(end.written)
                 return False
@@ -218,6 +221,17 @@ def forget(model: Path | None = None) -> int:
     wanted = [_root() / paths.name_of_model(model)] if model else _directories()
     with cache_file.disk_errors("cannot read the prompt caches"):
         return sum(remove(path) for each in wanted if each.is_dir() for path in each.iterdir())
+
+
+def forget_conversation(conversation: str) -> None:
+    """Deletes all that models have read of it, which nobody writes again then. Raises
+    StoreError."""
+    with cache_file.disk_errors("cannot delete what was read of the conversation"):
+        note_forgotten(conversation)
+    for path in all_files():
+        about = _about(path)
+        if about is not None and about.conversation == conversation:
+            remove(path)
 
 
 def sweep(limits: DiskLimits, now: float) -> None:

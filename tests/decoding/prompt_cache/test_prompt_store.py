@@ -15,6 +15,7 @@ from akunu_py import paths
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.learned import LearnedState
 from akunu_py.decoding.prompt_cache import cache_file, disk, store
+from akunu_py.decoding.prompt_cache.forgotten import is_forgotten
 from akunu_py.decoding.prompt_cache.store import DiskLimits, PromptCacheStore, all_files
 from akunu_py.decoding.recall import Recall
 from akunu_py.decoding.session import Session
@@ -114,6 +115,57 @@ def test_nothing_is_kept_of_what_is_not_to_be_remembered(tiny: Engine) -> None:
     private = opened(tiny)
     assert read(private, some(LENGTH, 1), replace(OPTIONS, remember=False)) == 0
     assert not Session(tiny, LearnedState(Path("x"), "t", "l", memory=False)).save_idle()
+
+
+def test_what_is_read_of_a_deleted_conversation_goes_and_is_not_written_again(
+    tiny: Engine,
+) -> None:
+    first, second, third = (replace(OPTIONS, conversation=name) for name in ("a", "b", "c"))
+    session = opened(tiny)
+    read(session, some(LENGTH, 1), first)
+    read(session, some(LENGTH, 2), second)
+    assert session.save_idle()
+    assert session.save_idle()
+    read(session, [*some(LENGTH, 2), *some(LENGTH, 3)], third)  # goes on with the second
+    assert session.save_idle()
+    files = all_files()
+    assert sorted(cache_file.read(path).about.conversation for path in files) == ["a", "c"]
+    store.forget_conversation("b")
+    assert all_files() == files
+    store.forget_conversation("a")
+    (left,) = all_files()
+    assert cache_file.read(left).about.conversation == "c"
+    # It is in memory still, here and in a server: neither writes it.
+    assert not session.save_idle()
+    assert all_files() == [left]
+    read(session, [*some(LENGTH, 1), 5], first)  # brought back, and asked for again
+    assert session.save_idle()
+    assert len(all_files()) == 2
+    # Deleted while its file is being written.
+    read(session, some(LENGTH, 4), second)
+
+    def deletes() -> bool:
+        store.forget_conversation("b")
+        return False
+
+    session.save_idle(deletes)
+    assert not session.save_idle()
+    assert len(all_files()) == 2
+
+
+def test_the_list_of_what_was_deleted_stays_small_and_damage_does_no_harm(tiny: Engine) -> None:
+    path = paths.prompt_caches_dir() / "forgotten"
+    store.forget_conversation("a")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.write_bytes(b"rubbish\n\xff \xfe\nx a\n" + b"1 b\n" * 50_000)
+    for name in ("c", "d"):
+        store.forget_conversation(name)
+    assert path.stat().st_size < 1 << 18
+    assert [is_forgotten(name, 2.0) for name in "abcd"] == [False, False, True, True]
+    assert is_forgotten("b", 1.0)
+    session = opened(tiny)
+    read(session, some(LENGTH, 1), replace(OPTIONS, conversation="b"))
+    assert session.save_idle()
 
 
 def test_the_limits_hold(tiny: Engine) -> None:
