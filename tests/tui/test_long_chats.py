@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import pytest
 from textual.widgets import Markdown
+from textual.widgets.markdown import MarkdownBlock
 
 from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.tui.session_thread import Finished, PieceArrived
-from akunu_py.tui.transcript.markdown import MarkdownSection, split
+from akunu_py.tui.transcript.markdown import AnswerMarkdown, MarkdownSection, split
 from akunu_py.tui.transcript.view import Transcript
 from tests.support.tui_chat import STATS, Chat, chat, until
 
@@ -166,11 +167,58 @@ async def test_an_old_prompt_is_edited_and_a_new_one_is_asked_from_there() -> No
 async def test_sections_of_a_list_look_like_one_list() -> None:
     async with chat(size=(80, 60)) as it:
         await it.send("go")
-        await it.answer("".join(f"- item {number}\n" for number in range(90)))
+        text = "".join(f"- item {number}\n" for number in range(90))
+        for start in range(0, len(text), 97):
+            await it.piece(text[start : start + 97])
+        await it.post(Finished(1, "stop", STATS))
         await until(it.pilot, lambda: is_quiet(it))
         shown = [line for line in on_screen(it).splitlines() if "item" in line]
         assert len(shown) > 40
+        numbers = [int(line.split()[2]) for line in shown]
+        assert numbers == list(range(90 - len(shown), 90))
         lines = on_screen(it).splitlines()
         first = lines.index(shown[0])
         assert lines[first : first + len(shown)] == shown, "no gap at a cut"
         assert len(list(it.app.query(Markdown))) > 1
+
+
+ANSWER = """\
+1. one
+2. ```python
+   a = [1,
+
+   2]
+   ```
+   - two
+
+> quoted
+> more
+
+| a | b |
+|---|---|
+| 1 | 2 |
+
+and `more`
+of it
+"""
+
+
+async def test_an_answer_looks_the_same_wherever_it_was_when_it_was_first_seen() -> None:
+    """One that grows behind the screen is drawn from its middle when it comes back."""
+    looks = []
+    async with chat(size=(80, 40)) as it:
+        for cut in [0, *range(3, len(ANSWER), 7), len(ANSWER)]:
+            view = AnswerMarkdown(ANSWER[:cut])
+            mounted = it.app.screen.mount(view, before=0)
+            if cut % 2:
+                await mounted  # else more comes before it is mounted
+            middle = (cut + len(ANSWER)) // 2
+            await view.append(ANSWER[cut:middle])
+            await view.append(ANSWER[middle:])
+            await mounted
+            await it.pilot.pause()
+            looks.append([str(each.render()) for each in view.query(MarkdownBlock)])
+            await view.remove()
+    assert all(look == looks[-1] for look in looks)
+    assert "".join(looks[-1]).count("two") == 1
+    assert len(looks[-1]) == 9

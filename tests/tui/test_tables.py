@@ -8,6 +8,7 @@ from rich.cells import cell_len
 from textual.content import Content
 from textual.style import Style
 
+from akunu_py.settings import Settings
 from akunu_py.tui.transcript.parser import markdown_parser, table_cells
 from akunu_py.tui.transcript.table import column_widths, draw, natural_widths
 from tests.support.tui_chat import chat, until
@@ -96,3 +97,54 @@ async def test_a_wide_table_takes_the_free_columns_and_grows() -> None:
         row = next(line for line in shown.splitlines() if "1111111111" in line)
         assert len(row.strip()) > 100, "wider than the measure of text"
         assert "more │" in shown
+
+
+NESTED = """\
+1. A table:
+
+   {table}
+   and
+
+   text.
+2. ```python
+   a = 1
+   ```
+   - deeper
+     ```
+     {long}
+     ```
+
+> A quote:
+> ```sh
+> b
+> ```
+>
+> {quoted}
+
+The end.
+"""
+
+
+async def test_tables_and_code_in_lists_and_quotes_are_as_elsewhere() -> None:
+    """As wide as they need, whole, and as close to each other as they were written."""
+    table = WIDE.replace("\n", "\n   ")
+    text = NESTED.format(table=table, long="x" * 110, quoted=WIDE.replace("\n", "\n> "))
+    async with chat(size=(170, 60), settings=Settings(theme="dark")) as it:
+        await it.send("go")
+        await it.answer(text)
+        shown = [line.strip().rstrip("│ ") for line in it.screen_text().splitlines()]
+    assert "\n".join(shown).count("1111111111") == 48
+    assert "x" * 110 in "\n".join(shown)
+    place = shown.index("1. A table:")
+    assert shown[place + 1] == "", "as it was written"
+    heads = [at for at, line in enumerate(shown) if "column7" in line]
+    assert heads[0] == place + 2
+    # The header, a rule, three rows; what is written after it.
+    assert shown[place + 7 : place + 11] == ["", "and", "", "text."]
+    assert "python · 1 line · b copy" in shown[place + 11], "no row where none was written"
+    assert shown[place + 13] == "• deeper"
+    assert shown[place + 16] == "", "one row after the list"
+    assert "A quote:" in shown[place + 17]
+    assert "sh · 1 line · b copy" in shown[place + 18]
+    assert heads[1] == place + 21
+    assert shown[heads[1] + 5 : heads[1] + 7] == ["", "The end."]

@@ -21,7 +21,10 @@ from textual.style import Style
 from textual.widgets import Markdown
 from textual.widgets.markdown import MarkdownBlock, MarkdownFence
 
+from akunu_py.tui.transcript.parser import has_gap
+
 _MEASURE = 96  # columns, as wide as text: wider where a line needs it and there is room
+_INDENT = 1  # columns that each level of a list or quote takes, at least
 _STEP = 8  # columns that a key scrolls
 _AHEAD, _BEHIND, _AGAIN = "›", "‹", "↪ "
 
@@ -52,6 +55,7 @@ class CodeBlock(MarkdownFence):
     def __init__(self, markdown: Markdown, token: Token, code: str) -> None:
         # Not the constructor of the class above, which highlights at once.
         MarkdownBlock.__init__(self, markdown, token)
+        self.set_class(has_gap(token), "-gap", update=False)
         self.auto_links = False
         self._scrolled = 0
         self._was_wrapped = False
@@ -86,7 +90,7 @@ class CodeBlock(MarkdownFence):
     # The layout
 
     def get_content_width(self, container: Size, viewport: Size) -> int:
-        measure = _MEASURE - self.styles.gutter.width
+        measure = _MEASURE - self.styles.gutter.width - _INDENT * self._token.level
         return min(container.width, max(measure, self._widest))
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:

@@ -7,32 +7,72 @@ empty space of the same height stays until the reader comes near. `view` decides
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import re
 from collections.abc import Iterator
 
 from markdown_it.token import Token
 from textual.app import ComposeResult
+from textual.await_complete import AwaitComplete
 from textual.containers import Vertical
 from textual.widgets import Markdown
+from textual.widgets._markdown import MarkdownParagraph
 from textual.widgets.markdown import MarkdownBlock
 
 from akunu_py.tui.transcript.code import CodeBlock
-from akunu_py.tui.transcript.parser import markdown_parser
+from akunu_py.tui.transcript.parser import has_gap, markdown_parser
 from akunu_py.tui.transcript.table import TableBlock
 
 _BLOCKS = 30  # in a section: some screens
 _COLUMNS = 74  # for the height of a section that was never drawn
 
 
+class Paragraph(MarkdownParagraph):
+    """A paragraph that keeps its distance from what follows in a list or quote."""
+
+    def __init__(self, markdown: Markdown, token: Token) -> None:
+        super().__init__(markdown, token)
+        self.set_class(has_gap(token), "-gap", update=False)
+
+
 class AnswerText(Markdown):
-    """Markdown with tables and blocks of code of our own."""
+    """Markdown with tables and blocks of code of our own, which may be appended to at any time.
+
+    After Textual's own `update` an `append` would begin at the last line, in the middle of a block;
+    and one before it is mounted, or while it is updated, would be lost.
+    """
 
     BLOCKS = {  # noqa: RUF012 - declared so there
         **Markdown.BLOCKS,
+        "paragraph_open": Paragraph,
         "fence": CodeBlock,
         "code_block": CodeBlock,
     }
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, parser_factory=markdown_parser, open_links=False)
+        self._change = asyncio.Lock()
+
+    def update(self, markdown: str) -> AwaitComplete:
+        async def update() -> None:
+            async with self._change:
+                with self.app.batch_update():
+                    await self.query_children(MarkdownBlock).remove()
+                    self._markdown, self._last_parsed_line = "", 0
+                    await super(AnswerText, self).append(markdown)
+
+        return AwaitComplete(update())
+
+    def append(self, markdown: str) -> AwaitComplete:
+        async def append() -> None:
+            async with self._change:
+                await super(AnswerText, self).append(markdown)
+
+        if self._initial_markdown is not None:
+            self._initial_markdown += markdown
+            return AwaitComplete()
+        return AwaitComplete(append())
 
     def unhandled_token(self, token: Token) -> MarkdownBlock | None:
         return TableBlock(self, token) if token.type == "table" else None
@@ -45,7 +85,7 @@ class MarkdownSection(Vertical):
         """in_list: it ends in a list that the next section continues."""
         super().__init__(classes="-listed" if in_list else None)
         self.text = text
-        self._markdown = None if unmounted else _markdown(text)
+        self._markdown = None if unmounted else AnswerText(text)
         if unmounted:
             self.styles.height = _lines(text)
 
@@ -90,7 +130,7 @@ class MarkdownSection(Vertical):
     async def restore(self) -> None:
         """Mounts its blocks again."""
         if self._markdown is None:
-            self._markdown = _markdown(self.text)
+            self._markdown = AnswerText(self.text)
             with self.app.batch_update():
                 await self.mount(self._markdown)
                 self.styles.height = "auto"
@@ -169,10 +209,6 @@ def _section(parts: list[str], place: int, *, unmounted: bool = False) -> Markdo
 def _is_list_cut(parts: list[str], place: int) -> bool:
     """Whether a section ends within a list, with no empty line before the next one."""
     return place + 1 < len(parts) and not parts[place].endswith("\n\n")
-
-
-def _markdown(text: str) -> AnswerText:
-    return AnswerText(text, parser_factory=markdown_parser, open_links=False)
 
 
 def _lines(text: str) -> int:

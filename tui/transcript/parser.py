@@ -20,6 +20,7 @@ _DELIMITERS = {"\\(": "\\)", "\\[": "\\]", "$$": "$$", "$": "$"}
 _LONGEST = 2000  # characters of one formula
 # `$HOME/bin:$PATH` and `$5 to $10` are no mathematics.
 _IN_DOLLARS = re.compile(r"\$(?![\s\d]*\$|\s)([^$\n]+?)(?<![\s\\])\$(?!\w)")
+_LEAVES = ("paragraph_open", "fence", "code_block", "table")
 _PROSE = re.compile(r"[^\W\d_]{2,}\W(.*\W)?[^\W\d_]{2,}")  # and the brackets are escaped ones
 _MATHS = re.compile(r"[\\^_={}<>+*|]|^-?\w$|^\w\(\w+\)$")
 
@@ -41,6 +42,7 @@ def markdown_parser() -> MarkdownIt:
         "fence", "math", _block_math, {"alt": ["paragraph", "reference", "blockquote", "list"]}
     )
     parser.core.ruler.push("tables", _join_tables)
+    parser.core.ruler.push("gaps", _mark_gaps)
     return parser
 
 
@@ -48,6 +50,11 @@ def table_cells(token: Token) -> TableCells:
     """The cells of a token of the type `table`."""
     cells: TableCells = token.meta["cells"]
     return cells
+
+
+def has_gap(token: Token) -> bool:
+    """Whether a block within a list or quote is followed by an empty line."""
+    return "gap" in token.meta
 
 
 def _inline_math(state: StateInline, silent: bool) -> bool:
@@ -143,6 +150,23 @@ def _join_tables(state: StateCore) -> None:
         else:
             joined.append(token)
     state.tokens = joined
+
+
+def _mark_gaps(state: StateCore) -> None:
+    """Marks the blocks with `has_gap`: items stand as close together as they were written. The end
+    of the whole list or quote is none."""
+    lines = state.src.split("\n")
+    last: Token | None = None
+    for token in state.tokens:
+        if token.level and token.map and token.type in _LEAVES:
+            after = lines[token.map[1] : token.map[1] + 1]
+            last = None
+            if after and not after[0].strip("> \t"):
+                token.meta["gap"] = True
+                last = token
+        elif token.level == 0 and token.nesting < 0 and last is not None:
+            del last.meta["gap"]
+            last = None
 
 
 def _cells(tokens: list[Token]) -> TableCells:

@@ -16,7 +16,7 @@ from textual.style import Style
 from textual.widgets import Markdown
 from textual.widgets.markdown import MarkdownBlock
 
-from akunu_py.tui.transcript.parser import table_cells
+from akunu_py.tui.transcript.parser import has_gap, table_cells
 
 _GAP, _NARROW_GAP = " │ ", "│"
 _LEAST = 12  # columns: a longer word may be broken; with less, a row is written as a list
@@ -30,6 +30,7 @@ class TableBlock(MarkdownBlock):
 
     def __init__(self, markdown: Markdown, token: Token) -> None:
         super().__init__(markdown, token)
+        self.set_class(has_gap(token), "-gap", update=False)
         self._read(token)
 
     def _read(self, token: Token) -> None:
