@@ -44,6 +44,12 @@ class Welcome(Vertical):
         super().__init__()
         self._model = model
         self._better = better
+        # They may be told something before they are mounted.
+        self._download = Static(classes="download")
+        self._offered = Static(classes="offer")
+        self._last = Static(classes="last")
+        for line in (self._download, self._offered, self._last):
+            line.display = False
 
     def compose(self) -> ComposeResult:
         entry = catalogue.load_catalogue().get(self._model)
@@ -53,41 +59,36 @@ class Welcome(Vertical):
         yield Static(
             Content(f"{displayable(about)}Everything stays on this machine."), classes="about"
         )
-        yield Static(classes="download")
-        yield Static(classes="offer")
-        yield Static(classes="last")
+        yield from (self._download, self._offered, self._last)
         yield Static(classes="keys")
 
     def on_mount(self) -> None:
-        for name in (".offer", ".download", ".last"):
-            self.query_one(name).display = False
         if self._better is not None:
             self.run_worker(self._offer(self._better), exit_on_error=False)
 
     def show_download(self, words: str) -> None:
         """Shows the progress of the model that is fetched first; "" where it is here."""
-        line = self.query_one(".download", Static)
-        line.update(Content(displayable(f"It is being fetched; prompts wait for it.\n{words}")))
-        line.display = bool(words)
+        self._download.update(
+            Content(displayable(f"It is being fetched; prompts wait for it.\n{words}"))
+        )
+        self._download.display = bool(words)
 
     async def _offer(self, better: Callable[[], ModelRow | None]) -> None:
         row = await asyncio.to_thread(better)
         if row is not None:
-            offer = self.query_one(".offer", Static)
-            offer.update(Content(describe_offer(row)))
-            offer.display = True
+            self._offered.update(Content(describe_offer(row)))
+            self._offered.display = True
 
     @property
     def offers_last(self) -> bool:
-        return bool(self.query_one(".last").display)
+        return bool(self._last.display)
 
     def show_last(self, title: str) -> None:
         """Offers to continue the last chat."""
-        line = self.query_one(".last", Static)
-        line.update(
+        self._last.update(
             Content.assemble(("Enter", "bold"), " continues the last chat: ", displayable(title))
         )
-        line.display = True
+        self._last.display = True
 
     def on_resize(self) -> None:
         self.query_one(".keys", Static).update(self._keys())
