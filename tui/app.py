@@ -272,17 +272,29 @@ class ChatApp(App[None]):
         await self.answering.take_back_last()
 
     def on_prompt_box_editor_wanted(self) -> None:
+        self.run_worker(self._edit_prompt(), group="editor")  # an answer goes on meanwhile
+
+    async def _edit_prompt(self) -> None:
         prompt, loop = self.view.prompt, asyncio.get_running_loop()
-        loop.remove_signal_handler(signal.SIGINT)  # Ctrl+C is the editor's
+        before, problem = prompt.whole, ""
+        text = before
+        loop.add_signal_handler(signal.SIGINT, lambda: None)  # Ctrl+C is the editor's
         try:
             with self.suspend():
-                text = edit_text(prompt.whole)
-        except (OSError, SuspendNotSupported) as error:
-            self.view.refuse(f"cannot open {editor()[0]}: {error}; set EDITOR to your editor")
-        else:
-            prompt.write(text.rstrip("\n"))
+                try:  # here: what leaves the suspension would not end it
+                    text = (await edit_text(before)).rstrip("\n")
+                except OSError as error:
+                    problem = f"{error.strerror or error}; set EDITOR to your editor"
+        except SuspendNotSupported as error:
+            problem = str(error)
         finally:
             loop.add_signal_handler(signal.SIGINT, self.exit)
+        if problem:
+            self.view.refuse(f"cannot open {editor()[0]}: {problem}")
+        elif prompt.whole != before:  # a prompt came back meanwhile
+            prompt.put_back(text)
+        elif text != before:
+            prompt.write(text)
 
     async def on_prompt_box_nothing_to_send(self) -> None:
         if self.view.offers_last:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import select
 import selectors
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -149,21 +149,19 @@ def editor(environ: Mapping[str, str] = os.environ) -> list[str]:
     return shlex.split(environ.get("VISUAL") or environ.get("EDITOR") or "vi") or ["vi"]
 
 
-def edit_text(text: str, command: Sequence[str] | None = None) -> str:
+async def edit_text(text: str, command: Sequence[str] | None = None) -> str:
     """What the user makes of `text` in the editor, which has the terminal meanwhile; `text` where
-    it fails. Raises OSError where the editor cannot be started."""
+    it fails. Who stops waiting ends the editor. Raises OSError where it cannot be started."""
     with tempfile.TemporaryDirectory(prefix="akunu-") as directory:
         path = Path(directory, "prompt.md")
         path.write_text(text, "utf-8", "replace")
-        # Ctrl+C is the editor's; what it starts has the default again.
-        before = signal.signal(signal.SIGINT, lambda *_: None)
+        process = await asyncio.create_subprocess_exec(*(command or editor()), str(path))
         try:
-            done = subprocess.run([*(command or editor()), str(path)])
+            failed = await process.wait()
         finally:
-            signal.signal(signal.SIGINT, before)
-        if done.returncode:
-            return text
-        return typeable(path.read_text("utf-8", "replace"))
+            if process.returncode is None:
+                process.terminate()
+        return text if failed else typeable(path.read_text("utf-8", "replace"))
 
 
 _PASTE_START, _PASTE_END = "\x1b[200~", "\x1b[201~"
@@ -225,14 +223,17 @@ class ChatDriver(LinuxDriver):
     """
 
     _is_suspended = False
+    _title = ""
 
     def write(self, data: str) -> None:
-        super().write(keep_columns(data))
+        if not self._is_suspended:  # else the terminal is another program's
+            super().write(keep_columns(data))
 
     def start_application_mode(self) -> None:
         super().start_application_mode()
         if has_title():
             self.write(_PUSH_TITLE)
+            self.show_title(self._title)
 
     def stop_application_mode(self) -> None:
         if has_title():
@@ -241,7 +242,8 @@ class ChatDriver(LinuxDriver):
 
     def show_title(self, title: str) -> None:
         """Names the terminal's window or tab."""
-        if has_title():
+        self._title = title
+        if title and has_title():
             self.write(f"\x1b]2;{on_one_line(title)}\x07")
             self.flush()
 

@@ -101,12 +101,12 @@ async def test_commands_are_found_by_what_they_do(directory: Path) -> None:
         assert str(popup.border_subtitle).startswith("Enter or Tab inserts it")
 
 
-def test_the_editor_gets_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_editor_gets_the_text() -> None:
     change = ["sh", "-c", 'printf "more\\r\\n\\033" >> "$0"']
-    assert edit_text("some ", change) == "some more\n"
-    assert edit_text("some ", ["sh", "-c", "exit 1"]) == "some "
+    assert await edit_text("some ", change) == "some more\n"
+    assert await edit_text("some ", ["sh", "-c", "exit 1"]) == "some "
     with pytest.raises(OSError, match="no-such-editor"):
-        edit_text("", ["no-such-editor"])
+        await edit_text("", ["no-such-editor"])
     for visual, plain, command in (("", "", ["vi"]), ("code -w", "ed", ["code", "-w"])):
         assert editor({"VISUAL": visual, "EDITOR": plain}) == command
 

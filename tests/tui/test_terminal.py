@@ -36,10 +36,10 @@ def talking_home(home: Path, starter: StoredModel) -> Path:
     return home
 
 
-def start(terminal: Terminal, home: Path, then: str = ":") -> None:
+def start(terminal: Terminal, home: Path, then: str = ":", options: str = "") -> None:
     """The chat, which keeps its files in `home`; when it ended, its exit code is shown."""
     keep = f"XDG_DATA_HOME={home} XDG_CONFIG_HOME={home}"
-    command = f'clear; A=$(stty -g); {keep} {GREEDY_CHAT}; echo "code=$?"; {then}'
+    command = f'clear; A=$(stty -g); {keep} {GREEDY_CHAT} {options}; echo "code=$?"; {then}'
     terminal.type(command, "Enter")
     terminal.wait_for("Ask something")
 
@@ -111,7 +111,7 @@ def test_a_conversation(terminal: Terminal, talking_home: Path) -> None:
 
 
 @needs_tmux
-def test_a_kill_in_the_middle_of_an_answer_loses_a_second_at_most(
+def test_a_kill_in_the_middle_of_an_answer_leaves_what_was_written(
     terminal: Terminal, talking_home: Path
 ) -> None:
     home = talking_home
@@ -121,14 +121,24 @@ def test_a_kill_in_the_middle_of_an_answer_loses_a_second_at_most(
     time.sleep(2.5)
     screen = terminal.screen()
     said = screen.partition("a walrus.")[2].partition("╭")[0].split()[:-1]  # whole words
+    database = sqlite3.connect(home / "akunu" / "conversations.db")
+
+    def kept() -> list[str]:
+        select = "SELECT text FROM messages WHERE role = 'assistant'"
+        ((text,),) = database.execute(select).fetchall()
+        return str(text).split()[: len(said)]
+
+    end = time.monotonic() + 60
+    while kept() != said:  # it is written while it is being answered
+        assert time.monotonic() < end, (kept(), said)
+        time.sleep(0.1)
     (chat,) = children(terminal.shell())
-    time.sleep(1.2)  # what was said before that second has been written
     os.kill(int(chat), SIGKILL)
     terminal.wait_for("code=137")
-    terminal.type("stty sane; tput reset", "C-j")
-    database = sqlite3.connect(home / "akunu" / "conversations.db")
-    ((kept,),) = database.execute("SELECT text FROM messages WHERE role = 'assistant'").fetchall()
-    assert kept.split()[: len(said)] == said
+    # To reset a terminal drops what is typed meanwhile.
+    terminal.type('stty sane; tput reset; echo "code"=sane', "C-j")
+    terminal.wait_for("code=sane")
+    assert kept() == said
     start(terminal, home)
     terminal.type("C-o")
     terminal.wait_for("Write a very long story")
@@ -137,6 +147,46 @@ def test_a_kill_in_the_middle_of_an_answer_loses_a_second_at_most(
     assert " ".join(said[:5]) in screen
     terminal.type("F9")
     terminal.wait_for("answering")
+
+
+EDITOR = """\
+#!/bin/sh
+trap '' INT
+echo EDITING
+until [ -e done ]; do sleep 0.1; done
+printf ' and more' >> "$1"
+"""
+
+
+@needs_tmux
+def test_an_answer_goes_on_while_the_editor_is_open(
+    terminal: Terminal, home: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "editor").write_text(EDITOR)
+    (tmp_path / "editor").chmod(0o700)
+    terminal.type(f"cd {tmp_path}; export EDITOR=./no-such-editor VISUAL=", "Enter")
+    start(terminal, home)
+    terminal.type("C-x", "C-e")
+    terminal.wait_for("cannot open ./no-such-editor: .*set EDITOR")
+    terminal.type("C-q")
+    terminal.wait_for("code=0\n")
+    terminal.type("clear; export EDITOR=./editor", "Enter")
+    start(terminal, home, '[ "$A" = "$(stty -g)" ] && echo terminal=same', "--max-tokens 40")
+    terminal.type("Say something.", "Enter", "my words", "C-x", "C-e")
+    terminal.wait_for("EDITING")
+    database = sqlite3.connect(home / "akunu" / "conversations.db")
+    ended = "SELECT count(*) FROM messages WHERE role = 'assistant' AND finish_reason IS NOT NULL"
+    end = time.monotonic() + 150
+    while not database.execute(ended).fetchone()[0]:
+        assert time.monotonic() < end, "the answer does not come to its end"
+        time.sleep(0.1)
+    assert "╭" not in terminal.screen(), "the terminal is the editor's"
+    terminal.type("C-c")  # the editor's too: it ends nothing
+    terminal.wait_for(r"\^C")
+    (tmp_path / "done").touch()
+    terminal.wait_for(r"my words and more(.*\n)*.*● ready")
+    terminal.type("C-q")
+    terminal.wait_for("code=0\n(.*\n)*terminal=same")
 
 
 @needs_tmux
