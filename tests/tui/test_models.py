@@ -188,8 +188,8 @@ async def test_a_download_that_fails_says_why(pulled: Pulled) -> None:
         await until(pilot, lambda: description.size.height > 2)  # all of it is seen
         assert description.region.bottom <= shown.query_one("#dialog").region.bottom - 1
     again = ModelsScreen("starter", shown._downloads, MEMORY)
-    async with Host(again).run_test(size=(90, 24)):
-        assert "✗ failed" in "\n".join(lines(again)), "it is still told"
+    async with Host(again).run_test(size=(90, 24)) as pilot:
+        await until(pilot, lambda: "✗ failed" in "\n".join(lines(again)))  # it is still told
 
 
 def test_progress_never_goes_backwards() -> None:
