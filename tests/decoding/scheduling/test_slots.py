@@ -6,7 +6,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -20,6 +21,7 @@ from akunu_py.decoding.scheduling import slots
 from akunu_py.decoding.scheduling.job import JobHandle
 from akunu_py.decoding.scheduling.slots import Slots
 from akunu_py.decoding.session import Generation, Session
+from akunu_py.decoding.target import Target
 from akunu_py.types import DraftMode, GenerateOptions, SamplingOptions, Stats
 from tests.support.families import build
 from tests.support.targets import Counting, some
@@ -125,6 +127,20 @@ class Run:
                 handle.cancel()
             if isinstance(event, Ended | Failed):
                 del handles[id(handle)]
+
+
+class Costly:
+    """A model of which every pass takes so many seconds of a clock, and more for each row."""
+
+    def __init__(self, model: Any, clock: Clock, pass_s: float) -> None:
+        self._model, self._clock, self._pass_s = model, clock, pass_s
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(self, tokens: mx.array, *args: Any, **options: Any) -> Any:
+        self._clock.now += self._pass_s + 0.0005 * tokens.shape[1]
+        return self._model(tokens, *args, **options)
 
 
 class Clock:
@@ -275,10 +291,6 @@ class Work:
     def begin(self, slots: Slots) -> None:
         slots.begin(JobHandle(self.job, lambda event: None, "", lambda: None, short=self.short))
 
-    @property
-    def longest_gap(self) -> float:
-        return max(after - before for before, after in pairwise(self.written))
-
 
 @pytest.fixture
 def still(monkeypatch: pytest.MonkeyPatch) -> Clock:
@@ -288,32 +300,77 @@ def still(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-@pytest.mark.parametrize("writers", [1, 3])
-@pytest.mark.parametrize("readers", [1, 3])
+def check_shares(passes: Sequence[float], alone: float, late: float) -> None:
+    """passes: when those of an answer ended. Between any two of them as much time again as they
+    take by themselves goes to reading, and `late` at most."""
+    behind = [at - 2 * alone * number for number, at in enumerate(passes)]
+    earliest = accumulate(behind, min)
+    assert max(at - least for at, least in zip(behind, earliest, strict=True)) <= late
+
+
+@pytest.mark.parametrize("lengths", [[20_000], [20_000, 3000, 50], [6000, 6000]])
+@pytest.mark.parametrize("writers", [1, 2, 3])
+@pytest.mark.parametrize("pass_s", [0.025, 0.15])
 def test_reading_takes_no_more_time_than_writing(
-    writers: int, readers: int, still: Clock, tiny: Engine
+    pass_s: float, writers: int, lengths: list[int], still: Clock, tiny: Engine
 ) -> None:
     slots = Slots(Session(tiny), 6, still)
-    writing = [Work(still, 0, 400) for _ in range(writers)]
-    reading = [Work(still, 20_000, 1) for _ in range(readers)]
+    count, chunk_s = 20 + int(sum(lengths) / 1000 / pass_s / writers), max(0.2, 2 * pass_s)
+    writing = [Work(still, 0, count, pass_s) for _ in range(writers)]
+    reading = [Work(still, length, 1, pass_s) for length in lengths]
     for each in writing:
         each.begin(slots)
-    for _ in range(20 * writers):
+    for _ in range(5 * writers):
         slots.step()
     for each in reading:
         each.begin(slots)
+    chunks: list[float] = []
     while any(len(each.written) < each.write for each in writing):
+        before, begun = sum(len(each.written) for each in [*writing, *reading]), still.now
         slots.step()
+        if sum(len(each.written) for each in [*writing, *reading]) > before:
+            chunks = []
+        elif still.now > begun:
+            chunks.append(still.now - begun)
+        # One chunk between two passes, or the end of a prompt and the next one's beginning.
+        assert len(chunks) <= (1 if len(lengths) == 1 else 2)
+        assert sum(chunks) <= chunk_s + (len(chunks) - 1) * pass_s + 1e-9
     for each in writing:
-        alone = writers * each.pass_s
-        during = each.written[21:]
-        assert (during[-1] - during[0]) / (len(during) - 1) <= 2 * alone + 0.2 / len(during)
-        assert (
-            each.longest_gap <= 0.2 + alone + each.pass_s + 1e-9
-        )  # a chunk, and the passes of the others
-    # Of the prompts one is read before the next one is begun.
-    begun = [session.turn.left < 20_000 for session in slots._sessions[writers:]]
-    assert sum(begun) == min(readers, 1 + int(writers * 380 * 0.025 / 20))
+        # The first token of those that were read is a pass of them.
+        late = chunk_s + (2 * writers + len(lengths)) * pass_s
+        check_shares(each.written[5:], writers * pass_s, late)
+    # Of the prompts one is read before the next one is begun: that with least to read.
+    assert sorted(reading, key=lambda each: each.read) == sorted(
+        reading, key=lambda each: each.written[0] if each.written else still.now
+    )
+
+
+@pytest.mark.parametrize(("writers", "pass_s"), [(1, 0.1), (3, 0.3)])
+def test_a_long_prompt_beside_answers_that_are_really_written(
+    writers: int, pass_s: float, still: Clock, tiny: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By sessions of a model whose passes alone move the clock."""
+    monkeypatch.setattr(Target, "clock", lambda self: still.now)
+    engine = engine_of(tiny, "llama")
+    engine = replace(engine, model=Costly(engine.model, still, pass_s), context_length=40_000)
+    long = Asked(some(1500, 9), 1, "off", after=12)
+    answers = [Asked(some(30, seed), 40 // writers, "off") for seed in range(writers)]
+    times: list[float] = []
+    run = Run(Slots(Session(engine), 4, still), lambda slots: times.append(still.now))
+    run.serve([*answers, long])
+    times.append(still.now)
+    took = [after - before for before, after in pairwise(times)]
+    reading = [number for number, asked in enumerate(run.order) if asked is long]
+    chunk_s, first, last = max(0.2, 2 * pass_s), reading[0], reading[-1]
+    chunks = [number for number in reading[:-1] if took[number] > 0.0]
+    assert len(chunks) >= 5
+    assert max(took[number] for number in chunks) <= chunk_s
+    assert 1 not in [after - before for before, after in pairwise(chunks[:-1])]  # passes between
+    for asked in answers:
+        ended = [times[i + 1] for i in range(first, last) if run.order[i] is asked]
+        check_shares(ended, writers * (pass_s + 0.001), chunk_s + 2 * (writers + 1) * pass_s)
+    # And the prompt does not wait: it gets as much of the time.
+    assert sum(took[first : last + 1]) <= 2 * sum(took[i] for i in reading) + 2 * pass_s
 
 
 def test_a_short_completion_comes_before_what_is_long(still: Clock, tiny: Engine) -> None:
