@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import random
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,8 @@ from tests.support.serving import Served, ask, served, write_served_model
 pytestmark = pytest.mark.usefixtures("uncompiled", "own_directories", "kept")
 
 CHUNK = 256  # tokens of a prompt
+# Few heads: what a CPU computes of 16,000 tokens is attention.
+KINDS = {"llama": {"num_attention_heads": 1, "num_key_value_heads": 1}, "qwen3_next": {}}
 ANSWER = 12
 MORE = "And what came of that?"
 
@@ -72,7 +74,7 @@ def session_of(kind: str, engine: Engine) -> Session:
     size = engine.vocabulary
     texts = [engine.tokenizer.decode([token]) for token in range(size)]
     known = mx.array([len(text) == 1 and text.isascii() and text.isprintable() for text in texts])
-    model = Printable(build(kind, vocab_size=size), known)
+    model = Printable(build(kind, vocab_size=size, **KINDS[kind]), known)
     cache = kvcache.new_cache(model)
     engine = replace(
         engine,
@@ -161,7 +163,7 @@ def text(length: int, seed: int) -> str:
 async def hold(name: str, kind: str, length: int, directory: Path) -> dict[str, tuple[int, int]]:
     """Talks about a text of so many tokens. Returns the counts of each turn."""
     spoken, session = DIALECTS[name], partial(session_of, kind)
-    talk, other = (Talk(spoken, (text(length, seed),)) for seed in (1, 2))
+    talk, other = Talk(spoken, (text(length, 1),)), Talk(spoken, (text(2000, 2),))
     counts: dict[str, tuple[int, int]] = {}
 
     async def turn(model: Served, when: str) -> None:
@@ -176,14 +178,14 @@ async def hold(name: str, kind: str, length: int, directory: Path) -> dict[str, 
         counts["asked again"] = prompt, read = await talk.go_on(model)
         assert read <= prompt - left < prompt <= length + 60
         await turn(model, "second turn")
-        await leave(model, spoken, other.asked, length // 2)
+        await leave(model, spoken, other.asked, 1000)
         await turn(model, "behind one that hung up")
         save(model)
     with served(directory, session=session) as model:
         await turn(model, "after a restart")
-        last = replace(talk.asked, turns=talk.turns[:-2])
-        plain = model.in_thread(partial(spoken.plain, last))
-        assert talk.turns[-2] == plain.text
+        if length <= 2000:  # or a CPU takes a minute for it
+            last = replace(talk.asked, turns=talk.turns[:-2])
+            assert talk.turns[-2] == model.in_thread(partial(spoken.plain, last)).text
     return counts
 
 
@@ -195,10 +197,9 @@ async def test_a_turn_reads_what_is_new(name: str, kind: str, directory: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["llama", "qwen3_next"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", CONVERSATIONS)
 async def test_a_turn_of_16000_tokens_reads_what_is_new(
-    name: str, kind: str, directory: Path, record_property: Callable[[str, object], None]
+    name: str, kind: str, directory: Path
 ) -> None:
-    for when, counts in (await hold(name, kind, 16_000, directory)).items():
-        record_property(when, counts)
+    print(name, kind, await hold(name, kind, 16_000, directory))  # with -rP they are shown
