@@ -113,7 +113,13 @@ def add_loading(parser: argparse.ArgumentParser) -> None:
 def loading_from(args: argparse.Namespace) -> LoadOptions:
     """How a model shall be loaded."""
     return LoadOptions(
-        args.weights, args.kv_bits, args.context, args.force, args.cache_memory, args.memory
+        args.weights,
+        args.kv_bits,
+        args.context,
+        args.force,
+        args.cache_memory,
+        args.memory,
+        args.draft_model,
     )
 
 
@@ -211,9 +217,17 @@ def add_drafting(group: argparse._ArgumentGroup) -> None:
         "--draft",
         choices=DRAFT_MODES,
         default="auto",
-        help="auto: as many tokens as pay; fixed: always up to --draft-tokens; off: none",
+        help="auto: as many tokens as pay, from all there is; ngram, mtp, model, exit: from "
+        "n-grams, heads of the model, --draft-model or first layers alone; fixed: always up to "
+        "--draft-tokens; off: none",
     )
     group.add_argument("--draft-tokens", type=positive, default=DEFAULT_DRAFT_TOKENS, metavar="N")
+    group.add_argument(
+        "--draft-model",
+        default=None,
+        metavar="NAME_OR_PATH",
+        help="a smaller model with the same tokens, which drafts where that pays",
+    )
     group.add_argument(
         "--no-memory",
         action="store_true",

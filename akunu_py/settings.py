@@ -43,6 +43,7 @@ _EXPECTED = {
 class Settings:
     """memory: whether answers are remembered, on this machine, to draft from. model: the one that
     is used when none is named. completion_model: the same for `akunu complete`; empty for `model`.
+    draft_model: a smaller one that drafts for those with the same tokens; empty for none.
     cache_memory: a size such as "2GB" for the KV caches of several texts; empty for what fits.
     unload_after: minutes without a request after which the model is unloaded, 0 for never.
     memory_limit: a size that model and caches may take; empty for what there is.
@@ -58,6 +59,7 @@ class Settings:
     memory: bool = True
     model: str = DEFAULT_MODEL
     completion_model: str = ""
+    draft_model: str = ""
     unload_after: float = 0.0
     temperature: float = 0.7
     system_prompt: str = ""

@@ -112,6 +112,9 @@ class DraftNetwork(Protocol):
         """The token that comes next, -1 where it has none, and how sure it is, from 0 to 1. What it
         guesses next comes behind that."""
 
+    def forget(self) -> None:
+        """Gives back what it has read."""
+
     def clock(self) -> float:
         """Seconds, for how long it takes."""
 
@@ -188,7 +191,8 @@ class LoadOptions:
 
     kv_bits: 4 or 8, of the KV cache. context: tokens that a session shall hold at most. force: load
     it though it will not fit. cache_memory: bytes that the KV caches of several texts may take
-    together. memory: bytes that model and caches may take in all.
+    together. memory: bytes that model and caches may take in all. draft_model: name or directory of
+    a smaller one that may draft; "" for none whatever the settings say.
     """
 
     weights: WeightMode = "auto"
@@ -197,6 +201,7 @@ class LoadOptions:
     force: bool = False
     cache_memory: int | None = None
     memory: int | None = None
+    draft_model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

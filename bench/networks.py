@@ -63,6 +63,9 @@ class SimulatedNetwork:
         self.read = self._place
         return token, chance
 
+    def forget(self) -> None:
+        self.read = 0
+
     def clock(self) -> float:
         return self._time.spent
 

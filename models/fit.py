@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from akunu_py.errors import DoesNotFit, UsageError
@@ -49,6 +49,14 @@ class Growth:
             for size, each in self.windows
         )
         return whole * self.per_token + kept + self.fixed
+
+    def __add__(self, other: Growth) -> Growth:
+        """Both caches together."""
+        return Growth(
+            self.per_token + other.per_token,
+            self.windows + other.windows,
+            self.fixed + other.fixed,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +101,11 @@ class Needs:
     cache: Growth
     activations: Activations
     context: int
+
+    def beside(self, draft: Needs) -> Needs:
+        """With a draft model beside it, whose passes come between its own."""
+        weights, cache = self.weights + draft.weights, self.cache + draft.cache
+        return replace(self, weights=weights, cache=cache)
 
     def at(self, context: int, prefill_rows: int = PREFILL_ROWS) -> Estimate:
         cache = self.cache.at(context, prefill_rows)

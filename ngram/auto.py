@@ -171,7 +171,7 @@ class AutoDrafter:
         )
         draft = None
         if self.networks and longest and not (ahead and length):
-            terms = self._terms(costs, rate, ongoing=ongoing)
+            terms = self._terms(costs, rate, limit, ongoing=ongoing)
             draft = self._from_network(guesses[ahead:found], terms, longest, ahead=ahead)
         if self._idle:
             place = min(self._idle, len(_RETURN)) - 1
@@ -188,10 +188,10 @@ class AutoDrafter:
         self._idle = 0 if draft else self._idle + 1
         return draft
 
-    def _terms(self, costs: Sequence[float], rate: float, *, ongoing: bool) -> Terms:
+    def _terms(self, costs: Sequence[float], rate: float, left: int, *, ongoing: bool) -> Terms:
         context, curve = self._context, self.curve
         plain = curve.table(context)[0]
-        return Terms(costs, rate, plain, curve.timed, context, ongoing, self.rerun_on_reject)
+        return Terms(costs, rate, plain, curve.timed, context, left, ongoing, self.rerun_on_reject)
 
     def _from_network(
         self,

@@ -25,7 +25,7 @@ _EXPECTED = 0.7  # chance of a network's token before any was tested
 _RATE, _TESTS = 0.03, 6.0  # of that average, and how many tests it counts for
 _CALIBRATION_RATE = 0.1
 _SURE = 0.999  # a network that is surer of itself is not believed
-_SPREAD = 32.0  # passes over which reading a long text is spread
+_SPREAD = 256.0  # passes over which reading a long text is spread, at most
 # Where a network does not pay it is tried for so many tokens, at a share of the time that halves
 # with each trial, down to the last.
 _TRIED = 2
@@ -39,7 +39,8 @@ class Terms:
 
     costs: of a pass over 1, 2, ... rows. rate: tokens that a unit of cost is worth. plain: the cost
     of a plain step that waits for nothing. seconds: whether costs are measured times. context:
-    tokens that the target has read. ongoing, rerun: see `planner.best_draft`.
+    tokens that the target has read. left: tokens that may come at most. ongoing, rerun: see
+    `planner.best_draft`.
     """
 
     costs: Sequence[float]
@@ -47,6 +48,7 @@ class Terms:
     plain: float
     seconds: bool
     context: int
+    left: int
     ongoing: bool
     rerun: bool
 
@@ -226,7 +228,7 @@ class PlannedNetwork:
             return self.network.share * terms.plain
         if rows <= MAX_ROWS:
             return unit * table[rows - 1]
-        return unit * table[-1] * (1.0 + (rows / MAX_ROWS - 1.0) / _SPREAD)
+        return unit * table[-1] * (1.0 + (rows / MAX_ROWS - 1.0) / min(_SPREAD, terms.left))
 
 
 def futures(chances: Sequence[float], values: Sequence[float]) -> list[float]:

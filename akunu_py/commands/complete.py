@@ -138,7 +138,7 @@ def passed_on(args: argparse.Namespace) -> list[str]:
         value = getattr(args, name)
         if value == default or name in ("print_config", "lsp"):
             continue
-        if name == "model" and Path(value).exists():
+        if name in ("model", "draft_model") and Path(value).exists():
             value = Path(value).resolve()  # an editor starts it in any directory
         option = f"--{name.replace('_', '-')}"
         found += [option] if value is True else [option, str(value)]

@@ -80,6 +80,12 @@ class Drafting:
         if isinstance(self._inner, AutoDrafter):
             self._inner.alone = alone
 
+    def release(self) -> None:
+        """Gives back what networks have read: their memory is another session's then."""
+        if isinstance(self._inner, AutoDrafter):
+            for planned in self._inner.networks:
+                planned.network.forget()
+
     def costs(self, context: int) -> Sequence[float] | None:
         """What passes over 1, 2, ... rows cost at `context` tokens, as the planner reckons; None
         before a plain step was timed."""

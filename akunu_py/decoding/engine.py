@@ -12,10 +12,11 @@ from typing import Any
 from akunu_py.decoding import device, footprint, kvcache
 from akunu_py.decoding.chat_format import chat_template, conversation
 from akunu_py.decoding.device import lay_out_weights
+from akunu_py.decoding.draft_model import DraftModel
 from akunu_py.decoding.text.thinking import prompt_opens_thinking, thinking_markers
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import UnsupportedModel, UsageError
-from akunu_py.models.fit import Fit, choose_context
+from akunu_py.models.fit import Fit, Needs, choose_context
 from akunu_py.models.mlx_loader import load_model, load_tokenizer
 from akunu_py.models.model_files import boundary
 from akunu_py.types import Message, Tool, ToolCall, WeightMode
@@ -40,7 +41,7 @@ class Engine:
     kv_bits: of the KV cache, None where it is not quantized. fit: what the model was expected to
     take, and what the user should know of that. cache_memory: bytes for the KV caches of several
     texts. memory: bytes that model and caches may take in all, None for what there is. forced:
-    whether to go on where memory will not do.
+    whether to go on where memory will not do. draft_model: a smaller one that may draft.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Engine:
     cache_memory: int
     memory: int | None = None
     forced: bool = False
+    draft_model: DraftModel | None = None
 
     @classmethod
     def load(
@@ -73,6 +75,7 @@ class Engine:
         force: bool = False,
         cache_memory: int | None = None,
         memory: int | None = None,
+        draft_model: tuple[str, Path] | None = None,
     ) -> Engine:
         """Loads the model in the directory `path`.
 
@@ -80,14 +83,15 @@ class Engine:
         at most (None: as many as the model was made for and memory allows). force: load it
         though it will not fit. cache_memory: bytes for the KV caches of several texts (None: what
         the fit leaves). memory: bytes that model and caches may take (None: what there is).
+        draft_model: name and directory of a smaller one that may draft.
 
         Raises DamagedModel or UnsupportedModel, whatever its files make mlx-lm raise, UsageError
-        where its cache cannot be quantized or its context is smaller than `context`, and DoesNotFit
-        before any weights are read.
+        where its cache cannot be quantized, its context is smaller than `context` or the draft
+        model has other tokens, and DoesNotFit before any weights are read.
         """
         name = name or path.name
         with boundary(f"the model in {path} cannot be loaded"):
-            engine = cls._load(path, name, weights, kv_bits, context, force, memory)
+            engine = cls._load(path, name, weights, kv_bits, context, force, memory, draft_model)
         return engine if cache_memory is None else replace(engine, cache_memory=cache_memory)
 
     @classmethod
@@ -100,22 +104,22 @@ class Engine:
         context: int | None,
         force: bool,
         memory: int | None,
+        draft_model: tuple[str, Path] | None,
     ) -> Engine:
         started = time.perf_counter()
         model, config, vocabulary = load_model(path)
         cache = kvcache.new_cache(model, kv_bits)
         own_context = _own_context(config)
         needs = footprint.needs(model, config, own_context, weights, kv_bits)
+        small = DraftModel.open(*draft_model, weights, needs) if draft_model else None
         fit = choose_context(
             name,
-            needs,
+            needs.beside(small.needs) if small else needs,
             device.available_memory() if memory is None else memory,
             requested=context,
             force=force,
             with_8_bits=lambda: (
-                None
-                if kv_bits
-                else footprint.needs_with_8_bits(model, config, own_context, weights)
+                None if kv_bits else _with_8_bits(model, config, own_context, weights, small)
             ),
         )
         device.wire_memory(model)
@@ -123,6 +127,9 @@ class Engine:
             loading = other.submit(load_tokenizer, path, config, vocabulary)
             layout = lay_out_weights(model, weights)
             tokenizer = loading.result()
+        if small is not None:
+            small.check_tokens(name, path, tokenizer)
+            small.read_weights(weights)
         if tokenizer.has_chat_template:
             chat_template.start()
         return cls(
@@ -143,6 +150,7 @@ class Engine:
             cache_memory=fit.cache_memory,
             memory=memory,
             forced=force,
+            draft_model=small,
         )
 
     def encode(self, text: str) -> list[int]:
@@ -202,6 +210,13 @@ class Engine:
         if markers is not None and prompt_opens_thinking(self.tokenizer, prompt):
             begun = f"\n{markers[1]}\n\n{begun}"
         return self.encode_text(begun)
+
+
+def _with_8_bits(
+    model: Any, config: dict[str, Any], context: int, weights: WeightMode, small: DraftModel | None
+) -> Needs | None:
+    needs = footprint.needs_with_8_bits(model, config, context, weights)
+    return needs.beside(small.needs) if needs and small else needs
 
 
 def _is_begun(message: Message) -> bool:

@@ -6,11 +6,21 @@ MLX is imported when a model was found: that takes a second, which no mistake sh
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from akunu_py import paths
 from akunu_py.arguments import loading_from
+from akunu_py.errors import (
+    DamagedModel,
+    DoesNotFit,
+    UnknownModel,
+    UnsupportedModel,
+    UsageError,
+)
 from akunu_py.models import store
 from akunu_py.models.usage import note_usage
 from akunu_py.settings import Settings, load_settings
@@ -51,10 +61,15 @@ def load_found(
 
     from akunu_py.decoding.engine import Engine
 
+    settings = settings or load_settings()
+    given = asdict(_with_settings(options, settings))
+    wanted = given.pop("draft_model")
     before = mx.get_active_memory()
-    engine = Engine.load(
-        found.path, name=found.name, **asdict(_with_settings(options, settings or load_settings()))
-    )
+    load = partial(Engine.load, found.path, name=found.name, **given)
+    if wanted:
+        engine = load(draft_model=_draft_model(wanted))
+    else:
+        engine = _load_with_setting(load, "" if wanted == "" else settings.draft_model, found)
     mx.reset_peak_memory()  # of laying out the weights, which is not what a session takes
     if found.manifest is not None:
         note_usage(
@@ -64,6 +79,26 @@ def load_found(
             measured_weights=mx.get_active_memory() - before,
         )
     return engine
+
+
+def _load_with_setting(load: Callable[..., Engine], name: str, found: store.StoredModel) -> Engine:
+    """With the draft model of the settings, as far as it goes with the model; who reads the note
+    knows why it does not."""
+    try:
+        small = _draft_model(name) if name else None
+        if small is None or small[1] == found.path:
+            return load()
+        return load(draft_model=small)
+    except (UsageError, UnknownModel, DamagedModel, UnsupportedModel, DoesNotFit) as error:
+        engine = load()
+        note = f"without the draft_model of the settings: {error}"
+        return replace(engine, fit=replace(engine.fit, note=engine.fit.note or note))
+
+
+def _draft_model(name: str) -> tuple[str, Path]:
+    small = store.resolve(name)
+    store.check(small)
+    return small.name, small.path
 
 
 def _with_settings(options: LoadOptions, settings: Settings) -> LoadOptions:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from akunu_py.decoding import model_network
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
@@ -25,14 +26,16 @@ class Offer(NamedTuple):
 
 
 # By the draft mode that has one draft alone: a module, and a line here.
-NETWORKS: Mapping[DraftMode, Offer] = {}
+NETWORKS: Mapping[DraftMode, Offer] = {
+    "model": Offer(model_network.missing, model_network.make, by_itself=True),
+}
 
 
 def check_mode(engine: Engine, mode: DraftMode) -> None:
     """Raises UsageError where `mode` asks for a network that there is none of."""
     if mode in ("mtp", "model", "exit"):
         offer = NETWORKS.get(mode)
-        if why := offer.missing(engine) if offer else "not built yet":
+        if why := offer.missing(engine) if offer else f"{engine.name} has none":
             raise UsageError(f"--draft {mode}: {why}")
 
 

@@ -63,21 +63,36 @@ class Sampler:
         of the first row's token in the history.
         """
         rows, options = logits.shape[0], self.options
-        if options.logit_bias or options.allowed_tokens:
-            logits = logits + self._offset(logits.shape[-1])
-        if self._penalizes:
-            logits = penalized(logits, before, options)
-        if options.temperature == 0:
-            sampled = mx.argmax(logits, axis=-1)
-        else:
-            logits = filtered(logits, options)
-            sampled = draw(logits, self.seed, position)
+        logits, sampled = self._drawn(logits, before, position)
         if rows > 1 and (options.lenience < 1 or options.typical > 0):
             draft = before[-(rows - 1) :]
             key = mx.random.split(_keys(self.seed, position, 1)[0])[1]
             accepted = accepted_leniently(logits[:-1], draft, options, key)
             sampled = mx.concatenate([mx.where(accepted, draft, sampled[:-1]), sampled[-1:]])
         return sampled
+
+    def guess(self, logits: mx.array, before: mx.array, position: int) -> tuple[int, float]:
+        """The token that `sample` would give after a row of another model's logits, [1, vocab], and
+        how likely that model has it."""
+        logits, sampled = self._drawn(logits, before, position)
+        chances = mx.softmax(logits.astype(mx.float32), axis=-1)
+        chance = mx.take_along_axis(chances, sampled[:, None].astype(mx.uint32), axis=-1)
+        mx.eval(sampled, chance)
+        return int(sampled.item()), float(chance.item())
+
+    def _drawn(
+        self, logits: mx.array, before: mx.array, position: int
+    ) -> tuple[mx.array, mx.array]:
+        """The logits that rows are sampled from, and the tokens, [rows]; see `sample`."""
+        options = self.options
+        if options.logit_bias or options.allowed_tokens:
+            logits = logits + self._offset(logits.shape[-1])
+        if self._penalizes:
+            logits = penalized(logits, before, options)
+        if options.temperature == 0:
+            return logits, mx.argmax(logits, axis=-1)
+        logits = filtered(logits, options)
+        return logits, draw(logits, self.seed, position)
 
     def _offset(self, vocabulary: int) -> mx.array:
         """What is added to each logit, [vocab]: the bias, and minus infinity where tokens are not

@@ -106,6 +106,7 @@ class Session:
     def release(self) -> None:
         """Ends the generation that was left, and leaves what it read to the sessions beside."""
         self.turn.begin(None)
+        self.drafting.release()
         self.target.release()
 
     def save_idle(
