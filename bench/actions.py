@@ -9,7 +9,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from akunu_py.types import LoadOptions
 
 if TYPE_CHECKING:
     from akunu_py.bench.curve import Curve
+    from akunu_py.bench.networks import NetworkFigures
     from akunu_py.bench.result import Result
     from akunu_py.bench.trace import Trace
     from akunu_py.decoding.engine import Engine
@@ -73,6 +74,7 @@ def speed(options: argparse.Namespace) -> int:
 
 
 def replay(options: argparse.Namespace) -> int:
+    from akunu_py.bench.networks import parse_network
     from akunu_py.bench.replay import COMPARED, replay_trace
     from akunu_py.bench.report.printing import print_replay, print_replays
     from akunu_py.bench.trace import load_trace
@@ -86,8 +88,9 @@ def replay(options: argparse.Namespace) -> int:
     if unknown := sorted(set(options.workload or ()) - set(trace.workloads)):
         there = ", ".join(trace.workloads)
         raise UsageError(f"no workload {', '.join(unknown)} in the trace; there are: {there}")
+    networks = [parse_network(text) for text in options.network or ()]
     if options.device is not None:
-        return _replay_on_device(options, curve, trace)
+        return _replay_on_device(options, curve, trace, networks)
     found = {
         drafter: replay_trace(
             trace,
@@ -96,6 +99,7 @@ def replay(options: argparse.Namespace) -> int:
             workloads=options.workload or (),
             draft_tokens=options.draft_tokens,
             memory=options.memory,
+            networks=networks,
         )
         for drafter in (COMPARED if options.compare else (options.draft,))
     }
@@ -136,7 +140,9 @@ def caches(options: argparse.Namespace) -> int:
     return 0
 
 
-def _replay_on_device(options: argparse.Namespace, curve: Curve, trace: Trace) -> int:
+def _replay_on_device(
+    options: argparse.Namespace, curve: Curve, trace: Trace, networks: Sequence[NetworkFigures]
+) -> int:
     from akunu_py.bench import device
     from akunu_py.bench.report.printing import print_replay
 
@@ -150,6 +156,7 @@ def _replay_on_device(options: argparse.Namespace, curve: Curve, trace: Trace) -
         workloads=options.workload or (),
         draft_tokens=options.draft_tokens,
         memory=options.memory,
+        figures=networks,
     )
     name = f"{options.curve} on a device ({options.device or 'ideal'})"
     as_json = {

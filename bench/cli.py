@@ -98,7 +98,14 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
         metavar="GAP:...",
         help="through the decode loop on a simulated device, such as gap:0.15,noise:0.05,first:5",
     )
-    parser.add_argument("--draft", choices=("auto", "fixed", "off"), default="auto")
+    parser.add_argument("--draft", choices=DRAFT_MODES, default="auto")
+    parser.add_argument(
+        "--network",
+        action="append",
+        metavar="NAME:COST:SHARE,...",
+        help="drafts too: its draft mode, what a token costs (a plain step: 1), and the shares "
+        "accepted by position, such as mtp:0.06:0.8,0.65,0.5; may be repeated",
+    )
     parser.add_argument("--draft-tokens", type=positive, default=DEFAULT_DRAFT_TOKENS, metavar="N")
     parser.add_argument("--memory", action="store_true", help="learn from item to item")
     parser.add_argument("--compare", action="store_true", help="beside fixed 4 and prompt lookup")

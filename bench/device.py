@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from akunu_py.bench.curve import Curve, FixedCosts
+from akunu_py.bench.networks import NetworkFigures, SimulatedNetworks
 from akunu_py.bench.replay import ReplayCounts, drafter_named
 from akunu_py.bench.trace import Trace, TraceItem
 from akunu_py.decoding.decode import decode
@@ -113,6 +114,13 @@ class Device:
             options.gap, cost * factor + first
         )
 
+    def draft(self, cost: float) -> None:
+        """A pass of a network that drafts, which the host waits for; building it takes as much less
+        as the pass."""
+        gap = cost * self._options.gap
+        noise = max(_LEAST, self._random.gauss(1.0, self._options.noise))
+        self.wait((self.true.launch(gap, cost), self.told.launch(gap, cost * noise)))
+
     def wait(self, done: tuple[float, float]) -> None:
         self.true.wait(done[0])
         self.told.wait(done[1])
@@ -174,6 +182,7 @@ def replay_on_device(
     workloads: Sequence[str] = (),
     draft_tokens: int = DEFAULT_DRAFT_TOKENS,
     memory: bool = False,
+    figures: Sequence[NetworkFigures] = (),
 ) -> dict[str, dict[str, Any]]:
     """Counts and rates by workload, each on a device of its own; of all where none is named.
 
@@ -185,9 +194,10 @@ def replay_on_device(
     for name in workloads or trace.workloads:
         learned = Memory() if memory else None
         costs = known_costs(curve, options) if options.known else CostCurve()
-        drafter = partial(drafter_named, mode, costs, learned, draft_tokens)
+        networks = SimulatedNetworks(figures)
+        drafter = partial(drafter_named, mode, costs, learned, draft_tokens, networks)
         items = trace.workloads[name]
-        counts = replay_items(items, curve, options, drafter, learned)
+        counts = replay_items(items, curve, options, drafter, learned, networks)
         plain = replay_items(items, curve, options, NoDrafter)
         found[name] = counts.as_dict()
         del found[name]["draft_us_per_token"]  # no time of this machine
@@ -201,11 +211,14 @@ def replay_items(
     options: DeviceOptions,
     make_drafter: Callable[[], Drafter],
     memory: Memory | None = None,
+    networks: SimulatedNetworks | None = None,
 ) -> ReplayCounts:
     """What decoding the items takes, one after the other on the same device."""
     device = Device(curve, options)
-    counts = ReplayCounts()
+    counts, networks = ReplayCounts(), networks or SimulatedNetworks()
+    networks.spend, networks.clock = device.draft, lambda: device.told.now
     for item in items:
+        networks.item = item
         drafter = make_drafter()
         drafter.extend(item.prompt)
         drafter.extend(item.output[:1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from akunu_py.bench.trace import TraceItem
 from akunu_py.errors import UsageError
@@ -22,29 +22,44 @@ class NetworkFigures:
     accepted: tuple[float, ...]
 
 
-@dataclass(slots=True)
-class Time:
-    """What the networks took, in plain steps. spend: what passes it, on a device."""
+class SimulatedNetworks:
+    """Those that draft for the item that is replayed.
 
-    spent: float = 0.0
-    spend: Callable[[float], None] = field(default=lambda cost: None)
+    item: must be set before `made`. spent: what they took, in plain steps.
+    spend, clock: how that passes, where there is a device.
+    """
 
-    def add(self, cost: float) -> None:
+    item: TraceItem
+
+    def __init__(self, figures: Sequence[NetworkFigures] = ()) -> None:
+        self._figures = figures
+        self.spent = self._now = 0.0
+        self.spend: Callable[[float], None] = self._pass
+        self.clock: Callable[[], float] = lambda: self._now
+
+    def made(self, mode: str) -> list[SimulatedNetwork]:
+        """New ones, those that `--draft mode` uses."""
+        used = [each for each in self._figures if mode in ("auto", each.name)]
+        return [SimulatedNetwork(each, self.item, self) for each in used]
+
+    def _pass(self, cost: float) -> None:
         self.spent += cost
-        self.spend(cost)
+        self._now += cost
 
 
 class SimulatedNetwork:
     """A `DraftNetwork` that knows the output, and is right as often as its figures say."""
 
-    def __init__(self, figures: NetworkFigures, item: TraceItem, time: Time, seed: int = 1) -> None:
+    def __init__(
+        self, figures: NetworkFigures, item: TraceItem, networks: SimulatedNetworks
+    ) -> None:
         self.name, self.share = figures.name, figures.cost
         self.longest = len(figures.accepted)
         self.read = 0
         self._figures = figures
         self._truth = [*item.prompt, *item.output]
-        self._time = time
-        self._random = random.Random(f"{seed} {item.output[:8]}")
+        self._networks = networks
+        self._random = random.Random(str(item.output))
         self._place = self._depth = 0
         self._right = True
 
@@ -58,7 +73,7 @@ class SimulatedNetwork:
         chance = accepted[self._depth + 1] / max(accepted[self._depth], 1e-9)
         self._right = self._right and self._random.random() < chance
         token = self._truth[self._place] if self._right else _WRONG
-        self._time.add(self._figures.cost)
+        self._networks.spend(self._figures.cost)
         self._place, self._depth = self._place + 1, self._depth + 1
         self.read = self._place
         return token, chance
@@ -67,7 +82,7 @@ class SimulatedNetwork:
         self.read = 0
 
     def clock(self) -> float:
-        return self._time.spent
+        return self._networks.clock()
 
 
 def parse_network(text: str) -> NetworkFigures:
@@ -79,9 +94,10 @@ def parse_network(text: str) -> NetworkFigures:
     except ValueError:
         figures = NetworkFigures("", 0.0, ())
     falling = [1.0, *figures.accepted, 0.0]
-    if not (figures.name and 0 < figures.cost < float("inf") and falling == sorted(falling)[::-1]):
+    named = figures.name in ("mtp", "model", "exit")
+    if not (named and 0 < figures.cost < float("inf") and falling == sorted(falling)[::-1]):
         raise UsageError(
-            "--network: expected a name, what a token costs and the shares accepted by position, "
-            f"which do not rise, such as mtp:0.06:0.8,0.65,0.5, found {text!r}"
+            "--network: expected mtp, model or exit, what a token costs and the shares accepted by "
+            f"position, which do not rise, such as mtp:0.06:0.8,0.65,0.5, found {text!r}"
         )
     return figures

@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from akunu_py.bench.curve import Curve
+from akunu_py.bench.networks import NetworkFigures, SimulatedNetworks
 from akunu_py.bench.trace import Trace, TraceItem
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
@@ -30,37 +31,50 @@ def replay_trace(
     workloads: Sequence[str] = (),
     draft_tokens: int = DEFAULT_DRAFT_TOKENS,
     memory: bool = False,
+    networks: Sequence[NetworkFigures] = (),
 ) -> dict[str, dict[str, Any]]:
     """Counts and rates by workload, as `replay` gives them; of all workloads where none is named.
 
-    drafter: auto, fixed (of `draft_tokens`), off, or one of COMPARED. memory: auto learns from each
-    item for those behind it in the workload.
+    drafter: a draft mode, fixed of `draft_tokens`, or one of COMPARED. memory: auto learns from
+    each item for those behind it in the workload. networks: that draft, too.
     """
     return {
-        name: _replay_items(trace.workloads[name], curve, drafter, draft_tokens, memory)
+        name: _replay_items(trace.workloads[name], curve, drafter, draft_tokens, memory, networks)
         for name in workloads or trace.workloads
     }
 
 
 def _replay_items(
-    items: Sequence[TraceItem], curve: Curve, drafter: str, draft_tokens: int, memory: bool
+    items: Sequence[TraceItem],
+    curve: Curve,
+    drafter: str,
+    draft_tokens: int,
+    memory: bool,
+    figures: Sequence[NetworkFigures],
 ) -> dict[str, Any]:
     learned = Memory() if memory else None
+    networks = SimulatedNetworks(figures)
 
     def make() -> Drafter:
-        return drafter_named(drafter, CostCurve(curve.points), learned, draft_tokens)
+        return drafter_named(drafter, CostCurve(curve.points), learned, draft_tokens, networks)
 
     learn = None if learned is None else (lambda item: learned.learn(item.output))
-    return replay(items, make, curve, learn)
+    return replay(items, make, curve, learn, networks)
 
 
 def drafter_named(
-    name: str, costs: CostCurve, memory: Memory | None, draft_tokens: int = DEFAULT_DRAFT_TOKENS
+    name: str,
+    costs: CostCurve,
+    memory: Memory | None,
+    draft_tokens: int = DEFAULT_DRAFT_TOKENS,
+    networks: SimulatedNetworks | None = None,
 ) -> Drafter:
     """The drafter of that name: a draft mode, or one of COMPARED."""
     match name:
-        case "auto":
-            return AutoDrafter(costs, memory=memory)
+        case "auto" | "ngram" | "mtp" | "model" | "exit":
+            made = networks.made(name) if networks else []
+            ngrams = name in ("auto", "ngram")
+            return AutoDrafter(costs, memory=memory, networks=made, ngrams=ngrams)
         case "fixed":
             return FixedDrafter(draft_tokens)
         case "fixed 4":
@@ -75,14 +89,17 @@ def replay(
     make_drafter: Callable[[], Drafter],
     curve: Callable[[int], float],
     item_done: Callable[[TraceItem], None] | None = None,
+    networks: SimulatedNetworks | None = None,
 ) -> dict[str, Any]:
     """Replays each item through a fresh drafter and returns the counts and rates.
 
-    `item_done` is called after each item, for a memory that learns from one to the next.
+    `item_done` is called after each item, for a memory that learns from one to the next. networks:
+    which `make_drafter` makes drafters with; what they take counts.
     """
-    counts = ReplayCounts()
+    counts, networks = ReplayCounts(), networks or SimulatedNetworks()
     for item in items:
-        replay_item(item, make_drafter(), curve, counts)
+        networks.item = item
+        replay_item(item, make_drafter(), curve, counts, networks)
         if item_done is not None:
             item_done(item)
     return counts.as_dict()
@@ -121,7 +138,11 @@ class ReplayCounts:
 
 
 def replay_item(
-    item: TraceItem, drafter: Drafter, curve: Callable[[int], float], counts: ReplayCounts
+    item: TraceItem,
+    drafter: Drafter,
+    curve: Callable[[int], float],
+    counts: ReplayCounts,
+    networks: SimulatedNetworks | None = None,
 ) -> None:
     """Adds the passes over one item to `counts`.
 
@@ -137,13 +158,14 @@ def replay_item(
     done = 1
     while done < len(output):
         limit = len(output) - done - 1
+        before = networks.spent if networks else 0.0
         clock = perf_counter()
         draft = drafter.propose(limit)
         counts.draft_s += perf_counter() - clock
         if len(draft) > limit:
             raise ValueError(f"expected at most {limit} drafted tokens, got {len(draft)}")
         accepted = count_accepted(draft, output, done)
-        cost = curve(1 + len(draft))
+        cost = curve(1 + len(draft)) + (networks.spent - before if networks else 0.0)
         yielded = output[done : done + accepted + 1]
         clock = perf_counter()
         drafter.observe(len(draft), accepted, 1 + len(draft), cost)

@@ -25,7 +25,9 @@ _EXPECTED = 0.7  # chance of a network's token before any was tested
 _RATE, _TESTS = 0.03, 6.0  # of that average, and how many tests it counts for
 _CALIBRATION_RATE = 0.1
 _SURE = 0.999  # a network that is surer of itself is not believed
-_SPREAD = 256.0  # passes over which reading a long text is spread, at most
+# More rows than are read again and again are a text that is read once, which is spread over so many
+# passes at most.
+_CATCHING_UP, _SPREAD = 17, 256.0
 # Where a network does not pay it is tried for so many tokens, at a share of the time that halves
 # with each trial, down to the last.
 _TRIED = 2
@@ -226,9 +228,10 @@ class PlannedNetwork:
         unit = 1.0 if self._timed and terms.seconds else terms.plain
         if self._timed and not terms.seconds:  # its times mean nothing beside a curve of shares
             return self.network.share * terms.plain
-        if rows <= MAX_ROWS:
+        if rows <= _CATCHING_UP:
             return unit * table[rows - 1]
-        return unit * table[-1] * (1.0 + (rows / MAX_ROWS - 1.0) / min(_SPREAD, terms.left))
+        whole = table[min(rows, MAX_ROWS) - 1] * max(1.0, rows / MAX_ROWS)
+        return unit * (table[0] + (whole - table[0]) / min(_SPREAD, terms.left))
 
 
 def futures(chances: Sequence[float], values: Sequence[float]) -> list[float]:

@@ -1,0 +1,87 @@
+"""Simulated networks that draft: the planner finds what theory says pays, and a mixture is never
+worse than its parts."""
+
+from __future__ import annotations
+
+import random
+from itertools import accumulate, repeat
+from operator import mul
+
+import pytest
+
+from akunu_py.bench.curve import parse_curve
+from akunu_py.bench.device import parse_device, replay_on_device
+from akunu_py.bench.networks import NetworkFigures, parse_network
+from akunu_py.bench.replay import replay_trace
+from akunu_py.bench.theory import best_length, improvement
+from akunu_py.bench.trace import Trace, TraceItem
+from akunu_py.errors import UsageError
+
+MTP = NetworkFigures("mtp", 0.06, (0.8, 0.65, 0.5))  # as published for heads of one layer
+DEAR = NetworkFigures("model", 0.9, (0.5, 0.2))
+
+
+def text(copied: float, seed: int = 0) -> Trace:
+    """Answers of which so much is copied from the prompt, in runs of 20 tokens."""
+    randomly = random.Random(seed)
+    items = []
+    for _ in range(4):
+        prompt = [randomly.randrange(5000) for _ in range(400)]
+        output: list[int] = []
+        while len(output) < 300:
+            start = randomly.randrange(380)
+            new = [randomly.randrange(5000) for _ in range(20)]
+            output += prompt[start : start + 20] if randomly.random() < copied else new
+        items.append(TraceItem(tuple(prompt), tuple(output)))
+    return Trace("", {"text": tuple(items)})
+
+
+def score(trace: Trace, curve: str, mode: str, *networks: NetworkFigures) -> float:
+    found = replay_trace(trace, parse_curve(curve), mode, networks=networks)
+    return float(found["text"]["score"])
+
+
+@pytest.mark.parametrize("curve", ["m5max", "m4pro", "m1"])
+@pytest.mark.parametrize("copied", [0.0, 0.3, 0.8])
+def test_the_mixture_is_as_good_as_the_better_part(curve: str, copied: float) -> None:
+    trace = text(copied)
+    alone = score(trace, curve, "ngram"), score(trace, curve, "mtp", MTP)
+    assert score(trace, curve, "auto", MTP) >= 0.98 * max(1.0, *alone)
+
+
+def test_a_network_that_does_not_pay_is_left_alone() -> None:
+    trace = text(0.0)
+    assert score(trace, "m1", "auto", DEAR) >= 0.98
+    assert score(trace, "m4pro", "auto", DEAR, MTP) >= 0.98 * score(trace, "m4pro", "auto", MTP)
+
+
+def test_costs_are_learned_from_the_clock() -> None:
+    """On a device whose times are noisy, and by a planner that knows none of them."""
+    trace, curve = text(0.3), parse_curve("m4pro")
+    options = parse_device("gap:0.05,noise:0.05,first:3")
+    by_figures = {
+        figures.name: replay_on_device(trace, curve, "auto", options, figures=[figures])["text"]
+        for figures in (MTP, DEAR)
+    }
+    plain = replay_on_device(trace, curve, "ngram", options)["text"]["score"]
+    assert by_figures["mtp"]["score"] > 1.15 * plain
+    assert by_figures["model"]["score"] > 0.95 * plain
+
+
+@pytest.mark.parametrize("c", [0.03, 0.1, 0.3])
+@pytest.mark.parametrize("chance", [0.5, 0.7, 0.9])
+def test_the_planner_earns_what_theory_promises(chance: float, c: float) -> None:
+    """Leviathan et al., theorem 3.8 with the cost of rows, at the best length."""
+    trace, curve = text(0.0), parse_curve("m5max")
+    figures = NetworkFigures("model", c, tuple(accumulate(repeat(chance, 16), mul)))
+    best = max(1.0, improvement(chance, best_length(chance, c, curve), c, curve))
+    assert score(trace, "m5max", "model", figures) == pytest.approx(best, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["mtp", "mtp:0:0.5", "mtp:0.1:0.5,0.6", "head:0.1:0.5", "mtp:x:1"]
+)
+def test_what_is_no_network_is_refused(wrong: str) -> None:
+    assert parse_network("mtp:0.06:0.8,0.65,0.5") == MTP
+    with pytest.raises(UsageError, match=r"such as mtp:0\.06"):
+        parse_network(wrong)
