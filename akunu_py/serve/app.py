@@ -34,7 +34,7 @@ from akunu_py.serve.record import Record, Records
 from akunu_py.serve.service import Service, check_model
 
 _CHALLENGE = 100  # characters
-_MOST = 256  # requests that wait or are answered
+_MOST = 256  # requests that wait
 _BODY_S = 60.0  # that a client may take to send a body
 _KINDS = {404: "not_found", 405: "method"}
 
@@ -149,7 +149,7 @@ class _Post:
             record.status = await answering.reply(receive, send)
 
     async def _prepared(self, headers: Headers, receive: Receive, record: Record) -> Any:
-        if self._backend.records.running > _MOST:
+        if self._backend.records.waiting > _MOST:
             raise RequestError("too many requests wait; try again later", "unavailable")
         data = await _read(headers, receive)
         if record.keeps_content:

@@ -40,12 +40,13 @@ _HELP = {
 
 @dataclass(slots=True)
 class Record:
-    """One request. status: of its reply. answers: those that ended. asked, said: its body and the
-    text of its answer, where content is kept."""
+    """One request. status: of its reply. begun: whether the model works for it, or did. answers:
+    those that ended. asked, said: its body and the text of its answer, where content is kept."""
 
     path: str
     started: float = field(default_factory=time.monotonic)
     status: int = _GONE
+    begun: bool = False
     answers: list[Ended] = field(default_factory=list)
     keeps_content: bool = False
     asked: str = ""
@@ -53,6 +54,7 @@ class Record:
 
     def add(self, event: Event) -> None:
         """Takes in what happens."""
+        self.begun = True
         match event:
             case Ended():
                 self.answers.append(event)
@@ -93,17 +95,27 @@ class Records:
         self._on_done = on_done
         self._keep_content = keep_content
         self._sums: dict[str, float] = {}
-        self.running = 0
+        self._open: list[Record] = []
+
+    @property
+    def running(self) -> int:
+        """Requests that the model works for."""
+        return sum(record.begun for record in self._open)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that it does not work for yet."""
+        return len(self._open) - self.running
 
     @contextlib.contextmanager
     def request(self, path: str) -> Iterator[Record]:
         """A request, while it lasts."""
         record = Record(path, keeps_content=self._keep_content)
-        self.running += 1
+        self._open.append(record)
         try:
             yield record
         finally:
-            self.running -= 1
+            self._open = [each for each in self._open if each is not record]
             self._count(record)
             self._on_done(record)
 
@@ -120,8 +132,14 @@ class Records:
 
     def metrics(self) -> str:
         """The counts in Prometheus's text format, version 0.0.4."""
-        lines = ["# HELP akunu_running_requests Requests that wait or are answered."]
-        lines += ["# TYPE akunu_running_requests gauge", f"akunu_running_requests {self.running}"]
+        lines = []
+        gauges = {
+            "running": ("Requests that are answered.", self.running),
+            "waiting": ("Requests that wait to be.", self.waiting),
+        }
+        for state, (words, number) in gauges.items():
+            full = f"akunu_requests_{state}"
+            lines += [f"# HELP {full} {words}", f"# TYPE {full} gauge", f"{full} {number}"]
         for name, words in _HELP.items():
             full = f"akunu_{name}_total"
             lines += [f"# HELP {full} {words}", f"# TYPE {full} counter"]

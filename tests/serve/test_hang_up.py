@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from akunu_py.decoding.events import Begun, Ended, Event, Failed, Reading, Text
 from akunu_py.decoding.scheduling.job import Job
+from akunu_py.decoding.scheduling.scheduler import DEFAULT_SLOTS
 from akunu_py.errors import PromptTooLong
 from akunu_py.serve.record import Records
 from akunu_py.types import Stats
@@ -52,9 +53,29 @@ async def test_a_client_that_goes_away_frees_the_model(
     after = tiny.scheduler.counts()
     assert after.cancelled - before.cancelled <= 2
     assert after.stats.generated_tokens - before.stats.generated_tokens < 2 * 3000
-    assert tiny.records.running == 0
+    assert (tiny.records.running, tiny.records.waiting) == (0, 0)
     again = (await ask(tiny.app, CHAT, SHORT)).json()["choices"][0]["message"]["content"]
     assert again == expected
+
+
+async def test_metrics_tell_who_is_answered_and_who_waits(tiny: Served) -> None:
+    hung_up = asyncio.Event()
+
+    async def gauges() -> list[str]:
+        lines = (await ask(tiny.app, "/metrics")).body.decode().splitlines()
+        return [line for line in lines if line.startswith("akunu_requests_") and "{" not in line]
+
+    async def until(running: int, waiting: int) -> None:
+        wanted = [f"akunu_requests_running {running}", f"akunu_requests_waiting {waiting}"]
+        async with asyncio.timeout(30):
+            while await gauges() != wanted:
+                await asyncio.sleep(0.005)
+
+    asked = [asyncio.create_task(ask(tiny.app, CHAT, LONG, hung_up=hung_up)) for _ in range(7)]
+    await until(DEFAULT_SLOTS, 7 - DEFAULT_SLOTS)
+    hung_up.set()
+    await asyncio.gather(*asked)
+    await until(0, 0)
 
 
 async def test_what_was_read_stays_known(tiny: Served) -> None:
