@@ -24,6 +24,7 @@ from akunu_py.tui.view import ChatView
 from akunu_py.types import GenerateOptions
 
 _NO_PERSONA = ""  # its text is the plain system prompt
+_SERVER = "auto, off or http://HOST:PORT"
 
 
 @dataclass(eq=False)
@@ -92,8 +93,8 @@ class SettingsController:
 
 
 class SettingsScreen(Dialog[Settings]):
-    """A form for model, persona, temperature, theme, memory and motion. The result is the settings
-    as saved, None where nothing was: only Ctrl+S saves.
+    """A form for model, persona, temperature, theme, server, memory and motion. The result is the
+    settings as saved, None where nothing was: only Ctrl+S saves.
 
     show_theme: applies a theme at once, as a preview, which leaving the form undoes.
     """
@@ -132,6 +133,12 @@ class SettingsScreen(Dialog[Settings]):
                 prompt.placeholder = "Nothing: the model is as it was made"
                 yield prompt
                 yield from _row("Theme", _select(_themes(now.theme), now.theme, "theme"))
+                yield from _row(
+                    "Server",
+                    Input(now.server, placeholder=_SERVER, id="server", compact=True),
+                    "at start: auto, off, http://...",
+                    "row joined",
+                )
                 yield Tick(
                     "Remember answers, to draft from (from the next start on)",
                     now.memory,
@@ -175,6 +182,7 @@ class SettingsScreen(Dialog[Settings]):
             "personas": personas,
             "persona": self._persona,
             "theme": self._value("#theme"),
+            "server": self.query_one("#server", Input).value.strip(),
             "memory": self.query_one("#memory", Checkbox).value,
             "reduced_motion": self.query_one("#motion", Checkbox).value,
             "bell": self.query_one("#bell", Checkbox).value,
@@ -228,6 +236,7 @@ class SettingsScreen(Dialog[Settings]):
         self._show_theme(str(event.value))
 
     @on(Input.Submitted, "#temperature")
+    @on(Input.Submitted, "#server")
     async def _enter(self) -> None:
         await self.action_save()
 
@@ -272,8 +281,8 @@ class Tick(Checkbox):
         return Content.assemble((mark, style), " ", self.label.stylize_before(words))
 
 
-def _row(label: str, widget: Any, note: str = "") -> Iterable[Any]:
-    row = Horizontal(Label(label), widget, classes="row")
+def _row(label: str, widget: Any, note: str = "", classes: str = "row") -> Iterable[Any]:
+    row = Horizontal(Label(label), widget, classes=classes)
     if note:
         row.compose_add_child(Label(note, classes="note"))
     yield row

@@ -44,13 +44,15 @@ async def test_what_is_saved_is_in_the_file_and_in_the_result() -> None:
         shown.query_one("#temperature", Input).value = "0,25"
         shown.query_one("#system", TextArea).text = "Be brief.\x1b"
         shown.query_one("#theme", Select).value = "light"
-        await pilot.press("tab", "tab", "tab", "tab", "tab", "space", "tab", "space", "ctrl+s")
+        await pilot.press(*["tab"] * 5, *["backspace"] * 4, *"off")
+        await pilot.press("tab", "space", "tab", "space", "ctrl+s")
         await until(pilot, lambda: host.results)
     expected = Settings(
         memory=False,
         temperature=0.25,
         system_prompt="Be brief.",
         theme="light",
+        server="off",
         reduced_motion=True,
     )
     assert host.results == [expected]
@@ -119,11 +121,20 @@ async def test_a_name_that_is_taken_or_empty_is_refused() -> None:
     assert host.results == [None]
 
 
-@pytest.mark.parametrize(("typed", "says"), [("9", "0 to 5"), ("", "a number"), ("1.2.3", "a num")])
-async def test_a_wrong_temperature_is_refused_in_words(typed: str, says: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "typed", "says"),
+    [
+        ("temperature", "9", "0 to 5"),
+        ("temperature", "", "a number"),
+        ("temperature", "1.2.3", "a num"),
+        ("server", "localhost:8012", "http://HOST:PORT"),
+        ("server", "", "http://HOST:PORT"),
+    ],
+)
+async def test_what_is_wrong_is_refused_in_words(field: str, typed: str, says: str) -> None:
     host, shown = form()
     async with host.run_test(size=(100, 30)) as pilot:
-        shown.query_one("#temperature", Input).value = typed
+        shown.query_one(f"#{field}", Input).value = typed
         await pilot.press("ctrl+s")
         await until(pilot, lambda: says in said(shown))
     assert not settings_file().exists()
