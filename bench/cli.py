@@ -67,7 +67,7 @@ def _add_speed(parser: argparse.ArgumentParser) -> None:
     )
     texts.add_argument("--max-tokens", type=positive, default=256, metavar="N", help="of an answer")
     others = parser.add_argument_group("others, each beside its own plain loop")
-    others.add_argument("--draft-model", metavar="NAME_OR_PATH", help="mlx-lm drafts with it")
+    others.add_argument("--draft-model", metavar="NAME_OR_PATH", help="for us and mlx-lm")
     others.add_argument("--llama-cpp", type=Path, metavar="GGUF", help="needs llama-cpp-python")
     others.add_argument("--transformers", type=Path, metavar="FOLDER", help="needs torch")
     parser.add_argument("--repeats", type=positive, default=3, metavar="N")

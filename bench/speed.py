@@ -131,6 +131,11 @@ def make_runners(
     runners: list[Runner] = [MlxLm(engine)]
     if setup.draft_model is not None:
         runners.append(MlxLmDraftModel(engine, setup.draft_model))
+        drafted = engine.drafted_by(setup.draft_model)
+        runners += [
+            Akunu(drafted, "model", curve, name="draft model"),
+            Akunu(drafted, "auto", curve, name="auto + draft model"),
+        ]
     for mode in setup.modes:
         if mode == MEMORY:
             runners.append(Akunu(engine, "auto", curve, memory=memories))

@@ -92,7 +92,7 @@ class PlannedNetwork:
         self._prefix: list[int] = []
         self._saved = 0.0  # for the next trial, as a share of a plain step
         self._try = _TRY
-        self.seconds = 0.0  # that the last draft took
+        self.seconds = self.total_seconds = 0.0  # that the last draft took, and all of them
         self.cost = 0.0  # the same as it is reckoned
         self.verified = 0  # tokens of it that were worth verifying
 
@@ -179,6 +179,7 @@ class PlannedNetwork:
             if made.token in stop or not self._goes_on(chances[-1], len(prefix), most, terms):
                 break
         self.seconds = network.clock() - started
+        self.total_seconds += self.seconds
         self.verified = _worth(chances, len(prefix), terms)
         return [made.token for made in self._made[: self.verified]]
 

@@ -137,6 +137,7 @@ class LoadedAnswer:
     ) -> None:
         self._session, self._on_answered = session, on_answered
         self._generation = session.chat(messages, options)
+        self._before = session.drafting.network_seconds
         self._rows: Counter[int] = Counter()  # passes by the rows that they ran over
         self.cancel = self._generation.cancel
 
@@ -180,6 +181,7 @@ class LoadedAnswer:
             spent = sum(
                 costs[min(each, len(costs)) - 1] * count for each, count in self._rows.items()
             )
+            spent += max(0.0, self._session.drafting.network_seconds - self._before)
             speedup = stats.decoded_tokens * costs[0] / spent
         return Gauges(_memory(), speedup)
 

@@ -49,15 +49,15 @@ class DraftModel:
         """Reads them, in the format that suits the device."""
         device.lay_out_weights(self.model, weights)
 
-    def check_tokens(self, name: str, path: Path, tokenizer: Any) -> None:
+    def check_tokens(self, name: str, path: Path, tokenizer: Any, own: Any = None) -> None:
         """Raises UsageError where its tokens mean other texts than those of the target `name`, in
-        `path`."""
+        `path`. own: its tokenizer, if that is loaded."""
         ours, theirs = self.path / "tokenizer.json", path / "tokenizer.json"
         both = ours.exists() and theirs.exists()
         if both and _content(ours) == _content(theirs):
             return
-        mine = load_tokenizer(self.path, self.config, self.vocabulary)
-        why = difference(tokenizer.get_vocab(), mine.get_vocab())
+        own = own or load_tokenizer(self.path, self.config, self.vocabulary)
+        why = difference(tokenizer.get_vocab(), own.get_vocab())
         if why:
             raise UsageError(
                 f"{self.name} cannot draft for {name}: {why}; take a smaller model of the same "

@@ -12,6 +12,7 @@ from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
+from akunu_py.ngram.networks import PlannedNetwork
 from akunu_py.types import Drafter, DraftGuide, DraftMode, GenerateOptions
 
 
@@ -80,11 +81,19 @@ class Drafting:
         if isinstance(self._inner, AutoDrafter):
             self._inner.alone = alone
 
+    @property
+    def _networks(self) -> list[PlannedNetwork]:
+        return self._inner.networks if isinstance(self._inner, AutoDrafter) else []
+
+    @property
+    def network_seconds(self) -> float:
+        """What networks took to draft, since the drafter was made."""
+        return sum(each.total_seconds for each in self._networks)
+
     def release(self) -> None:
         """Gives back what networks have read: their memory is another session's then."""
-        if isinstance(self._inner, AutoDrafter):
-            for planned in self._inner.networks:
-                planned.network.forget()
+        for each in self._networks:
+            each.network.forget()
 
     def costs(self, context: int) -> Sequence[float] | None:
         """What passes over 1, 2, ... rows cost at `context` tokens, as the planner reckons; None

@@ -153,6 +153,17 @@ class Engine:
             draft_model=small,
         )
 
+    def drafted_by(self, small: Engine) -> Engine:
+        """This engine with another one's model as its draft model.
+
+        Raises UsageError where that has other tokens."""
+        share = small.fit.needs.weights / max(1, self.fit.needs.weights)
+        draft = DraftModel(
+            small.name, small.path, small.model, {}, small.vocabulary, small.fit.needs, share
+        )
+        draft.check_tokens(self.name, self.path, self.tokenizer, small.tokenizer)
+        return replace(self, draft_model=draft)
+
     def encode(self, text: str) -> list[int]:
         """Tokens of a raw text, with the beginning-of-text token where the model has one."""
         return [int(token) for token in self.tokenizer.encode(text)]

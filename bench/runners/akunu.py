@@ -46,10 +46,11 @@ class Akunu:
         *,
         draft_tokens: int | None = None,
         memory: Mapping[str, Memory] | None = None,
+        name: str | None = None,
     ) -> None:
         self._engine, self._mode, self._curve, self._memory = engine, mode, curve, memory
         self._draft_tokens = draft_tokens or DEFAULT_DRAFT_TOKENS
-        self.name: str = mode if memory is None else f"{mode} + memory"
+        self.name: str = name or (mode if memory is None else f"{mode} + memory")
         if draft_tokens is not None:
             self.name += f" {draft_tokens}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,23 @@ import pytest
 
 from akunu_py.decoding import decode
 from akunu_py.decoding.draft_model import DraftModel, difference
+from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.model_network import ModelNetwork
 from akunu_py.decoding.sampling import Sampler
+from akunu_py.decoding.session import Session
 from akunu_py.decoding.target import Target
+from akunu_py.errors import UsageError
 from akunu_py.models.fit import Activations, Growth, Needs
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import NoDrafter
-from akunu_py.types import SamplingOptions
+from akunu_py.types import DraftMode, GenerateOptions, SamplingOptions
 from tests.support.families import build
 from tests.support.family_answers import greedy, prompt_of
 from tests.support.family_table import FAMILIES
 from tests.support.targets import read
 from tests.support.tiny import VOCABULARY
+from tests.support.tiny_fim import byte_level, sentence_piece, write_model
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 
@@ -143,3 +148,39 @@ def test_vocabularies_are_compared() -> None:
     assert "2 of them" in why
     assert "the first is 7: 't7' and 't8'" in why
     assert "knows 50 of its 100" in difference(target, dict(list(target.items())[:50]))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_session_drafts_with_it(tmp_path: Path, temperature: float) -> None:
+    """The target's copy drafts under another name, over turns, until the session is released."""
+    target = write_model(tmp_path / "target", byte_level(["<|end|>"]), end="<|end|>")
+    plain_engine = Engine.load(target)
+    engine = Engine.load(target, draft_model=("copy", target))
+    assert engine.draft_model is not None
+    assert engine.draft_model.share == 1.0
+    engine = replace(engine, draft_model=replace(engine.draft_model, share=1e-6))  # worth a trial
+    assert engine.fit.needs == plain_engine.fit.needs.beside(plain_engine.fit.needs)
+    assert engine.fit.estimate.weights == 2 * plain_engine.fit.estimate.weights
+    sampling = SamplingOptions(temperature=temperature, seed=3)
+    sessions = Session(plain_engine), Session(engine)
+    text = "def first(items):\n    return items[0]\n"
+    for turn in (text, text + "def last(items):\n", "something else"):
+        options = GenerateOptions(30, draft="model", sampling=sampling)
+        prompt = engine.encode(turn)
+        plain = sessions[0].generate(prompt, replace(options, draft="off")).answer()
+        assert sessions[1].generate(prompt, options).answer().tokens == plain.tokens
+    (network,) = [each.network for each in sessions[1].drafting._networks]
+    assert network.read > 0
+    sessions[1].release()
+    assert network.read == 0
+
+
+def test_a_model_of_other_tokens_is_refused(tmp_path: Path) -> None:
+    target = write_model(tmp_path / "target", byte_level(["<|end|>"]), end="<|end|>")
+    other = write_model(tmp_path / "other", sentence_piece(["<|end|>"]), end="<|end|>")
+    with pytest.raises(UsageError, match=r"other cannot draft for target: their tokens differ, "):
+        Engine.load(target, draft_model=("other", other))
+    modes: tuple[DraftMode, ...] = ("model", "mtp", "exit")
+    for mode in modes:
+        with pytest.raises(UsageError, match=f"--draft {mode}: "):
+            Session(Engine.load(target)).generate([1], GenerateOptions(draft=mode))
