@@ -43,6 +43,25 @@ SAME_TOKEN = (
 # Whether a copy in progress expects the same token: no copy, the same, another one.
 COPY_AGREES = (0.0, 0.15, -0.4)
 
+# In a conversation with earlier answers: where the matches of the token are (in none, only shorter
+# ones than the longest in one, the longest in an earlier one, in that under way, in both), by the
+# longest's length: 1, 2, 3, 4-7, 8-31, 32.
+OUTSIDE, SHORTER_IN_ANSWER, EARLIER_ANSWER, PRESENT_ANSWER, BOTH_ANSWERS = 0, 6, 12, 18, 24
+IN_ANSWERS = (
+    *(0.0, -0.5, 0.1, 0.0, 0.5, -1.0),
+    *(0.0, 0.4, 0.7, 0.0, 0.4, 0.0),
+    *(0.7, 1.0, 0.4, 0.2, 0.4, -1.5),
+    *(0.2, 0.2, 0.7, 0.0, 0.3, 0.1),
+    *(-0.2, -1.2, -0.1, 0.1, 0.4, -1.2),
+)
+# How many of the matches in answers are for it, 0, 1, 2, more, and against it: 0, 1, 2, more.
+ANSWERS_FOR = (
+    *(-0.2, -0.2, -0.3, -0.4),
+    *(-0.1, -0.1, 0.0, -1.1),
+    *(0.5, 0.1, 0.5, -0.1),
+    *(0.8, 0.2, 0.5, 0.6),
+)
+
 # A copy that contradicts the longest match, by its state: 1, 2, 3-4, 5-8, 9-16, more tokens copied
 # so far; then broken off, with a context of 1, 2, 3 tokens at which it could be resumed; then the
 # same six run lengths after a skip to the next field, a first one and a known one; then behind a
@@ -77,6 +96,7 @@ CALIBRATION = (0.2, -0.1, -0.3, -0.2, 0.0, 0.0)
 SOURCES = 7  # what a guess comes from: FROM_... in `guess`
 
 _MATCH_CLASS = [0, 0, 1, 2, 3, 3, 4, 4, *[5] * 4, *[6] * 4, *[7] * 8, *[8] * 8]
+_ANSWER_CLASS = [0, 0, 1, 2, *[3] * 4, *[4] * 24]
 _RUN_CLASS = [0, 0, 1, 2, 2, 3, 3, 3, 3, *[4] * 8]
 
 
@@ -97,6 +117,11 @@ def push(outcomes: Outcomes, hit: bool) -> Outcomes:
 def match_class(length: int) -> int:
     """Which of the ten classes of MATCH `length` (at least 1) falls into."""
     return _MATCH_CLASS[length] if length < 32 else 9
+
+
+def answer_class(length: int) -> int:
+    """Which of the six classes of IN_ANSWERS `length` (at least 1) falls into."""
+    return _ANSWER_CLASS[length] if length < 32 else 5
 
 
 def run_class(run: int) -> int:
@@ -125,6 +150,12 @@ class Candidate:
             logit += weights[i]
         self.logit = logit
 
+    def add(self, feature: Feature) -> None:
+        """One more feature."""
+        weights, i = feature
+        self.features.append(feature)
+        self.logit += weights[i]
+
     def learn(self, token: int) -> None:
         """`token` came: one step of gradient descent on the log loss, one more recorded outcome."""
         hit = self.token == token
@@ -151,6 +182,8 @@ class AcceptanceModel:
         self.recent = list(RECENT)
         self.after_pair = list(AFTER_PAIR)
         self.same_token = list(SAME_TOKEN)
+        self.in_answers = list(IN_ANSWERS)
+        self.answers_for = list(ANSWERS_FOR)
         self.copy_agrees = list(COPY_AGREES)
         self.copy = [list(COPY), list(COPY)]
         self.copy_recent = list(COPY_RECENT)

@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from math import prod
 
 from akunu_py.ngram.acceptance import CALIBRATION_RATE, AcceptanceModel
+from akunu_py.ngram.answers import find_answers
 from akunu_py.ngram.copies import CopyTracker
 from akunu_py.ngram.cost import MAX_ROWS, PIPELINED, CostCurve
 from akunu_py.ngram.guess import FROM_GRAMMAR, Guess, Guesser
@@ -89,6 +90,7 @@ class AutoDrafter:
         self._returns = list(_RETURN)
         self._guesses: list[Guess] = []  # of the last proposal, drafted or not
         self._drafted = 0  # for the pass that was observed last
+        self._searched = 0  # tokens at the start of the history, for earlier answers
         self._planned = slice(0)  # which guesses are the last proposal, or begin it
         self.networks = [PlannedNetwork(network) for network in networks]
         self._ngrams = ngrams
@@ -137,6 +139,7 @@ class AutoDrafter:
         What was learned about drafting stays; the tokens after them are not drafted from any more.
         """
         self.index.rewind(length)
+        self._searched = min(self._searched, length)
         self.tracker.begin_answer(max(0, length - 1))
         self._guesses = []
         self._drafted = 0
@@ -147,6 +150,11 @@ class AutoDrafter:
         """Drafts at most `limit` tokens to follow the history or, `ahead`, the token after it;
         none means a plain step."""
         longest = max(0, min(limit, MAX_DRAFT))
+        if not self._answering:
+            start = self.tracker.answer_start
+            for answer in find_answers(self.index.tokens, start, self._searched):
+                self.index.mark_answer(*answer)
+            self._searched = start
         if self.guide is not None:
             self.guide.begin_draft()
         guesses = self._chain(max(1, min(HORIZON, limit + 1)) + ahead) if self._ngrams else []

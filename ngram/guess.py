@@ -9,13 +9,20 @@ from dataclasses import dataclass, field
 from math import inf
 
 from akunu_py.ngram.acceptance import (
+    BOTH_ANSWERS,
     CONTEXT_1,
     COPY_RATE,
+    EARLIER_ANSWER,
     KNOWN_SKIP,
     NO_OUTCOMES,
+    OUTSIDE,
+    PRESENT_ANSWER,
     RATE,
+    SHORTER_IN_ANSWER,
     AcceptanceModel,
     Candidate,
+    Feature,
+    answer_class,
     match_class,
 )
 from akunu_py.ngram.copies import (
@@ -32,6 +39,7 @@ from akunu_py.ngram.memory import Memory
 
 # A match that is a token longer has six times the votes.
 _VOTES = [6.0 ** min(length, LONGEST_MATCH) for length in range(LONGEST_MATCH + 1)]
+_ANSWER_VOTES = 4.0  # times those of a match elsewhere has one in an answer
 # In logits, 70 %: for a surer guess of the conversation's own the memory is not asked.
 _MEMORY_BELOW = 0.85
 # What a guess comes from: a match, a copy from before the answer or from the answer itself, what
@@ -162,9 +170,43 @@ class Guesser:
             ],
             [(model.pair_outcomes, guess.pair, after), (model.token_outcomes, token, same)],
         )
+        if self.index.answers:
+            for feature in self._in_answers(token, length, guess.matches):
+                matched.add(feature)
         if self.memory is not None and matched.logit < _MEMORY_BELOW:
             self._from_memory(guess, self.memory)
         guess.consider(matched, FROM_MATCH)
+
+    def _in_answers(
+        self, token: int, length: int, matches: Sequence[SuffixMatch]
+    ) -> tuple[Feature, Feature]:
+        """What the matches in answers, earlier ones and that under way, say of `token`, of whose
+        matches the longest has `length`."""
+        tokens, answers, start = self.index.tokens, self.index.answers, self.tracker.answer_start
+        earlier = present = agreeing = opposing = 0
+        for position, other in matches:
+            if position < start and position - 1 not in answers:
+                continue
+            if tokens[position] != token:
+                opposing += 1
+                continue
+            agreeing += 1
+            if position >= start:
+                present = max(present, other)
+            else:
+                earlier = max(earlier, other)
+        if earlier and present:
+            place = BOTH_ANSWERS
+        elif earlier == length:
+            place = EARLIER_ANSWER
+        elif present == length:
+            place = PRESENT_ANSWER
+        else:
+            place = SHORTER_IN_ANSWER if agreeing else OUTSIDE
+        return (
+            (self.model.in_answers, place + answer_class(length)),
+            (self.model.answers_for, 4 * min(agreeing, 3) + min(opposing, 3)),
+        )
 
     def _vote(self, matches: Sequence[SuffixMatch]) -> tuple[int, int, int, int, int]:
         """The token that follows most and the longest matches, the longest of them, and the
@@ -173,11 +215,15 @@ class Guesser:
         if len(matches) == 1:
             position, length = matches[0]
             return tokens[position], length, 0, 0, 0
+        answers, start = self.index.answers, self.tracker.answer_start
         votes: dict[int, float] = {}
         longest: dict[int, int] = {}
         for position, length in matches:
             token = tokens[position]
-            votes[token] = votes.get(token, 0.0) + _VOTES[length]
+            vote = _VOTES[length]
+            if answers and (position >= start or position - 1 in answers):
+                vote *= _ANSWER_VOTES
+            votes[token] = votes.get(token, 0.0) + vote
             if length > longest.get(token, 0):
                 longest[token] = length
         share = 0
@@ -242,8 +288,7 @@ class Guesser:
         model, matched = self.model, guess.matched
         if matched is not None:
             agrees = 1 if found.token == matched.token else 2
-            matched.features.append((model.memory_agrees, agrees))
-            matched.logit += model.memory_agrees[agrees]
+            matched.add((model.memory_agrees, agrees))
             if agrees == 1:
                 return
         before = model.memory_outcomes.get(found.token, NO_OUTCOMES)

@@ -6,7 +6,7 @@ The history, and for each of its tokens the previous place with the same last 1,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 SuffixMatch = tuple[int, int]
 """(position of the token that would come next, how many tokens before it match)."""
@@ -14,6 +14,7 @@ SuffixMatch = tuple[int, int]
 LONGEST_MATCH = 32
 # Places of a chain that are looked at, latest first.
 MAX_CHAIN_1, MAX_CHAIN_2, MAX_CHAIN_4, MAX_CHAIN_8 = 16, 24, 24, 32
+MAX_CHAIN_ANSWERS = 24  # of earlier answers, with 1 token in common at least
 _SHIFT = 20  # token ids are below 2**20; larger ones would only cost a wasted look
 
 
@@ -40,6 +41,10 @@ class SuffixIndex:
         self._pairs: list[int] = []
         self._quads: list[int] = []
         self._prev8: list[int] = []
+        # Through earlier answers only, with the same last token. Its keys tell which tokens are in
+        # one: those behind the positions that are keys.
+        self.answers: dict[int, int] = {}
+        self._head_answers: dict[int, int] = {}
 
     def extend(self, new: Sequence[int]) -> None:
         """Appends `new` and indexes it: about a microsecond a token."""
@@ -94,6 +99,15 @@ class SuffixIndex:
             head[key] = end
         self._prev8.append(before)
 
+    def mark_answer(self, start: int, end: int) -> None:
+        """The tokens from `start` to before `end` are an earlier answer, behind those marked
+        before."""
+        tokens, head, prev = self.tokens, self._head_answers, self.answers
+        for position in range(max(start, 1), end):
+            last = tokens[position - 1]
+            prev[position - 1] = head.get(last, 0)
+            head[last] = position
+
     def drop_tentative(self) -> None:
         """Removes tentative tokens."""
         del self.tokens[self.size :]
@@ -111,13 +125,16 @@ class SuffixIndex:
             before = self._prev8.pop()
             if position in eights:
                 _unlink(self._head8, eights[position], before)
+            answer = self.answers.pop(position - 1, None)
+            if answer is not None:
+                _unlink(self._head_answers, self.tokens[position - 1], answer)
         del self.tokens[size:]
         self.size = size
 
     def matches(self) -> list[SuffixMatch]:
         """Where the last tokens, tentative ones included, occurred before: latest first within
-        each context length, longer contexts first. A match may lie among the tentative tokens'
-        predecessors only."""
+        each context length, longer contexts first, then those in earlier answers. A match may lie
+        among the tentative tokens' predecessors only."""
         tokens = self.tokens
         end = len(tokens)
         found: dict[int, int] = {}
@@ -132,9 +149,14 @@ class SuffixIndex:
             return []
         self._follow(found, last2, self._prev2, MAX_CHAIN_2)
         self._follow(found, last1, self._prev1, MAX_CHAIN_1)
+        if self.answers:
+            last = self._head_answers.get(tokens[-1], 0)
+            self._follow(found, last, self.answers, MAX_CHAIN_ANSWERS)
         return list(found.items())
 
-    def _follow(self, found: dict[int, int], position: int, prev: list[int], steps: int) -> None:
+    def _follow(
+        self, found: dict[int, int], position: int, prev: Mapping[int, int] | list[int], steps: int
+    ) -> None:
         """Adds the matches at `position` (0: none) and at `steps` - 1 places behind it."""
         tokens = self.tokens
         end = len(tokens)
