@@ -36,6 +36,13 @@ class Dialog(ModalScreen[Result | None]):
 
     def on_mount(self) -> None:
         self.query_one("#dialog").mount(MessageLine())
+        # As Textual does when it is told its size, which is after the first picture.
+        wide = self.HORIZONTAL_BREAKPOINTS or self.app.HORIZONTAL_BREAKPOINTS or []
+        high = self.VERTICAL_BREAKPOINTS or self.app.VERTICAL_BREAKPOINTS or []
+        self.add_class(
+            *self._get_breakpoint_classes(self.app.size.width, wide),
+            *self._get_breakpoint_classes(self.app.size.height, high),
+        )
 
     def on_click(self, event: events.Click) -> None:
         """A click outside closes it."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from textual import events
+from textual.screen import Screen
 from textual.widget import Widget
 
+from akunu_py.tui.app import ChatApp
+from akunu_py.tui.dialog import Dialog
 from akunu_py.tui.help import HelpScreen
 from akunu_py.tui.models import ModelsScreen
 from akunu_py.tui.prompt.files import attach, join, split
@@ -147,3 +151,24 @@ async def test_what_the_keys_do_the_mouse_does_too(directory: Path) -> None:
         await it.piece("1")
         await click(it.box, "Esc stop")
         assert it.phase() == "stopped"
+
+
+async def test_a_dialog_is_never_seen_as_on_a_screen_of_another_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At 80x24 it hides what is behind it, in its first picture too."""
+    seen: list[frozenset[str]] = []
+    display = ChatApp._display
+
+    def note(app: ChatApp, screen: Screen[object], *shown: Any) -> None:
+        if isinstance(screen, Dialog):
+            seen.append(screen.classes & {"-low", "-high", "-narrow", "-normal"})
+        display(app, screen, *shown)
+
+    async with chat(size=(80, 24)) as it:
+        monkeypatch.setattr(ChatApp, "_display", note)
+        for key in ("f1", "f4", "ctrl+s"):
+            await it.press(key)
+            await until(it.pilot, lambda: seen)
+            await it.press("escape")
+    assert set(seen) == {frozenset({"-high", "-normal"})}

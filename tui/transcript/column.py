@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Literal
 
 from textual.containers import Vertical, VerticalScroll
 from textual.geometry import Size
@@ -19,6 +20,7 @@ _STEP = 5  # more of them where the reader comes near an end
 _MAX_MOUNTED = 20  # more where the screen shows more
 
 MessageView = PromptView | AnswerView
+Part = Literal["prompt", "answer"]
 
 
 class Earlier(Static, can_focus=False):
@@ -45,6 +47,16 @@ class TurnColumn(Vertical):
     @property
     def messages(self) -> list[MessageView]:
         return [view for view in self.children if isinstance(view, (PromptView, AnswerView))]
+
+    @property
+    def answers(self) -> list[AnswerView]:
+        return [view for view in self.children if isinstance(view, AnswerView)]
+
+    def message(self, turn: Turn, part: Part) -> MessageView | None:
+        """The view of a part of `turn`, if it is mounted; without a walk through all that is, which
+        a query would be for each token."""
+        view = self._nodes._get_by_id(f"{part}-{turn.number}")
+        return view if isinstance(view, (PromptView, AnswerView)) else None
 
     @property
     def turns(self) -> list[Turn]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from textual import events
 from textual.binding import Binding, BindingType
@@ -20,7 +20,7 @@ from textual.widgets import Static
 
 from akunu_py.tui.conversation import Conversation, Turn
 from akunu_py.tui.transcript.code import CodeBlock
-from akunu_py.tui.transcript.column import MessageView, SteadyScroll, TurnColumn
+from akunu_py.tui.transcript.column import MessageView, Part, SteadyScroll, TurnColumn
 from akunu_py.tui.transcript.markdown import MarkdownSection
 from akunu_py.tui.transcript.turn import AnswerView, PromptView
 
@@ -29,8 +29,6 @@ _FAR = 3  # screens: sections farther than that are unmounted
 _MEASURE = 100  # columns of text
 _COPIED_S = 1.5  # how long a message shows that it was copied
 _UPDATE_DELAY_S = 0.05  # at most one update of what is drawn in that time
-
-Part = Literal["prompt", "answer"]
 
 
 class Transcript(SteadyScroll):
@@ -147,17 +145,17 @@ class Transcript(SteadyScroll):
 
     def answer(self, turn: Turn) -> AnswerView | None:
         """The view of the answer of `turn`, if it is mounted."""
-        views = self.query(f"#answer-{turn.number}").results(AnswerView)
-        return next(iter(views), None)
+        view = self._column.message(turn, "answer")
+        return view if isinstance(view, AnswerView) else None
 
     def mark_edited(self, turn: Turn | None) -> None:
         """Marks the prompt of `turn` as the one that is being edited, and no other."""
-        for view in self.query(PromptView):
-            view.set_class(view.turn is turn, "-edited")
+        for view in self._column.messages:
+            view.set_class(isinstance(view, PromptView) and view.turn is turn, "-edited")
 
     def mark_copied(self, turn: Turn, part: Part, code: str | None = None) -> None:
         """Shows for a moment on the message, or on its block of code, that it was copied."""
-        for view in self.query(f"#{part}-{turn.number}"):
+        if view := self._column.message(turn, part):
             blocks = [each for each in view.query(CodeBlock) if f"{each.code}\n" == code]
             self.mark(blocks[0] if blocks else view)
 
@@ -168,10 +166,10 @@ class Transcript(SteadyScroll):
 
     async def watch_drafting(self, drafting: bool) -> None:
         with self.app.batch_update():
-            await asyncio.gather(*(view.show_drafting(drafting) for view in self.query(AnswerView)))
+            await asyncio.gather(*(view.show_drafting(drafting) for view in self._column.answers))
 
     def watch_thinking(self, thinking: bool) -> None:
-        for view in self.query(AnswerView):
+        for view in self._column.answers:
             view.show_thinking(thinking)
 
     # The chosen message
@@ -192,10 +190,9 @@ class Transcript(SteadyScroll):
 
     def choose(self, turn: Turn, part: Part) -> None:
         """Chooses a message, and scrolls to it."""
-        views = self.query(f"#{part}-{turn.number}")
-        if not views:
+        view = self._column.message(turn, part)
+        if view is None:
             return
-        view: MessageView = views.first()  # type: ignore[assignment]
         self._choose(view)
         if self.screen.focused is not self:
             self._is_clicked = True  # what leads here was clicked on too
@@ -391,7 +388,7 @@ class Transcript(SteadyScroll):
         if self.drafting or self.screen.selections:
             return
         here, below = self.region, list[MarkdownSection]()
-        for section in [each for view in self.query(AnswerView) for each in view.sections]:
+        for section in [each for view in self._column.answers for each in view.sections]:
             region = section.region
             distance = max(here.y - region.bottom, region.y - here.bottom)
             if not region.height:
