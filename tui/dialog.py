@@ -20,6 +20,7 @@ from akunu_py.tui.message_line import MessageLine
 
 DIALOG_STYLE = Path(__file__).with_suffix(".tcss")
 Result = TypeVar("Result")
+_BETWEEN = " · "
 
 
 class Dialog(ModalScreen[Result | None]):
@@ -31,7 +32,7 @@ class Dialog(ModalScreen[Result | None]):
         """What everything is composed in; the keys that matter stand at its foot."""
         frame = Vertical(id="dialog")
         frame.border_title = title
-        frame.border_subtitle = with_links(keys)
+        self._keys = keys
         return frame
 
     def on_mount(self) -> None:
@@ -43,6 +44,17 @@ class Dialog(ModalScreen[Result | None]):
             *self._get_breakpoint_classes(self.app.size.width, wide),
             *self._get_breakpoint_classes(self.app.size.height, high),
         )
+
+    def on_resize(self) -> None:
+        if self._keys:
+            self.call_after_refresh(self._show_keys)
+
+    def _show_keys(self) -> None:
+        """As many as fit; the last one, which closes it, always does."""
+        frame, shown = self.query_one("#dialog"), self._keys.split(_BETWEEN)
+        while len(shown) > 1 and len(_BETWEEN.join(shown)) > frame.outer_size.width - 6:
+            del shown[-2]
+        frame.border_subtitle = with_links(_BETWEEN.join(shown))
 
     def on_click(self, event: events.Click) -> None:
         """A click outside closes it."""

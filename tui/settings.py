@@ -122,7 +122,7 @@ class SettingsScreen(Dialog[Settings]):
                 yield from _row(
                     "Temperature",
                     _temperature(now.temperature),
-                    f"0 to {MAX_TEMPERATURE:g}; 0: greedy",
+                    f"0 to {MAX_TEMPERATURE:g}; the higher, the more varied",
                 )
                 yield from _row("Persona", _select(self._names(), self._persona, "persona"))
                 yield Input(
@@ -140,7 +140,7 @@ class SettingsScreen(Dialog[Settings]):
                     "row joined",
                 )
                 yield Tick(
-                    "Remember answers, to draft from (from the next start on)",
+                    "Remember answers, to guess ahead better (from the next start)",
                     now.memory,
                     id="memory",
                     compact=True,
