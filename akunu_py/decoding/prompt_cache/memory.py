@@ -3,10 +3,11 @@
 A history that was asked for is the longest one that a prompt can continue. What is lost first is
 what is cheapest to read again for the memory that it takes: the tokens that no other history has,
 for each byte, times how likely it is that they are asked for. That falls with the requests since,
-as 1 / n, and is half where it was asked for only once: so one-off requests go before conversations,
-twins before the only one of their kind. And of what goes only the end is taken, as much as is
-needed, where its cache allows that. (GreedyDual-Size-Frequency, which came before, keeps finished
-conversations for their frequency; docs/caches.md has the figures.)
+as 1 / n, and where it was asked for only once it is the share of texts that were continued here: so
+one-off requests go before conversations where there are any, twins before the only one of their
+kind. And of what goes only the end is taken, as much as is needed, where its cache allows that.
+(GreedyDual-Size-Frequency, which came before, keeps finished conversations for their frequency;
+docs/caches.md has the figures.)
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from akunu_py.decoding.token_ids import common_prefix
 
 LEAST = 64  # tokens: what is shorter is read again in no time
 _MOST = 16  # histories, however small they are
-_ONCE = 0.5  # how likely a history is continued that was not before, next to one that was
+_CONTINUED = 2  # histories that are taken for continued before there were any
 _REMEMBERED = 32  # of those that were lost, to say why a prompt is read again
 
 
@@ -43,6 +44,7 @@ class PromptCaches:
         self.lost: list[list[int]] = []  # the tokens of the last ones, the latest last
         self._kept: list[_Kept] = []
         self._requests = 0
+        self._begun = self._continued = 0  # histories, those of them that were asked for again
 
     @property
     def nbytes(self) -> int:
@@ -62,6 +64,8 @@ class PromptCaches:
         elif len(history.tokens) >= LEAST:
             history.uses += 1
             self._requests += 1
+            self._begun += history.uses == 1
+            self._continued += history.uses == 2
             self._kept.append(_Kept(history, self._requests))
 
     def note_lost(self, history: TokenHistory) -> None:
@@ -122,5 +126,6 @@ class PromptCaches:
         tokens = kept.history.tokens
         others = (each.history.tokens for each in self._kept if each is not kept)
         alone = len(tokens) - max((common_prefix(tokens, other) for other in others), default=0)
-        likely = (1.0 if kept.history.uses > 1 else _ONCE) / (1 + self._requests - kept.since)
+        once = (self._continued + _CONTINUED) / (self._begun + _CONTINUED)
+        likely = (1.0 if kept.history.uses > 1 else once) / (1 + self._requests - kept.since)
         return likely * alone / max(1, kept.history.nbytes)
