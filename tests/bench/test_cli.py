@@ -139,14 +139,15 @@ def test_speed_compares_with_mlx_lm(quick: str) -> None:
     assert all(row["rates"][0] > 0 for row in result["throughput"])
     summary = {r["contestant"]: r for r in result["runs"] if r["workload"] == "summary"}
     ours = ["off", "fixed 4", "auto", "auto + memory"]
-    assert list(summary) == ["mlx-lm", "mlx-lm + draft model", *ours, "llama.cpp"]
+    drafted = ["mlx-lm + draft model", "draft model", "auto + draft model"]
+    assert list(summary) == ["mlx-lm", *drafted, *ours, "llama.cpp"]
     assert "llama" in summary.pop("llama.cpp")["failed"]
     assert all(row["repeats"][0]["tokens"] == 7 for row in summary.values())
     assert all(row["repeats"][0]["peak_bytes"] > 0 for row in summary.values())
     assert all(row["identical"] for name, row in summary.items() if name != "mlx-lm")
     assert summary["off"]["tokens_per_pass"] == 1
     turns = {r["contestant"]: r for r in result["runs"] if r["workload"] == "multi-turn"}
-    assert list(turns) == ["mlx-lm", "mlx-lm + draft model", *ours]  # a failed one is not run again
+    assert list(turns) == ["mlx-lm", *drafted, *ours]  # a failed one is not run again
     assert all(row["repeats"][0]["tokens"] == 21 for row in turns.values())
     assert turns["auto"]["identical"] is True
     assert result["machine"]["versions"]["mlx"]
