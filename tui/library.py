@@ -31,15 +31,13 @@ from akunu_py.chats.store import ConversationStore, SearchResult
 from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.errors import ConversationError
 from akunu_py.text import collapse, displayable
-from akunu_py.tui.dialog import DIALOG_STYLE, Dialog, ListDialog, with_links
+from akunu_py.tui.dialog import DIALOG_STYLE, Dialog, ListDialog
 from akunu_py.tui.store_thread import StoreThread
 
 _WIDE, _NORMAL = 100, 60  # columns
 _EMPTY = "No conversations yet. What is said in the chat is kept here."
-_HINTS = (
-    "Enter open · Ctrl+R rename · Ctrl+D delete · Ctrl+Z undo · Ctrl+S export · Esc close",
-    "Enter open · Ctrl+R rename · Ctrl+D delete · F1 keys",
-    "Enter open · F1 keys",
+_KEYS = (
+    "Enter open · Ctrl+R rename · Ctrl+D delete · F1 keys · Ctrl+Z undo · Ctrl+S export · Esc close"
 )
 _EXPORT_FORMATS: dict[ExportFormat, tuple[str, str]] = {
     "markdown": ("Markdown", "what is on the screen, as text"),
@@ -124,7 +122,7 @@ class ConversationsScreen(ListDialog[Chosen]):
         self._search_done = asyncio.Event()  # the list is what the words find
 
     def compose(self) -> ComposeResult:
-        with self.frame("Conversations", ""):
+        with self.frame("Conversations", _KEYS):
             yield Input(self._words, id="words", placeholder="Find by words", compact=True)
             yield Input(id="name", placeholder="New title", compact=True)
             with Horizontal():
@@ -331,12 +329,9 @@ class ConversationsScreen(ListDialog[Chosen]):
         self._hint()
 
     def _hint(self) -> None:
-        """Shows the keys, in the words that there is room for."""
-        width = self.size.width
-        hint = _HINTS[0 if width >= _WIDE else 1 if width >= _NORMAL else 2]
-        if self._renaming is not None:
-            hint = "Enter keep the title · Esc leave it"
-        self.query_one("#dialog").border_subtitle = with_links(hint)
+        """Shows the keys that matter now."""
+        self._keys = _KEYS if self._renaming is None else "Enter keep the title · Esc leave it"
+        self._show_keys()
 
     def _show_error(self, error: ConversationError) -> None:
         self.notify(str(error), severity="error", timeout=10, markup=False)
