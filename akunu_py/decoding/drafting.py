@@ -43,6 +43,22 @@ class Drafting:
         self._drafter = TrackedDrafter(self._inner, None)
         self.wrap: Callable[[Drafter], Drafter] = lambda drafter: drafter
 
+    def prepare(self, options: GenerateOptions) -> DraftMode:
+        """Makes a drafter for these options, where there is another one: before the target reads
+        anything, because networks may want to see how it does. Returns how it drafts."""
+        # A model that cannot be rolled back answers all the same; front ends say why it is slow.
+        mode: DraftMode = "off" if self._engine.no_draft else options.draft
+        if (mode, options.draft_tokens) != self._made_for:
+            self._make(mode, options.draft_tokens)
+        return mode
+
+    def _make(self, mode: DraftMode, draft_tokens: int) -> None:
+        self._target.run = self._target.run_model
+        drafter = self._inner = self._new(mode, draft_tokens)
+        auto = drafter if isinstance(drafter, AutoDrafter) else None
+        self._drafter = TrackedDrafter(self.wrap(drafter), auto)
+        self._made_for = mode, draft_tokens
+
     def drafter(
         self,
         options: GenerateOptions,
@@ -55,17 +71,12 @@ class Drafting:
         draft_context: what else it drafts from, and the target never reads. It comes before the
         history, so what changes least should come first. Only what changed is learned again.
         """
-        # A model that cannot be rolled back answers all the same; front ends say why it is slow.
-        mode: DraftMode = "off" if self._engine.no_draft else options.draft
-        wanted = (mode, options.draft_tokens)
+        mode = self.prepare(options)
         known = self._set_apart(draft_context) if mode != "off" else []
         unread = len(known)
         known += history
-        shared = common_prefix(self._drafter.tokens, known)
-        if wanted != self._made_for or not self._drafter.rewind(shared):
-            drafter = self._inner = self._new(mode, options.draft_tokens)
-            auto = drafter if isinstance(drafter, AutoDrafter) else None
-            self._drafter, self._made_for = TrackedDrafter(self.wrap(drafter), auto), wanted
+        if not self._drafter.rewind(common_prefix(self._drafter.tokens, known)):
+            self._make(mode, options.draft_tokens)
         end = None if read is None else unread + read
         self._drafter.set_unread(unread)
         self._drafter.extend(known[len(self._drafter.tokens) : end])

@@ -13,6 +13,7 @@ from akunu_py.decoding import device, footprint, kvcache
 from akunu_py.decoding.chat_format import chat_template, conversation
 from akunu_py.decoding.device import lay_out_weights
 from akunu_py.decoding.draft_model import DraftModel
+from akunu_py.decoding.mtp_head import MtpHead, open_head
 from akunu_py.decoding.text.thinking import prompt_opens_thinking, thinking_markers
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import UnsupportedModel, UsageError
@@ -42,6 +43,7 @@ class Engine:
     take, and what the user should know of that. cache_memory: bytes for the KV caches of several
     texts. memory: bytes that model and caches may take in all, None for what there is. forced:
     whether to go on where memory will not do. draft_model: a smaller one that may draft.
+    mtp_head: its head for multi-token prediction; no_mtp_head: why there is none.
     """
 
     name: str
@@ -62,6 +64,8 @@ class Engine:
     memory: int | None = None
     forced: bool = False
     draft_model: DraftModel | None = None
+    mtp_head: MtpHead | None = None
+    no_mtp_head: str = "it was not looked for"
 
     @classmethod
     def load(
@@ -111,15 +115,18 @@ class Engine:
         cache = kvcache.new_cache(model, kv_bits)
         own_context = _own_context(config)
         needs = footprint.needs(model, config, own_context, weights, kv_bits)
+        limit = device.available_memory() if memory is None else memory
         small = DraftModel.open(*draft_model, weights, needs) if draft_model else None
+        head, no_head = open_head(path, model, config, weights, needs, limit)
+        drafting = [each for each in (small, head) if each]
         fit = choose_context(
             name,
-            needs.beside(small.needs) if small else needs,
-            device.available_memory() if memory is None else memory,
+            _together(needs, drafting),
+            limit,
             requested=context,
             force=force,
             with_8_bits=lambda: (
-                None if kv_bits else _with_8_bits(model, config, own_context, weights, small)
+                None if kv_bits else _with_8_bits(model, config, own_context, weights, drafting)
             ),
         )
         device.wire_memory(model)
@@ -129,7 +136,8 @@ class Engine:
             tokenizer = loading.result()
         if small is not None:
             small.check_tokens(name, path, tokenizer)
-            small.read_weights(weights)
+        for each in drafting:
+            each.read_weights(weights)
         if tokenizer.has_chat_template:
             chat_template.start()
         return cls(
@@ -151,6 +159,8 @@ class Engine:
             memory=memory,
             forced=force,
             draft_model=small,
+            mtp_head=head,
+            no_mtp_head=no_head,
         )
 
     def drafted_by(self, small: Engine) -> Engine:
@@ -224,10 +234,21 @@ class Engine:
 
 
 def _with_8_bits(
-    model: Any, config: dict[str, Any], context: int, weights: WeightMode, small: DraftModel | None
+    model: Any,
+    config: dict[str, Any],
+    context: int,
+    weights: WeightMode,
+    drafting: Sequence[DraftModel | MtpHead],
 ) -> Needs | None:
     needs = footprint.needs_with_8_bits(model, config, context, weights)
-    return needs.beside(small.needs) if needs and small else needs
+    return _together(needs, drafting) if needs else None
+
+
+def _together(needs: Needs, drafting: Sequence[DraftModel | MtpHead]) -> Needs:
+    """With what drafts beside the model."""
+    for each in drafting:
+        needs = needs.beside(each.needs)
+    return needs
 
 
 def _is_begun(message: Message) -> bool:

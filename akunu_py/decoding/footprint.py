@@ -63,11 +63,11 @@ def growth(model: Any, kv_bits: int | None = None, *, wide: bool = False) -> Gro
     unknown = []
     for index, entry in enumerate(_written(model, kv_bits, rows=2)):
         if type(entry) in kvcache.GROWING:
-            per_token += _bytes_per_row(entry, wide)
+            per_token += bytes_per_row(entry, wide)
         elif type(entry) is RotatingKVCache or type(entry) is ChunkedKVCache:
             rotating = type(entry) is RotatingKVCache
             size = entry.max_size if rotating else entry.chunk_size + entry.step
-            windows[size] = windows.get(size, 0) + _bytes_per_row(entry, wide)
+            windows[size] = windows.get(size, 0) + bytes_per_row(entry, wide)
         elif type(entry) is ArraysCache:
             fixed += _nbytes(entry.cache, wide)
         else:
@@ -94,7 +94,7 @@ def _written(model: Any, kv_bits: int | None, rows: int) -> list[Any]:
     return kvcache.leaves(cache)
 
 
-def _bytes_per_row(entry: Any, wide: bool) -> int:
+def bytes_per_row(entry: Any, wide: bool) -> int:
     """Bytes of keys and values of one position; none where a layer uses another's."""
     parts = [part for _, part in tree_flatten([entry.keys, entry.values]) if part is not None]
     return sum(_nbytes(part, wide) // part.shape[-2] for part in parts)

@@ -84,7 +84,7 @@ def _fits_with_8_bits(engine: Engine, prompt: int, left: int) -> bool:
         cache = footprint.growth(engine.model, 8, wide="float32" in engine.weights)
     except UsageError:
         return False
-    if engine.draft_model is not None:
-        cache += engine.draft_model.needs.cache
+    for beside in (engine.draft_model, engine.mtp_head):
+        cache += beside.needs.cache if beside else Growth(0)
     tokens = min(prompt + _LEAST_ANSWER, engine.context_length)
     return _growth(engine, tokens, 0, cache) <= left

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from akunu_py.decoding import model_network
+from akunu_py.decoding import model_network, mtp_network
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
@@ -27,6 +27,7 @@ class Offer(NamedTuple):
 
 # By the draft mode that has one draft alone: a module, and a line here.
 NETWORKS: Mapping[DraftMode, Offer] = {
+    "mtp": Offer(mtp_network.missing, mtp_network.make, by_itself=True),
     "model": Offer(model_network.missing, model_network.make, by_itself=True),
 }
 

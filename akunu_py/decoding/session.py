@@ -271,6 +271,7 @@ class Generation:
         started = time.perf_counter()
         target, stop = self._target, self._engine.stop_tokens
         target.sampler, target.constraint = self._sampler, self._constraint
+        self._session.drafting.prepare(self._options)
         yield from self._prefill()
         if self._ends():
             return

@@ -58,7 +58,7 @@ class Target:
         self._kv_bits = kv_bits
         self.caches = caches or PromptCaches()
         self.alone = True
-        self.run: Callable[[mx.array, kvcache.Cache], mx.array] = self._run
+        self.run: Callable[[mx.array, kvcache.Cache], mx.array] = self.run_model
         self._history: TokenHistory | None = None
         self.sampler = Sampler(SamplingOptions())
         self.constraint: ConstraintMatcher | None = None  # of the answer that is being sampled
@@ -130,7 +130,8 @@ class Target:
         """
         return self.run(tokens, self.cache)
 
-    def _run(self, tokens: mx.array, cache: kvcache.Cache) -> mx.array:
+    def run_model(self, tokens: mx.array, cache: kvcache.Cache) -> mx.array:
+        """What `run` does where nobody wants more of it."""
         return self.model(tokens[None], cache=cache)[0]
 
     def launch(self, rows: Sequence[int], wanted: int, after: mx.array | None = None) -> mx.array:

@@ -65,7 +65,7 @@ class Head(nn.Module):
 class Trunk:
     """The parts of a target that a head needs."""
 
-    def __init__(self, model: Any, *, normed: bool) -> None:
+    def __init__(self, model: Any, *, normed: bool = True) -> None:
         """normed: whether the head takes hidden states behind the target's norm."""
         self._text = getattr(model, "language_model", model)
         self._normed = normed
@@ -85,8 +85,12 @@ class Trunk:
         """The embeddings [1, rows, width] of `tokens` [1, rows]."""
         return self._text.model.embed_tokens(tokens)
 
+    @property
+    def lm_head(self) -> nn.Module:
+        """What makes logits: often the embedding."""
+        return self._text.lm_head if "lm_head" in self._text else self._text.model.embed_tokens
+
     def logits(self, hidden: mx.array) -> mx.array:
         """Logits [..., vocab] of hidden states [..., width]."""
-        if "lm_head" in self._text:
-            return self._text.lm_head(hidden)
-        return self._text.model.embed_tokens.as_linear(hidden)
+        head = self.lm_head
+        return head(hidden) if "lm_head" in self._text else head.as_linear(hidden)
