@@ -164,7 +164,8 @@ def test_its_cache_follows_the_targets(
 
 
 def test_hidden_states_are_those_of_the_last_pass_at_each_position() -> None:
-    randomly, states, truth = random.Random(3), HiddenStates(), {}
+    randomly, states = random.Random(3), HiddenStates()
+    truth: dict[int, int] = {}
     for step in range(300):
         end = states.end
         position = max(0, end - randomly.randrange(6)) if randomly.random() < 0.97 else end + 3
