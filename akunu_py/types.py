@@ -142,13 +142,15 @@ class Constraint:
     several choices, or a grammar in llguidance's dialect of Lark.
 
     text: the schema as JSON, the expression or the grammar. compact: JSON without whitespace,
-    which a model might have chosen otherwise.
+    which a model might have chosen otherwise. guesses: grammars of answers that are likelier than
+    others, to draft by, the narrowest first.
     """
 
     kind: ConstraintKind
     text: str = ""
     choices: tuple[str, ...] = ()
     compact: bool = False
+    guesses: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,9 @@ the machine, but for the cost curve that drafts are planned with.
 
 from __future__ import annotations
 
+import json
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -19,6 +20,7 @@ from akunu_py.bench.trace import TraceItem
 from akunu_py.decoding.constraint.matcher import ConstraintMatcher
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Session
+from akunu_py.decoding.tool_calls.choice import constrained
 from akunu_py.ngram.auto import MAX_DRAFT, AutoDrafter
 from akunu_py.types import (
     Constraint,
@@ -27,6 +29,8 @@ from akunu_py.types import (
     GenerateOptions,
     Message,
     SamplingOptions,
+    Tool,
+    ToolChoice,
 )
 
 BOTH, NGRAMS, FORCED = "both", "n-grams", "forced"
@@ -58,13 +62,19 @@ def measure_structured(
     max_tokens: int,
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Counts by source of the cases, by layout (free or compact), by what is drafted from."""
+    """Counts by source of the cases, by layout (free or compact JSON, or calls as the model makes
+    them), by what is drafted from."""
     counts: dict[str, dict[str, dict[str, ReplayCounts]]] = {}
     for number, case in enumerate(cases, start=1):
-        for layout in ("free", "compact"):
+        for layout in ("free", "compact", "calls"):
             progress(f"{case.source}: {layout}, {number}/{len(cases)}")
             constraint = Constraint("json_schema", case.schema, compact=layout == "compact")
-            item = answered(engine, case, constraint, curve, max_tokens)
+            tools = list(tools_of(json.loads(case.schema))) if layout == "calls" else []
+            if tools:
+                constraint = calls_of(engine, tools)
+            elif layout == "calls":
+                continue
+            item = answered(engine, case, constraint, curve, max_tokens, tools)
             by_drafter = counts.setdefault(case.source, {}).setdefault(layout, {})
             count(engine, constraint, item, curve, by_drafter)
     return {
@@ -76,13 +86,37 @@ def measure_structured(
     }
 
 
+def tools_of(schema: Any) -> Iterator[Tool]:
+    """Those whose calls a schema describes, as an object with their name and their arguments."""
+    if isinstance(schema, dict):
+        properties = schema.get("properties", {})
+        if {"name", "arguments"} <= properties.keys() and "const" in properties["name"]:
+            yield Tool(properties["name"]["const"], "", properties["arguments"], strict=True)
+            return
+    for inner in schema.values() if isinstance(schema, dict) else schema:
+        if isinstance(inner, dict | list):
+            yield from tools_of(inner)
+
+
+def calls_of(engine: Engine, tools: Sequence[Tool]) -> Constraint:
+    """Nothing but one call of these."""
+    choice = ToolChoice("required")
+    asked = constrained(engine, SamplingOptions(), tools, choice, parallel=False)
+    assert asked.constraint is not None
+    return asked.constraint
+
+
 def answered(
-    engine: Engine, case: Case, constraint: Constraint, curve: Curve, max_tokens: int
+    engine: Engine,
+    case: Case,
+    constraint: Constraint,
+    curve: Curve,
+    max_tokens: int,
+    tools: Sequence[Tool],
 ) -> TraceItem:
     """The model's own answer."""
-    prompt = engine.encode_chat(
-        [Message("user", _ASK.format(schema=case.schema, prompt=case.prompt))]
-    )
+    asked = case.prompt if tools else _ASK.format(schema=case.schema, prompt=case.prompt)
+    prompt = engine.encode_chat([Message("user", asked)], tools)
     session = Session(engine)
     session.drafting.curve = FixedCosts(curve.points)
     sampling = SamplingOptions(constraint=constraint)

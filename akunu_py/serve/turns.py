@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
-from akunu_py.serve.errors import RequestError
-from akunu_py.types import Constraint, Message, Tool, ToolChoice
+from akunu_py.types import Message
 
 BETWEEN = "\n\n"  # two parts of a text that a template knows one of
 
@@ -28,12 +27,3 @@ def joined(messages: Iterable[Message]) -> list[Message]:
             tool_calls=last.tool_calls + message.tool_calls,
         )
     return turns
-
-
-def check_format(constraint: Constraint | None, tools: Sequence[Tool], choice: ToolChoice) -> None:
-    """Raises RequestError where an answer would have to be two things."""
-    if constraint is not None and tools and choice.mode != "none":
-        raise RequestError(
-            "an answer cannot both call tools and match a format; set tool_choice to none",
-            param="tool_choice",
-        )

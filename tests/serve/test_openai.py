@@ -227,9 +227,9 @@ REFUSED = [
     ),
     (
         CHAT,
-        {"tools": [TOOL], "response_format": {"type": "json_object"}},
+        {"tools": [TOOL], "guided_grammar": "start: /a/"},
         400,
-        "tool_choice",
+        None,
     ),
     (CHAT, {"messages": []}, 400, "messages"),
     (CHAT, {}, 400, "messages"),

@@ -2,15 +2,17 @@
 
 The mask is applied to the logits before anything is sampled, so an answer is distributed as the
 model's own among those that match, and a drafted token that the grammar forbids is never accepted.
-Verification walks the draft (consume, mask), and takes the matcher back to what was accepted.
+Verification walks the draft (consume, mask) with a copy of the matcher.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import mlx.core as mx
@@ -19,8 +21,8 @@ from akunu_py.decoding.constraint.schema.builder import COMPACT, FREE, SKETCHED,
 from akunu_py.decoding.constraint.schema.formula import Refused
 from akunu_py.decoding.constraint.schema.grammar import grammar as json_grammar
 from akunu_py.decoding.constraint.schema.terminals import byte_tables, limits
-from akunu_py.decoding.constraint.sketch import JsonSketch
-from akunu_py.decoding.constraint.token_tables import token_tables
+from akunu_py.decoding.constraint.sketch import JsonSketch, Sketch
+from akunu_py.decoding.constraint.token_tables import forced_tokens, token_tables
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.text.thinking import prompt_opens_thinking, thinking_markers
 from akunu_py.errors import UsageError
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 MAX_CONSTRAINT = 1 << 20  # characters of a schema, a grammar, an expression
 COMPILE_SECONDS = 5.0
+_SLASH = re.compile(r"(\\.)|/", re.DOTALL)
 _WORD = 32  # tokens in a word of a mask
 _NAMES = {
     "json_schema": "the JSON schema",
@@ -94,7 +97,9 @@ class ConstraintMatcher:
 
     def begin_draft(self) -> None:
         """See `DraftGuide`."""
-        self._before = self._state, self._tail, len(self._structure)
+        # On a copy, which costs 2 us: llguidance 1.9.1 does not forget all that it goes back over.
+        self._before = self._state, self._tail, len(self._structure), self._matcher
+        self._matcher = self._matcher.deep_copy()
 
     def forced(self) -> tuple[list[int], bool]:
         """See `DraftGuide`."""
@@ -104,7 +109,7 @@ class ConstraintMatcher:
         if sketch is not None and (tokens := sketch.forced(self._structure, self._before[2])):
             return tokens, False
         text = self._matcher.compute_ff_bytes()
-        return token_tables(self._engine).tokenize_bytes(text) if text else [], True
+        return forced_tokens(token_tables(self._engine), text), True
 
     def advance(self, token: int) -> bool:
         """See `DraftGuide`."""
@@ -112,15 +117,19 @@ class ConstraintMatcher:
 
     def end_draft(self) -> None:
         """See `DraftGuide`."""
-        self._state, self._tail, length = self._before
-        if undone := len(self._structure) - length:
-            self._matcher.rollback(undone)
+        self._state, self._tail, length, self._matcher = self._before
+        if len(self._structure) > length:
             del self._structure[length:]
             if self._sketch is not None:
                 self._sketch.rewind(length)
 
-    def _new_sketch(self) -> JsonSketch | None:
+    def _new_sketch(self) -> Sketch | None:
         constraint, tables = self._constraint, token_tables(self._engine)
+        if constraint.guesses:
+            return Sketch(
+                [partial(_guessed, tables, text) for text in constraint.guesses],
+                partial(forced_tokens, tables),
+            )
         if constraint.kind not in ("json_schema", "json") or constraint.compact:
             return None
 
@@ -217,26 +226,44 @@ def _grammar(constraint: Constraint, layout: Layout) -> str:
     kind = constraint.kind
     if constraint.compact and kind not in ("json_schema", "json"):
         raise UsageError("compact is for JSON: give a JSON schema, or ask for any JSON")
-    if kind in ("json_schema", "json"):
-        return LLMatcher.grammar_from_lark(_json_grammar(constraint, layout))
     if kind == "regex":
         return LLMatcher.grammar_from_regex(constraint.text)
+    return LLMatcher.grammar_from_lark(lark(constraint, layout))
+
+
+def lark(constraint: Constraint, layout: Layout, prefix: str = "") -> str:
+    """In llguidance's dialect of Lark. prefix: of the names of all its rules, which a `grammar` has
+    of its own. Raises UsageError."""
+    kind = constraint.kind
     if kind == "grammar":
-        return LLMatcher.grammar_from_lark(constraint.text)
+        return constraint.text
+    if kind in ("json_schema", "json"):
+        return _json_grammar(constraint, layout, prefix)
+    if kind == "regex":
+        found = _SLASH.sub(lambda part: part[1] or r"\x{2f}", constraint.text)
+        text = found.replace("\n", r"\n")
+        return f"{prefix}start: {prefix.upper()}R\n{prefix.upper()}R: /{text}/\n"
     if not constraint.choices or not all(constraint.choices):
         raise UsageError("expected at least one choice, none of them empty")
     choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in constraint.choices)
     # The one character that JSON leaves as it is and a string in a grammar cannot hold.
-    return LLMatcher.grammar_from_lark(f"start: {choices}".replace("\x7f", "\\u007f"))
+    return f"{prefix}start: {choices}\n".replace("\x7f", "\\u007f")
 
 
-def _json_grammar(constraint: Constraint, layout: Layout) -> str:
+def _guessed(tables: LLTokenizer, text: str) -> LLMatcher | None:
+    from llguidance import LLMatcher
+
+    made, error = _compiled(tables, LLMatcher.grammar_from_lark(text))
+    return None if error else made
+
+
+def _json_grammar(constraint: Constraint, layout: Layout, prefix: str) -> str:
     try:
         schema = parse_json(constraint.text) if constraint.kind == "json_schema" else True
     except ValueError as error:
         raise UsageError(f"the JSON schema is not JSON: {error}") from error
     try:
-        return json_grammar(schema, layout)
+        return json_grammar(schema, layout, prefix)
     except Refused as error:
         place = "" if error.place == "#" else f" at {error.place}"
         reason = on_one_line(str(error))

@@ -1,8 +1,8 @@
-"""How an answer in JSON probably goes on where its grammar leaves that open, to draft by.
+"""How an answer probably goes on where its grammar leaves that open, to draft by.
 
 A model that follows a schema mostly writes properties in the schema's order and no others, and
-whitespace as it did before. So what a narrower grammar forces, without whitespace and in that
-order, is a good guess, once it is spaced out in the way of the answer.
+whitespace as it did before: calls of tools on one line. So what a narrower grammar forces is a good
+guess; JSON without whitespace, once it is spaced out in the way of the answer.
 """
 
 from __future__ import annotations
@@ -31,23 +31,20 @@ class _Place:
     gaps: Mapping[bytes, bytes] = field(default_factory=dict)
 
 
-class JsonSketch:
+class Sketch:
     """A draft's guide beside the grammar of the answer. It is lost where the answer does not keep
     to any of its grammars."""
 
     def __init__(
         self,
         grammars: Sequence[Callable[[], LLMatcher | None]],
-        decode: Callable[[int], bytes],
         encode: Callable[[bytes], list[int]],
     ) -> None:
-        """grammars: what makes matchers of bytes, of JSON without whitespace, the narrowest first.
-        decode: the bytes of a token. encode: the tokens of a text."""
-        self._grammars, self._decode, self._encode = list(grammars), decode, encode
+        """grammars: what makes matchers, the narrowest first. encode: the tokens of a text."""
+        self._grammars, self._encode = list(grammars), encode
         self._matcher: LLMatcher | None = None
         self._tokens: list[int] = []
-        self._places = [_Place()]  # behind no token, one, two, ...
-        self._consumed: list[int] = []  # bytes by the matcher, for each token
+        self._consumed: list[int] = []  # by the matcher, for each token
         self._lost_at: int | None = None  # the first token that does not fit
 
     def forced(self, tokens: Sequence[int], settled: int) -> list[int]:
@@ -63,11 +60,14 @@ class JsonSketch:
                 self._restart(tokens)
         if self._lost_at is not None or self._matcher.is_stopped():
             return []
-        text = self._spaced(self._matcher.compute_ff_bytes())
-        return self._behind(tokens, text) if text else []
+        return self._guess(tokens, self._matcher.compute_ff_bytes())
+
+    def _guess(self, tokens: Sequence[int], text: bytes) -> list[int]:
+        """Behind `tokens`, where `text` is forced."""
+        return self._encode(text) if text else []
 
     def _restart(self, tokens: Sequence[int]) -> None:
-        self._tokens, self._consumed, self._places = [], [], [_Place()]
+        self._tokens, self._consumed = [], []
         self._lost_at = None
         for token in tokens:
             self._take(token)
@@ -77,19 +77,53 @@ class JsonSketch:
         undone = sum(self._consumed[length:])
         if undone and self._matcher is not None:
             self._matcher.rollback(undone)
-        del self._tokens[length:], self._consumed[length:], self._places[length + 1 :]
+        del self._tokens[length:], self._consumed[length:]
         if self._lost_at is not None and self._lost_at >= length:
             self._lost_at = None
 
     def _take(self, token: int) -> None:
-        place, written = _advanced(self._places[-1], self._decode(token))
+        self._note(token, [token])
+
+    def _note(self, token: int, written: list[int]) -> None:
+        """Takes in a token, which the matcher knows as `written`."""
         consumed = 0
         if self._matcher is not None and self._lost_at is None and written:
-            consumed = self._matcher.try_consume_tokens(list(written))
+            consumed = self._matcher.try_consume_tokens(written)
             if consumed < len(written):
                 self._lost_at = len(self._tokens)
         self._tokens.append(token)
         self._consumed.append(consumed)
+
+
+class JsonSketch(Sketch):
+    """Of JSON, by matchers of bytes that know no whitespace."""
+
+    def __init__(
+        self,
+        grammars: Sequence[Callable[[], LLMatcher | None]],
+        decode: Callable[[int], bytes],
+        encode: Callable[[bytes], list[int]],
+    ) -> None:
+        """decode: the bytes of a token."""
+        super().__init__(grammars, encode)
+        self._decode = decode
+        self._places = [_Place()]  # behind no token, one, two, ...
+
+    def rewind(self, length: int) -> None:
+        super().rewind(length)
+        del self._places[length + 1 :]
+
+    def _restart(self, tokens: Sequence[int]) -> None:
+        self._places = [_Place()]
+        super()._restart(tokens)
+
+    def _guess(self, tokens: Sequence[int], text: bytes) -> list[int]:
+        text = self._spaced(text)
+        return self._behind(tokens, text) if text else []
+
+    def _take(self, token: int) -> None:
+        place, written = _advanced(self._places[-1], self._decode(token))
+        self._note(token, list(written))
         self._places.append(place)
 
     def _spaced(self, text: bytes) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 from array import array
 from typing import Any
 
@@ -24,6 +25,7 @@ _LARGEST = 1 << 26  # bytes of a file
 _SPECIAL = 1 << 31  # in the length of a token
 # What both ways to the tables must tokenize alike.
 _SAMPLES = ('{"name": "A b", "c": [1, 2.5]}', '\n  "ä": {', ": ", "}")
+_FORCED_SPECIAL = re.compile(rb"\xff\[([0-9]+)\]")
 _built: dict[tuple[str, int, frozenset[int]], LLTokenizer] = {}  # the last model's
 
 
@@ -35,6 +37,15 @@ def token_tables(engine: Engine) -> LLTokenizer:
         _built.clear()
         _built[key] = tables
     return _built[key]
+
+
+def forced_tokens(tables: LLTokenizer, text: bytes) -> list[int]:
+    """The tokens of a text that a matcher forces, in which special tokens stand by number."""
+    parts = _FORCED_SPECIAL.split(text)
+    tokens: list[int] = []
+    for index, part in enumerate(parts):
+        tokens += [int(part)] if index % 2 else tables.tokenize_bytes(part) if part else []
+    return tokens
 
 
 class _Tokens:

@@ -39,13 +39,14 @@ def chat_job(
     markers = parser_for(engine, tools).markers
     asked = replace(options, sampling=sampling, markers=(*options.markers, *markers))
     context = [engine.encode_text(predicted)] if predicted else []
+    either = options.sampling.constraint is not None and chosen.mode in ("auto", "none")
     one_call = not parallel or chosen.mode == "named"
 
     def events(session: Session) -> Iterator[Event | None]:
         stable = None
         if session.target.history.needs_checkpoints:
             stable = engine.stable_prefix(messages, prompt, tools)
-        parser = parser_for(engine, tools, allowed=chosen.mode != "none")
+        parser = parser_for(engine, tools, allowed=chosen.mode != "none", either=either)
         generation = session.generate(prompt, asked, context, stable)
         yield from _events(generation, parser, one_call=one_call)
 

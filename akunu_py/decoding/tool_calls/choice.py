@@ -10,10 +10,10 @@ from dataclasses import replace
 from akunu_py.decoding.chat_format.conversation import abilities
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.tool_calls.families import HARMONY, family_of
-from akunu_py.decoding.tool_calls.grammar import Wanted, calls_grammar
+from akunu_py.decoding.tool_calls.grammar import Wanted, calls_constraint
 from akunu_py.decoding.tool_calls.shapes import shape_of
 from akunu_py.errors import UsageError
-from akunu_py.types import Constraint, SamplingOptions, Tool, ToolChoice
+from akunu_py.types import SamplingOptions, Tool, ToolChoice
 
 _BANNED = -1e9  # added to a logit
 
@@ -28,6 +28,8 @@ def constrained(
 ) -> SamplingOptions:
     """`sampling` with what the choice and strict tools ask for.
 
+    An answer that must match a format is either that or calls; calls alone where they must be made.
+
     Raises UsageError where that cannot be honoured: an unknown tool, a family whose calls cannot be
     held to a grammar, or a schema of a strict tool that cannot.
     """
@@ -35,22 +37,21 @@ def constrained(
     strict = any(tool.strict for tool in tools)
     if choice.mode == "none":
         return _without_calls(engine, sampling) if tools else sampling
-    if not (forced or strict):
+    if not (forced or strict or (sampling.constraint is not None and tools)):
         return sampling
     offered = [tool for tool in tools if choice.mode != "named" or tool.name == choice.name]
     if not offered:
         named = f"is no tool {choice.name!r}" if choice.mode == "named" else "are no tools"
         raise UsageError(f"tool_choice {choice.mode!r}: there {named} in this request")
-    if sampling.constraint is not None:
-        if not forced:
-            return sampling  # what the answer must match leaves no room for calls
-        raise UsageError(f"tool_choice {choice.mode!r}: the answer must match a format already")
+    format = None if forced else sampling.constraint
+    if format is not None and format.kind == "grammar":
+        raise UsageError("tools: an answer held to a grammar cannot call any; use tool_choice none")
     family = family_of(engine.tokenizer)
     shape = shape_of(family, abilities(engine.tokenizer).template)
     one = choice.mode == "named" or not parallel
-    text = calls_grammar(engine, shape, Wanted(offered, forced, one))
-    if text is not None:
-        return replace(sampling, constraint=Constraint("grammar", text))
+    constraint = calls_constraint(engine, shape, Wanted(offered, forced, one, format))
+    if constraint is not None:
+        return replace(sampling, constraint=constraint)
     if not forced:
         return sampling  # what it calls is not held to the schema
     raise UsageError(

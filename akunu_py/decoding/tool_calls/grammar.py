@@ -7,9 +7,17 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
-from akunu_py.decoding.constraint.schema.builder import FREE, Layout, keywords, marked
+from akunu_py.decoding.constraint.matcher import lark
+from akunu_py.decoding.constraint.schema.builder import (
+    COMPACT,
+    FREE,
+    ONE_LINE,
+    Layout,
+    keywords,
+    marked,
+)
 from akunu_py.decoding.constraint.schema.formula import Impossible, Refused
 from akunu_py.decoding.constraint.schema.grammar import grammar
 from akunu_py.decoding.constraint.schema.rules import Verbatim
@@ -19,29 +27,37 @@ from akunu_py.decoding.tool_calls import values
 from akunu_py.decoding.tool_calls.shapes import Shape
 from akunu_py.errors import UsageError
 from akunu_py.text import on_one_line
-from akunu_py.types import Tool
+from akunu_py.types import Constraint, Tool
 
 _ANY_OBJECT = {"type": "object"}
 _PLACES = re.compile(r"(NAME|ARGUMENTS|INDEX)")
 _TEXT = r"/(.|\n)*/"
 _TYPES = ("string", "number", "boolean", "null", "object", "array")
+_Guess = Literal["", "closed", "open"]
 _DEFINED = ("$defs", "definitions")
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """forced: nothing but calls; otherwise text, with calls in it. one: at most one call."""
+    """forced: nothing but calls; otherwise text, with calls in it. one: at most one call. format:
+    what a text must match; then there are either calls or that."""
 
     tools: Sequence[Tool]
     forced: bool
     one: bool
+    format: Constraint | None = None
 
 
-def calls_grammar(engine: Engine, shape: Shape, wanted: Wanted) -> str | None:
-    """None where there is none. Raises UsageError for the schema of a strict tool that cannot be
-    followed."""
+def calls_constraint(engine: Engine, shape: Shape, wanted: Wanted) -> Constraint | None:
+    """None where there is none. Raises UsageError for the schema of a strict tool, and a format,
+    that cannot be followed."""
     try:
-        return _Writer(engine, shape).written(wanted)
+        text = _Writer(engine, shape).written(wanted)
+        if text is None:
+            return None
+        known: tuple[_Guess, ...] = ("closed", "open")
+        guesses = [_Writer(engine, shape, guess).written(wanted) for guess in known]
+        return Constraint("grammar", text, guesses=tuple(each for each in guesses if each))
     except _Unbounded:
         return None
 
@@ -51,8 +67,11 @@ class _Unbounded(Exception):
 
 
 class _Writer:
-    def __init__(self, engine: Engine, shape: Shape) -> None:
+    def __init__(self, engine: Engine, shape: Shape, guess: _Guess = "") -> None:
+        """guess: how arguments probably are: on one line and, "closed", of the properties that the
+        schema names, in its order."""
         self._tokenizer, self._shape = engine.tokenizer, shape
+        self._guess: _Guess = guess
         self._special = token_tables(engine).is_special_token
         self._lines: list[str] = []
         self._count = 0
@@ -62,10 +81,21 @@ class _Writer:
         """How the arguments are written."""
         if shape.notation == "marked":
             quote = self._marker(shape.quote)
-            return marked(quote, quote)
-        return keywords() if shape.notation == "python" else FREE
+            return self._guessed(marked(quote, quote))
+        python = shape.notation == "python"
+        return self._guessed(keywords(spaced=bool(self._guess)) if python else FREE)
+
+    def _guessed(self, layout: Layout) -> Layout:
+        if self._guess and layout is FREE:
+            layout = ONE_LINE
+        if self._guess != "closed":
+            return layout
+        outermost = layout.outermost and replace(layout.outermost, ordered=True, closed=True)
+        return replace(layout, ordered=True, closed=True, outermost=outermost)
 
     def written(self, wanted: Wanted) -> str | None:
+        if wanted.format is not None:
+            return self._either(replace(wanted, forced=True, format=None), wanted.format)
         shape, opened, one = self._shape, "", wanted.one
         if not wanted.forced and not shape.opener:
             return None
@@ -92,6 +122,25 @@ class _Writer:
         else:
             start = calls
         return "\n".join([f"start: {start}", f"text: {_TEXT}", *self._lines]) + "\n"
+
+    def _either(self, wanted: Wanted, format: Constraint) -> str:
+        """Calls, or what matches the format."""
+        layout = COMPACT if format.compact else self._guessed(FREE)
+        bare = not (self._shape.opener or self._shape.text_first)
+        if bare and format.kind in ("json_schema", "json"):
+            # Both are JSON, so that only a grammar of one kind of JSON can tell them apart.
+            return lark(_or_call(format, wanted.tools), layout)
+        rules, text, shape = lark(format, layout, "format"), "formatstart", self._shape
+        if shape.around:
+            begin, end, last = map(self._text, shape.around)
+            text = f"({begin})? {text} ({end} ({last})?)?"
+        elif shape.text_first:
+            before, behind = map(self._text, shape.text_first)
+            text = f"{text} | ({before} text {behind})? {self._text(shape.text_head)} {text}"
+        written = self.written(wanted)
+        assert written is not None
+        start, _, others = written.partition("\n")
+        return f"{start} | {text}\n{others}{rules}"
 
     def _around(self, wanted: Wanted) -> tuple[str, str]:
         """The text of an answer in its markup, before the calls, and what may be behind them; empty
@@ -213,9 +262,8 @@ class _Writer:
         typed = {"type": list(types)} if types else {}
         whole = {"allOf": [schema, typed], **defined}
         if types != ("string",):
-            return (
-                f"{self._rule(whole, tool, typed or True, FREE)} {self._text(tags.line + tags.end)}"
-            )
+            rule = self._rule(whole, tool, typed or True, self._guessed(FREE))
+            return f"{rule} {self._text(tags.line + tags.end)}"
         return self._rule(whole, tool, typed, marked("", self._marker(tags.end), tags.line))
 
     def _marker(self, text: str) -> str | Verbatim:
@@ -243,6 +291,26 @@ class _Writer:
     def _new(self) -> str:
         self._count += 1
         return f"x{self._count}"
+
+
+def _or_call(format: Constraint, tools: Sequence[Tool]) -> Constraint:
+    """What matches the format, or is a call as Llama writes it."""
+    schemas: list[Any] = [json.loads(format.text) if format.kind == "json_schema" else True]
+    schemas += [{**_ANY_OBJECT, **tool.parameters} for tool in tools]
+    apart = [  # their references are their own
+        {"$id": f"http://{index}.invalid/", **each} if isinstance(each, dict) else each
+        for index, each in enumerate(schemas)
+    ]
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": tool.name}, "parameters": schema},
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        for tool, schema in zip(tools, apart[1:], strict=True)
+    ]
+    return Constraint("json_schema", json.dumps({"anyOf": [apart[0], *calls]}))
 
 
 def _refused(tool: Tool, error: Refused) -> UsageError:

@@ -32,12 +32,14 @@ REFUSED = "[refused tool call] "
 _LEFT = SPACE + "]},;"  # what may be left behind the arguments of a call
 
 
-def parser_for(engine: Engine, tools: Sequence[Tool], *, allowed: bool = True) -> ToolCallParser:
+def parser_for(
+    engine: Engine, tools: Sequence[Tool], *, allowed: bool = True, either: bool = False
+) -> ToolCallParser:
     """For an answer of this model; without tools all of it is text. The answer must be generated
     with the parser's `markers`. allowed: whether there may be calls; one is text behind REFUSED
-    otherwise."""
+    otherwise. either: whether it has calls or text, so that no text holds any."""
     family = family_of(engine.tokenizer) if tools else None
-    return ToolCallParser(family, tools, allowed=allowed)
+    return ToolCallParser(family, tools, allowed=allowed, either=either)
 
 
 class ToolCallParser:
@@ -50,10 +52,11 @@ class ToolCallParser:
         new_id: Callable[[], str] | None = None,
         *,
         allowed: bool = True,
+        either: bool = False,
     ) -> None:
         """family: in whose format calls are; None where there are none. new_id: makes the ids of
         calls."""
-        self._family = family
+        self._family, self._either = family, either
         self._reader = Reader()
         self._events: list[Event] = []
         self._blank = ""  # whitespace that is text only if text follows
@@ -124,7 +127,8 @@ class ToolCallParser:
     def _text_before_call(self, family: Family) -> Reading[str | None]:
         """Says the text before the next opener and returns that; None at the end of the answer,
         "" for a call that needs none."""
-        reader, openers = self._reader, (*family.openers, *family.dropped)
+        reader = self._reader
+        openers: tuple[str, ...] = (*family.openers, *family.dropped)
         while True:
             if family.bare and not self._said:
                 yield from self._skip_blank()
@@ -133,6 +137,9 @@ class ToolCallParser:
                     return ""
             rest = reader.rest
             at, opener = first_of(rest, openers)
+            if self._either and (self._said or rest[:at].strip()):
+                openers = family.dropped
+                at, opener = first_of(rest, openers)
             if not opener:
                 at = len(rest) if reader.closed else len(rest) - longest_beginning(rest, openers)
             self._say(reader.take(at))

@@ -29,8 +29,9 @@ class Shape:
     """before, behind: all calls; between: two of them. call: a call, in which NAME stands for the
     function, ARGUMENTS for a JSON object, or for parameters, and INDEX for a number. tags: of the
     parameters; None where the arguments are JSON. opener: what no text holds that is no call.
-    text_first: what may be written before a call that must be made. around: what may begin and end
-    a text before all calls, and what may end the answer. notation: how ARGUMENTS are written:
+    text_first: what may be written before a call that must be made. text_head: what begins a text
+    behind that. around: what may begin and end a text before all calls, and what may end the
+    answer. notation: how ARGUMENTS are written:
     "marked" as Gemma does, with `quote` around strings, "python" as arguments in brackets.
     """
 
@@ -41,6 +42,7 @@ class Shape:
     tags: Tags | None = None
     opener: str = ""
     text_first: tuple[str, str] | None = None
+    text_head: str = ""
     around: tuple[str, str, str] | None = None
     notation: Literal["json", "marked", "python"] = "json"
     quote: str = ""
@@ -83,7 +85,13 @@ def shape_of(family: Family, template: str) -> Shape:
     if name == "harmony":
         call = "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>ARGUMENTS"
         thought = "<|channel|>analysis<|message|>", "<|end|><|start|>assistant"
-        return Shape("", call, "<|call|><|start|>assistant", text_first=thought)
+        return Shape(
+            "",
+            call,
+            "<|call|><|start|>assistant",
+            text_first=thought,
+            text_head="<|channel|>final<|message|>",
+        )
     if isinstance(family.body, Gemma):
         call, quote = f"{opener}call:NAMEARGUMENTS{closer}", family.body.quote
         return Shape("", call, "", opener=opener, notation="marked", quote=quote)

@@ -12,7 +12,6 @@ from akunu_py.serve.messages.conversation import choice_of, constraint_of, messa
 from akunu_py.serve.messages.reply import MessageEncoder, error_body, whole_message
 from akunu_py.serve.sampling import SamplingBody, generate_options
 from akunu_py.serve.service import Service
-from akunu_py.serve.turns import check_format
 
 
 def prepare_message(body: MessagesBody, service: Service) -> Prepared:
@@ -28,7 +27,6 @@ def prepare_message(body: MessagesBody, service: Service) -> Prepared:
     options = generate_options(sampling, service, body.max_tokens, constraint_of(body))
     tools = tools_of(body)
     choice, parallel = choice_of(body, tools)
-    check_format(options.sampling.constraint, tools, choice)
     job = chat_job(service.engine, messages_of(body), options, tools, choice, parallel=parallel)
     shown = shows_thinking(body.thinking)
     return Prepared(

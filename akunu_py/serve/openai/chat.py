@@ -21,7 +21,6 @@ from akunu_py.serve.sampling import (
     schema_constraint,
 )
 from akunu_py.serve.service import Service
-from akunu_py.serve.turns import check_format
 from akunu_py.types import Constraint
 
 
@@ -93,7 +92,6 @@ def prepare_chat(body: ChatBody, service: Service) -> Prepared:
     options = generate_options(body, service, limit, constraint, logprobs)
     tools = tools_of(body.tools or ())
     choice = choice_of(body.tool_choice, tools)
-    check_format(options.sampling.constraint, tools, choice)
     predicted = body.prediction.text if body.prediction else ""
     parallel = body.parallel_tool_calls is not False
     jobs = [

@@ -18,7 +18,6 @@ from akunu_py.serve.responses.reply import Reply, ResponseEncoder, whole_respons
 from akunu_py.serve.responses.tools import dictated_job, offered_tools
 from akunu_py.serve.sampling import SamplingBody, generate_options, schema_constraint
 from akunu_py.serve.service import Service
-from akunu_py.serve.turns import check_format
 from akunu_py.types import Constraint
 
 _SEALED = "reasoning.encrypted_content"
@@ -38,7 +37,6 @@ def prepare_response(body: ResponsesBody, service: Service) -> Prepared:
     sampling = SamplingBody(temperature=body.temperature, top_p=body.top_p, seed=body.seed)
     limit = body.max_output_tokens or service.most_tokens
     dictated, constraint = tools.dictated, _constraint(body)
-    check_format(constraint, tools.tools, tools.choice)
     grammar = dictated.grammar if dictated else constraint
     options = generate_options(sampling, service, limit, grammar)
     engine, messages = service.engine, messages_of(body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import threading
@@ -436,6 +437,25 @@ def test_the_distribution_is_the_models_own_under_the_mask(small_engine: Engine)
 @pytest.mark.parametrize("rule", [masked_after_acceptance, forced_injected])
 def test_a_planted_bug_is_found(small_engine: Engine, rule: Rule) -> None:
     assert min(p_values(small_engine, rule)) < 1e-6
+
+
+def test_a_draft_that_was_given_up_leaves_no_trace(engine: Engine) -> None:
+    """What may follow another name is what follows that, not what did in the draft."""
+    names = {"count": {"type": "integer"}, "title": {"type": "string"}, "done": {"type": "null"}}
+    schema = {"type": "object", "properties": names, "additionalProperties": False}
+    constraint = Constraint("json_schema", json.dumps(schema))
+    encode = token_tables(engine).tokenize_str
+    for drafted, written in itertools.permutations(names, 2):
+        found = []
+        for drafts in ([encode(f'"{drafted}":')], []):
+            matcher = ConstraintMatcher(engine, constraint, [])
+            matcher.consume(encode("{"))
+            for draft in drafts:
+                matcher.masked(mx.zeros((1 + len(draft), engine.vocabulary)), draft)
+            matcher.consume(encode(f'"{written}'))
+            end = encode('":')
+            found.append(matcher.masked(mx.zeros((1 + len(end), engine.vocabulary)), end))
+        assert mx.array_equal(*found), (drafted, written)
 
 
 def test_a_generation_without_a_constraint_has_no_mask(engine: Engine) -> None:

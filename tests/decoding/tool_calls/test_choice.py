@@ -14,11 +14,11 @@ from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Text
 from akunu_py.decoding.tool_calls import choice, grammar
 from akunu_py.decoding.tool_calls.choice import constrained
 from akunu_py.decoding.tool_calls.families import FAMILIES
-from akunu_py.decoding.tool_calls.grammar import Wanted, calls_grammar
+from akunu_py.decoding.tool_calls.grammar import Wanted, calls_constraint
 from akunu_py.decoding.tool_calls.parser import ToolCallParser
 from akunu_py.decoding.tool_calls.shapes import Shape, shape_of
 from akunu_py.errors import UsageError
-from akunu_py.types import SamplingOptions, Tool, ToolChoice
+from akunu_py.types import Constraint, SamplingOptions, Tool, ToolChoice
 
 SCHEMA = {
     "type": "object",
@@ -118,10 +118,10 @@ def test_nothing_but_calls_that_fit(name: str, template: str, plain: Any) -> Non
     shape = shape_of(FAMILIES[name], template)
     ended = 0
     for one in (True, False):
-        written = calls_grammar(plain, shape, Wanted(TOOLS, True, one))
+        written = calls_constraint(plain, shape, Wanted(TOOLS, True, one))
         assert written is not None
         for seed in range(2):
-            text = walk(written, shape, seed)
+            text = walk(written.text, shape, seed)
             if text is None:
                 continue
             ended += 1
@@ -137,14 +137,14 @@ def test_nothing_but_calls_that_fit(name: str, template: str, plain: Any) -> Non
 @pytest.mark.parametrize(("name", "template"), [case for case in CASES if case[0] != "llama3"])
 def test_text_with_calls_that_fit(name: str, template: str, plain: Any) -> None:
     shape = shape_of(FAMILIES[name], template)
-    written = calls_grammar(plain, shape, Wanted(TOOLS, False, False))
+    written = calls_constraint(plain, shape, Wanted(TOOLS, False, False))
     if not shape.opener or shape.around:  # the latter's need special tokens
         assert written is None
         return
     assert written is not None
     ended = 0
     for seed in range(2):
-        text = walk(written, shape, seed, f"I < look.\n{shape.opener}")
+        text = walk(written.text, shape, seed, f"I < look.\n{shape.opener}")
         if text is not None:
             ended += 1
             calls, said = calls_in(name, text)
@@ -153,11 +153,11 @@ def test_text_with_calls_that_fit(name: str, template: str, plain: Any) -> None:
             assert "tool call]" not in said
             assert all(fits(*call) for call in calls), calls
     assert ended
-    free = matcher(written)
+    free = matcher(written.text)
     assert free.try_consume_tokens(list(b"Just <b>text</b> {}.")) == 20
     assert free.is_accepting()
     wrong = list(f"{shape.opener}\nnothing of the kind".encode())
-    assert matcher(written).try_consume_tokens(wrong) < len(wrong)
+    assert matcher(written.text).try_consume_tokens(wrong) < len(wrong)
 
 
 def test_what_cannot_be_honoured_is_refused(plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,6 +175,15 @@ def test_what_cannot_be_honoured_is_refused(plain: Any, monkeypatch: pytest.Monk
         ask("auto", [Tool("any", "", unnamed, strict=True)], family="pythonic")
     assert ask("auto", [loose]) is sampling
     assert ask("required", [loose]).constraint is not None
+    format = Constraint("json_schema", "{}")
+    sampling = SamplingOptions(constraint=format)
+    assert "formatstart" not in ask("required", TOOLS).constraint.text
+    assert ask("none", TOOLS).constraint is format
+    assert "formatstart" in ask("auto", [loose]).constraint.text
+    sampling = SamplingOptions(constraint=Constraint("grammar", "start: A"))
+    with pytest.raises(UsageError, match="held to a grammar"):
+        ask("auto", TOOLS)
+    sampling = SamplingOptions()
     for args, reason in (
         (("named", TOOLS, "elsewhere"), "no tool 'elsewhere'"),
         (("required", []), "no tools"),

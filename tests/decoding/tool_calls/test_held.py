@@ -17,10 +17,10 @@ from akunu_py.decoding.constraint.schema.terminals import limits
 from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Text
 from akunu_py.decoding.tool_calls import grammar
 from akunu_py.decoding.tool_calls.families import FAMILIES
-from akunu_py.decoding.tool_calls.grammar import Wanted, calls_grammar
+from akunu_py.decoding.tool_calls.grammar import Wanted, calls_constraint
 from akunu_py.decoding.tool_calls.parser import ToolCallParser
 from akunu_py.decoding.tool_calls.shapes import shape_of
-from akunu_py.types import Tool
+from akunu_py.types import Constraint, Tool
 from tests.support.json_schema import is_valid
 from tests.support.tool_call_formats import FORMATS
 
@@ -29,6 +29,11 @@ OTHERWISE = {"hermes array", "llama3 tag", "mistral once", "mistral array", "unk
 WRITTEN = [name for name in FORMATS if name not in OTHERWISE]
 STRINGS = st.text(st.characters(exclude_categories=["C", "Z"]) | st.sampled_from(" \n"), max_size=5)
 STRINGS |= st.sampled_from(["", "5", "true", "None", "a, b", '{"a": 1}', "[x]", "#<b>&amp;", "æ\n"])
+FORMAT = {
+    "type": "object",
+    "properties": {"count": {"type": "integer"}, "text": {"type": "string"}},
+    "required": ["count", "text"],
+}
 NAMES = st.sampled_from(["a", "Key", "größe", "b_2", "c-d"])
 
 
@@ -163,18 +168,25 @@ def test_what_templates_write_is_allowed_if_it_fits(
     """Token by token, and it is read as what was written; other arguments are refused."""
     family, write, ends = FORMATS[name]
     engine, tokens = tables(family, special)
+    format = Constraint("json_schema", json.dumps(FORMAT))
     tools = [Tool(each, "", data.draw(PARAMETERS), strict=True) for each in ("find", "now")]
     shape = shape_of(FAMILIES[family], SIGNS.get(name, ""))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grammar, "token_tables", lambda engine: tokens)
-        texts: Any = [calls_grammar(engine, shape, Wanted(tools, True, False))]  # type: ignore[arg-type]
-        assert texts[0] is not None
+        found = [
+            calls_constraint(engine, shape, wanted)  # type: ignore[arg-type]
+            for wanted in (Wanted(tools, True, False), Wanted(tools, False, False, format))
+        ]
+    made, either = found
+    assert made is not None
+    assert either is not None
 
-    def allowed(text: str) -> bool:
-        made = LLMatcher(tokens, LLMatcher.grammar_from_lark(texts[0]), limits=limits())
-        assert not made.is_error(), made.get_error()
+    def allowed(text: str, written: str = made.text) -> bool:
+        grammar = LLMatcher.grammar_from_lark(written)
+        matcher = LLMatcher(tokens, grammar, limits=limits())
+        assert not matcher.is_error(), matcher.get_error()
         given = engine.encode(text.removeprefix("<|start|>assistant"))
-        return made.try_consume_tokens(given) == len(given) and made.is_accepting()
+        return matcher.try_consume_tokens(given) == len(given) and matcher.is_accepting()
 
     one = 1 if family == "harmony" else 3
     calls = [
@@ -189,12 +201,24 @@ def test_what_templates_write_is_allowed_if_it_fits(
         ]
     text = write(calls)
     assert allowed(text), text
+    assert allowed(text, made.guesses[1])
+    assert allowed(text, either.text)
     assert read(family, tools, text) == calls
     other = data.draw(PARAMETERS.flatmap(fitting).filter(lambda each: held(each, ends)))
     altered = write([("find", other)])
-    found = read(family, tools, altered)
     if allowed(altered):
-        assert found is not None
-        assert all(is_valid(tools[0].parameters, each) for _, each in found), altered
+        known = read(family, tools, altered)
+        assert known is not None
+        assert all(is_valid(tools[0].parameters, each) for _, each in known), altered
     unknown = write([("elsewhere", calls[0][1])])
     assert not allowed(unknown)
+    opener = next(iter(FAMILIES[family].openers))
+    for count, fits in ((1, True), (0.5, False)):
+        answer = json.dumps({"count": count, "text": "" if special else opener})
+        assert allowed(answer, either.text) is fits
+        assert allowed(answer, either.guesses[0]) is fits
+        assert not allowed(answer)
+        parser = ToolCallParser(FAMILIES[family], tools, either=True)
+        events = [*parser.add(answer[:30]), *parser.add(answer[30:]), *parser.finish()]
+        assert all(isinstance(event, Text) for event in events)
+        assert "".join(event.text for event in events if isinstance(event, Text)) == answer

@@ -59,9 +59,10 @@ def marked(begin: str | Verbatim, end: str | Verbatim, line: str = "") -> Layout
     return _layout("", ordered=False, notation=Marked(begin, end, line))
 
 
-def keywords() -> Layout:
-    """The arguments of a call in Python, in brackets."""
-    space = r"\x{20}?"
+def keywords(*, spaced: bool = False) -> Layout:
+    """The arguments of a call in Python, in brackets. spaced: there is a space behind all commas
+    and colons, where otherwise there may be."""
+    space = r"\x{20}" if spaced else r"\x{20}?"
     inside = replace(_layout("", ordered=False, notation=Python()), comma=Expr(f",{space}"))
     inside = replace(inside, colon=Expr(f":{space}"))
     outside = replace(

@@ -39,6 +39,7 @@ _PYTHON_ESCAPE = (
     r"|U00(?:0[0-9a-fA-F]|10)[0-9a-fA-F]{4}|u(?:[0-9a-cA-Ce-fE-F][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}))"
 )
 _IN_SINGLE = Expr(r"(?:[^\x{27}\x{5c}\x{0}-\x{1f}]|[\n\t])*", nullable=True)
+_NO_QUOTES = Expr(r"(?:[^\x{22}\x{27}\x{5c}]|\x{5c}[^\x{22}])*", nullable=True)
 _PYTHON_STRING = Expr(
     "(?:"
     + "|".join(
@@ -132,7 +133,8 @@ class Python:
         if content is None:
             return (_PYTHON_STRING,)
         mark = raw_text("'")
-        found = either((quoted(content), concat(mark, both(unescaped(content), _IN_SINGLE), mark)))
+        single = [both(content, _NO_QUOTES), both(unescaped(content), _IN_SINGLE)]
+        found = either([quoted(content), *(concat(mark, each, mark) for each in single)])
         assert found is not None
         return (replace(found, inhabited=content.inhabited),)
 
