@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -182,11 +182,17 @@ class Engine:
         """Tokens of a part of a text."""
         return [int(token) for token in self.tokenizer.encode(text, add_special_tokens=False)]
 
-    def encode_chat(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        variables: Mapping[str, Any] = {},
+    ) -> list[int]:
         """Tokens of a conversation in the model's chat template, up to where its answer starts, or
         continues, where the last message is the beginning of an answer.
 
-        tools: what the model may call; see `conversation`.
+        tools: what the model may call; see `conversation`. variables: of the template; see
+        `effort`.
 
         Raises UsageError where there is no template, UnsupportedModel where it fails.
         """
@@ -197,12 +203,16 @@ class Engine:
             )
         begun = messages[-1].content if _is_begun(messages[-1]) else ""
         told = messages[:-1] if begun else messages
-        text = conversation.render(self.tokenizer, told, tools, self.name)
+        text = conversation.render(self.tokenizer, told, tools, self.name, variables)
         tokens = self.tokenizer.encode(text, add_special_tokens=False)
         return [int(token) for token in [*tokens, *self._encode_begun(tokens, begun)]]
 
     def stable_prefix(
-        self, messages: Sequence[Message], prompt: Sequence[int], tools: Sequence[Tool] = ()
+        self,
+        messages: Sequence[Message],
+        prompt: Sequence[int],
+        tools: Sequence[Tool] = (),
+        variables: Mapping[str, Any] = {},
     ) -> int:
         """How many tokens of `prompt`, which `encode_chat` made of `messages`, the next turn's will
         begin with: found by rendering one, because templates drop or rewrite what they please.
@@ -218,7 +228,7 @@ class Engine:
         if _is_begun(messages[-1]):  # which is continued
             del next_turn[-2]
         try:
-            return common_prefix(self.encode_chat(next_turn, tools), prompt)
+            return common_prefix(self.encode_chat(next_turn, tools, variables), prompt)
         except UnsupportedModel:  # it takes no such conversation
             return 0
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
+from akunu_py.decoding.chat_format.effort import Effort, thinking_variables
+from akunu_py.serve.errors import RequestError
+from akunu_py.serve.service import Service
 from akunu_py.types import Message
 
 BETWEEN = "\n\n"  # two parts of a text that a template knows one of
@@ -27,3 +31,14 @@ def joined(messages: Iterable[Message]) -> list[Message]:
             tool_calls=last.tool_calls + message.tool_calls,
         )
     return turns
+
+
+def effort_variables(service: Service, effort: Effort | None, param: str) -> dict[str, Any]:
+    """The chat template's variables for how much to think. Raises RequestError where the model
+    cannot be told that."""
+    variables = thinking_variables(service.engine.tokenizer).of(effort)
+    if variables is None:
+        raise RequestError(
+            f"{param}: {service.name} cannot be told {effort!r}; leave it out", param=param
+        )
+    return variables

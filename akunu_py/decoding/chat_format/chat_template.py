@@ -37,24 +37,31 @@ def render(
     turns: Sequence[Mapping[str, Any]],
     model: str,
     tools: Sequence[Mapping[str, Any]] = (),
+    variables: Mapping[str, Any] = {},
 ) -> str:
     """The text that the model reads for a conversation, up to where its answer starts.
 
-    turns, tools: in the shape that templates expect, which is that of OpenAI's API.
+    turns, tools: in the shape that templates expect, which is that of OpenAI's API. variables: what
+    the template is told besides.
 
     Raises UnsupportedModel where its template fails, takes too long or writes too much.
     """
     try:
         if tokenizer.has_own_renderer:  # code of mlx-lm or transformers, no template
             text = tokenizer.apply_chat_template(
-                list(turns), tools=list(tools) or None, add_generation_prompt=True, tokenize=False
+                list(turns),
+                tools=list(tools) or None,
+                add_generation_prompt=True,
+                tokenize=False,
+                **variables,
             )
         else:
             text = _process.render(
                 tokenizer.get_chat_template(tools=list(tools) or None),
                 tokenizer.special_tokens_map
                 | {"enable_thinking": tokenizer.has_thinking, "add_generation_prompt": True}
-                | {"messages": list(turns), "tools": list(tools) or None, "documents": None},
+                | {"messages": list(turns), "tools": list(tools) or None, "documents": None}
+                | dict(variables),
                 LONGEST + 2 * (_length(turns) + _length(tools)),
             )
         text.encode()  # a lone surrogate would only show in the tokenizer

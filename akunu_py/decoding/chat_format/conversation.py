@@ -80,24 +80,31 @@ def abilities(tokenizer: Any) -> Abilities:
     return _known[tokenizer]
 
 
-def render(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Tool], model: str) -> str:
-    """The text that the model reads, up to where its answer starts. Raises UnsupportedModel."""
+def render(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    tools: Sequence[Tool],
+    model: str,
+    variables: Mapping[str, Any] = {},
+) -> str:
+    """The text that the model reads, up to where its answer starts. variables: see `effort`. Raises
+    UnsupportedModel."""
     plain = not tools and not any(
         message.tool_calls or message.role == "tool" or message.thinking for message in messages
     )
     if plain:
         turns = [{"role": message.role, "content": message.content} for message in messages]
-        return chat_template.render(tokenizer, turns, model)
+        return chat_template.render(tokenizer, turns, model, variables=variables)
     known = abilities(tokenizer)
     if not known.tools:
         messages, tools = _as_text(messages, tools, known), ()
     try:
-        return _render(tokenizer, messages, tools, model, known)
+        return _render(tokenizer, messages, tools, model, known, variables)
     except UnsupportedModel:
         alone = _one_call_each(messages)
         if alone == list(messages):
             raise
-        return _render(tokenizer, alone, tools, model, known)
+        return _render(tokenizer, alone, tools, model, known, variables)
 
 
 def _render(
@@ -106,9 +113,10 @@ def _render(
     tools: Sequence[Tool],
     model: str,
     known: Abilities,
+    variables: Mapping[str, Any] = {},
 ) -> str:
-    turns = _turns(messages, known)
-    return chat_template.render(tokenizer, turns, model, [definition(tool) for tool in tools])
+    turns, told = _turns(messages, known), [definition(tool) for tool in tools]
+    return chat_template.render(tokenizer, turns, model, told, variables)
 
 
 def definition(tool: Tool) -> dict[str, Any]:

@@ -4,8 +4,9 @@ calls of tools, and what continues a text."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.events import Begun, CallEnded, Ended, Event, Logprobs, Reading, Thinking
@@ -25,16 +26,17 @@ def chat_job(
     *,
     parallel: bool = True,
     predicted: str = "",
+    variables: Mapping[str, Any] = {},
 ) -> Job:
     """The answer to a conversation.
 
     choice: whether tools are called, "auto" by default. parallel: whether there may be more than
     one call; otherwise the answer ends with the first. predicted: a text that the answer may
-    repeat, to draft from. Raises UsageError, UnsupportedModel for what
-    cannot be honoured, at once.
+    repeat, to draft from. variables: of the chat template. Raises UsageError, UnsupportedModel for
+    what cannot be honoured, at once.
     """
     chosen = choice or ToolChoice()
-    prompt = engine.encode_chat(messages, tools)
+    prompt = engine.encode_chat(messages, tools, variables)
     sampling = constrained(engine, options.sampling, tools, chosen, parallel=parallel)
     markers = parser_for(engine, tools).markers
     asked = replace(options, sampling=sampling, markers=(*options.markers, *markers))
@@ -45,7 +47,7 @@ def chat_job(
     def events(session: Session) -> Iterator[Event | None]:
         stable = None
         if session.target.history.needs_checkpoints:
-            stable = engine.stable_prefix(messages, prompt, tools)
+            stable = engine.stable_prefix(messages, prompt, tools, variables)
         parser = parser_for(engine, tools, allowed=chosen.mode != "none", either=either)
         generation = session.generate(prompt, asked, context, stable)
         yield from _events(generation, parser, one_call=one_call)

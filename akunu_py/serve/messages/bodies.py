@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from akunu_py.decoding.chat_format.effort import Effort
 from akunu_py.serve.bodies import Body, Ignored
 
 
@@ -125,7 +126,7 @@ class JsonFormat(Body):
 
 
 class OutputConfig(Body):
-    effort: Ignored = None
+    effort: Effort | None = None
     format: JsonFormat | None = None
 
 

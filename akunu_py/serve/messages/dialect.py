@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from akunu_py.decoding.chat_format.effort import thinking_variables
 from akunu_py.decoding.scheduling.jobs import chat_job
 from akunu_py.serve.dialect import Dialect, Endpoint, Prepared
-from akunu_py.serve.messages.bodies import CountBody, MessagesBody, ThinkingBody
+from akunu_py.serve.messages.bodies import CountBody, MessagesBody, PromptBody, ThinkingBody
 from akunu_py.serve.messages.conversation import choice_of, constraint_of, messages_of, tools_of
 from akunu_py.serve.messages.reply import MessageEncoder, error_body, whole_message
 from akunu_py.serve.sampling import SamplingBody, generate_options
@@ -27,7 +28,15 @@ def prepare_message(body: MessagesBody, service: Service) -> Prepared:
     options = generate_options(sampling, service, body.max_tokens, constraint_of(body))
     tools = tools_of(body)
     choice, parallel = choice_of(body, tools)
-    job = chat_job(service.engine, messages_of(body), options, tools, choice, parallel=parallel)
+    job = chat_job(
+        service.engine,
+        messages_of(body),
+        options,
+        tools,
+        choice,
+        parallel=parallel,
+        variables=variables_of(body, service),
+    )
     shown = shows_thinking(body.thinking)
     return Prepared(
         [job],
@@ -39,7 +48,21 @@ def prepare_message(body: MessagesBody, service: Service) -> Prepared:
 def count_tokens(body: CountBody, service: Service) -> Mapping[str, Any]:
     """How many tokens the model would read. Raises RequestError."""
     service.check_model(body.model)
-    return {"input_tokens": len(service.engine.encode_chat(messages_of(body), tools_of(body)))}
+    variables = variables_of(body, service)
+    prompt = service.engine.encode_chat(messages_of(body), tools_of(body), variables)
+    return {"input_tokens": len(prompt)}
+
+
+def variables_of(body: PromptBody, service: Service) -> dict[str, Any]:
+    """The chat template's variables for how much to think, as far as it has any: Anthropic's
+    clients ask for thinking whatever the model. One that cannot but think is not shown thinking,
+    where none is asked for."""
+    asked = body.thinking.type if body.thinking else None
+    known = thinking_variables(service.engine.tokenizer)
+    if asked == "disabled":
+        return known.off() or {}
+    effort = body.output_config.effort if body.output_config else None
+    return (known.on(effort) or {}) if asked or effort else {}
 
 
 def shows_thinking(asked: ThinkingBody | None) -> bool:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from akunu_py.decoding.chat_format.effort import Effort
 from akunu_py.decoding.scheduling.jobs import chat_job
 from akunu_py.serve.bodies import Body, Ignored
 from akunu_py.serve.dialect import Prepared
@@ -21,6 +22,7 @@ from akunu_py.serve.sampling import (
     schema_constraint,
 )
 from akunu_py.serve.service import Service
+from akunu_py.serve.turns import effort_variables
 from akunu_py.types import Constraint
 
 
@@ -74,9 +76,8 @@ class ChatBody(SamplingBody):
     prediction: Prediction | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    # Hints at how long to think and to write, which a model may have no notion of.
-    reasoning_effort: Ignored = None
-    verbosity: Ignored = None
+    reasoning_effort: Effort | None = None
+    verbosity: Ignored = None  # a hint at how long to write, of which models have no notion
     modalities: list[Literal["text"]] | None = None
 
 
@@ -93,10 +94,17 @@ def prepare_chat(body: ChatBody, service: Service) -> Prepared:
     tools = tools_of(body.tools or ())
     choice = choice_of(body.tool_choice, tools)
     predicted = body.prediction.text if body.prediction else ""
-    parallel = body.parallel_tool_calls is not False
+    variables = effort_variables(service, body.reasoning_effort, "reasoning_effort")
     jobs = [
         chat_job(
-            service.engine, messages, each, tools, choice, parallel=parallel, predicted=predicted
+            service.engine,
+            messages,
+            each,
+            tools,
+            choice,
+            parallel=body.parallel_tool_calls is not False,
+            predicted=predicted,
+            variables=variables,
         )
         for each in choices(options, body.n or 1)
     ]

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
+from akunu_py.decoding.chat_format.effort import Effort
 from akunu_py.serve.bodies import Body, Ignored
 
 
@@ -194,9 +195,7 @@ class TextBody(Body):
 
 
 class ReasoningBody(Body):
-    """A model here thinks as it was trained to."""
-
-    effort: str | None = None
+    effort: Effort | None = None
     summary: Ignored = None
     generate_summary: Ignored = None
     context: Ignored = None

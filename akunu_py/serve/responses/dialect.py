@@ -18,6 +18,7 @@ from akunu_py.serve.responses.reply import Reply, ResponseEncoder, whole_respons
 from akunu_py.serve.responses.tools import dictated_job, offered_tools
 from akunu_py.serve.sampling import SamplingBody, generate_options, schema_constraint
 from akunu_py.serve.service import Service
+from akunu_py.serve.turns import effort_variables
 from akunu_py.types import Constraint
 
 _SEALED = "reasoning.encrypted_content"
@@ -40,12 +41,22 @@ def prepare_response(body: ResponsesBody, service: Service) -> Prepared:
     grammar = dictated.grammar if dictated else constraint
     options = generate_options(sampling, service, limit, grammar)
     engine, messages = service.engine, messages_of(body)
+    effort = body.reasoning.effort if body.reasoning else None
+    variables = effort_variables(service, effort, "reasoning.effort")
     if dictated is not None:
-        prompt = engine.encode_chat(messages, tools.tools)
+        prompt = engine.encode_chat(messages, tools.tools, variables)
         job = dictated_job(text_job(prompt, options), dictated)
     else:
         parallel = body.parallel_tool_calls is not False
-        job = chat_job(engine, messages, options, tools.tools, tools.choice, parallel=parallel)
+        job = chat_job(
+            engine,
+            messages,
+            options,
+            tools.tools,
+            tools.choice,
+            parallel=parallel,
+            variables=variables,
+        )
     reply = Reply(
         _repeated(body, service),
         tools,

@@ -1,0 +1,130 @@
+"""How much to think, as each dialect asks for it: in the variables that the chat template has, and
+refused by name where it has none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import pytest
+
+from akunu_py.decoding.chat_format.effort import Effort
+from akunu_py.decoding.engine import Engine
+from akunu_py.serve import bodies
+from akunu_py.serve.errors import RequestError
+from akunu_py.serve.messages.bodies import CountBody, MessagesBody
+from akunu_py.serve.messages.dialect import count_tokens, prepare_message
+from akunu_py.serve.openai.chat import ChatBody, prepare_chat
+from akunu_py.serve.responses.bodies import ResponsesBody
+from akunu_py.serve.responses.dialect import prepare_response
+from akunu_py.serve.service import Service
+from akunu_py.types import GenerateOptions
+from tests.support.serving import TEMPLATE
+from tests.support.tiny_fim import byte_level, write_model
+
+END, THINKING = "<|end|>", ("<think>", "</think>")
+EFFORTS: Sequence[Effort] = get_args(Effort)
+SAID = [{"role": "user", "content": "x"}]
+# As Qwen 3's, DeepSeek V3.1's, gpt-oss's, one with both, DeepSeek R1's and SmolLM2's: what they
+# write, the model's words for thinking, and what comes of no thinking and of each degree of it,
+# None where that is refused.
+DEGREES = {"minimal": "low", "low": "low", "medium": "medium", "xhigh": "high"}
+SWITCH = "{{ '(off)' if enable_thinking is defined and not enable_thinking }}"
+DEGREE = "({{ reasoning_effort or 'medium' }})"
+KINDS: dict[str, tuple[str, bool, str | None, str | None]] = {
+    "switch": (SWITCH, True, "(off)", ""),
+    "other switch": ("{{ '(on)' if thinking }}", True, "", "(on)"),
+    "degrees": (DEGREE, False, None, "({degree})"),
+    "both": (SWITCH + DEGREE, True, "(off)(medium)", "({degree})"),
+    "always": ("", True, None, None),
+    "never": ("", False, "", None),
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def service(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Service:
+    template, thinks, _, _ = KINDS[kind]
+    markers = [END, *(THINKING if thinks else ()), "<|im_start|>"]
+    directory = write_model(tmp_path_factory.mktemp("tiny") / "m", byte_level(markers), end=END)
+    (directory / "chat_template.jinja").write_text(template + TEMPLATE)
+    return Service(Engine.load(directory, name="tiny"), ("tiny",), GenerateOptions())
+
+
+@pytest.fixture
+def prompts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was rendered, up to the conversation."""
+    found: list[str] = []
+    encode = Engine.encode_chat
+
+    def spy(self: Engine, *args: Any) -> list[int]:
+        tokens = encode(self, *args)
+        found.append(self.tokenizer.decode(tokens).partition("<|im_start|>")[0])
+        return tokens
+
+    monkeypatch.setattr(Engine, "encode_chat", spy)
+    return found
+
+
+def prepared(service: Service, path: str, **more: Any) -> None:
+    asked: dict[str, Any] = {"model": "tiny"} | more
+    if path == "chat":
+        body = {"messages": SAID} | asked
+        prepare_chat(bodies.parse(json.dumps(body).encode(), ChatBody), service)
+    elif path == "responses":
+        body = {"input": "x"} | asked
+        prepare_response(bodies.parse(json.dumps(body).encode(), ResponsesBody), service)
+    else:
+        body = {"messages": SAID} | asked
+        count_tokens(bodies.parse(json.dumps(body).encode(), CountBody), service)
+        body["max_tokens"] = 1
+        prepare_message(bodies.parse(json.dumps(body).encode(), MessagesBody), service)
+
+
+def expected(kind: str, effort: Effort) -> str | None:
+    _, _, off, on = KINDS[kind]
+    found = off if effort == "none" else on
+    return found.format(degree=DEGREES.get(effort, "high")) if found is not None else None
+
+
+@pytest.mark.parametrize("effort", EFFORTS)
+def test_what_openais_clients_ask(
+    kind: str, service: Service, prompts: list[str], effort: Effort
+) -> None:
+    wanted = expected(kind, effort)
+    asked: dict[str, dict[str, Any]] = {
+        "chat": {"reasoning_effort": effort},
+        "responses": {"reasoning": {"effort": effort, "summary": "auto"}},
+    }
+    for path, more in asked.items():
+        if wanted is None:
+            with pytest.raises(RequestError, match="tiny cannot be told") as refused:
+                prepared(service, path, **more)
+            assert refused.value.param in ("reasoning_effort", "reasoning.effort")
+        else:
+            prepared(service, path, **more)
+            assert prompts.pop() == wanted
+    assert not prompts
+
+
+def test_what_anthropics_clients_ask(kind: str, service: Service, prompts: list[str]) -> None:
+    """They ask for thinking of any model; one that cannot be told is as it is."""
+    prepared(service, "chat", reasoning_effort=None)
+    plain = prompts.pop()
+    asked: list[tuple[dict[str, Any], Effort | None]] = [
+        ({}, None),
+        ({"thinking": {"type": "disabled"}}, "none"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "medium"),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}}, "low"),
+        ({"output_config": {"effort": "max"}}, "max"),
+    ]
+    for more, effort in asked:
+        prepared(service, "messages", **more)
+        wanted = None if effort is None else expected(kind, effort)
+        assert prompts == [plain if wanted is None else wanted] * 2  # as it is counted, too
+        prompts.clear()
