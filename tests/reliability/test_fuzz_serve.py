@@ -53,8 +53,21 @@ ASKED: dict[str, dict[str, Any]] = {
     "/infill": {
         "input_prefix": "def f(", "input_suffix": "):", "n_predict": 4, "prompt": "a",
         "input_extra": [{"filename": "a.py", "text": "x = 1"}], "stop": ["b"], "seed": 1,
-        "temperature": 0.1, "stream": False,
+        "temperature": 0.1, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "stream": False,
     },
+    "/akunu/chat": {
+        "id": "1", "messages": [*SAID, {"role": "assistant", "content": "x"}, *SAID], "options": {
+            "max_tokens": 4, "draft": "fixed", "draft_tokens": 3, "stop": ["a"], "sampling": {
+                "temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "seed": 1,
+                "repetition_penalty": 1.1, "logit_bias": [[1, 1.0]]}},
+    },
+    "/akunu/complete": {
+        "id": "2", "request": {
+            "prefix": "def f(", "suffix": "):", "path": "a.py", "max_tokens": 4, "max_lines": 1,
+            "temperature": 0.1, "files": [{"path": "b.py", "text": "x = 1"}], "recent": ["f"]},
+        "options": {"fim": "none", "draft": "off", "prefix_tokens": 99, "suffix_tokens": 9},
+    },
+    "/akunu/end": {"id": "3"},
 }  # fmt: skip
 REFUSALS = {400, 401, 403, 404, 405, 413, 503}
 

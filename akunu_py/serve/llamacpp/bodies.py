@@ -29,10 +29,10 @@ class InfillBody(Body):
     n_predict: int = -1
     stream: bool = False
     stop: list[str] = Field(default=[])
-    temperature: float = Field(default=0.0, ge=0)
+    temperature: float = Field(default=0.0, ge=0, le=100)
     top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
+    top_p: float | None = Field(default=None, ge=0, le=1)
+    min_p: float | None = Field(default=None, ge=0, le=1)
     seed: int = -1
     t_max_predict_ms: float | None = None
     response_fields: list[str] | None = None

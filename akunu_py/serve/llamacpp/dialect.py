@@ -32,7 +32,7 @@ def prepare_infill(body: InfillBody, service: Service) -> Prepared:
     options = CompleteOptions(draft=defaults.draft, draft_tokens=defaults.draft_tokens)
     asked = SamplingBody(
         temperature=body.temperature,
-        top_k=body.top_k,
+        top_k=None if body.top_k is None else max(0, body.top_k),
         top_p=body.top_p,
         min_p=body.min_p,
         seed=body.seed if body.seed >= 0 else None,

@@ -41,7 +41,7 @@ class ChatBody(Body):
     GenerateOptions."""
 
     id: str = Field(max_length=64)
-    messages: list[dict[str, Any]]
+    messages: list[dict[str, Any]] = Field(min_length=1)
     options: dict[str, Any]
 
 
