@@ -112,9 +112,9 @@ class AutoDrafter:
         drafted, self._drafted = self._drafted, 0
         network, self._network = self._network, None
         if not self._answering or len(tokens) > drafted + 1:
+            self._end_answer()
             self.index.extend(tokens)
             self.tracker.begin_answer(max(0, self.index.size - 1))
-            self._answering = False
             return
         if network is not None:
             network.learn(tokens)
@@ -138,13 +138,13 @@ class AutoDrafter:
 
         What was learned about drafting stays; the tokens after them are not drafted from any more.
         """
+        self._end_answer()
         self.index.rewind(length)
         self._searched = min(self._searched, length)
         self.tracker.begin_answer(max(0, length - 1))
         self._guesses = []
         self._drafted = 0
         self._network = None
-        self._answering = False
 
     def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
         """Drafts at most `limit` tokens to follow the history or, `ahead`, the token after it;
@@ -251,6 +251,13 @@ class AutoDrafter:
         if self.guide is not None:
             self.guide.end_draft()
         return [*prefix, *drafted]
+
+    def _end_answer(self) -> None:
+        """What was generated is an earlier answer from now on, whatever the prompts look like."""
+        if self._answering:
+            self.index.mark_answer(self.tracker.answer_start, self.index.size)
+            self._searched = self.index.size
+            self._answering = False
 
     def _costs(self, gained: float, chances: Sequence[float]) -> list[float]:
         """Of passes over 1, 2, ... rows. A plain step costs what it does in a pipeline, and what is

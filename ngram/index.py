@@ -45,6 +45,7 @@ class SuffixIndex:
         # one: those behind the positions that are keys.
         self.answers: dict[int, int] = {}
         self._head_answers: dict[int, int] = {}
+        self._answers_end = 0
 
     def extend(self, new: Sequence[int]) -> None:
         """Appends `new` and indexes it: about a microsecond a token."""
@@ -100,13 +101,14 @@ class SuffixIndex:
         self._prev8.append(before)
 
     def mark_answer(self, start: int, end: int) -> None:
-        """The tokens from `start` to before `end` are an earlier answer, behind those marked
-        before."""
+        """The tokens from `start` to before `end` are an earlier answer; those before the end of
+        one that was marked before are passed over."""
         tokens, head, prev = self.tokens, self._head_answers, self.answers
-        for position in range(max(start, 1), end):
+        for position in range(max(start, self._answers_end, 1), end):
             last = tokens[position - 1]
             prev[position - 1] = head.get(last, 0)
             head[last] = position
+        self._answers_end = max(self._answers_end, end)
 
     def drop_tentative(self) -> None:
         """Removes tentative tokens."""
@@ -128,6 +130,7 @@ class SuffixIndex:
             answer = self.answers.pop(position - 1, None)
             if answer is not None:
                 _unlink(self._head_answers, self.tokens[position - 1], answer)
+        self._answers_end = min(self._answers_end, size)
         del self.tokens[size:]
         self.size = size
 

@@ -65,3 +65,34 @@ def test_answers_are_drafted_from_before_other_text() -> None:
         drafter.propose(8)
         drafter.extend([11])
         assert drafter.propose(8)[:1] == [follows]
+
+
+def test_what_was_generated_is_an_answer_whatever_the_prompts_look_like() -> None:
+    said, told = [11, 12, 13], [11, 22, 23]
+    drafter = AutoDrafter(CostCurve({1: 1.0, 5: 1.01}))
+    drafter.extend([50, 51])
+    for token in [52, *said, 53]:  # the answer
+        drafter.extend([token])
+        drafter.propose(8)
+    drafter.extend([54, *told, 30, *told, 31])
+    drafter.extend([40])
+    drafter.propose(8)
+    drafter.extend([11])
+    assert drafter.propose(8)[:1] == [12]
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=7), st.integers(0, 30))))
+def test_answers_are_kept_track_of_however_the_history_goes_back(
+    steps: list[tuple[list[int], int]],
+) -> None:
+    drafter = AutoDrafter(CostCurve({1: 1.0, 5: 1.01}))
+    for tokens, length in steps:
+        drafter.extend(tokens)
+        for token in tokens[:2]:
+            drafter.propose(4)
+            drafter.extend([token])
+        if length < drafter.index.size:
+            drafter.rewind(length)
+            drafter.propose(4)  # goes on at once, as when an answer is made again
+    drafter.rewind(0)
+    assert vars(drafter.index) == vars(SuffixIndex())
