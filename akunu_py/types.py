@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, NamedTuple, Protocol
 
-DraftMode = Literal["auto", "ngram", "mtp", "model", "exit", "fixed", "off"]
+DraftMode = Literal["auto", "ngram", "mtp", "model", "fixed", "off"]
 FinishReason = Literal["stop", "length", "context", "cancelled"]
 ConstraintKind = Literal["json_schema", "json", "regex", "choice", "grammar"]
 WeightMode = Literal["auto", "keep", "float32", "bfloat16"]
 
-DRAFT_MODES: tuple[DraftMode, ...] = ("auto", "ngram", "mtp", "model", "exit", "fixed", "off")
+DRAFT_MODES: tuple[DraftMode, ...] = ("auto", "ngram", "mtp", "model", "fixed", "off")
 WEIGHT_MODES: tuple[WeightMode, ...] = ("auto", "keep", "float32", "bfloat16")
 DEFAULT_MODEL = "starter"
 DEFAULT_DRAFT_TOKENS = 4

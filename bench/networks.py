@@ -94,10 +94,10 @@ def parse_network(text: str) -> NetworkFigures:
     except ValueError:
         figures = NetworkFigures("", 0.0, ())
     falling = [1.0, *figures.accepted, 0.0]
-    named = figures.name in ("mtp", "model", "exit")
+    named = figures.name in ("mtp", "model")
     if not (named and 0 < figures.cost < float("inf") and falling == sorted(falling)[::-1]):
         raise UsageError(
-            "--network: expected mtp, model or exit, what a token costs and the shares accepted by "
+            "--network: expected mtp or model, what a token costs and the shares accepted by "
             f"position, which do not rise, such as mtp:0.06:0.8,0.65,0.5, found {text!r}"
         )
     return figures

@@ -34,10 +34,9 @@ NETWORKS: Mapping[DraftMode, Offer] = {
 
 def check_mode(engine: Engine, mode: DraftMode) -> None:
     """Raises UsageError where `mode` asks for a network that there is none of."""
-    if mode in ("mtp", "model", "exit"):
-        offer = NETWORKS.get(mode)
-        if why := offer.missing(engine) if offer else f"{engine.name} has none":
-            raise UsageError(f"--draft {mode}: {why}")
+    offer = NETWORKS.get(mode)
+    if offer is not None and (why := offer.missing(engine)):
+        raise UsageError(f"--draft {mode}: {why}")
 
 
 def networks_for(engine: Engine, target: Target, mode: DraftMode) -> list[DraftNetwork]:
