@@ -337,13 +337,15 @@ def _score_rules(options: argparse.Namespace) -> int:
 
 
 def structured(options: argparse.Namespace) -> int:
+    from akunu_py.bench import structured
     from akunu_py.bench.report.printing import print_structured
-    from akunu_py.bench.structured import load_cases, measure_structured
     from akunu_py.decoding.load import load_engine
 
     curve = parse_curve(options.curve)
+    cases = structured.load_instances(options.file) if options.file else structured.load_cases()
+    measure = structured.replay_instances if options.file else structured.measure_structured
     engine = load_engine(options.model, LoadOptions(options.weights))
-    sources = measure_structured(engine, load_cases(), curve, options.max_tokens, _progress)
+    sources = measure(engine, cases, curve, options.max_tokens, _progress)
     _progress("")
     found = {"model": engine.name, "curve": options.curve, "sources": sources}
     _show(options, found, lambda: print_structured(found))

@@ -222,6 +222,14 @@ def _add_complete(parser: argparse.ArgumentParser) -> None:
 
 def _add_structured(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
+        "file",
+        nargs="?",
+        type=Path,
+        metavar="SCHEMAS",
+        help="JSON schemas with valid instances, as JSONSchemaBench has them, gzipped or not: "
+        "these are the answers then",
+    )
+    parser.add_argument(
         "--curve",
         default="m5max",
         metavar="CURVE",

@@ -2,16 +2,20 @@
 
 The model answers each case of the workload once, greedily; with drafts or without they are the same
 tokens. Then passes over the answer are counted, as for a recorded one: the counts do not depend on
-the machine, but for the cost curve that drafts are planned with.
+the machine, but for the cost curve that drafts are planned with. Or the answers are the valid
+instances of a list of schemas, and no model runs.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import tomllib
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from akunu_py.bench.curve import Curve, FixedCosts
@@ -21,6 +25,8 @@ from akunu_py.decoding.constraint.matcher import ConstraintMatcher
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Session
 from akunu_py.decoding.tool_calls.choice import constrained
+from akunu_py.errors import UsageError
+from akunu_py.files import parse_json
 from akunu_py.ngram.auto import MAX_DRAFT, AutoDrafter
 from akunu_py.types import (
     Constraint,
@@ -34,16 +40,19 @@ from akunu_py.types import (
 )
 
 BOTH, NGRAMS, FORCED = "both", "n-grams", "forced"
+_GZIP = b"\x1f\x8b"
 _ASK = "Answer with JSON that fits this JSON schema, and with nothing else.\n\n{schema}\n\n{prompt}"
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One question, and the schema that the answer must fit."""
+    """One question, and the schema that the answer must fit. instance: an answer, where there is
+    one already."""
 
     source: str
     prompt: str
     schema: str
+    instance: Any = None
 
 
 def load_cases() -> list[Case]:
@@ -77,10 +86,67 @@ def measure_structured(
             item = answered(engine, case, constraint, curve, max_tokens, tools)
             by_drafter = counts.setdefault(case.source, {}).setdefault(layout, {})
             count(engine, constraint, item, curve, by_drafter)
+    return _as_dict(counts)
+
+
+def load_instances(path: Path) -> list[Case]:
+    """The valid instances of a list of schemas, as JSONSchemaBench has it: {"schemas": [{"name",
+    "schema", "tests": [{"valid", "data"}]}]}, gzipped or not. The source is what a name begins
+    with. Raises UsageError."""
+    expected = f"expected a list of JSON schemas with instances in {path}"
+    try:
+        data = path.read_bytes()
+        text = gzip.decompress(data) if data.startswith(_GZIP) else data
+        return [
+            Case(
+                entry["name"].split("---")[0].split("_")[0],
+                "",
+                json.dumps(entry["schema"]),
+                test["data"],
+            )
+            for entry in parse_json(text.decode())["schemas"]
+            for test in entry["tests"]
+            if test["valid"]
+        ]
+    except OSError as error:
+        raise UsageError(f"{expected}: {error.strerror or error}") from error
+    except (ValueError, LookupError, TypeError, AttributeError, EOFError, zlib.error) as error:
+        raise UsageError(f"{expected}: it is no such file") from error
+
+
+def replay_instances(
+    engine: Engine,
+    cases: Sequence[Case],
+    curve: Curve,
+    max_tokens: int,
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    """As `measure_structured`, where the model answers with the instances that the cases have, on
+    one line or compact. Schemas that are refused, and prompts that are too long, are left out."""
+    counts: dict[str, dict[str, dict[str, ReplayCounts]]] = {}
+    for number, case in enumerate(cases, start=1):
+        progress(f"{case.source}: {number}/{len(cases)}")
+        prompt = _prompt(engine, case)
+        if len(prompt) >= engine.context_length:
+            continue
+        for layout, separators in (("free", (", ", ": ")), ("compact", (",", ":"))):
+            text = json.dumps(case.instance, ensure_ascii=False, separators=separators)
+            tokens = engine.tokenizer.encode(text, add_special_tokens=False)[:max_tokens]
+            constraint = Constraint("json_schema", case.schema, compact=layout == "compact")
+            by_drafter = counts.setdefault(case.source, {}).setdefault(layout, {})
+            try:
+                count(engine, constraint, TraceItem(prompt, tuple(tokens)), curve, by_drafter)
+            except UsageError:
+                continue
+    return _as_dict(counts)
+
+
+def _as_dict(counts: dict[str, dict[str, dict[str, ReplayCounts]]]) -> dict[str, Any]:
     return {
         source: {
             layout: {name: total.as_dict() for name, total in by_drafter.items()}
             for layout, by_drafter in layouts.items()
+            if any(total.items for total in by_drafter.values())
         }
         for source, layouts in counts.items()
     }
@@ -115,13 +181,17 @@ def answered(
     tools: Sequence[Tool],
 ) -> TraceItem:
     """The model's own answer."""
-    asked = case.prompt if tools else _ASK.format(schema=case.schema, prompt=case.prompt)
-    prompt = engine.encode_chat([Message("user", asked)], tools)
+    prompt = _prompt(engine, case, tools)
     session = Session(engine)
     session.drafting.curve = FixedCosts(curve.points)
     sampling = SamplingOptions(constraint=constraint)
     answer = session.generate(prompt, GenerateOptions(max_tokens, sampling=sampling)).answer()
-    return TraceItem(tuple(prompt), answer.tokens)
+    return TraceItem(prompt, answer.tokens)
+
+
+def _prompt(engine: Engine, case: Case, tools: Sequence[Tool] = ()) -> tuple[int, ...]:
+    asked = case.prompt if tools else _ASK.format(schema=case.schema, prompt=case.prompt)
+    return tuple(engine.encode_chat([Message("user", asked)], tools))
 
 
 def count(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,3 +103,29 @@ def test_it_counts_what_the_model_answers(
             assert len({counts["tokens"] for counts in by_drafter.values()}) == 1
     assert main(["bench", "structured", *words]) == 0
     assert "tools       compact" in capsys.readouterr().out
+
+
+def test_instances_of_a_file_are_answers_too(
+    loaded_shallow_starter: Engine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One schema is refused, and invalid instances are none."""
+    schema = {"properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tests = [{"valid": True, "data": {"city": "Bern"}}, {"valid": False, "data": {"city": 3}}]
+    schemas = [
+        {"name": "BFCL_simple_1.json", "schema": {"type": "object"} | schema, "tests": tests},
+        {"name": "Github---x.json", "schema": {"unevaluatedItems": False}, "tests": tests},
+    ]
+    path = tmp_path / "schemas.json"
+    path.write_text(json.dumps({"schemas": schemas}))
+    words = ["bench", "structured", str(path), "--model", str(loaded_shallow_starter.path)]
+    assert main([*words, "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)["sources"]
+    assert set(found) == {"BFCL", "Github"}
+    assert found["Github"] == {}
+    free, compact = found["BFCL"]["free"], found["BFCL"]["compact"]
+    assert {each["items"] for each in [*free.values(), *compact.values()]} == {1}
+    assert free["both"]["tokens"] > compact["both"]["tokens"] > 0
+    for damage in (b"{", b"[]", b"\x1f\x8brubbish", b'{"schemas": [3]}'):
+        path.write_bytes(damage)
+        assert main(words) == 2
+        assert "expected a list of JSON schemas" in capsys.readouterr().err
