@@ -73,7 +73,7 @@ def same(one: Any, other: Any) -> bool:
 
 def _plain(value: Any) -> str:
     """1 is 1.0, but true is not 1."""
-    return json.dumps(value, sort_keys=True, default=str).replace(".0", "")
+    return json.dumps(value, sort_keys=True, default=float).replace(".0", "")
 
 
 def exactly(text: str) -> Any:
