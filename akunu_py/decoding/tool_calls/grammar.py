@@ -128,7 +128,8 @@ class _Writer:
         layout = COMPACT if format.compact else self._guessed(FREE)
         bare = not (self._shape.opener or self._shape.text_first)
         if bare and format.kind in ("json_schema", "json"):
-            # Both are JSON, so that only a grammar of one kind of JSON can tell them apart.
+            # Both are JSON, so that only a grammar of one kind of JSON can tell them apart: it
+            # has one call.
             return lark(_or_call(format, wanted.tools), layout)
         rules, text, shape = lark(format, layout, "format"), "formatstart", self._shape
         if shape.around:
@@ -264,16 +265,22 @@ class _Writer:
         if types != ("string",):
             rule = self._rule(whole, tool, typed or True, self._guessed(FREE))
             return f"{rule} {self._text(tags.line + tags.end)}"
-        return self._rule(whole, tool, typed, marked("", self._marker(tags.end), tags.line))
+        head, end = self._end(tags.end)
+        return self._rule(whole, tool, typed, marked("", end, tags.line + head))
 
     def _marker(self, text: str) -> str | Verbatim:
         """What ends a text: as it is, or as symbols of which the first is a special token."""
-        symbols = self._text(text)
-        if symbols.startswith("<["):
-            return Verbatim(symbols)
-        if "<[" in symbols:
+        head, end = self._end(text)
+        if head:
             raise _Unbounded
-        return text
+        return end
+
+    def _end(self, text: str) -> tuple[str, str | Verbatim]:
+        """The characters before the first special token of what ends a text, and the rest."""
+        head, token, others = self._text(text).partition("<[")
+        if not token:
+            return "", text
+        return json.loads(head) if head else "", Verbatim(token + others)
 
     def _text(self, text: str) -> str:
         """`text` as symbols: strings, and its special tokens by their numbers."""
