@@ -1,6 +1,6 @@
 """A smaller model that drafts for another one: loading it, and whether the two share their tokens.
 
-Speculative decoding as Leviathan et al. (2023) have it. `model_network` makes it draft.
+Speculative decoding as Leviathan et al. (2023) have it. `networks.model` makes it draft.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.learned import LearnedState
-from akunu_py.decoding.networks import networks_for
+from akunu_py.decoding.networks.offers import networks_for
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.ngram.auto import AutoDrafter

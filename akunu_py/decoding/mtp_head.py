@@ -1,4 +1,4 @@
-"""The MTP head of a model beside it in memory. `mtp_network` makes it draft."""
+"""The MTP head of a model beside it in memory. `networks.mtp` makes it draft."""
 
 from __future__ import annotations
 

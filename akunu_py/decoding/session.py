@@ -22,7 +22,7 @@ from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.events import Reading
 from akunu_py.decoding.learned import LearnedState
 from akunu_py.decoding.logprobs import LogprobSampler
-from akunu_py.decoding.networks import check_mode
+from akunu_py.decoding.networks.offers import check_mode
 from akunu_py.decoding.prefill import ChunkSizes, prefill
 from akunu_py.decoding.prompt_cache import disk
 from akunu_py.decoding.prompt_cache.memory import PromptCaches

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from akunu_py.decoding import decode, kvcache, mtp_network
+from akunu_py.decoding import decode, kvcache
 from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.mtp_network import LONGEST, HiddenStates, MtpNetwork
+from akunu_py.decoding.networks import mtp
+from akunu_py.decoding.networks.mtp import LONGEST, HiddenStates, MtpNetwork
 from akunu_py.decoding.sampling import Sampler
 from akunu_py.decoding.session import Session
 from akunu_py.decoding.target import Target
@@ -147,7 +148,7 @@ def test_its_cache_follows_the_targets(
 ) -> None:
     """Every number of accepted guesses comes up; behind each it says what a new one would, also
     where it has not seen the beginning."""
-    monkeypatch.setattr(mtp_network, "_KEPT", kept)
+    monkeypatch.setattr(mtp, "_KEPT", kept)
     model, head = loaded(family)
     truth = plain(model, GREEDY, 2 * COUNT)
     made: list[Told] = []

@@ -14,7 +14,7 @@ import pytest
 from akunu_py.decoding import decode
 from akunu_py.decoding.draft_model import DraftModel, difference
 from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.model_network import ModelNetwork
+from akunu_py.decoding.networks.model import ModelNetwork
 from akunu_py.decoding.sampling import Sampler
 from akunu_py.decoding.session import Session
 from akunu_py.decoding.target import Target

@@ -111,11 +111,11 @@ class ModelNetwork:
 
 
 def missing(engine: Engine) -> str:
-    """See `networks.Offer`."""
+    """See `offers.Offer`."""
     return "" if engine.draft_model else "name one with --draft-model, or draft_model in settings"
 
 
 def make(engine: Engine, target: Target) -> ModelNetwork:
-    """See `networks.Offer`."""
+    """See `offers.Offer`."""
     assert engine.draft_model is not None
     return ModelNetwork(engine.draft_model, target)

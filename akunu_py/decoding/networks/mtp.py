@@ -167,11 +167,11 @@ class MtpNetwork:
 
 
 def missing(engine: Engine) -> str:
-    """See `networks.Offer`."""
+    """See `offers.Offer`."""
     return engine.no_mtp_head
 
 
 def make(engine: Engine, target: Target) -> MtpNetwork:
-    """See `networks.Offer`."""
+    """See `offers.Offer`."""
     assert engine.mtp_head is not None
     return MtpNetwork(engine.mtp_head.head, target, engine.mtp_head.share)

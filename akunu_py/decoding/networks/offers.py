@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from akunu_py.decoding import model_network, mtp_network
 from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.networks import model, mtp
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
 from akunu_py.types import DraftMode, DraftNetwork
@@ -27,8 +27,8 @@ class Offer(NamedTuple):
 
 # By the draft mode that has one draft alone: a module, and a line here.
 NETWORKS: Mapping[DraftMode, Offer] = {
-    "mtp": Offer(mtp_network.missing, mtp_network.make, by_itself=True),
-    "model": Offer(model_network.missing, model_network.make, by_itself=True),
+    "mtp": Offer(mtp.missing, mtp.make, by_itself=True),
+    "model": Offer(model.missing, model.make, by_itself=True),
 }
 
 
