@@ -22,14 +22,18 @@ _MAX_SHOWN = 200  # characters of an exception's own text
 def report(error: BaseException, *, debug: bool = False) -> None:
     """Says on stderr what failed, where the details are and what to do with them; all of it where
     `debug` asks for it. Never raises."""
-    details = _details(error)
     if debug:
         print_traceback(error)
-    file = _write(details)
+    file = keep(error)
     where = f"the details are in {file}" if file else "run it again with --debug for the details"
     print_warnings(
         [f"this is a bug: {_name(error)}; {where}; report them with what `akunu info` prints"]
     )
+
+
+def keep(error: BaseException) -> Path | None:
+    """Writes the details into a new file; None where the disk refuses. Never raises."""
+    return _write(_details(error))
 
 
 def print_traceback(error: BaseException) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from akunu_py.cli import main
 from akunu_py.commands.chat import settings_and_model
-from akunu_py.errors import StoreError, UnknownModel, UsageError
+from akunu_py.errors import StoreError, UsageError
 from akunu_py.settings import Settings, load_settings, save_settings, settings_file
 from akunu_py.text import parse_size
 
@@ -152,8 +152,11 @@ def test_a_chat_opens_whatever_the_settings_say(content: str, wrong: int, kept: 
     assert all(str(settings_file()) in line and "\n" not in line for line in problems)
     assert settings.temperature == Settings().temperature
     assert settings.memory == ("= =" not in content), "it may have said that nothing is remembered"
-    with pytest.raises(UnknownModel):
-        settings_and_model("asked-for-on-the-command-line")
+    _, problems, model, _ = settings_and_model("asked-for")
+    assert (problems[-1], model) == (
+        "no model 'asked-for' here; starter answers instead, F4 has other models",
+        "starter",
+    )
 
 
 @pytest.mark.parametrize(

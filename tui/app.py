@@ -18,6 +18,7 @@ from textual.driver import Driver
 from textual.message import Message
 from textual.widgets import Markdown
 
+from akunu_py import crashes
 from akunu_py.chats.tree import ConversationInfo
 from akunu_py.settings import Settings
 from akunu_py.tui import slash_commands, themes
@@ -41,6 +42,7 @@ from akunu_py.tui.store_thread import SavingFailed, SavingResumed, StoreThread, 
 from akunu_py.tui.terminal import ChatDriver, edit_text, editor, find_program, run_program
 from akunu_py.tui.themes import Background
 from akunu_py.tui.transcript.code import CodeBlock
+from akunu_py.tui.transcript.turn import AnswerView
 from akunu_py.tui.transcript.view import Transcript
 from akunu_py.tui.view import ChatState, ChatView
 from akunu_py.types import GenerateOptions
@@ -334,6 +336,12 @@ class ChatApp(App[None]):
     def on_code_block_copy_wanted(self, event: CodeBlock.CopyWanted) -> None:
         self.turns.copy_block(event.code, event.language)
         self.view.transcript.mark(event.block)
+
+    def on_answer_view_not_drawn(self, event: AnswerView.NotDrawn) -> None:
+        file = crashes.keep(event.error)
+        where = f"; the details are in {file}" if file else ""
+        why = f"{type(event.error).__name__} in drawing this answer, a bug"
+        self.view.refuse(f"{why}: it is shown as plain text{where}")
 
     def post_from_thread(self, message: Message) -> None:
         """For other threads: the app may have gone meanwhile, and its event loop with it."""

@@ -112,18 +112,16 @@ def settings_and_model(
     """The settings, what is wrong with them, and the model to chat with, by name and, unless it is
     to be fetched first, as it is in the store.
 
-    A chat opens whatever the settings say; a model that is `asked` for on the command line must be
-    here.
+    A chat opens whatever the settings say, and whatever model is `asked` for on the command line.
     """
     settings, problems = read_settings()
     wanted = asked or settings.model
     try:
         return settings, problems, wanted, find_model(wanted)
     except AkunuError as error:
-        if asked:
-            raise
         why = f"no model {wanted!r} here" if isinstance(error, UnknownModel) else str(error)
-        problems.append(f"{settings_file()}: {why}; {DEFAULT_MODEL} answers instead")
+        where = "" if asked else f"{settings_file()}: "
+        problems.append(f"{where}{why}; {DEFAULT_MODEL} answers instead, F4 has other models")
         return settings, problems, DEFAULT_MODEL, find_model(DEFAULT_MODEL)
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from textual import events
 
+from akunu_py import paths
 from akunu_py.text import displayable, typeable
 from akunu_py.tui.conversation import Conversation, Turn
+from akunu_py.tui.downloads import DownloadEnded
 from akunu_py.tui.message_line import MessageLine
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.session_thread import Failed, Finished, Loaded, Prefilling
 from akunu_py.tui.transcript.turn import AnswerView, PromptView
 from akunu_py.tui.transcript.view import Transcript
 from akunu_py.types import Constraint, Message
-from tests.support.tui_chat import STATS, chat
+from tests.support.tui_chat import STATS, at_rest, chat, until
 
 
 async def test_a_question_and_its_answer() -> None:
@@ -166,6 +169,44 @@ async def test_an_answer_that_fails_halfway_is_kept() -> None:
         assert it.notices == ["RuntimeError: out of memory"]
 
 
+@pytest.mark.parametrize(
+    "broken",
+    ["akunu_py.tui.transcript.table.natural_widths", "akunu_py.tui.transcript.parser.to_unicode"],
+)
+async def test_a_bug_in_drawing_hides_nothing(
+    broken: str, monkeypatch: pytest.MonkeyPatch, own_directories: None
+) -> None:
+    """What cannot be drawn as Markdown is shown as it was written, while it comes and later; where
+    the details are is told."""
+
+    def fail(*_: object) -> NoReturn:
+        raise ZeroDivisionError("in drawing")
+
+    async with chat() as it:
+        await it.send("go")
+        await it.piece("**one**\n\n")
+        monkeypatch.setattr(broken, fail)
+        await it.piece("| a | b |\n|--|--|\n| two | $x^2$ |\n\n")
+        await until(it.pilot, lambda: it.notifications)
+        assert "it is shown as plain text; the details are in" in it.notifications[0]
+        await it.answer("```py\nthree\n```")
+        written = ["**one**", "| a | b |", "| two | $x^2$ |", "```py", "three"]
+        for keys in ((), ("f2",), ("f2",), ("f8",)):
+            await it.press(*keys)
+            await at_rest(it.pilot)
+            assert [line for line in written if line not in it.screen_text()] == []
+        it.app.view.message.clear()
+        await it.app.view.show_conversation()  # as when it is opened later
+        await until(it.pilot, lambda: it.notifications)
+        await at_rest(it.pilot)
+        assert [line for line in written if line not in it.screen_text()] == []
+        await it.send("and a prompt after it")
+        assert (it.phase(), len(it.prompts)) == ("reading", 2)
+    details = [file.read_text() for file in (paths.cache_dir() / "crashes").iterdir()]
+    assert len(details) == 2
+    assert all("in drawing" in each and "transcript/" in each for each in details)
+
+
 async def test_a_model_that_cannot_be_loaded_loses_no_prompt() -> None:
     async with chat(loaded=False) as it:
         await it.send("hello")
@@ -226,6 +267,8 @@ async def test_one_message_line_above_the_prompt() -> None:
         it.app.notify("while a dialog is open")
         assert it.app.screen.query_one(MessageLine).text == "while a dialog is open"
         await it.press("escape")
+        await it.post(DownloadEnded("good-4b", error="the hub does not answer"))
+        assert it.notifications == ["the hub does not answer"], "though the list is closed"
         line.clear()
         await it.pilot.pause()
         assert (line.display, it.transcript.size.height) == (False, height)

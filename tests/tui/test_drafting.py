@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from textual.screen import Screen
 
 from akunu_py.chats.tree import ChatMessage
 from akunu_py.decoding.chat_model import Gauges
+from akunu_py.tui.app import ChatApp
 from akunu_py.tui.conversation import Turn
 from akunu_py.tui.session_thread import Finished, Loaded, PieceArrived
 from akunu_py.tui.status import StatusLine
@@ -15,7 +18,7 @@ from akunu_py.tui.transcript.drafting import DraftedSection, DraftingPanel, spar
 from akunu_py.tui.transcript.markdown import AnswerMarkdown
 from akunu_py.tui.transcript.turn import ThinkingView
 from akunu_py.types import Message
-from tests.support.tui_chat import GAUGES, STATS, chat
+from tests.support.tui_chat import GAUGES, STATS, chat, until
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
@@ -61,6 +64,38 @@ async def test_the_drafting_view_of_all_answers_and_back(key: str) -> None:
         assert it.drafted == []
         assert it.markdown == ["Hello world", "And on and on"]
         assert all(text.display for text in it.app.query(AnswerMarkdown))
+
+
+async def test_marks_are_drawn_with_their_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every picture of a stream, what was drafted is marked: no word is ever seen without. And
+    the first picture after a piece arrived has all of it."""
+    seen: list[dict[str, str]] = []  # of each picture: how the letters Д, М and Ж look
+
+    def display(self: ChatApp, screen: Screen[Any], drawn: Any) -> None:
+        looks: dict[str, str] = {}
+        for strip in screen._compositor.render_strips():
+            for text, style, _ in strip:
+                for letter in set("ДМЖ") & set(text):
+                    assert style is not None
+                    look = "underline" if style.underline else "strike" if style.strike else "plain"
+                    looks[letter] = looks.get(letter, "") + look[0] * text.count(letter)
+        seen.append(looks)
+        shown(self, screen, drawn)
+
+    async with chat(size=(70, 60)) as it:
+        await it.send("go")
+        await it.press("f2")
+        shown = ChatApp._display
+        monkeypatch.setattr(ChatApp, "_display", display)
+        for number in range(1, 31):
+            seen.clear()
+            piece = PieceArrived(1, "ДД М\n", ((0, 2),), STATS, rejected=((2, "ЖЖ"),))
+            it.app.post_message(piece)
+            await until(it.pilot, lambda: seen)
+            whole = {"Д": "uu" * number, "М": "p" * number, "Ж": "ss" * number}
+            assert seen == [whole] * len(seen)
+        await it.press("f2", "f2")
+        assert seen[-1] == whole
 
 
 async def test_a_long_drafting_view_is_cut_into_stretches_with_all_spans() -> None:

@@ -163,6 +163,16 @@ async def test_a_file_that_is_none_is_told_before_it_is_sent_as_words(directory:
         await until(it.pilot, lambda: len(it.prompts) == 3)
 
 
+async def test_a_picture_is_refused_and_the_prompt_can_be_corrected(directory: Path) -> None:
+    (directory / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(2000))
+    async with chat(directory=directory) as it:
+        await it.send("What is on @picture.png?")
+        await until(it.pilot, lambda: it.notifications)
+        said = "picture.png is a binary file (2.0 kB); name a text file"
+        assert (it.notifications, it.text()) == ([said], "What is on @picture.png?")
+        assert not it.prompts
+
+
 def test_the_index_leaves_out_what_is_hidden_or_made(directory: Path) -> None:
     index = FileIndex(directory)
     index.refresh()

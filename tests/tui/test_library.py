@@ -172,6 +172,9 @@ async def test_delete_and_undo(path: Path) -> None:
         await pilot.press("ctrl+z")
         await until(pilot, lambda: app.highlighted() == "haiku")
         assert len(app.lines()) == 5
+        assert not [line for line in app.lines() if "●" in line], (
+            "another chat is on the screen now"
+        )
 
 
 async def test_a_title_is_typed_at_once_and_stays_in_sight(path: Path) -> None:

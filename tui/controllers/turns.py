@@ -12,7 +12,7 @@ from akunu_py.text import collapse
 from akunu_py.tui.controllers.answering import AnswerController
 from akunu_py.tui.conversation import Conversation, Turn
 from akunu_py.tui.prompt.files import attach, join, mentions, missing, split
-from akunu_py.tui.transcript.parser import markdown_parser
+from akunu_py.tui.transcript.parser import parse
 from akunu_py.tui.view import ChatView
 
 
@@ -240,6 +240,6 @@ def code_blocks(text: str) -> list[CodeText]:
     """The fenced and indented blocks of code in Markdown, in order."""
     return [
         CodeText(token.content, token.info.split()[0] if token.info.strip() else "")
-        for token in markdown_parser().parse(text)
+        for token in parse(text)
         if token.type in ("fence", "code_block")
     ]

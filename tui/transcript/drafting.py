@@ -31,14 +31,16 @@ _EXPLANATION = "akunu guesses ahead, and the model checks several words at once.
 class DraftedSection(Widget):
     """A part of an answer as plain text: `answer[start:end]`, up to its end for None.
 
-    Rejected drafts stand where they were proposed, before the bonus token.
+    Rejected drafts stand where they were proposed, before the bonus token. marked: False shows the
+    text alone.
     """
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"drafted--accepted", "drafted--rejected"}
 
-    def __init__(self, turn: Turn, start: int) -> None:
+    def __init__(self, turn: Turn, start: int, *, marked: bool) -> None:
         super().__init__()
         self._turn = turn
+        self._is_marked = marked
         self.start = start
         self.end: int | None = None
 
@@ -47,6 +49,8 @@ class DraftedSection(Widget):
         struck = self.get_visual_style("drafted--rejected", partial=True)
         answer, start = self._turn.answer, self.start
         end = len(answer) if self.end is None else self.end
+        if not self._is_marked:
+            return Content(displayable(answer[start:end]))
         parts: list[str] = []
         styles: list[Styled] = []
         length = 0
@@ -89,16 +93,17 @@ class DraftedSection(Widget):
 
 
 class DraftedText(Vertical):
-    """An answer as plain text in which drafts are marked.
+    """An answer as plain text in which drafts are marked; `marked=False` shows the text alone.
 
     Cut into sections at newlines, so that a long answer is not wrapped again for every token.
     """
 
     SECTION = 1500  # characters
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: Turn, *, marked: bool = True) -> None:
         self._turn = turn
-        self._last = DraftedSection(turn, 0)
+        self._is_marked = marked
+        self._last = DraftedSection(turn, 0, marked=marked)
         super().__init__(self._last, *self._cut())
 
     def sync(self) -> None:
@@ -112,7 +117,7 @@ class DraftedText(Vertical):
         more: list[DraftedSection] = []
         while (end := self._turn.answer.find("\n", self._last.start + self.SECTION)) >= 0:
             self._last.end = end
-            self._last = DraftedSection(self._turn, end + 1)
+            self._last = DraftedSection(self._turn, end + 1, marked=self._is_marked)
             more.append(self._last)
         return more
 

@@ -11,17 +11,19 @@ import asyncio
 import itertools
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from markdown_it.token import Token
 from textual.app import ComposeResult
 from textual.await_complete import AwaitComplete
 from textual.containers import Vertical
+from textual.message import Message
 from textual.widgets import Markdown
 from textual.widgets._markdown import MarkdownParagraph
 from textual.widgets.markdown import MarkdownBlock
 
 from akunu_py.tui.transcript.code import CodeBlock
-from akunu_py.tui.transcript.parser import has_gap, markdown_parser
+from akunu_py.tui.transcript.parser import has_gap, markdown_parser, parse
 from akunu_py.tui.transcript.table import TableBlock
 
 _BLOCKS = 30  # in a section: some screens
@@ -43,6 +45,12 @@ class AnswerText(Markdown):
     and one before it is mounted, or while it is updated, would be lost.
     """
 
+    @dataclass
+    class Failed(Message):
+        """The text could not be drawn, or not all of it."""
+
+        error: Exception
+
     BLOCKS = {  # noqa: RUF012 - declared so there
         **Markdown.BLOCKS,
         "paragraph_open": Paragraph,
@@ -60,19 +68,25 @@ class AnswerText(Markdown):
                 with self.app.batch_update():
                     await self.query_children(MarkdownBlock).remove()
                     self._markdown, self._last_parsed_line = "", 0
-                    await super(AnswerText, self).append(markdown)
+                    await self._add(markdown)
 
         return AwaitComplete(update())
 
     def append(self, markdown: str) -> AwaitComplete:
         async def append() -> None:
             async with self._change:
-                await super(AnswerText, self).append(markdown)
+                await self._add(markdown)
 
         if self._initial_markdown is not None:
             self._initial_markdown += markdown
             return AwaitComplete()
         return AwaitComplete(append())
+
+    async def _add(self, markdown: str) -> None:
+        try:
+            await super().append(markdown)
+        except Exception as error:  # noqa: BLE001 - a bug in drawing must not hide what was said
+            self.post_message(self.Failed(error))
 
     def unhandled_token(self, token: Token) -> MarkdownBlock | None:
         return TableBlock(self, token) if token.type == "table" else None
@@ -176,7 +190,7 @@ def split(text: str) -> list[str]:
     if text.count("\n") < 2 * _BLOCKS:
         return [text]
     lines = re.split(r"(?<=\n)", text)  # as the parser counts them; splitlines knows more ends
-    starts = list(_starts(markdown_parser().parse(text)))
+    starts = list(_starts(parse(text)))
     # The last block may still grow and become something else: it is not left alone at once.
     cuts = starts[_BLOCKS::_BLOCKS] if len(starts) > 2 * _BLOCKS else []
     if cuts and len(starts) % _BLOCKS < _BLOCKS // 2:

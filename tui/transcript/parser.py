@@ -46,6 +46,14 @@ def markdown_parser() -> MarkdownIt:
     return parser
 
 
+def parse(text: str) -> list[Token]:
+    """The tokens of a text; none where the parser fails, which those say who draw it."""
+    try:
+        return markdown_parser().parse(text)
+    except Exception:  # noqa: BLE001 - a bug there
+        return []
+
+
 def table_cells(token: Token) -> TableCells:
     """The cells of a token of the type `table`."""
     cells: TableCells = token.meta["cells"]

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from textual import events
@@ -26,7 +27,7 @@ from akunu_py.tui.conversation import Turn
 from akunu_py.tui.prompt.files import split
 from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.transcript.drafting import DraftedText
-from akunu_py.tui.transcript.markdown import AnswerMarkdown, MarkdownSection
+from akunu_py.tui.transcript.markdown import AnswerMarkdown, AnswerText, MarkdownSection
 from akunu_py.types import ENDINGS
 
 # Drawing takes turns with decoding: after an update, so many times its duration passes.
@@ -177,12 +178,19 @@ class PromptView(Widget, can_focus=False):
 
 
 class AnswerView(Vertical):
-    """The answer of a turn, in one of two views. It draws what the turn has; `sync` to see more."""
+    """The answer of a turn, in one of two views. It draws what the turn has; `sync` to see more.
+    What cannot be drawn as Markdown is shown as it was written."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"answer--about", "answer--action"}
 
     class StateShown(Message):
         """It begins, grows no more, or its foot is another one."""
+
+    @dataclass
+    class NotDrawn(Message):
+        """It is shown as plain text, because of a bug."""
+
+        error: Exception
 
     def __init__(self, turn: Turn, number: BranchNumber, *, drafting: bool, thinking: bool) -> None:
         super().__init__(id=f"answer-{turn.number}")
@@ -191,7 +199,7 @@ class AnswerView(Vertical):
         self._has_actions = False
         self._thinking = ThinkingView(turn, open=thinking)
         text = displayable(turn.answer)
-        self._text = AnswerMarkdown(text)
+        self._text: AnswerMarkdown | DraftedText = AnswerMarkdown(text)
         self._text.display = not drafting
         self._drafted = DraftedText(turn) if drafting else None
         self._foot = Static(classes="foot")
@@ -216,11 +224,14 @@ class AnswerView(Vertical):
     @property
     def is_drawn(self) -> bool:
         """Whether what the turn has is on the screen."""
-        return self._drafted is not None or self._drawn == len(self.turn.answer)
+        is_plain = self._drafted is not None or isinstance(self._text, DraftedText)
+        return is_plain or self._drawn == len(self.turn.answer)
 
     @property
     def sections(self) -> list[MarkdownSection]:
         """Those that may be unmounted: the last one may grow while it is being answered."""
+        if isinstance(self._text, DraftedText):
+            return []
         ended = self.turn.state in ("done", "failed") and self.is_drawn
         return self._text.sections if ended else self._text.sections[:-1]
 
@@ -229,6 +240,8 @@ class AnswerView(Vertical):
         self._thinking.sync()
         if self._drafted is not None:
             self._drafted.sync()
+        elif isinstance(self._text, DraftedText):
+            self._text.sync()
         elif self._drawing is None or self._drawing.done():
             self._drawing = asyncio.create_task(self._draw())
 
@@ -288,14 +301,32 @@ class AnswerView(Vertical):
     async def _draw(self) -> None:
         # Not Textual's MarkdownStream: its `stop` may start an append while another one runs, and
         # then both parse from the same line. This one also keeps within its share of the time.
-        while self._drawn < len(self.turn.answer) and self._drafted is None:
+        while self._drafted is None and isinstance(self._text, AnswerMarkdown):
             started = time.monotonic()
             start, self._drawn = self._drawn, len(self.turn.answer)
-            await self._text.append(displayable(self.turn.answer[start : self._drawn]))
+            if start == self._drawn:
+                break
+            try:
+                await self._text.append(displayable(self.turn.answer[start:]))
+            except Exception as error:  # noqa: BLE001 - a bug must not hide what was said
+                await self._draw_plainly(error)
             if self.turn.state == "answering":
                 pause = min(_PAUSE_FACTOR * (time.monotonic() - started), _MAX_PAUSE_S)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._ended.wait(), pause)
+
+    async def on_answer_text_failed(self, event: AnswerText.Failed) -> None:
+        event.stop()
+        await self._draw_plainly(event.error)
+
+    async def _draw_plainly(self, error: Exception) -> None:
+        failed = self._text
+        if isinstance(failed, AnswerMarkdown) and self.is_attached:
+            self._text = DraftedText(self.turn, marked=False)
+            self._text.display = failed.display
+            await self.mount(self._text, after=failed)
+            await failed.remove()
+            self.post_message(self.NotDrawn(error))
 
 
 def shortened(text: str, most: int = _SHOWN_CHARACTERS) -> tuple[str, int]:
