@@ -217,9 +217,9 @@ def add_drafting(group: argparse._ArgumentGroup) -> None:
         "--draft",
         choices=DRAFT_MODES,
         default="auto",
-        help="auto: as many tokens as pay, from all there is; ngram, mtp, model: the same from "
-        "n-grams, heads of the model or --draft-model alone; fixed: always up to --draft-tokens; "
-        "off: none",
+        help="auto: as many tokens as pay, from all there is but exit; ngram, mtp, model, exit: "
+        "the same from n-grams, heads of the model, --draft-model or first layers alone; fixed: "
+        "always up to --draft-tokens; off: none",
     )
     group.add_argument("--draft-tokens", type=positive, default=DEFAULT_DRAFT_TOKENS, metavar="N")
     group.add_argument(

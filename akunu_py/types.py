@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, NamedTuple, Protocol
 
-DraftMode = Literal["auto", "ngram", "mtp", "model", "fixed", "off"]
+DraftMode = Literal["auto", "ngram", "mtp", "model", "exit", "fixed", "off"]
 FinishReason = Literal["stop", "length", "context", "cancelled"]
 ConstraintKind = Literal["json_schema", "json", "regex", "choice", "grammar"]
 WeightMode = Literal["auto", "keep", "float32", "bfloat16"]
 
-DRAFT_MODES: tuple[DraftMode, ...] = ("auto", "ngram", "mtp", "model", "fixed", "off")
+DRAFT_MODES: tuple[DraftMode, ...] = ("auto", "ngram", "mtp", "model", "exit", "fixed", "off")
 WEIGHT_MODES: tuple[WeightMode, ...] = ("auto", "keep", "float32", "bfloat16")
 DEFAULT_MODEL = "starter"
 DEFAULT_DRAFT_TOKENS = 4
@@ -86,9 +86,10 @@ class DraftNetwork(Protocol):
     others. Where the target samples, it draws its own by the noise that the target draws with at
     the same position: so equal distributions give equal tokens, and close ones nearly always.
 
-    share: what one of its tokens is taken to cost before that was measured, in plain steps of the
-    target. longest: tokens that it drafts in a row at most. read: how many tokens of the last
-    history it has read, about.
+    key: what is learned of it is kept under that. share: what one of its tokens is taken to cost
+    before that was measured, in plain steps of the target. reused: how much of the pass over a
+    token of its draft was computed when it was drafted. longest: tokens that it drafts in a row at
+    most. read: how many tokens of the last history it has read, about.
     """
 
     @property
@@ -96,7 +97,13 @@ class DraftNetwork(Protocol):
         """The draft mode that has it draft alone."""
 
     @property
+    def key(self) -> str: ...
+
+    @property
     def share(self) -> float: ...
+
+    @property
+    def reused(self) -> float: ...
 
     @property
     def longest(self) -> int: ...

@@ -193,6 +193,19 @@ def curve(options: argparse.Namespace) -> int:
     return 0
 
 
+def early_exit(options: argparse.Namespace) -> int:
+    from akunu_py.bench.report.printing import print_exits
+    from akunu_py.decoding.load import load_engine
+    from akunu_py.decoding.networks import exit as first_layers
+
+    engine = load_engine(options.model, LoadOptions(options.weights))
+    chosen = first_layers.choose(engine)
+    exits = first_layers.measure(engine, range(1, len(engine.model.layers)))
+    found = {"chosen": chosen.layers, "exits": [each.as_dict() for each in exits]}
+    _show(options, found, lambda: print_exits(found))
+    return 0
+
+
 def theory(options: argparse.Namespace) -> int:
     from akunu_py.bench import theory
     from akunu_py.bench.report.printing import print_theory

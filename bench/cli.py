@@ -126,6 +126,11 @@ def _add_curve(parser: argparse.ArgumentParser) -> None:
     _add_format(parser)
 
 
+def _add_exit(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    _add_format(parser)
+
+
 def _add_theory(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "files",
@@ -418,6 +423,11 @@ _ACTIONS = {
         "what a pass over 1 to 32 positions costs here, and what the planner makes of it",
         _add_curve,
         actions.curve,
+    ),
+    "exit": _Action(
+        "how often a model's first layers agree with all of them, and what that promises",
+        _add_exit,
+        actions.early_exit,
     ),
     "theory": _Action(
         "what Leviathan et al. predict for this machine, beside what it does",

@@ -55,7 +55,7 @@ class SimulatedNetwork:
     ) -> None:
         self.name, self.share = figures.name, figures.cost
         self.longest = len(figures.accepted)
-        self.read = 0
+        self.read, self.reused, self.key = 0, 0.0, figures.name
         self._figures = figures
         self._truth = [*item.prompt, *item.output]
         self._networks = networks
@@ -94,10 +94,10 @@ def parse_network(text: str) -> NetworkFigures:
     except ValueError:
         figures = NetworkFigures("", 0.0, ())
     falling = [1.0, *figures.accepted, 0.0]
-    named = figures.name in ("mtp", "model")
+    named = figures.name in ("mtp", "model", "exit")
     if not (named and 0 < figures.cost < float("inf") and falling == sorted(falling)[::-1]):
         raise UsageError(
-            "--network: expected mtp or model, what a token costs and the shares accepted by "
+            "--network: expected mtp, model or exit, what a token costs and the shares accepted by "
             f"position, which do not rise, such as mtp:0.06:0.8,0.65,0.5, found {text!r}"
         )
     return figures

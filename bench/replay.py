@@ -71,7 +71,7 @@ def drafter_named(
 ) -> Drafter:
     """The drafter of that name: a draft mode, or one of COMPARED."""
     match name:
-        case "auto" | "ngram" | "mtp" | "model":
+        case "auto" | "ngram" | "mtp" | "model" | "exit":
             made = networks.made(name) if networks else []
             ngrams = name in ("auto", "ngram")
             return AutoDrafter(costs, memory=memory, networks=made, ngrams=ngrams)

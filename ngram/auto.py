@@ -8,7 +8,7 @@ all.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, MutableMapping, Sequence
 from math import prod
 
 from akunu_py.ngram.acceptance import CALIBRATION_RATE, AcceptanceModel
@@ -18,7 +18,7 @@ from akunu_py.ngram.cost import MAX_ROWS, PIPELINED, CostCurve
 from akunu_py.ngram.guess import FROM_GRAMMAR, Guess, Guesser
 from akunu_py.ngram.index import LONGEST_MATCH, SuffixIndex
 from akunu_py.ngram.memory import Memory
-from akunu_py.ngram.networks import Division, PlannedNetwork, Terms, futures
+from akunu_py.ngram.networks import Division, LearnedNetwork, PlannedNetwork, Terms, futures
 from akunu_py.ngram.planner import best_draft, choose_length
 from akunu_py.types import DraftGuide, DraftNetwork
 
@@ -59,8 +59,8 @@ class AutoDrafter:
     guide: the grammar that the answer must match: what it forces is drafted with the guesses
         between, and a guess that it forbids ends the draft.
     alone: whether passes may be launched before the one before is read.
-    networks: what drafts as well, behind the n-grams' guesses or in their place. ngrams: whether
-        there are any such guesses.
+    networks: what drafts as well, behind the n-grams' guesses or in their place. learned: what is
+        known of networks by their keys; it keeps learning. ngrams: whether there are any guesses.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class AutoDrafter:
         rerun_on_reject: bool = False,
         memory: Memory | None = None,
         networks: Sequence[DraftNetwork] = (),
+        learned: MutableMapping[str, LearnedNetwork] | None = None,
         ngrams: bool = True,
     ) -> None:
         self.curve = CostCurve() if curve is None else curve
@@ -92,7 +93,11 @@ class AutoDrafter:
         self._drafted = 0  # for the pass that was observed last
         self._searched = 0  # tokens at the start of the history, for earlier answers
         self._planned = slice(0)  # which guesses are the last proposal, or begin it
-        self.networks = [PlannedNetwork(network) for network in networks]
+        known = {} if learned is None else learned
+        self.networks = [
+            PlannedNetwork(each, known.setdefault(each.key, LearnedNetwork.of(each)))
+            for each in networks
+        ]
         self._ngrams = ngrams
         self._network: PlannedNetwork | None = None  # that the last proposal ends with
         self._answering = False
@@ -286,23 +291,25 @@ class AutoDrafter:
     ) -> None:
         """Learns how a pass fared, and how long it took."""
         self._drafted = drafted
-        network, drafting = self._network, 0.0
+        network, drafting, reused = self._network, 0.0, 0.0
         if network is not None:
             seconds, drafting = seconds - network.seconds, network.cost
+            reused = network.network.reused
         costs = self.curve.table(self._context)
         pipelined = self.curve.pipelined(self._context)
         hidden = costs[0] - pipelined if behind else 0.0
         if drafted and self._probing:
             self._since_probe = 0
             self._probe_every = min(2 * self._probe_every, PROBE_RARELY)
-        if not self.curve.first_use(rows):
+        if not reused and not self.curve.first_use(rows):  # less was done than for others
             if behind and rows == 1:
                 self.curve.observe(PIPELINED, seconds, self._context)
             else:
                 self.curve.observe(rows, seconds + hidden, self._context)
         # Planned costs, not measured ones: a slow outlier must not look like a slow text.
         costs = self.curve.table(self._context)
-        spent = (costs[min(rows, MAX_ROWS) - 1] - hidden + drafting) / pipelined
+        cost = costs[min(rows, MAX_ROWS) - 1]
+        spent = (cost - reused * (cost - costs[0]) - hidden + drafting) / pipelined
         self._earned = self._earned * _RATE_DECAY + accepted + 1
         self._spent = self._spent * _RATE_DECAY + spent
 

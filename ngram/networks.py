@@ -11,9 +11,10 @@ it is known how sure the network was.
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from math import log
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import isfinite, log
+from typing import Any
 
 from akunu_py.ngram.acceptance import CALIBRATION_EDGES, sigmoid
 from akunu_py.ngram.cost import MAX_ROWS, PRIOR_SHAPE, CostCurve
@@ -33,6 +34,8 @@ _CATCHING_UP, _SPREAD = 17, 256.0
 _TRIED = 2
 _TRIAL = -float("inf")  # what a trial is worth
 _TRY, _TRY_LEAST = 0.01, 0.001
+_BUCKETS = len(CALIBRATION_EDGES) + 1
+_SAVED_TESTS = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,30 +78,78 @@ class _Made:
     chance: float
 
 
-class PlannedNetwork:
-    """A network, what its tokens cost here, and how likely each is accepted. Both are learned."""
+@dataclass(slots=True)
+class LearnedNetwork:
+    """What is learned of a network.
 
-    def __init__(self, network: DraftNetwork) -> None:
+    curve: what its passes cost. timed: whether those are times of this device. expected: by depth,
+    how likely its token is accepted before it is made; tests: how many it was learned from.
+    calibration, by_depth: corrections of how sure it says it is, in logits. attempts: the share of
+    the time that it is tried for while it does not pay.
+    """
+
+    curve: CostCurve
+    timed: bool = False
+    expected: list[float] = field(default_factory=lambda: [_EXPECTED] * _DEPTHS)
+    tests: list[float] = field(default_factory=lambda: [_TESTS] * _DEPTHS)
+    calibration: list[float] = field(default_factory=lambda: [0.0] * _BUCKETS)
+    by_depth: list[float] = field(default_factory=lambda: [0.0] * _DEPTHS)
+    attempts: float = _TRY
+
+    @classmethod
+    def of(cls, network: DraftNetwork) -> LearnedNetwork:
+        """Of one that nothing is known of."""
+        curve = CostCurve({rows: network.share * cost for rows, cost in PRIOR_SHAPE.items()})
+        curve.given = False
+        return cls(curve)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything learned, ready for JSON."""
+        return {name: getattr(self, name) for name in self.__slots__} | {
+            "curve": self.curve.to_dict()
+        }
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> LearnedNetwork:
+        """What `to_dict` described. Raises ValueError when it is not such a dict."""
+        try:
+            lists = {
+                name: [float(value) for value in content[name]]
+                for name in ("expected", "tests", "calibration", "by_depth")
+            }
+            attempts = float(content["attempts"])
+            values = [*lists["expected"], *(rate / _SAVED_TESTS for rate in lists["tests"])]
+            sizes = [len(values) for values in lists.values()]
+            if (
+                sizes != [_DEPTHS, _DEPTHS, _BUCKETS, _DEPTHS]
+                or not all(0.0 <= value <= 1.0 for value in values)
+                or not all(isfinite(value) for values in lists.values() for value in values)
+                or not _TRY_LEAST <= attempts <= _TRY
+            ):
+                raise ValueError("numbers that nobody learns")
+            curve = CostCurve.from_dict(content["curve"])
+            return cls(curve, bool(content["timed"]), **lists, attempts=attempts)
+        except (KeyError, TypeError, ValueError, OverflowError) as err:
+            raise ValueError(f"expected a saved network, found {content!r:.80}") from err
+
+
+class PlannedNetwork:
+    """A network, what its tokens cost here, and how likely each is accepted."""
+
+    def __init__(self, network: DraftNetwork, learned: LearnedNetwork | None = None) -> None:
+        """learned: what is known of it, and goes on learning."""
         self.network = network
-        share = {rows: network.share * cost for rows, cost in PRIOR_SHAPE.items()}
-        self.curve = CostCurve(share)  # of its own passes
-        self.curve.given = False
-        self._timed = False
-        self._expected = [_EXPECTED] * _DEPTHS
-        self._tests = [_TESTS] * _DEPTHS
-        self._calibration = [0.0] * (len(CALIBRATION_EDGES) + 1)
-        self._by_depth = [0.0] * _DEPTHS
+        self.learned = learned or LearnedNetwork.of(network)
         self._made: list[_Made] = []
         self._prefix: list[int] = []
         self._saved = 0.0  # for the next trial, as a share of a plain step
-        self._try = _TRY
         self.seconds = self.total_seconds = 0.0  # that the last draft took, and all of them
         self.cost = 0.0  # the same as it is reckoned
         self.verified = 0  # tokens of it that were worth verifying
 
     def expected(self, depth: int) -> float:
         """The chance of its token behind `depth` others, before it is made."""
-        return self._expected[min(depth, _DEPTHS - 1)]
+        return self.learned.expected[min(depth, _DEPTHS - 1)]
 
     def division(
         self, chances: Sequence[float], coming: Sequence[float], longest: int, terms: Terms
@@ -106,6 +157,7 @@ class PlannedNetwork:
         """The draft of at most `longest` tokens, some of them its own, that is worth most.
 
         chances: of the guesses that may stand before them. coming: see `futures`."""
+        terms = self._reusing(terms)
         best = Division(-float("inf"), 0, 0)
         step = self._cost(1, terms)
         unread = max(1, terms.context - self.network.read)
@@ -137,7 +189,7 @@ class PlannedNetwork:
     def trial(self, longest: int, terms: Terms) -> Division | None:
         """Now and then a draft to see whether it pays by now: what it is like was learned from
         other text."""
-        self._saved += self._try
+        self._saved += self.learned.attempts
         due = self._saved * terms.plain >= _TRIED * self._cost(1, terms)
         return Division(_TRIAL, 0, min(_TRIED, longest)) if due else None
 
@@ -154,11 +206,13 @@ class PlannedNetwork:
         """Tokens of its own to verify behind `prefix`, the guesses of `division`.
 
         reached: the chance that the whole prefix is accepted. guide: where it ends."""
-        network, context = self.network, terms.context
+        network, learned, context = self.network, self.learned, terms.context
+        terms = self._reusing(terms)
         self._prefix, self._made = list(prefix), []
         most = min(division.most, network.longest)
         trial = division.value == _TRIAL
-        self._saved, self._try = 0.0, max(self._try / 2, _TRY_LEAST) if trial else _TRY
+        self._saved = 0.0
+        learned.attempts = max(learned.attempts / 2, _TRY_LEAST) if trial else _TRY
         rows = max(1, len(known) + len(prefix) - network.read)
         self.cost = 0.0
         started = last = network.clock()
@@ -167,9 +221,9 @@ class PlannedNetwork:
         while ready and len(self._made) < most:
             made = self._make()
             now = network.clock()
-            if rows <= MAX_ROWS and not self.curve.first_use(rows):
-                self.curve.observe(rows, now - last, context)
-                self._timed = True
+            if rows <= MAX_ROWS and not learned.curve.first_use(rows):
+                learned.curve.observe(rows, now - last, context)
+                learned.timed = True
             self.cost += self._cost(rows, terms)
             last, rows = now, 1
             if made.token < 0 or (guide is not None and not guide.advance(made.token)):
@@ -185,20 +239,27 @@ class PlannedNetwork:
 
     def learn(self, tokens: Sequence[int]) -> None:
         """`tokens` came where it drafted last. What was made and not verified teaches too."""
-        made, self._made = self._made, []
+        learned, made, self._made = self.learned, self._made, []
         before = len(self._prefix)
         if list(tokens[:before]) != self._prefix:
             return
         for depth, (each, token) in enumerate(zip(made, tokens[before:], strict=False)):
             hit, depth = each.token == token, min(depth, _DEPTHS - 1)
-            self._tests[depth] += 1.0
-            rate = max(_RATE, 1.0 / self._tests[depth])
-            self._expected[depth] += rate * (hit - self._expected[depth])
+            learned.tests[depth] = min(learned.tests[depth] + 1.0, _SAVED_TESTS)
+            rate = max(_RATE, 1.0 / learned.tests[depth])
+            learned.expected[depth] += rate * (hit - learned.expected[depth])
             error = _CALIBRATION_RATE * (hit - each.chance)
-            self._calibration[each.bucket] += error
-            self._by_depth[depth] += error
+            learned.calibration[each.bucket] += error
+            learned.by_depth[depth] += error
             if not hit:
                 break
+
+    def _reusing(self, terms: Terms) -> Terms:
+        """The terms of a pass of which its drafting has done a part."""
+        reused, costs = self.network.reused, terms.costs
+        if not reused:
+            return terms
+        return replace(terms, costs=[cost - reused * (cost - costs[0]) for cost in costs])
 
     def _make(self) -> _Made:
         token, sure = self.network.guess()
@@ -206,7 +267,7 @@ class PlannedNetwork:
         hint = log(sure / (1 - sure))
         bucket = bisect(CALIBRATION_EDGES, hint)
         depth = min(len(self._made), _DEPTHS - 1)
-        chance = sigmoid(hint + self._calibration[bucket] + self._by_depth[depth])
+        chance = sigmoid(hint + self.learned.calibration[bucket] + self.learned.by_depth[depth])
         return _Made(token, bucket, chance)
 
     def _goes_on(self, reached: float, before: int, most: int, terms: Terms) -> bool:
@@ -225,9 +286,9 @@ class PlannedNetwork:
 
     def _cost(self, rows: int, terms: Terms) -> float:
         """Of a pass of its own over `rows` rows, in the unit of `terms`."""
-        table = self.curve.table(terms.context)
-        unit = 1.0 if self._timed and terms.seconds else terms.plain
-        if self._timed and not terms.seconds:  # its times mean nothing beside a curve of shares
+        table, timed = self.learned.curve.table(terms.context), self.learned.timed
+        unit = 1.0 if timed and terms.seconds else terms.plain
+        if timed and not terms.seconds:  # its times mean nothing beside a curve of shares
             return self.network.share * terms.plain
         if rows <= _CATCHING_UP:
             return unit * table[rows - 1]

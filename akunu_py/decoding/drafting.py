@@ -12,7 +12,7 @@ from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
-from akunu_py.ngram.networks import PlannedNetwork
+from akunu_py.ngram.networks import LearnedNetwork, PlannedNetwork
 from akunu_py.types import Drafter, DraftGuide, DraftMode, GenerateOptions
 
 
@@ -30,14 +30,16 @@ class Drafting:
         engine: Engine,
         target: Target,
         learned: LearnedState | None,
-        curve: CostCurve | None = None,
+        beside: Drafting | None = None,
     ) -> None:
-        """target: what is drafted for. curve: what another session learns too; None for the one
-        that was learned."""
+        """target: what is drafted for. beside: another session's; what passes and networks cost
+        both learn."""
         self._engine = engine
         self._target = target
         self._memory = learned.memory if learned else None
-        self.curve = curve or (learned.curve if learned else CostCurve())
+        known = beside or learned
+        self.curve: CostCurve = known.curve if known else CostCurve()
+        self.networks: dict[str, LearnedNetwork] = known.networks if known else {}
         self._made_for: tuple[DraftMode, int] | None = None
         self._inner: Drafter = NoDrafter()  # what is wrapped and tracked
         self._drafter = TrackedDrafter(self._inner, None)
@@ -93,17 +95,17 @@ class Drafting:
             self._inner.alone = alone
 
     @property
-    def _networks(self) -> list[PlannedNetwork]:
+    def _planned(self) -> list[PlannedNetwork]:
         return self._inner.networks if isinstance(self._inner, AutoDrafter) else []
 
     @property
     def network_seconds(self) -> float:
         """What networks took to draft, since the drafter was made."""
-        return sum(each.total_seconds for each in self._networks)
+        return sum(each.total_seconds for each in self._planned)
 
     def release(self) -> None:
         """Gives back what networks have read: their memory is another session's then."""
-        for each in self._networks:
+        for each in self._planned:
             each.network.forget()
 
     def costs(self, context: int) -> Sequence[float] | None:
@@ -128,6 +130,7 @@ class Drafting:
             rerun_on_reject=self._engine.recurrent,
             memory=self._memory,
             networks=networks_for(self._engine, self._target, mode),
+            learned=self.networks,
             ngrams=mode in ("auto", "ngram"),
         )
 

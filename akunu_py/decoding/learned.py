@@ -1,10 +1,11 @@
 """The learned state of a model: what akunu learned about it on this machine, kept between runs.
 
-Two things: the cost curve (what a pass over M rows takes here) and the memory (earlier output of
-the model, to draft from). Both lie in the cache directory and may be deleted at any time. The
-memory is one file, written rarely and whole, and a journal of the answers since, appended to after
-each: so an answer costs a small write, and loading stays fast. Files are for the user alone (mode
-0600). What is damaged or foreign is set aside with one warning and never stops an answer.
+Two things: costs (what a pass over M rows takes here; of networks that draft also how often they
+are right) and the memory (earlier output of the model, to draft from). Both lie in the cache
+directory and may be deleted at any time. The memory is one file, written rarely and whole, and a
+journal of the answers since, appended to after each: so an answer costs a small write, and loading
+stays fast. Files are for the user alone (mode 0600). What is damaged or foreign is set aside with
+one warning and never stops an answer.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from akunu_py.errors import StoreError
 from akunu_py.files import parse_json, read_bounded, temporary_prefix, write_atomically
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.memory import Memory
+from akunu_py.ngram.networks import LearnedNetwork
 
 _MEMORY = "memory-"
 _JOURNAL_TOKENS = 20_000  # more are folded into the memory file; reading as many takes some 30 ms
@@ -62,14 +64,16 @@ class LearnedState:
         self._memory_file = self.directory / f"{_MEMORY}{_digest(tokenizer)}"
         self._journal = self.directory / f"{_MEMORY}{_digest(tokenizer)}.journal"
         self.warnings: list[str] = []
-        self.curve = self._load_curve()
+        self.curve, self.networks = self._load_costs()
         self.memory = self._load_memory() if memory else None
         self.caches = caches
 
     def save_curve(self) -> None:
-        """Keeps the curve for the next run. A disk that refuses is no reason to fail."""
+        """Keeps the costs for the next run. A disk that refuses is no reason to fail."""
+        networks = {key: each.to_dict() for key, each in self.networks.items()}
+        content = json.dumps(self.curve.to_dict() | {"networks": networks})
         with contextlib.suppress(OSError), _locked(self.directory):
-            _write(self._curve_file, json.dumps(self.curve.to_dict()).encode())
+            _write(self._curve_file, content.encode())
 
     def remember(self, tokens: Sequence[int]) -> None:
         """Adds an answer to the memory, here and on disk. Does nothing where memory is off."""
@@ -86,11 +90,15 @@ class LearnedState:
         except OSError as error:
             self.warnings.append(f"the answer is not remembered: {error.strerror or error}")
 
-    def _load_curve(self) -> CostCurve:
-        def parse(data: bytes) -> CostCurve:
-            return CostCurve.from_dict(parse_json(data))
+    def _load_costs(self) -> tuple[CostCurve, dict[str, LearnedNetwork]]:
+        def parse(data: bytes) -> tuple[CostCurve, dict[str, LearnedNetwork]]:
+            content = parse_json(data)
+            saved = content.get("networks", {})  # earlier versions had none
+            networks = {key: LearnedNetwork.from_dict(each) for key, each in saved.items()}
+            return CostCurve.from_dict(content), networks
 
-        return self._read(self._curve_file, parse, CostCurve(), "learned costs")
+        nothing: dict[str, LearnedNetwork] = {}
+        return self._read(self._curve_file, parse, (CostCurve(), nothing), "learned costs")
 
     def _load_memory(self) -> Memory:
         memory = self._read(self._memory_file, Memory.load, Memory(), "memory")

@@ -96,8 +96,8 @@ class Session:
         self.learned = learned
         caches = beside.target.caches if beside else PromptCaches(engine.cache_memory)
         self.target: Target = Target(engine.model, engine.kv_bits, caches)
-        curve = beside.drafting.curve if beside else None
-        self.drafting: Drafting = Drafting(engine, self.target, learned, curve)
+        drafting = beside.drafting if beside else None
+        self.drafting: Drafting = Drafting(engine, self.target, learned, drafting)
         self.turn = Turn()
         self.recall: Recall | None = None  # from disk
         if learned is not None and learned.caches is not None:

@@ -160,6 +160,15 @@ class Target:
         mx.async_eval(sampled)
         return sampled
 
+    def guess(self, logits: mx.array, known: Sequence[int]) -> tuple[int, float]:
+        """What would be sampled behind `known`, if another model's logits [1, vocab] were the
+        target's, and how likely they have it. Under a constraint `known` is where that walks
+        through a draft."""
+        if self.constraint is not None:
+            logits = self.constraint.masked_ahead(logits)
+        before = mx.array(known[-max(1, self.sampler.window) :], mx.int32)
+        return self.sampler.guess(logits, before, len(known))
+
     def read(self, sampled: mx.array) -> list[int]:
         """What `launch` returned, once it is there."""
         return [int(token) for token in sampled.tolist()]

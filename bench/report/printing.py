@@ -77,6 +77,18 @@ def print_curve(
     print("  tokens  " + "".join(f"{length:>6}" for length in lengths.values()))
 
 
+def print_exits(found: dict[str, Any]) -> None:
+    """found: as in JSON."""
+    headings = ["layers", "agreement", "of a step", "reused", "speed at best"]
+    cells = [
+        [str(row["layers"]), f"{row['agreement']:.0%}", f"{row['share']:.2f}",
+         f"{row['reused']:.2f}", f"{row['promise']:.2f}"]
+        for row in found["exits"]
+    ]  # fmt: skip
+    print(tables.to_text((headings, cells)), end="")
+    print(f"\nchosen among eighths of the layers: {found['chosen']}")
+
+
 def print_theory(result: Result, found: dict[str, Any]) -> None:
     """Tables 1 and 4 of the paper. found: as in JSON."""
     print(tables.heading(result), end="\n\n")

@@ -85,7 +85,7 @@ class UnsavedState(LearnedState):
     Nothing touches the disk."""
 
     def __init__(self, curve: CostCurve, memory: Memory | None = None) -> None:
-        self.curve = curve
+        self.curve, self.networks = curve, {}
         self.memory = memory
         self.warnings = []
 

@@ -205,6 +205,14 @@ def test_profile_measures_every_stage(quick: str) -> None:
     assert one["drawing_s"] > 0
 
 
+def test_exits_are_measured_behind_every_layer(quick: str) -> None:
+    result = bench("exit", "--model", quick)
+    exits = result["exits"]
+    assert [row["layers"] for row in exits] == list(range(1, len(exits) + 1))
+    assert result["chosen"] in range(1, len(exits) + 1)
+    assert all(0.0 <= row["agreement"] <= 1.0 and row["reused"] < row["share"] for row in exits)
+
+
 def test_curve_measures_every_row_count(quick: str) -> None:
     result = bench("curve", "--repeats", "1", "--context", "32", "--model", quick)
     assert list(result["curve_s"]) == [str(rows) for rows in range(1, 33)]

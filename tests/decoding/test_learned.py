@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from akunu_py.bench.networks import NetworkFigures, SimulatedNetworks
+from akunu_py.bench.replay import ReplayCounts, replay_item
+from akunu_py.bench.trace import TraceItem
 from akunu_py.decoding import learned as learned_module
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.learned import LearnedState, forget, remembered_bytes
 from akunu_py.decoding.session import Session
 from akunu_py.errors import UsageError
+from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.settings import Settings, load_settings, settings_file
 from akunu_py.types import GenerateOptions, Message
@@ -155,6 +161,35 @@ def test_costs_are_kept_by_layout() -> None:
     assert table[4] / table[0] == pytest.approx(1.5, rel=0.03)
     other = opened(layout="4-bit").curve.table(100)
     assert other[4] / other[0] > 1.6
+
+
+def test_networks_are_kept_with_the_costs() -> None:
+    """What one takes, and how often it is right; what nobody learns is set aside."""
+    network = SimulatedNetworks([NetworkFigures("model", 0.2, (0.9, 0.1))])
+    network.item = TraceItem((1,) * 9, tuple(range(200)))
+    for share in (0.2, 3.0):  # what is learned counts, not what is assumed of it
+        learned = opened()
+        (made,) = network.made("model")
+        made.share = share
+        curve = CostCurve({1: 1.0, 33: 1.5})
+        drafter = AutoDrafter(curve, networks=[made], learned=learned.networks)
+        counts = ReplayCounts()
+        replay_item(network.item, drafter, lambda rows: 1.0, counts, network)
+        learned.save_curve()
+        assert counts.tokens > 1.5 * counts.passes
+    saved = opened().networks["model"]
+    assert saved.expected == learned.networks["model"].expected
+    assert saved.timed
+    assert saved.expected[0] > 0.8
+    assert saved.expected[1] < 0.3
+    whole = json.loads(learned._curve_file.read_text())
+    changes: list[dict[str, Any]] = [{"expected": [2.0] * 8}, {"tests": [-1.0] * 8}]
+    for wrong in [*changes, {"attempts": 9}, {"curve": {}}]:
+        content = whole | {"networks": {"model": whole["networks"]["model"] | wrong}}
+        learned._curve_file.write_text(json.dumps(content))
+        damaged = opened()
+        assert damaged.warnings
+        assert not damaged.networks
 
 
 def test_a_second_run_drafts_from_the_output_of_the_first(starter_engine: Engine) -> None:

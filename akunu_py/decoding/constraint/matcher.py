@@ -80,11 +80,12 @@ class ConstraintMatcher:
         """Logits [1 + draft, vocab] with minus infinity for what may not follow the answer so far
         and, row by row, the draft. Behind a drafted token that is forbidden rows stay as they are:
         that token is never accepted."""
-        masks = self._masks(draft)
-        words = mx.array(memoryview(b"".join(masks)).cast("I")).reshape(len(masks), -1)
-        bits = (words[:, :, None] >> mx.arange(_WORD, dtype=mx.uint32)) & 1
-        allowed = bits.reshape(len(masks), -1)[:, : logits.shape[-1]] != 0
-        return mx.where(allowed, logits, -mx.inf)
+        return _masked(logits, self._masks(draft))
+
+    def masked_ahead(self, logits: mx.array) -> mx.array:
+        """The same of logits [1, vocab] that are not the target's, behind the draft that `advance`
+        has walked through."""
+        return logits if self.complete else _masked(logits, [self._mask()])
 
     def consume(self, tokens: Sequence[int]) -> list[int]:
         """Takes in what was sampled; returns it up to where the grammar is complete."""
@@ -191,6 +192,14 @@ class ConstraintMatcher:
     def _failure(self) -> str:
         reason = on_one_line(self._matcher.get_error()) or "no token of the model may follow"
         return f"{self._name} cannot be followed any further: {reason}; make it simpler"
+
+
+def _masked(logits: mx.array, masks: Sequence[bytes]) -> mx.array:
+    """Logits [rows, vocab] with minus infinity where a row's mask has no bit."""
+    words = mx.array(memoryview(b"".join(masks)).cast("I")).reshape(len(masks), -1)
+    bits = (words[:, :, None] >> mx.arange(_WORD, dtype=mx.uint32)) & 1
+    allowed = bits.reshape(len(masks), -1)[:, : logits.shape[-1]] != 0
+    return mx.where(allowed, logits, -mx.inf)
 
 
 def compile_constraint(engine: Engine, constraint: Constraint) -> LLMatcher:

@@ -34,9 +34,10 @@ class ModelNetwork:
 
     name = "model"
     longest = LONGEST
+    reused = 0.0
 
     def __init__(self, draft_model: DraftModel, target: Target) -> None:
-        self.share = draft_model.share
+        self.key, self.share = f"model {draft_model.name}", draft_model.share
         self._model = draft_model.model
         self._vocabulary = draft_model.vocabulary
         self._target = target
@@ -99,9 +100,7 @@ class ModelNetwork:
         width = self._target.vocabulary or self._vocabulary
         if (more := width - logits.shape[-1]) > 0:
             logits = mx.pad(logits, [(0, 0), (0, more)], constant_values=-math.inf)
-        sampler, position = self._target.sampler, len(self._known)
-        before = mx.array(self._known[-max(1, sampler.window) :], mx.int32)
-        return sampler.guess(logits[:, :width], before, position)
+        return self._target.guess(logits[:, :width], self._known)
 
     def _checkpoint(self) -> None:
         """Makes this a place to return to, where trimming will not do. The one before stays: the

@@ -70,8 +70,9 @@ class MtpNetwork:
     share: see `DraftNetwork`.
     """
 
-    name = "mtp"
+    name = key = "mtp"
     longest = LONGEST
+    reused = 0.0
 
     def __init__(self, head: Head, target: Target, share: float) -> None:
         self.share = share
@@ -125,12 +126,9 @@ class MtpNetwork:
             self._state = self._forward(self._state, 1)
         if self._state is None:
             return -1, 0.0
-        sampler = self._target.sampler
-        before = mx.array(self._known[-max(1, sampler.window) :], mx.int32)
-        logits = self._trunk.logits(self._state[0, -1:])
-        token, sure = sampler.guess(logits, before, len(self._known))
-        self._known.append(token)
-        return token, sure
+        guess = self._target.guess(self._trunk.logits(self._state[0, -1:]), self._known)
+        self._known.append(guess[0])
+        return guess
 
     def clock(self) -> float:
         return time.perf_counter()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.networks import exit as first_layers
 from akunu_py.decoding.networks import model, mtp
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
@@ -29,6 +30,7 @@ class Offer(NamedTuple):
 NETWORKS: Mapping[DraftMode, Offer] = {
     "mtp": Offer(mtp.missing, mtp.make, by_itself=True),
     "model": Offer(model.missing, model.make, by_itself=True),
+    "exit": Offer(first_layers.missing, first_layers.make, by_itself=False),
 }
 
 

@@ -169,7 +169,7 @@ def test_a_session_drafts_with_it(tmp_path: Path, temperature: float) -> None:
         prompt = engine.encode(turn)
         plain = sessions[0].generate(prompt, replace(options, draft="off")).answer()
         assert sessions[1].generate(prompt, options).answer().tokens == plain.tokens
-    (network,) = [each.network for each in sessions[1].drafting._networks]
+    (network,) = [each.network for each in sessions[1].drafting._planned]
     assert network.read > 0
     sessions[1].release()
     assert network.read == 0
