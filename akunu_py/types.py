@@ -120,7 +120,7 @@ class DraftNetwork(Protocol):
         guesses next comes behind that."""
 
     def forget(self) -> None:
-        """Gives back what it has read."""
+        """Gives back what it has read, but for what stays beside the target's history."""
 
     def clock(self) -> float:
         """Seconds, for how long it takes."""

@@ -104,7 +104,7 @@ class Drafting:
         return sum(each.total_seconds for each in self._planned)
 
     def release(self) -> None:
-        """Gives back what networks have read: their memory is another session's then."""
+        """Gives back what networks have read that does not stay with the history."""
         for each in self._planned:
             each.network.forget()
 

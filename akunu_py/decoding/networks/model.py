@@ -1,4 +1,5 @@
-"""A draft model at work: a KV cache of its own, and draws of its own from the same noise."""
+"""A draft model at work: a KV cache of its own, beside the target's, and draws of its own from the
+same noise."""
 
 from __future__ import annotations
 
@@ -43,15 +44,21 @@ class ModelNetwork:
         self._target = target
         self._known: list[int] = []  # the history, and its guesses behind it
         self._guessed = False
-        self.forget()
 
     @property
     def read(self) -> int:
         return len(self._history.tokens)
 
+    @property
+    def _history(self) -> TokenHistory:
+        """What it has read of the target's history, which it stays with."""
+        beside = self._target.history.beside
+        if self.key not in beside:
+            beside[self.key] = TokenHistory(kvcache.new_cache(self._model))
+        return beside[self.key]
+
     def forget(self) -> None:
-        """Gives back its cache."""
-        self._history = TokenHistory(kvcache.new_cache(self._model))
+        """See `DraftNetwork`: all that it has read stays with the target's history."""
 
     def begin(self, known: Sequence[int]) -> bool:
         """See `DraftNetwork`: a chunk at a time, so that an answer can be stopped meanwhile."""
@@ -61,7 +68,7 @@ class ModelNetwork:
         if reached:
             history.return_to(reached)
         elif history.tokens:
-            self.forget()
+            del self._target.history.beside[self.key]
         if len(known) - reached <= PREFILL_ROWS:
             return True
         self._forward(PREFILL_ROWS)

@@ -24,9 +24,9 @@ class TokenHistory:
     unless a prompt was just read or the cache is recurrent and was rolled back behind what was
     accepted. checkpoints: where a cache that cannot always be trimmed can return to. marks: after
     how many tokens checkpoints are set while a prompt is read. uses: how often it was kept for
-    later. remember: whether it may be kept on disk. conversation, asked: which one asked for it
-    last, "" for none, and when, in seconds of `time.time`. reserved: bytes that it may come to take
-    while it is in use.
+    later. beside: what networks that draft have read of it, by their keys. remember: whether it may
+    be kept on disk. conversation, asked: which one asked for it last, "" for none, and when, in
+    seconds of `time.time`. reserved: bytes that it may come to take while it is in use.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class TokenHistory:
         self.checkpoints: list[kvcache.Checkpoint] = []
         self.marks: frozenset[int] = frozenset()
         self.uses = 0
+        self.beside: dict[str, TokenHistory] = {}
         self.remember = True
         self.conversation = ""
         self.asked = 0.0
@@ -47,7 +48,8 @@ class TokenHistory:
     @property
     def nbytes(self) -> int:
         """Bytes of memory that it takes."""
-        return kvcache.nbytes(self.cache) + sum(each.nbytes for each in self.checkpoints)
+        kept = [*self.checkpoints, *self.beside.values()]
+        return kvcache.nbytes(self.cache) + sum(each.nbytes for each in kept)
 
     @property
     def last_checkpoint(self) -> int:
@@ -96,8 +98,12 @@ class TokenHistory:
         self.pending = []
 
     def shorten(self, nbytes: int) -> bool:
-        """Takes away so much of the end that about as many bytes are free. False where there is no
-        place to return to that would be worth it."""
+        """Takes away so much of the end that about as many bytes are free, what is beside it first.
+        False where there is no place to return to that would be worth it."""
+        beside, self.beside = sum(each.nbytes for each in self.beside.values()), {}
+        if beside >= nbytes:
+            return True
+        nbytes -= beside
         tokens, size = len(self.tokens), max(1, self.nbytes)
         left = self.reach(max(0, tokens - 1 - nbytes * tokens // size))
         if left < _LEAST_LEFT:

@@ -23,11 +23,11 @@ from akunu_py.models.fit import Activations, Growth, Needs
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import NoDrafter
-from akunu_py.types import DraftMode, GenerateOptions, SamplingOptions
+from akunu_py.types import Constraint, DraftMode, GenerateOptions, SamplingOptions
 from tests.support.families import build
 from tests.support.family_answers import greedy, prompt_of
 from tests.support.family_table import FAMILIES
-from tests.support.targets import read
+from tests.support.targets import Counting, read
 from tests.support.tiny import VOCABULARY
 from tests.support.tiny_fim import byte_level, sentence_piece, write_model
 
@@ -152,7 +152,7 @@ def test_vocabularies_are_compared() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_session_drafts_with_it(tmp_path: Path, temperature: float) -> None:
-    """The target's copy drafts under another name, over turns, until the session is released."""
+    """The target's copy drafts under another name, over turns."""
     target = write_model(tmp_path / "target", byte_level(["<|end|>"]), end="<|end|>")
     plain_engine = Engine.load(target)
     engine = Engine.load(target, draft_model=("copy", target))
@@ -169,10 +169,58 @@ def test_a_session_drafts_with_it(tmp_path: Path, temperature: float) -> None:
         prompt = engine.encode(turn)
         plain = sessions[0].generate(prompt, replace(options, draft="off")).answer()
         assert sessions[1].generate(prompt, options).answer().tokens == plain.tokens
-    (network,) = [each.network for each in sessions[1].drafting._planned]
-    assert network.read > 0
-    sessions[1].release()
-    assert network.read == 0
+
+
+@pytest.fixture
+def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """Whose own copy always pays as its draft model."""
+    monkeypatch.setattr(ModelNetwork, "clock", lambda network: 0.0)
+    target = write_model(tmp_path / "target", byte_level(["<|end|>"]), end="<|end|>")
+    engine = Engine.load(target, draft_model=("copy", target))
+    assert engine.draft_model is not None
+    return replace(engine, draft_model=replace(engine.draft_model, share=1e-6))
+
+
+def test_it_draws_what_the_grammar_allows(copied: Engine) -> None:
+    """As the target does, which would else have had other tokens nine times of ten."""
+    for temperature in (0.0, 1.0):
+        sampling = SamplingOptions(
+            temperature=temperature, seed=2, constraint=Constraint("regex", "[a-e ]{40}")
+        )
+        options = GenerateOptions(40, draft="model", sampling=sampling)
+        session, prompt = Session(copied), copied.encode("Say: ")
+        plain = session.generate(prompt, replace(options, draft="off")).answer()
+        drafted = Session(copied).generate(prompt, options).answer()
+        assert drafted.tokens == plain.tokens
+        assert drafted.stats.drafted > 10
+        assert drafted.stats.acceptance_rate > 0.9
+
+
+def test_what_it_has_read_stays_for_the_next_request(copied: Engine) -> None:
+    """Beside the target's history: another session that goes on with that reads what is new."""
+    assert copied.draft_model is not None
+    counting = Counting(copied.draft_model.model)
+    small = replace(copied.draft_model, model=counting)
+    engine = replace(copied, draft_model=small, cache_memory=1 << 30)
+    first, prompt = Session(engine), engine.encode("once upon a time " * 20)
+    options = GenerateOptions(20, draft="model")
+    told = first.generate(prompt, options).answer().tokens
+    assert counting.rows > len(prompt)
+    (history,) = first.target.history.beside.values()
+    assert first.target.history.nbytes > history.nbytes > 0
+    second = Session(engine, beside=first)
+    first.release()
+    counting.rows = 0
+    more = [*prompt, *told, *engine.encode(" and then")]
+    again = second.generate(more, options).answer()
+    assert (
+        again.tokens
+        == Session(engine).generate(more, replace(options, draft="off")).answer().tokens
+    )
+    assert again.stats.drafted
+    assert 0 < counting.rows < len(prompt) / 2
+    assert second.target.history.shorten(1)
+    assert not second.target.history.beside
 
 
 def test_a_model_of_other_tokens_is_refused(tmp_path: Path) -> None:
