@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from akunu_py import paths
-from akunu_py.arguments import Parser
+from akunu_py.arguments import Parser, positive
 from akunu_py.errors import DamagedModel, UnknownModel, UsageError
 from akunu_py.models import catalogue, cleanup, store
 from akunu_py.models.catalogue import Recommendation, recommend
@@ -60,6 +60,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     clean.add_argument("--dry-run", action="store_true", help="only say what would be removed")
     forget = add("forget", "delete what was remembered of a model's answers, and what it had read")
     forget.add_argument("name", metavar="MODEL")
+    warm = add("warm", "let a model answer prompts of ours, so that drafts know its habits")
+    warm.add_argument("name", metavar="MODEL")
+    warm.add_argument(
+        "--tokens", type=positive, metavar="N", help="that it shall remember (default: 100,000)"
+    )
+    warm.add_argument("--now", action="store_true", help="even while the machine is busy")
     remove = add("rm", "remove a model")
     remove.add_argument("name", metavar="NAME")
     remove.add_argument("--yes", action="store_true", help="do not ask")
@@ -78,6 +84,7 @@ def run(args: argparse.Namespace) -> int:
         "verify": verify,
         "gc": remove_leftovers,
         "forget": forget,
+        "warm": warm_up,
         "rm": remove,
     }
     actions[args.action](args)
@@ -245,6 +252,12 @@ def forget(args: argparse.Namespace) -> None:
     model = store.resolve(args.name)
     freed = learned.forget(model.path) + forget(model.path)
     say(f"forgot the answers of {model.name}, {human_size(freed)} freed")
+
+
+def warm_up(args: argparse.Namespace) -> None:
+    from akunu_py.commands import warm
+
+    warm.run(args)
 
 
 def remove(args: argparse.Namespace) -> None:

@@ -48,8 +48,8 @@ class TokenHistory:
     @property
     def nbytes(self) -> int:
         """Bytes of memory that it takes."""
-        kept = [*self.checkpoints, *self.beside.values()]
-        return kvcache.nbytes(self.cache) + sum(each.nbytes for each in kept)
+        beside = sum(each.nbytes for each in self.beside.values())
+        return kvcache.nbytes(self.cache) + beside + sum(each.nbytes for each in self.checkpoints)
 
     @property
     def last_checkpoint(self) -> int:
