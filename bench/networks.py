@@ -59,7 +59,8 @@ class SimulatedNetwork:
         self._figures = figures
         self._truth = [*item.prompt, *item.output]
         self._networks = networks
-        self._random = random.Random(str(item.output))
+        luck = random.Random(str(item.output))
+        self._luck = [luck.random() for _ in self._truth]  # by place: the same for all who compare
         self._place = self._depth = 0
         self._right = True
 
@@ -71,7 +72,8 @@ class SimulatedNetwork:
     def guess(self) -> tuple[int, float]:
         accepted = (1.0, *self._figures.accepted)
         chance = accepted[self._depth + 1] / max(accepted[self._depth], 1e-9)
-        self._right = self._right and self._random.random() < chance
+        # Beyond the end nothing is verified.
+        self._right &= self._place < len(self._luck) and self._luck[self._place] < chance
         token = self._truth[self._place] if self._right else _WRONG
         self._networks.spend(self._figures.cost)
         self._place, self._depth = self._place + 1, self._depth + 1

@@ -119,6 +119,9 @@ class SettingsScreen(Dialog[Settings]):
         with self.frame("Settings", "Ctrl+S save · Esc close"):
             with VerticalScroll(id="form", can_focus=False):
                 yield from _row("Model", _select(_models(now.model), now.model, "model"))
+                small = now.draft_model
+                choices = [("none", ""), *_models(small)]
+                yield from _row("Draft model", _select(choices, small, "draft-model"))
                 yield from _row(
                     "Temperature",
                     _temperature(now.temperature),
@@ -177,6 +180,7 @@ class SettingsScreen(Dialog[Settings]):
         personas = {name: text for name, text in self._personas.items() if name != _NO_PERSONA}
         changes = {
             "model": self._value("#model"),
+            "draft_model": self._value("#draft-model"),
             "temperature": self._temperature(),
             "system_prompt": self._personas[_NO_PERSONA],
             "personas": personas,
@@ -298,7 +302,7 @@ def _temperature(value: float) -> Input:
 
 def _models(current: str) -> list[tuple[str, str]]:
     """The models in the store, and the one that is set, wherever it is."""
-    return [(name, name) for name in dict.fromkeys([current, *choices_of("model")])]
+    return [(name, name) for name in dict.fromkeys([current, *choices_of("model")]) if name]
 
 
 def _themes(current: str) -> list[tuple[str, str]]:

@@ -39,12 +39,14 @@ def said(shown: SettingsScreen) -> str:
 
 
 async def test_what_is_saved_is_in_the_file_and_in_the_result() -> None:
-    host, shown = form()
+    host, shown = form(save_settings({"draft_model": "small"}))
     async with host.run_test(size=(80, 24)) as pilot:
+        assert shown.query_one("#draft-model", Select).value == "small"
+        shown.query_one("#draft-model", Select).value = ""
         shown.query_one("#temperature", Input).value = "0,25"
         shown.query_one("#system", TextArea).text = "Be brief.\x1b"
         shown.query_one("#theme", Select).value = "light"
-        await pilot.press(*["tab"] * 5, *["backspace"] * 4, *"off")
+        await pilot.press(*["tab"] * 6, *["backspace"] * 4, *"off")
         await pilot.press("tab", "space", "tab", "space", "ctrl+s")
         await until(pilot, lambda: host.results)
     expected = Settings(
