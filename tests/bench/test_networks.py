@@ -4,7 +4,8 @@ worse than its parts."""
 from __future__ import annotations
 
 import random
-from itertools import accumulate, repeat
+from collections.abc import Sequence
+from itertools import accumulate, product, repeat
 from operator import mul
 
 import pytest
@@ -13,9 +14,10 @@ from akunu_py.bench.curve import parse_curve
 from akunu_py.bench.device import parse_device, replay_on_device
 from akunu_py.bench.networks import NetworkFigures, parse_network
 from akunu_py.bench.replay import replay_trace
-from akunu_py.bench.theory import best_length, improvement
+from akunu_py.bench.theory import LONGEST, best_length, improvement
 from akunu_py.bench.trace import Trace, TraceItem
 from akunu_py.errors import UsageError
+from akunu_py.ngram.networks import PlannedNetwork, Terms
 
 MTP = NetworkFigures("mtp", 0.06, (0.8, 0.65, 0.5))  # as published for heads of one layer
 DEAR = NetworkFigures("model", 0.9, (0.5, 0.2))
@@ -76,6 +78,49 @@ def test_the_planner_earns_what_theory_promises(chance: float, c: float) -> None
     figures = NetworkFigures("model", c, tuple(accumulate(repeat(chance, 16), mul)))
     best = max(1.0, improvement(chance, best_length(chance, c, curve), c, curve))
     assert score(trace, "m5max", "model", figures) == pytest.approx(best, rel=0.1)
+
+
+class Steady:
+    """A `DraftNetwork` whose tokens are always as likely, and cost as much."""
+
+    name = key = "model"
+    longest, reused, read = LONGEST, 0.0, 9
+
+    def __init__(self, chance: float, share: float) -> None:
+        self.chance, self.share = chance, share
+
+    def begin(self, known: Sequence[int]) -> bool:
+        return True
+
+    def guess(self) -> tuple[int, float]:
+        return 1, self.chance
+
+    def forget(self) -> None:
+        """It has read nothing."""
+
+    def clock(self) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize("curve", ["1:1,33:1", "m5max", "m4pro", "m1"])
+def test_the_planner_drafts_as_many_tokens_as_theory_says(curve: str) -> None:
+    """The length of the greatest improvement, by theorem 3.8 with the cost of rows, where a unit of
+    cost is worth that improvement; none where there is none."""
+    cost = parse_curve(curve)
+    costs, found = [cost(rows) for rows in range(1, LONGEST + 2)], {}
+    for chance, c in product((0.3, 0.5, 0.6, 0.7, 0.8, 0.9), (0.01, 0.05, 0.1, 0.2, 0.4)):
+        best = best_length(chance, c, cost)
+        rate = improvement(chance, best, c, cost)
+        planned = PlannedNetwork(Steady(chance, c))
+        planned.learned.expected[:] = [chance] * len(planned.learned.expected)
+        terms = Terms(costs, rate, 1.0, True, 10, 1000, False, False)
+        division = planned.division([], [1.0 - rate], LONGEST, terms)
+        drafted: list[int] = []
+        if division.value > 1.0 - rate + 1e-9:
+            drafted = planned.draft([0] * 10, [], 1.0, division, terms, (), None)
+        found[chance, c] = len(drafted), best
+    assert all(length == best for length, best in found.values()), found
+    assert len({best for _, best in found.values()}) > 3
 
 
 @pytest.mark.parametrize(
