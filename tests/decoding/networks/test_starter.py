@@ -1,0 +1,65 @@
+"""Networks that do not pay on a real model: the starter's copy in 2 bits, and its first layers. The
+answers are its own, what they take is learned, and they are left alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import mlx.nn as nn
+import pytest
+
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.networks.exit import ExitNetwork
+from akunu_py.decoding.networks.model import ModelNetwork
+from akunu_py.decoding.session import Session
+from akunu_py.types import Answer, DraftMode, GenerateOptions, Message, SamplingOptions
+
+pytestmark = pytest.mark.slow
+
+TOKENS = 64
+PROMPTS = ("Why is the sky blue?", "Write a Python function that adds two numbers.")
+SAMPLINGS = (SamplingOptions(), SamplingOptions(temperature=0.7, seed=7))
+
+
+@pytest.fixture(scope="module")
+def copied(starter_engine: Engine) -> Engine:
+    small = Engine.load(starter_engine.path, name="2 bits")
+    nn.quantize(small.model, 64, 2)
+    return starter_engine.drafted_by(small)
+
+
+@pytest.mark.parametrize("mode", ["auto", "model", "exit"])
+def test_what_does_not_pay_is_left_alone(
+    mode: DraftMode, copied: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guesses = 0
+
+    def counted(network: ModelNetwork | ExitNetwork) -> tuple[int, float]:
+        nonlocal guesses
+        guesses += 1
+        return guess(network)  # type: ignore[arg-type]
+
+    kind = ExitNetwork if mode == "exit" else ModelNetwork
+    guess = kind.guess
+    monkeypatch.setattr(kind, "guess", counted)
+    plain, session = Session(copied), Session(copied)
+    made, passes = [], []
+    for prompt in PROMPTS:
+        for sampling in SAMPLINGS:
+            options = GenerateOptions(TOKENS, mode, sampling=sampling)
+            truth = answered(plain, prompt, replace(options, draft="off"))
+            before = guesses
+            found = answered(session, prompt, options)
+            assert found.tokens == truth.tokens
+            made.append(guesses - before)
+            passes.append(found.stats.target_passes)
+    (learned,) = session.drafting.networks.values()
+    print(mode, "guesses", made, "passes", passes, "expected", learned.expected[:2])
+    assert learned.timed
+    assert learned.curve.measured(1)
+    assert made[0]  # it was tried
+    assert sum(made[2:]) <= max(2, 0.02 * sum(passes[2:]))  # and that was it
+
+
+def answered(session: Session, prompt: str, options: GenerateOptions) -> Answer:
+    return session.chat([Message("user", prompt)], options).answer()
