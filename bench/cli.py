@@ -53,10 +53,10 @@ def _add_speed(parser: argparse.ArgumentParser) -> None:
     texts.add_argument(
         "--draft",
         action="append",
-        choices=("off", "fixed", "auto", "memory"),
+        choices=("off", "fixed", "auto", "ngram", "mtp", "exit", "memory"),
         metavar="MODE",
-        help="off, fixed, auto, or memory: auto with a memory of the answers to the other "
-        "workloads; may be repeated (default: off, fixed, auto)",
+        help="off, fixed, auto, ngram, mtp, exit, or memory: auto with a memory of the answers to "
+        "the other workloads; may be repeated (default: off, fixed, auto)",
     )
     texts.add_argument("--draft-tokens", type=positive, default=DEFAULT_DRAFT_TOKENS, metavar="N")
     texts.add_argument(

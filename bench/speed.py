@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from typing import cast
 
 import mlx.core as mx
 from mlx_lm.generate import generate_step, generation_stream
@@ -40,11 +41,12 @@ from akunu_py.bench.runners.mlx_lm import MlxLm, MlxLmDraftModel
 from akunu_py.bench.trace import Trace, load_trace
 from akunu_py.bench.workloads import Workload
 from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.networks.offers import check_mode
 from akunu_py.decoding.session import Session
 from akunu_py.errors import UsageError
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.memory import CAPACITY_BITS, Memory
-from akunu_py.types import GenerateOptions
+from akunu_py.types import DraftMode, GenerateOptions
 
 CURVE_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 MEMORY = "memory"
@@ -57,8 +59,8 @@ _WARM_UP_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Which runners there are. modes: of ours: off, fixed, auto, and memory, which is auto with
-    one. draft_tokens: of fixed, which runs once for each. The others are None to leave them out."""
+    """Which runners there are. modes: of ours, and memory, which is auto with one. draft_tokens: of
+    fixed, which runs once for each. The others are None to leave them out."""
 
     modes: Sequence[str]
     draft_tokens: Sequence[int]
@@ -142,7 +144,8 @@ def make_runners(
         elif mode == "fixed":
             runners += [Akunu(engine, "fixed", curve, draft_tokens=n) for n in setup.draft_tokens]
         else:
-            runners.append(Akunu(engine, "auto" if mode == "auto" else "off", curve))
+            check_mode(engine, named := cast(DraftMode, mode))
+            runners.append(Akunu(engine, named, curve))
     if setup.llama_cpp is not None:
         runners += peers.llama_cpp(engine, setup.llama_cpp)
     if setup.transformers is not None:

@@ -16,6 +16,7 @@ from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import LONGEST_CONTEXT, ORDERS, FixedDrafter, Predictor, fnv1a
 from akunu_py.ngram.memory import Memory
+from akunu_py.ngram.networks import LearnedNetwork
 from akunu_py.types import (
     DEFAULT_DRAFT_TOKENS,
     Drafter,
@@ -49,6 +50,7 @@ class Akunu:
         name: str | None = None,
     ) -> None:
         self._engine, self._mode, self._curve, self._memory = engine, mode, curve, memory
+        self._networks: dict[str, LearnedNetwork] = {}  # what is learned of them stays, too
         self._draft_tokens = draft_tokens or DEFAULT_DRAFT_TOKENS
         self.name: str = name or (mode if memory is None else f"{mode} + memory")
         if draft_tokens is not None:
@@ -61,7 +63,7 @@ class Akunu:
     def run(self, workload: Workload, conditions: Conditions) -> Run:
         engine, run = self._engine, Run()
         memory = self._memory.get(workload.name) if self._memory else None
-        session = Session(engine, UnsavedState(self._curve, memory))
+        session = Session(engine, UnsavedState(self._curve, memory, self._networks))
         record_passes(session, run.passes)
         options = GenerateOptions(
             max_tokens=conditions.max_tokens,
@@ -84,8 +86,13 @@ class UnsavedState(LearnedState):
     """A learned state in memory: a curve, which keeps learning, and a memory, which does not.
     Nothing touches the disk."""
 
-    def __init__(self, curve: CostCurve, memory: Memory | None = None) -> None:
-        self.curve, self.networks = curve, {}
+    def __init__(
+        self,
+        curve: CostCurve,
+        memory: Memory | None = None,
+        networks: dict[str, LearnedNetwork] | None = None,
+    ) -> None:
+        self.curve, self.networks = curve, {} if networks is None else networks
         self.memory = memory
         self.warnings = []
 
