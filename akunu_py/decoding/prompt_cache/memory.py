@@ -3,9 +3,10 @@
 A history that was asked for is the longest one that a prompt can continue. What is lost first is
 what is cheapest to read again for the memory that it takes: the tokens that no other history has,
 for each byte, times how likely it is that they are asked for. That falls with the requests since,
-as 1 / n, and where it was asked for only once it is the share of texts that were continued here: so
-one-off requests go before conversations where there are any, twins before the only one of their
-kind. And of what goes only the end is taken, as much as is needed, where its cache allows that.
+as 1 / n, and where it was asked for only once it is the share that was continued of the texts that
+begin like it: so one-off requests go before conversations where there are any, twins before the
+only one of their kind. And of what goes only the end is taken, as much as is needed, where its
+cache allows that.
 (GreedyDual-Size-Frequency, which came before, keeps finished conversations for their frequency;
 docs/caches.md has the figures.)
 """
@@ -14,12 +15,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from akunu_py.decoding.prompt_cache.beginnings import Beginnings
 from akunu_py.decoding.prompt_cache.history import TokenHistory
 from akunu_py.decoding.token_ids import common_prefix
 
 LEAST = 64  # tokens: what is shorter is read again in no time
 _MOST = 16  # histories, however small they are
-_CONTINUED = 2  # histories that are taken for continued before there were any
 _REMEMBERED = 32  # of those that were lost, to say why a prompt is read again
 
 
@@ -44,7 +45,7 @@ class PromptCaches:
         self.lost: list[list[int]] = []  # the tokens of the last ones, the latest last
         self._kept: list[_Kept] = []
         self._requests = 0
-        self._begun = self._continued = 0  # histories, those of them that were asked for again
+        self._beginnings = Beginnings()
 
     @property
     def nbytes(self) -> int:
@@ -64,8 +65,8 @@ class PromptCaches:
         elif len(history.tokens) >= LEAST:
             history.uses += 1
             self._requests += 1
-            self._begun += history.uses == 1
-            self._continued += history.uses == 2
+            if history.uses <= 2:
+                self._beginnings.add(history.tokens, again=history.uses == 2)
             self._kept.append(_Kept(history, self._requests))
 
     def note_lost(self, history: TokenHistory) -> None:
@@ -126,6 +127,6 @@ class PromptCaches:
         tokens = kept.history.tokens
         others = (each.history.tokens for each in self._kept if each is not kept)
         alone = len(tokens) - max((common_prefix(tokens, other) for other in others), default=0)
-        once = (self._continued + _CONTINUED) / (self._begun + _CONTINUED)
-        likely = (1.0 if kept.history.uses > 1 else once) / (1 + self._requests - kept.since)
+        likely = 1.0 if kept.history.uses > 1 else self._beginnings.chance(tokens)
+        likely /= 1 + self._requests - kept.since
         return likely * alone / max(1, kept.history.nbytes)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from akunu_py.decoding import prefill
+from akunu_py.decoding.prompt_cache.beginnings import Beginnings
 from akunu_py.decoding.prompt_cache.history import TokenHistory
 from akunu_py.decoding.prompt_cache.memory import LEAST, PromptCaches
 from akunu_py.decoding.target import Reuse, Target
@@ -141,6 +142,24 @@ def test_the_limit_holds_and_what_is_asked_for_stays(seed: int) -> None:
         assert asked_for is None or asked_for in caches.histories()
         assert all(len(each.tokens) >= LEAST for each in caches.histories())
         assert caches.limit or not caches.histories()
+
+
+def test_texts_that_begin_alike_are_asked_for_again_alike() -> None:
+    beginnings = Beginnings()
+    system, title = some(40, 1), some(50, 2)
+
+    def text(begin: list[int], number: int) -> list[int]:
+        beginnings.add(new := [*begin, *some(90, number)], again=False)
+        return new
+
+    for number in range(100):  # of which only the latest are remembered
+        beginnings.add(text(system, number), again=True)
+        text(title, number)
+        chances = [beginnings.chance(text(each, 1000 + number)) for each in (system, [], title)]
+        beginnings.add([*system, *some(90, 1000 + number)], again=True)
+        assert all(0 < each <= 1 for each in chances)
+        assert number < 3 or (chances[0] > 0.8 and chances[2] < 0.2)
+        assert chances == sorted(chances, reverse=True)
 
 
 @pytest.mark.parametrize("name", FAMILIES_BY_KIND)
