@@ -34,6 +34,7 @@ from akunu_py.completion.types import (
     with_crlf,
     with_unix_newlines,
 )
+from akunu_py.decoding import memory_guard
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.events import Begun, Reading
 from akunu_py.decoding.learned import LearnedState
@@ -94,6 +95,10 @@ class Completer:
     def name(self) -> str:
         """Of the model."""
         return self.engine.name
+
+    def relieve(self) -> None:
+        """Gives memory back where the system is short of it."""
+        memory_guard.relieve(self.session.target.caches)
 
     def close(self) -> None:
         """Keeps what was learned about costs for the next run."""

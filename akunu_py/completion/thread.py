@@ -104,7 +104,7 @@ class CompletionThread:
             load=self._try_to_load,
             serve=self._serve,
             unload=self._unload,
-            idle=Idle(lambda: False, self._rest, unload_s),
+            idle=Idle(self._relieve, self._rest, unload_s),
         )
 
     @property
@@ -185,6 +185,11 @@ class CompletionThread:
         if self._completer is not None and not isinstance(self._completer, Failure):
             self._completer.close()
         self._completer = Failure("closed")
+
+    def _relieve(self) -> bool:
+        if self._completer is not None and not isinstance(self._completer, Failure):
+            self._completer.relieve()
+        return False
 
     def _rest(self) -> None:
         """Unloads the model until somebody asks again."""

@@ -113,6 +113,9 @@ class CompletionMaker(Protocol):
     def recall(self, request: CompletionRequest) -> Completion | None:
         """See `Completer.recall`."""
 
+    def relieve(self) -> None:
+        """Gives memory back where the system is short of it; called while nobody asks."""
+
     def close(self) -> None:
         """Keeps what was learned."""
 

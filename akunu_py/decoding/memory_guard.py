@@ -1,4 +1,5 @@
-"""Is there memory for an answer: before its prompt is read, the bytes are known."""
+"""Is there memory for an answer: before its prompt is read, the bytes are known. What is kept for
+speed alone goes where the system is short of it."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import mlx.core as mx
 
 from akunu_py.decoding import device, footprint
 from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.prompt_cache.memory import LEAST
+from akunu_py.decoding.prompt_cache.memory import LEAST, PromptCaches
 from akunu_py.decoding.target import Target
 from akunu_py.errors import DoesNotFit, UsageError
 from akunu_py.models.fit import Growth
@@ -19,6 +20,16 @@ _LEAST_ANSWER = 256  # tokens that there must be memory for; the rest may never 
 _STEP = 256  # tokens: what caches grow by
 
 
+def relieve(caches: PromptCaches) -> None:
+    """Gives back, where the system is short of memory, what is kept for speed alone: MLX's buffers,
+    and the texts that are not in use where it is critical."""
+    pressure = device.memory_pressure()
+    if pressure == "critical":
+        caches.make_room(caches.limit)
+    if pressure != "normal":
+        mx.clear_cache()
+
+
 def make_room(engine: Engine, target: Target, prompt: Sequence[int], max_tokens: int) -> None:
     """Sees that there is memory for the KV cache of `prompt` and an answer: what is kept only for
     speed goes where it must.
@@ -26,11 +37,8 @@ def make_room(engine: Engine, target: Target, prompt: Sequence[int], max_tokens:
     Raises DoesNotFit, with what would fit, where that is not enough, and the engine is not forced.
     Nothing was read or lost then but other texts.
     """
-    caches, pressure = target.caches, device.memory_pressure()
-    if pressure == "critical":
-        caches.make_room(caches.limit)
-    if pressure != "normal":
-        mx.clear_cache()
+    caches = target.caches
+    relieve(caches)
     context = engine.context_length
     cached = target.reach(prompt)
     fewest = min(len(prompt) + min(max_tokens, _LEAST_ANSWER), context)

@@ -112,13 +112,14 @@ class Session:
     def save_idle(
         self, stopped: Callable[[], bool] = lambda: False, seconds: float | None = None
     ) -> bool:
-        """Keeps a text that was read on disk, where that is allowed and worth it; to be called
-        while nobody waits.
+        """Keeps a text that was read on disk, where that is allowed and worth it, and gives memory
+        back where the system is short of it; to be called while nobody waits.
 
         stopped: asked often; where it says so, nothing is kept after all. seconds: how long it may
         take. Returns whether one was kept, so that there may be more.
         """
         caches = self.target.caches  # which other sessions may share
+        memory_guard.relieve(caches)
         histories = [*caches.in_use, *caches.histories()]
         return self.recall is not None and self.recall.write(histories, stopped, seconds)
 
@@ -313,6 +314,7 @@ class Generation:
         """Memory for the next leg. Where others have it, what was read until now is given up, and
         taken up again, or read again, when there is some."""
         target, turn, nothing = self._target, self._session.turn, TextPiece("", Piece(()))
+        memory_guard.relieve(target.caches)
         known = [*target.tokens, *target.pending]
         needed = self._needed(len(known) + min(left, _LEG))
         if not turn.crowded and target.caches.has_room(needed, target.history):

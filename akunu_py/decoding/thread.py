@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 
 Request = TypeVar("Request")
 _SAVE_AFTER_S = 2.0  # without a request it looks as if nobody was about to ask more
+_WATCH_S = 5.0 if sys.platform == "darwin" else None  # where the system tells how short memory is
 
 
 class ModelThread(Generic[Request]):
@@ -97,8 +98,10 @@ class ModelThread(Generic[Request]):
 class Idle:
     """What a thread does while nobody asks: it saves what was read, then unloads the model.
 
-    save: saves something, and returns whether there may be more. unload: called when nobody asked
-    for `unload_s` seconds, None for never; the next request has to load the model again.
+    save: saves something, and returns whether there may be more; called again every `watch_s`
+    seconds, because it also gives memory back where the system is short of it; None for once.
+    unload: called when nobody asked for `unload_s` seconds, None for never; the next request has to
+    load the model again.
     """
 
     def __init__(
@@ -106,22 +109,23 @@ class Idle:
         save: Callable[[], bool],
         unload: Callable[[], None] = lambda: None,
         unload_s: float | None = None,
+        watch_s: float | None = _WATCH_S,
     ) -> None:
         self._save = save
         self._unload = unload
         self._unload_s = unload_s
+        self._watch_s = watch_s
 
     def __call__(self, seconds: float) -> float | None:
         if seconds < _SAVE_AFTER_S:
             return _SAVE_AFTER_S - seconds
         if self._save():
             return 0.0
-        if self._unload_s is None:
+        if self._unload_s is not None and seconds >= self._unload_s:
+            self._unload()
             return None
-        if seconds < self._unload_s:
-            return self._unload_s - seconds
-        self._unload()
-        return None
+        left = None if self._unload_s is None else self._unload_s - seconds
+        return min((each for each in (left, self._watch_s) if each is not None), default=None)
 
 
 def release_memory() -> None:

@@ -78,9 +78,10 @@ def test_what_the_next_turn_begins_with_is_found_by_rendering_one(
     assert tiny.stable_prefix(messages, prompt) == len(prompt) - dropped
 
 
+@pytest.mark.parametrize("idle", [False, True])
 @pytest.mark.parametrize(("pressure", "kept"), [("normal", 1), ("warning", 1), ("critical", 0)])
 def test_where_the_system_is_short_of_memory_caches_go(
-    tiny: Engine, monkeypatch: pytest.MonkeyPatch, pressure: str, kept: int
+    tiny: Engine, monkeypatch: pytest.MonkeyPatch, pressure: str, kept: int, idle: bool
 ) -> None:
     session, options = Session(tiny), GenerateOptions(max_tokens=4)
     first, second = [5] * 100, [6] * 100
@@ -88,6 +89,9 @@ def test_where_the_system_is_short_of_memory_caches_go(
     session.generate(second, options).answer()
     assert len(session.target.caches.histories()) == 1
     monkeypatch.setattr(device, "memory_pressure", lambda: pressure)
+    if idle:
+        session.save_idle()
+        assert len(session.target.caches.histories()) == kept
     generation = session.generate([*second, 7], options)
     assert generation.answer().tokens
     assert generation.stats.cached_tokens >= len(second)

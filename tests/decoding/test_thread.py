@@ -59,7 +59,7 @@ def test_nobody_asks_what_was_read_is_saved_then_the_model_unloaded() -> None:
         log.append("save")
         return left.pop(0)
 
-    idle = Idle(save, lambda: log.append("unload"), unload_s=60.0)
+    idle = Idle(save, lambda: log.append("unload"), unload_s=60.0, watch_s=None)
     first = idle(0.0)
     assert first is not None
     assert first > 0
@@ -70,4 +70,6 @@ def test_nobody_asks_what_was_read_is_saved_then_the_model_unloaded() -> None:
     assert log == ["save"] * 3
     assert idle(60.0) is None
     assert log[-1] == "unload"
-    assert Idle(lambda: False)(100.0) is None
+    assert Idle(lambda: False, watch_s=None)(100.0) is None
+    watching = Idle(lambda: False, unload_s=60.0, watch_s=5.0)
+    assert [watching(each) for each in (10.0, 58.0, 60.0)] == [5.0, 2.0, None]

@@ -53,6 +53,9 @@ class Echo:
     def recall(self, request: CompletionRequest) -> None:
         return None
 
+    def relieve(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

@@ -48,6 +48,9 @@ class Ghost:
     def recall(self, request: CompletionRequest) -> None:
         return None
 
+    def relieve(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

@@ -32,6 +32,9 @@ class ServedCompleter:
         self._options = asdict(options)
         self._cache = CompletionCache()
 
+    def relieve(self) -> None:
+        """The server's memory is the server's."""
+
     def close(self) -> None:
         """What is learned, the server learns."""
 
