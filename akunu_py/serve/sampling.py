@@ -7,14 +7,16 @@ import json
 from dataclasses import replace
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from akunu_py.serve.bodies import Body, Ignored
 from akunu_py.serve.errors import RequestError
 from akunu_py.serve.service import Service
-from akunu_py.types import Constraint, GenerateOptions
+from akunu_py.types import Constraint, ConstraintKind, GenerateOptions
 
 _MAX_SEED = 2**32
+# What `json_object` asks for: of all JSON an object, as OpenAI has it.
+JSON_OBJECT = Constraint("json_schema", '{"type": "object"}')
 
 TokenId = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
 
@@ -24,6 +26,20 @@ class StreamOptions(Body):
 
     include_usage: bool | None = None
     include_obfuscation: Ignored = None
+
+
+class StructuredOutputs(Body):
+    """What vLLM has in the place of `guided_*` from 0.12 on. disable_any_whitespace: JSON is
+    compact, that of a `response_format` too."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, serialize_by_alias=True)
+
+    json_schema: dict[str, Any] | str | bool | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool | None = None
 
 
 class SamplingBody(Body):
@@ -57,6 +73,7 @@ class SamplingBody(Body):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 def generate_options(
@@ -66,8 +83,8 @@ def generate_options(
     constraint: Constraint | None = None,
     logprobs: int | None = None,
 ) -> GenerateOptions:
-    """How to answer; what the body leaves open is as the service has it. constraint: beside
-    `guided_*`. logprobs: see `SamplingOptions`. Raises RequestError."""
+    """How to answer; what the body leaves open is as the service has it. constraint: beside those
+    in the body. logprobs: see `SamplingOptions`. Raises RequestError."""
     constraint = _guided(body, constraint)
     given: dict[str, Any] = {
         "temperature": body.temperature,
@@ -115,16 +132,39 @@ def schema_constraint(schema: Any) -> Constraint:
 
 
 def _guided(body: SamplingBody, other: Constraint | None) -> Constraint | None:
-    found = {}
-    if body.guided_json is not None:
-        found["guided_json"] = schema_constraint(body.guided_json)
-    if body.guided_regex is not None:
-        found["guided_regex"] = Constraint("regex", body.guided_regex)
-    if body.guided_choice is not None:
-        found["guided_choice"] = Constraint("choice", choices=tuple(body.guided_choice))
-    if body.guided_grammar is not None:
-        found["guided_grammar"] = Constraint("grammar", body.guided_grammar)
+    """The one that there is. other: beside those in the body. Raises RequestError."""
+    outputs = body.structured_outputs or StructuredOutputs(json=None)
+    given = {
+        "guided_json": _schema(body.guided_json),
+        "guided_regex": _text("regex", body.guided_regex),
+        "guided_choice": _choice(body.guided_choice),
+        "guided_grammar": _text("grammar", body.guided_grammar),
+        "structured_outputs.json": _schema(outputs.json_schema),
+        "structured_outputs.regex": _text("regex", outputs.regex),
+        "structured_outputs.choice": _choice(outputs.choice),
+        "structured_outputs.grammar": _text("grammar", outputs.grammar),
+        "structured_outputs.json_object": JSON_OBJECT if outputs.json_object else None,
+    }
+    found = {name: constraint for name, constraint in given.items() if constraint is not None}
     if len(found) + (other is not None) > 1:
         name = [*found][-1]
         raise RequestError(f"{name}: an answer can match one constraint only", param=name)
-    return next(iter(found.values()), other)
+    constraint = next(iter(found.values()), other)
+    if not outputs.disable_any_whitespace:
+        return constraint
+    if constraint is None or constraint.kind != "json_schema":
+        name = "structured_outputs.disable_any_whitespace"
+        raise RequestError(f"{name}: only for an answer in JSON", param=name)
+    return replace(constraint, compact=True)
+
+
+def _schema(schema: Any) -> Constraint | None:
+    return None if schema is None else schema_constraint(schema)
+
+
+def _text(kind: ConstraintKind, text: str | None) -> Constraint | None:
+    return None if text is None else Constraint(kind, text)
+
+
+def _choice(choices: list[str] | None) -> Constraint | None:
+    return None if choices is None else Constraint("choice", choices=tuple(choices))

@@ -145,10 +145,14 @@ async def test_structured_answers_and_their_limits(tiny: Served) -> None:
         "additionalProperties": False,
     }
     named = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
+    compact = {"structured_outputs": {"disable_any_whitespace": True}}
     for more, wanted in (
         ({"guided_choice": ["left", "right"]}, ("left", "right")),
         ({"guided_regex": "[0-9]{3}x"}, None),
         ({"guided_grammar": 'start: "yes" | "no"'}, ("yes", "no")),
+        ({"structured_outputs": {"choice": ["left", "right"]}}, ("left", "right")),
+        (compact | {"response_format": named}, ('{"a":1}',)),
+        ({"structured_outputs": {"json": schema, "disable_any_whitespace": True}}, ('{"a":1}',)),
     ):
         reply = await ask(tiny.app, CHAT, {"messages": messages, **more})
         text = reply.json()["choices"][0]["message"]["content"]
@@ -247,6 +251,18 @@ REFUSED = [
     (CHAT, {"logit_bias": {"99999": 1}}, 400, None),
     (CHAT, {"max_tokens": 1.5}, 400, "max_tokens"),
     (CHAT, {"guided_regex": "("}, 400, None),
+    (
+        CHAT,
+        {"structured_outputs": {"whitespace_pattern": ""}},
+        400,
+        "structured_outputs.whitespace_pattern",
+    ),
+    (
+        COMPLETIONS,
+        {"prompt": [1], "structured_outputs": {"regex": "a", "disable_any_whitespace": True}},
+        400,
+        "structured_outputs.disable_any_whitespace",
+    ),
     (COMPLETIONS, {"prompt": [-1]}, 400, "prompt"),
     (COMPLETIONS, {"prompt": [10**6]}, 400, "prompt"),
     (COMPLETIONS, {"prompt": []}, 400, "prompt"),

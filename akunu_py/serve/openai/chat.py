@@ -15,6 +15,7 @@ from akunu_py.serve.openai.chat_encoder import ChatEncoder, ChatHead, whole_chat
 from akunu_py.serve.openai.messages import MessageBody, TextPart, messages_of
 from akunu_py.serve.openai.tools import ChoiceBody, ToolBody, choice_of, tools_of
 from akunu_py.serve.sampling import (
+    JSON_OBJECT,
     SamplingBody,
     choices,
     generate_options,
@@ -117,6 +118,4 @@ def prepare_chat(body: ChatBody, service: Service) -> Prepared:
 def _constraint(format: Format | None) -> Constraint | None:
     if isinstance(format, SchemaFormat):
         return schema_constraint(format.json_schema.json_schema)
-    if isinstance(format, JsonFormat):  # of all JSON an object, as OpenAI has it
-        return schema_constraint({"type": "object"})
-    return None
+    return JSON_OBJECT if isinstance(format, JsonFormat) else None

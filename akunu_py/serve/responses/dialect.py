@@ -16,7 +16,7 @@ from akunu_py.serve.responses.bodies import ResponsesBody
 from akunu_py.serve.responses.conversation import messages_of
 from akunu_py.serve.responses.reply import Reply, ResponseEncoder, whole_response
 from akunu_py.serve.responses.tools import dictated_job, offered_tools
-from akunu_py.serve.sampling import SamplingBody, generate_options, schema_constraint
+from akunu_py.serve.sampling import JSON_OBJECT, SamplingBody, generate_options, schema_constraint
 from akunu_py.serve.service import Service
 from akunu_py.serve.turns import effort_variables
 from akunu_py.types import Constraint
@@ -94,7 +94,7 @@ def _constraint(body: ResponsesBody) -> Constraint | None:
     if wanted is None or wanted.type == "text":
         return None
     if wanted.type == "json_object":
-        return schema_constraint({"type": "object"})
+        return JSON_OBJECT
     if wanted.schema_ is None:
         raise RequestError("text.format.schema: field required", param="text.format.schema")
     return schema_constraint(wanted.schema_)
