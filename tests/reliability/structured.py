@@ -1,23 +1,29 @@
-"""`python -m tests.reliability.structured FILE [ANSWERS [TOKENS [START]]]`: answers beside
+"""`python -m tests.reliability.structured FILE [ANSWERS [TOKENS [START [END]]]]`: answers beside
 those of naive decoding.
 
 FILE: as for `tests.reliability.schemas`. The starter answers to ANSWERS schemas (default 10),
-evenly apart, with TOKENS tokens (default 48), at temperature 0 and 0.8: without drafts, with them,
+evenly apart, with TOKENS tokens (default 48), at temperature 0 and 0.8: with drafts, without them,
 and as mlx-lm's model alone has it, each token masked by a matcher that only goes forward. All must
 have the same tokens, of JSON that fits, or of the beginning of some. Passes are counted by source,
-as `akunu bench structured` does. The order is such that any part of them is spread over FILE; START
-leaves out as many, which were done before.
+as `akunu bench structured` does. The order is such that any part of them is spread over FILE; from
+START to END is a part.
+
+Answers with drafts are made first, by all that a session has. What the model says behind each of
+their tokens then comes of one pass over prompt and answer, with a cache of mlx-lm's, and is what is
+sampled from without drafts and naively: a pass a token would give the same but for rounding, and
+takes ten times as long. Where they come to another token, passes of a token each decide.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import gzip
 import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,29 +32,31 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 
-from akunu_py.bench.curve import CURVES, parse_curve
+from akunu_py.bench.curve import CURVES, FixedCosts, parse_curve
 from akunu_py.bench.replay import ReplayCounts
 from akunu_py.bench.structured import count
 from akunu_py.bench.trace import TraceItem
 from akunu_py.decoding.constraint.matcher import ConstraintMatcher
 from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.kvcache import holds
 from akunu_py.decoding.sampling import Sampler
 from akunu_py.decoding.session import Session
 from akunu_py.errors import UsageError
 from akunu_py.models import store
-from akunu_py.types import Constraint, DraftMode, GenerateOptions, Message, SamplingOptions
+from akunu_py.types import Constraint, GenerateOptions, Message, SamplingOptions
 from tests.support.json_schema import is_valid
 
 TEMPERATURES = (0.0, 0.8)
 _SHOWN = 200  # characters of a schema that the prompt has
+_CURVE = parse_curve(CURVES["m5max"])
 
 
-def main(path: Path, answers: int, length: int, start: int) -> int:
+def main(path: Path, answers: int, length: int, start: int, end: int | None) -> int:
     schemas = json.loads(gzip.decompress(path.read_bytes()))["schemas"]
     engine = Engine.load(store.get("starter").path)
     counts: dict[str, dict[str, ReplayCounts]] = {}
     wrong = done = cut = refused = 0
-    for number in _spread(answers)[start:]:
+    for number in _spread(answers)[start:end]:
         start += 1
         entry = schemas[number * len(schemas) // answers]
         source = entry["name"].split("---")[0].split("_")[0]
@@ -66,8 +74,7 @@ def main(path: Path, answers: int, length: int, start: int) -> int:
             wrong += not (answer.same and fits)
             item = TraceItem(answer.prompt, answer.by_way["auto"])
             constraint = Constraint("json_schema", json.dumps(entry["schema"]))
-            curve = parse_curve(CURVES["m5max"])
-            count(engine, constraint, item, curve, counts.setdefault(source, {}))
+            count(engine, constraint, item, _CURVE, counts.setdefault(source, {}))
             verdict = ("same" if answer.same else "DIFFERENT") + (" fits" * fits or " DOES NOT FIT")
             print(f"{start} {entry['name']} {answer.temperature}: {verdict}", flush=True)
         print(f"{time.perf_counter() - started:.0f} s; {done} answers, {wrong} wrong", flush=True)
@@ -107,80 +114,118 @@ def answered(engine: Engine, schema: Any, length: int) -> list[Answered]:
     ask = f"Answer with an example of JSON that fits this JSON schema:\n\n{text[:_SHOWN]}"
     prompt = engine.encode_chat([Message("user", ask)])
     constraint = Constraint("json_schema", text)
-    modes: tuple[DraftMode, ...] = ("off", "auto")
     first = Session(engine)  # reads the prompt; the others learn nothing from what was answered
+    first.drafting.curve = FixedCosts(_CURVE.points)
+    reader = Reader(engine, prompt)
     found = []
-    reference = Naive(engine, prompt, constraint)
     for temperature in TEMPERATURES:
         sampling = SamplingOptions(temperature=temperature, seed=7, constraint=constraint)
-        answers = {}
-        for mode in modes:
-            session = Session(engine, beside=first)
-            options = GenerateOptions(length, mode, sampling=sampling)
-            answers[mode] = session.generate(prompt, options).answer()
-            session.release()
-        by_way: dict[str, tuple[int, ...]] = {mode: each.tokens for mode, each in answers.items()}
-        last = answers["auto"]
-        by_way["naive"] = reference.answer(sampling, length, last.tokens)
-        whole = last.finish_reason == "stop"
-        found.append(Answered(temperature, tuple(prompt), by_way, last.text, whole))
+        session = Session(engine, beside=first)
+        answer = session.generate(prompt, GenerateOptions(length, sampling=sampling)).answer()
+        session.release()
+        expected = reader.read(answer.tokens)
+        by_way = {"auto": answer.tokens}
+        for way, made in ("off", without_drafts), ("naive", naively):
+            make = functools.partial(made, first, prompt, sampling, length)
+            try:
+                by_way[way] = make(expected)
+            except OtherToken:
+                by_way[way] = make(reader.read(()))
+        whole = answer.finish_reason == "stop"
+        found.append(Answered(temperature, tuple(prompt), by_way, answer.text, whole))
     return found
 
 
-class Naive:
-    """Masks and samples one token after the other, with nothing kept but mlx-lm's cache."""
+class OtherToken(Exception):
+    """An answer goes on with another token than was expected."""
 
-    def __init__(self, engine: Engine, prompt: Sequence[int], constraint: Constraint) -> None:
-        self._engine, self._prompt, self._constraint = engine, list(prompt), constraint
+
+class Logits:
+    """What the model says behind a prompt and, token for token, an answer to it."""
+
+    def __init__(
+        self, engine: Engine, prompt: Sequence[int], answer: Sequence[int], cache: list[Any]
+    ) -> None:
+        """cache: holds all of the prompt but its last token. answer: as expected; where it is
+        empty, what comes is read token by token."""
+        self._engine, self._last, self._answer, self._cache = engine, prompt[-1], answer, cache
+        self._rows = self._run([self._last, *answer[:-1]]) if answer else None
+
+    def behind(self, tokens: Sequence[int]) -> mx.array:
+        """Logits [1, vocab] behind the answer `tokens`, of which the last is new. Raises
+        OtherToken."""
+        if self._rows is None:
+            return self._run([tokens[-1] if tokens else self._last])
+        if tuple(tokens) != tuple(self._answer[: len(tokens)]) or len(tokens) == len(self._answer):
+            raise OtherToken
+        return self._rows[len(tokens)][None]
+
+    def _run(self, tokens: Sequence[int]) -> mx.array:
+        logits = self._engine.model(mx.array([tokens]), cache=self._cache)[0]
+        return mx.array(np.array(logits))
+
+
+class Reader:
+    """Reads a prompt once, by mlx-lm's model and cache alone, and answers to it."""
+
+    def __init__(self, engine: Engine, prompt: Sequence[int]) -> None:
+        self._engine, self._prompt = engine, prompt
         self._cache = make_prompt_cache(engine.model)
-        engine.model(mx.array([self._prompt[:-1]]), cache=self._cache)
+        engine.model(mx.array([prompt[:-1]]), cache=self._cache)
         mx.eval([entry.state for entry in self._cache])
 
-    def answer(
-        self, sampling: SamplingOptions, length: int, expected: Sequence[int]
-    ) -> tuple[int, ...]:
-        """At most `length` tokens. The logits of those expected come of one pass: where each is
-        sampled behind the ones before, that is the answer. Where one is not, a pass a token
-        decides; sums over more rows are rounded differently."""
-        cache = copy.deepcopy(self._cache)
-        rows = [self._prompt[-1], *expected[:-1]]
-        logits = self._engine.model(mx.array([rows]), cache=cache)[0]
-        found = tuple(self._sampled(sampling, length, lambda tokens: logits[len(tokens)], expected))
-        if found == tuple(expected):
-            return found
-        cache = copy.deepcopy(self._cache)
+    def read(self, answer: Sequence[int]) -> Logits:
+        return Logits(self._engine, self._prompt, answer, copy.deepcopy(self._cache))
 
-        def step(tokens: Sequence[int]) -> mx.array:
-            last = [*self._prompt, *tokens][-1:]
-            return self._engine.model(mx.array([last]), cache=cache)[0, -1]
 
-        return tuple(self._sampled(sampling, length, step))
+def without_drafts(
+    beside: Session,
+    prompt: Sequence[int],
+    sampling: SamplingOptions,
+    length: int,
+    logits: Logits,
+) -> tuple[int, ...]:
+    """What a session answers, with `logits` for what the passes over its answer would give."""
+    session = Session(beside.engine, beside=beside)
+    options = GenerateOptions(length, "off", sampling=sampling)
+    session.drafting.prepare(options)
+    target, read = session.target, len(prompt) - 1
+    answer: list[int] = []
 
-    def _sampled(
-        self,
-        sampling: SamplingOptions,
-        length: int,
-        logits: Callable[[Sequence[int]], mx.array],
-        expected: Sequence[int] | None = None,
-    ) -> Iterator[int]:
-        """The tokens by `logits` of what follows some; up to the first that is not expected."""
-        sampler = Sampler(sampling)
-        matcher = ConstraintMatcher(self._engine, self._constraint, self._prompt)
-        tokens: list[int] = []
-        while len(tokens) < length:
-            row = mx.array(np.array(logits(tokens)))[None]
-            history = mx.array([*self._prompt, *tokens])
-            masked = matcher.masked(row, [])
-            tokens.append(int(sampler.sample(masked, history, history.shape[0]).item()))
-            yield tokens[-1]
-            matcher.consume(tokens[-1:])
-            if matcher.complete or tokens[-1] in self._engine.stop_tokens:
-                return
-            if expected is not None and tokens != list(expected[: len(tokens)]):
-                return
-            if expected is not None and length > len(tokens) == len(expected):
-                yield -1  # it ended too early
-                return
+    def run(rows: mx.array, cache: Any) -> mx.array:
+        if not holds(cache, read):  # the prompt, as far as it is not in there
+            return target.run_model(rows, cache)
+        answer.extend(rows.tolist())
+        return logits.behind(answer[1:])
+
+    target.run = run
+    try:
+        return session.generate(prompt, options).answer().tokens
+    finally:
+        del target.tokens[read:]
+        session.release()
+
+
+def naively(
+    beside: Session,
+    prompt: Sequence[int],
+    sampling: SamplingOptions,
+    length: int,
+    logits: Logits,
+) -> tuple[int, ...]:
+    """Masks and samples one token after the other, with nothing else."""
+    assert sampling.constraint is not None
+    sampler = Sampler(sampling)
+    matcher = ConstraintMatcher(beside.engine, sampling.constraint, prompt)
+    tokens: list[int] = []
+    while len(tokens) < length and not matcher.complete:
+        history = mx.array([*prompt, *tokens])
+        masked = matcher.masked(logits.behind(tokens), [])
+        tokens.append(int(sampler.sample(masked, history, history.shape[0]).item()))
+        matcher.consume(tokens[-1:])
+        if tokens[-1] in beside.engine.stop_tokens:
+            break
+    return tuple(tokens)
 
 
 def _fits(schema: Any, value: Any) -> bool:
@@ -192,5 +237,5 @@ def _fits(schema: Any, value: Any) -> bool:
 
 
 if __name__ == "__main__":
-    given = [int(each) for each in sys.argv[2:]]
-    raise SystemExit(main(Path(sys.argv[1]), *(given + [10, 48, 0][len(given) :])))
+    given: list[Any] = [int(each) for each in sys.argv[2:]]
+    raise SystemExit(main(Path(sys.argv[1]), *(given + [10, 48, 0, None][len(given) :])))
