@@ -136,6 +136,10 @@ class DraftGuide(Protocol):
         """What follows, none where that is open, and whether it does for sure, or only as far as
         the answer keeps to its ways. The target may spell the same text with other tokens."""
 
+    def ending(self) -> tuple[list[int], int]:
+        """Where nothing is forced: how the value that is being written would end, with what would
+        probably follow, none where it may not; and how many tokens of it there are."""
+
     def advance(self, token: int) -> bool:
         """Takes `token` as drafted; False, and no further, where the grammar forbids it."""
 

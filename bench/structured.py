@@ -251,6 +251,9 @@ class _Unforced:
     def forced(self) -> tuple[list[int], bool]:
         return [], True
 
+    def ending(self) -> tuple[list[int], int]:
+        return [], 0
+
 
 class _ForcedDrafter:
     """Drafts all that is forced, up to the first place that is open."""

@@ -39,10 +39,13 @@ _FORESEEN, _PROMISED = 0.75, 0.65
 PROBE_EVERY, PROBE_RARELY = 64, 2048  # plain passes between two probes; doubles with each probe
 PROBE_LENGTH = 4
 PROBE_CHANCE = 0.3
-# That a token is accepted which a grammar forces: inside of a text that it forces, and the last of
-# it, which the target may join with what follows; and the same of a text that is forced as far as
-# the answer keeps to its ways. Priors, then running averages.
-_FORCED_PRIORS = (0.97, 0.85, 0.9, 0.75)
+# That a token is accepted which a grammar forces: the first of a text, one inside, where only
+# another spelling can come, and the last, which the target may join with what follows; and the same
+# of a text that is forced as far as the answer keeps to its ways, which its first token tells.
+# Priors, then running averages.
+_FORCED_PRIORS = (0.99, 0.99, 0.85, 0.95, 0.99, 0.8)
+# And that a value ends behind its first token, its second, ..., and what then probably follows.
+_ENDING_PRIORS = (0.3, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.1)
 _FORCED_RATE = 0.05
 _SUREST = 0.99
 _Forced = tuple[list[int], bool]  # see `DraftGuide.forced`
@@ -80,7 +83,7 @@ class AutoDrafter:
         self.unread = 0  # tokens at the start of the history that the target never reads
         self.guide: DraftGuide | None = None
         self.alone = True
-        self._forced_chances = list(_FORCED_PRIORS)
+        self._forced_chances = [*_FORCED_PRIORS, *_ENDING_PRIORS]
         self.model = AcceptanceModel()
         self.index = SuffixIndex()
         self.tracker = CopyTracker(self.index.tokens, self.model.edit_outcomes)
@@ -370,16 +373,23 @@ class AutoDrafter:
         """Makes `guess` what is forced there, or none where it is forbidden. Returns what is forced
         behind it; `forced`: what was, behind the guess before."""
         tokens, sure = forced if forced[0] else guide.forced()
+        place = 2 if len(tokens) == 1 else int(bool(forced[0]))
+        bucket = place + 3 * (not sure)
+        if not tokens:
+            tokens, written = guide.ending()
+            bucket = len(_FORCED_PRIORS) - 1 + min(written, len(_ENDING_PRIORS))
+            sure = False
         if tokens:
-            bucket = 2 * (not sure) + (len(tokens) == 1)
             chance = self._forced_chances[bucket]
-            if sure or guess.token in (-1, tokens[0]) or guess.probability <= chance:
+            other = guess.token != tokens[0]
+            if other and not sure and guess.probability > chance and guide.advance(guess.token):
+                return [], sure
+            if other or guess.probability < chance:
                 guess.token, guess.source, guess.bucket = tokens[0], FROM_GRAMMAR, bucket
                 guess.probability = chance
-        rest = tokens[1:] if tokens and guess.token == tokens[0] else []
         if guess.token >= 0 and not guide.advance(guess.token):
             guess.token, guess.probability = -1, 0.0
-        return rest, sure
+        return tokens[1:], sure
 
     def _learn(self, guess: Guess, token: int) -> None:
         for candidate in guess.candidates:

@@ -112,6 +112,12 @@ class ConstraintMatcher:
         text = self._matcher.compute_ff_bytes()
         return forced_tokens(token_tables(self._engine), text), True
 
+    def ending(self) -> tuple[list[int], int]:
+        """See `DraftGuide`."""
+        if self._state != "structure" or self._sketch is None:
+            return [], 0
+        return self._sketch.ending()
+
     def advance(self, token: int) -> bool:
         """See `DraftGuide`."""
         return not self.complete and self._step(token)
@@ -131,7 +137,7 @@ class ConstraintMatcher:
                 [partial(_guessed, tables, text) for text in constraint.guesses],
                 partial(forced_tokens, tables),
             )
-        if constraint.kind not in ("json_schema", "json") or constraint.compact:
+        if constraint.kind not in ("json_schema", "json"):
             return None
 
         def matcher(layout: Layout) -> LLMatcher | None:
@@ -139,9 +145,13 @@ class ConstraintMatcher:
             return None if error else made
 
         return JsonSketch(
-            [lambda: matcher(SKETCHED), lambda: matcher(UNORDERED)],
+            [
+                lambda: matcher(SKETCHED),
+                lambda: matcher(COMPACT if constraint.compact else UNORDERED),
+            ],
             lambda token: tables.decode_bytes([token]),
             tables.tokenize_bytes,
+            compact=constraint.compact,
         )
 
     def _masks(self, draft: Sequence[int]) -> list[bytes]:

@@ -2,18 +2,22 @@
 
 A model that follows a schema mostly writes properties in the schema's order and no others, and
 whitespace as it did before: calls of tools on one line. So what a narrower grammar forces is a good
-guess; JSON without whitespace, once it is spaced out in the way of the answer.
+guess; JSON without whitespace, once it is spaced out in the way of the answer. Where a string or a
+number may end, what is behind its end is known as well.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from llguidance import LLMatcher
 
 _SPACE = b" \t\r\n"
 _OPEN, _CLOSE = b"{[", b"}]"
+_DIGITS, _STRUCTURE = b"0123456789", b"{}[],:"
+_MOST_WRITTEN = 8  # tokens of a value that are counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,7 @@ class _Place:
     """Where a text of JSON stops. containers: what is open, as opening brackets. before: the last
     byte that is no whitespace, outside of strings; gap: the whitespace behind it. gaps: the
     whitespace seen last, by what it is behind or before; newlines with the indentation of a level.
+    written: bytes of the string, or of the number or word, that it stops in.
     """
 
     containers: bytes = b""
@@ -29,6 +34,7 @@ class _Place:
     before: bytes = b""
     gap: bytes = b""
     gaps: Mapping[bytes, bytes] = field(default_factory=dict)
+    written: int = 0
 
 
 class Sketch:
@@ -61,6 +67,11 @@ class Sketch:
         if self._lost_at is not None or self._matcher.is_stopped():
             return []
         return self._guess(tokens, self._matcher.compute_ff_bytes())
+
+    def ending(self) -> tuple[list[int], int]:
+        """Where `forced` knows nothing: how the value that is begun would end, with what probably
+        follows, none where it may not; and how many tokens of it there are."""
+        return [], 0
 
     def _guess(self, tokens: Sequence[int], text: bytes) -> list[int]:
         """Behind `tokens`, where `text` is forced."""
@@ -103,10 +114,12 @@ class JsonSketch(Sketch):
         grammars: Sequence[Callable[[], LLMatcher | None]],
         decode: Callable[[int], bytes],
         encode: Callable[[bytes], list[int]],
+        *,
+        compact: bool,
     ) -> None:
-        """decode: the bytes of a token."""
+        """decode: the bytes of a token. compact: the answer has no whitespace."""
         super().__init__(grammars, encode)
-        self._decode = decode
+        self._decode, self._compact = decode, compact
         self._places = [_Place()]  # behind no token, one, two, ...
 
     def rewind(self, length: int) -> None:
@@ -121,6 +134,28 @@ class JsonSketch(Sketch):
         text = self._spaced(text)
         return self._behind(tokens, text) if text else []
 
+    def ending(self) -> tuple[list[int], int]:
+        place = self._places[-1]
+        if self._matcher is None or self._lost_at is not None or not place.written or place.gap:
+            return [], 0
+        matcher = self._matcher.deep_copy()
+        if place.in_string:
+            text = b"" if place.escaped else _taken(matcher, b'"')
+            if text == b'"':
+                text += _taken(matcher, b",}]")
+        else:
+            text = _taken(matcher, b",}]") if place.before in _DIGITS else b""
+        return self._encode(self._spaced(text)) if text else [], self._tokens_written()
+
+    def _tokens_written(self) -> int:
+        """Of the value that is begun, up to _MOST_WRITTEN."""
+        count = 0
+        for before, after in itertools.pairwise(self._places[: -2 - _MOST_WRITTEN : -1]):
+            count += 1
+            if not 0 < after.written < before.written:
+                break
+        return count
+
     def _take(self, token: int) -> None:
         place, written = _advanced(self._places[-1], self._decode(token))
         self._note(token, list(written))
@@ -128,6 +163,8 @@ class JsonSketch(Sketch):
 
     def _spaced(self, text: bytes) -> bytes:
         """`text`, which has no whitespace, with that which the answer would put there."""
+        if self._compact:
+            return text
         place = self._places[-1]
         result = b""
         for at in range(len(text)):
@@ -149,20 +186,29 @@ class JsonSketch(Sketch):
         """The tokens of `text`. Where the answer begins with a bracket alone, and on one line that
         would have become one token with what follows, lines are indented."""
         place = self._places[-1]
-        if len(tokens) == 1 and place.before in (b"{", b"[") and not place.gap:
+        if len(tokens) == 1 and place.before in (b"{", b"[") and not (place.gap or self._compact):
             whole = self._encode(self._decode(tokens[0]) + text)
             if whole[:1] != list(tokens):
                 gaps = {**place.gaps, place.before: b"\n  "}
-                self._places[-1] = _Place(place.containers, False, False, place.before, b"", gaps)
+                self._places[-1] = replace(place, gaps=gaps)
                 assert self._matcher is not None
                 text = self._spaced(self._matcher.compute_ff_bytes())
         return self._encode(text)
 
 
+def _taken(matcher: LLMatcher, options: bytes) -> bytes:
+    """The first byte of `options` that `matcher` takes, with what is forced behind it; empty where
+    it takes none."""
+    for byte in options:
+        if matcher.try_consume_tokens([byte]):
+            return bytes([byte]) + matcher.compute_ff_bytes()
+    return b""
+
+
 def _advanced(place: _Place, text: bytes) -> tuple[_Place, bytes]:
     """Behind `text`; and that without whitespace between values."""
     containers, in_string, escaped = place.containers, place.in_string, place.escaped
-    before, gap, gaps = place.before, place.gap, place.gaps
+    before, gap, gaps, length = place.before, place.gap, place.gaps, place.written
     written = bytearray()
     for at in range(len(text)):
         byte = text[at : at + 1]
@@ -170,9 +216,11 @@ def _advanced(place: _Place, text: bytes) -> tuple[_Place, bytes]:
             in_string = escaped or byte != b'"'
             escaped = not escaped and byte == b"\\"
             written += byte
+            length = length + 1 if in_string else 0
             continue
         if byte in _SPACE:
             gap += byte
+            length = 0
             continue
         where = _between(containers, before, byte)
         if where:
@@ -184,7 +232,8 @@ def _advanced(place: _Place, text: bytes) -> tuple[_Place, bytes]:
             containers = containers[:-1]
         in_string, before, gap = byte == b'"', byte, b""
         written += byte
-    return _Place(containers, in_string, escaped, before, gap, gaps), bytes(written)
+        length = 0 if in_string or byte in _STRUCTURE else length + 1
+    return _Place(containers, in_string, escaped, before, gap, gaps, length), bytes(written)
 
 
 def _between(containers: bytes, before: bytes, after: bytes) -> bytes:

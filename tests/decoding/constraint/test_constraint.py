@@ -33,6 +33,8 @@ from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.sampling import Sampler, filtered
 from akunu_py.decoding.session import Generation, Session
 from akunu_py.errors import UsageError
+from akunu_py.ngram.auto import AutoDrafter
+from akunu_py.ngram.cost import CostCurve
 from akunu_py.types import Answer, Constraint, Drafter, DraftMode, GenerateOptions, SamplingOptions
 from tests.support.json_schema import exactly, is_valid, schemas
 from tests.support.tiny import Adversary, tiny_llama
@@ -291,6 +293,58 @@ def test_what_is_forbidden_is_not_drafted(engine: Engine) -> None:
     assert not words & set(answer.tokens)
     pieces = Session(engine).generate(prompt, GenerateOptions(20, "fixed", 4, sampling))
     assert all(not words & set(piece.piece.rejected) for piece in pieces)
+
+
+@pytest.mark.parametrize("indent", [None, 2, "\t"])
+@pytest.mark.parametrize("compact", [False, True])
+def test_where_a_value_may_end_what_follows_is_known(
+    shallow_starter: Engine, compact: bool, indent: int | str | None
+) -> None:
+    """Behind each token of each value, and the text goes on where there is an end."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "first_name": {"type": "string"},
+            "ages": {"type": "array", "items": {"type": "integer"}, "maxItems": 1},
+            "size": {"type": "object", "properties": {"in_metres": {"type": "number"}}},
+            "remark": {"type": "string"},
+        },
+    }
+    value = {"first_name": 'A "b" C, d', "ages": [123], "size": {"in_metres": 0.75}, "remark": "x"}
+    layout: Any = {"separators": (",", ":")} if compact else {"indent": indent}
+    text = json.dumps(value, **layout)
+    tokens = shallow_starter.tokenizer.encode(text, add_special_tokens=False)
+    constraint = Constraint("json_schema", json.dumps(schema), compact=compact)
+    matcher = ConstraintMatcher(shallow_starter, constraint, [5])
+    found = 0
+    for place, token in enumerate(tokens):
+        matcher.begin_draft()
+        ends, written = ([], 0) if matcher.forced()[0] else matcher.ending()
+        matcher.end_draft()
+        if ends:
+            assert written > 0
+            behind = shallow_starter.tokenizer.decode(ends).rstrip()
+            rest = shallow_starter.tokenizer.decode(tokens[place:])
+            if rest.startswith(behind[0]):  # the only one behind "x" ends what is behind it as well
+                assert rest.startswith(behind)
+                found += 1
+        matcher.consume([token])
+    assert found >= 4
+
+
+def test_a_forbidden_guess_gives_way_to_what_is_forced(shallow_starter: Engine) -> None:
+    """In the prompt there is an object behind the name, in the answer only a string may be."""
+    encode = shallow_starter.tokenizer.encode
+    schema = {"properties": {"topic": {"type": "string"}}, "required": ["topic"]}
+    constraint = Constraint("json_schema", json.dumps({"type": "object"} | schema))
+    prompt, begun = encode('"topic": {"a": 1}, ' * 9), encode('{"topic":', add_special_tokens=False)
+    matcher = ConstraintMatcher(shallow_starter, constraint, prompt)
+    drafter = AutoDrafter(CostCurve({1: 1.0, 33: 1.1}))
+    drafter.extend([*prompt, *begun])
+    assert shallow_starter.tokenizer.decode(drafter.propose(1)) == ' {"'
+    matcher.consume(begun)
+    drafter.guide = matcher
+    assert shallow_starter.tokenizer.decode(drafter.propose(1)) == ' "'
 
 
 class Thinking:
