@@ -1,6 +1,9 @@
 # Sets up everything it needs in .venv and in your model store. Start with: make chat
 
 SHELL := /bin/sh
+# Python compiles our modules once, not in every process.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV := .venv
 BIN := $(VENV)/bin
 STARTER := starter
@@ -22,7 +25,8 @@ WORKERS := 3
 test: $(VENV)/.installed-dev ## run the tests (sets up all they need first)
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow and not alone"
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and alone"
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and alone" \
+	  $$(grep -lr "terminal: Terminal" tests --include="test_*.py")
 
 test-slow: $(VENV)/.installed-dev ## run the tests that take minutes
 	@$(BIN)/akunu models pull $(STARTER) --if-missing

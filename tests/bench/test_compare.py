@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scipy.stats import mannwhitneyu
 
 from akunu_py.bench.compare import least_p, rank_test
 from akunu_py.bench.result import half_range, median
@@ -19,6 +18,8 @@ from tests.support.command import assert_one_line_error, run_here
 
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (3, 3), (5, 4), (2, 9), (8, 8)])
 def test_the_rank_test_is_mann_and_whitneys_exact_one(m: int, n: int) -> None:
+    from scipy.stats import mannwhitneyu  # takes longer to import than the tests to run
+
     draw = random.Random(m * 100 + n)
     for shift in (0.0, 0.3, 2.0):
         left = [draw.random() for _ in range(m)]

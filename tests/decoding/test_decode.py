@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 from typing import Any
 
@@ -18,8 +19,15 @@ from tests.support.tiny import VOCABULARY, Adversary, plain_greedy, tiny_llama
 PROMPT = [(7 * index + 3) % VOCABULARY for index in range(20)]
 COUNT = 200
 
-MODEL = tiny_llama()
-TRUTH = plain_greedy(MODEL, PROMPT, COUNT)
+
+@functools.cache
+def model() -> Any:
+    return tiny_llama()
+
+
+@functools.cache
+def truth() -> list[int]:
+    return plain_greedy(model(), PROMPT, COUNT)
 
 
 PIPELINES = [None, False, True]  # of plain steps: see `Adversary`
@@ -39,7 +47,7 @@ def run(
     *,
     leave_after: int | None = None,
 ) -> tuple[Target, list[Piece]]:
-    target = ready(MODEL, PROMPT)
+    target = ready(model(), PROMPT)
     drafter.extend(PROMPT)
     pieces: list[Piece] = []
     passes = decode(target, drafter, limit, stop)
@@ -63,41 +71,41 @@ def assert_in_step(target: Target, tokens: list[int]) -> None:
 
 
 def test_the_truth_varies() -> None:
-    assert len(set(TRUTH)) > 20
+    assert len(set(truth())) > 20
 
 
 @pytest.mark.parametrize("pipelines", PIPELINES)
 @pytest.mark.parametrize("seed", range(5))
 def test_an_adversarial_drafter_changes_nothing(seed: int, pipelines: bool | None) -> None:
-    drafter = Adversary(PROMPT, TRUTH, seed, pipelines)
+    drafter = Adversary(PROMPT, truth(), seed, pipelines)
     target, pieces = run(drafter)
-    assert tokens_of(pieces) == TRUTH
-    assert drafter.history == PROMPT + TRUTH
+    assert tokens_of(pieces) == truth()
+    assert drafter.history == PROMPT + truth()
     assert drafter.accepted == sum(piece.accepted for piece in pieces) > 0
-    assert_in_step(target, TRUTH)
+    assert_in_step(target, truth())
 
 
 @pytest.mark.parametrize("drafter", [NoDrafter(), FixedDrafter(4), FixedDrafter(16)])
 def test_our_drafters_change_nothing(drafter: Drafter) -> None:
     target, pieces = run(drafter)
-    assert tokens_of(pieces) == TRUTH
-    assert_in_step(target, TRUTH)
+    assert tokens_of(pieces) == truth()
+    assert_in_step(target, truth())
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 17])
 @pytest.mark.parametrize("pipelines", PIPELINES)
 def test_the_limit_is_kept_exactly(limit: int, pipelines: bool | None) -> None:
-    target, pieces = run(Adversary(PROMPT, TRUTH, 1, pipelines), limit)
-    assert tokens_of(pieces) == TRUTH[:limit]
-    assert_in_step(target, TRUTH[:limit])
+    target, pieces = run(Adversary(PROMPT, truth(), 1, pipelines), limit)
+    assert tokens_of(pieces) == truth()[:limit]
+    assert_in_step(target, truth()[:limit])
 
 
 @pytest.mark.parametrize("pipelines", PIPELINES)
 @pytest.mark.parametrize("seed", range(8))
 def test_a_stop_token_ends_it_wherever_it_falls(seed: int, pipelines: bool | None) -> None:
-    stop = TRUTH[40 + seed]
-    expected = TRUTH[: TRUTH.index(stop) + 1]
-    target, pieces = run(Adversary(PROMPT, TRUTH, seed, pipelines), stop={stop})
+    stop = truth()[40 + seed]
+    expected = truth()[: truth().index(stop) + 1]
+    target, pieces = run(Adversary(PROMPT, truth(), seed, pipelines), stop={stop})
     assert tokens_of(pieces) == expected
     assert_in_step(target, expected)
 
@@ -105,7 +113,7 @@ def test_a_stop_token_ends_it_wherever_it_falls(seed: int, pipelines: bool | Non
 @pytest.mark.parametrize("pipelines", PIPELINES)
 @pytest.mark.parametrize("drafts", [False, True])
 def test_leaving_early_leaves_the_cache_right(pipelines: bool | None, drafts: bool) -> None:
-    drafter = Adversary(PROMPT, TRUTH, 3, pipelines) if drafts else NoDrafter()
+    drafter = Adversary(PROMPT, truth(), 3, pipelines) if drafts else NoDrafter()
     target, pieces = run(drafter, leave_after=9)
     assert_in_step(target, tokens_of(pieces))
     # What comes next from this very cache is still the truth.
@@ -113,11 +121,11 @@ def test_leaving_early_leaves_the_cache_right(pipelines: bool | None, drafts: bo
     assert target.reuse_prefix(known).cached == len(known) - 1
     rest = decode(target, NoDrafter(), 20, ())
     count = len(tokens_of(pieces))
-    assert tokens_of(list(rest)) == TRUTH[count : count + 20]
+    assert tokens_of(list(rest)) == truth()[count : count + 20]
 
 
 def test_pieces_count_what_was_drafted() -> None:
-    _, pieces = run(Adversary(PROMPT, TRUTH, 2))
+    _, pieces = run(Adversary(PROMPT, truth(), 2))
     assert any(piece.accepted and piece.rejected for piece in pieces)
     assert all(piece.accepted < len(piece.tokens) for piece in pieces[:-1])
 
@@ -127,17 +135,17 @@ def test_pipelined_plain_steps_take_one_pass_each() -> None:
 
     class Counting:
         def __getattr__(self, name: str) -> object:
-            return getattr(MODEL, name)
+            return getattr(model(), name)
 
         def __call__(self, *args: object, **options: object) -> object:
             nonlocal calls
             calls += 1
-            return MODEL(*args, **options)
+            return model()(*args, **options)
 
     target = ready(Counting(), PROMPT)
     calls = 0
     pieces = list(decode(target, NoDrafter(), 50, ()))
-    assert tokens_of(pieces) == TRUTH[:50]
+    assert tokens_of(pieces) == truth()[:50]
     assert calls == 50
 
 
@@ -160,10 +168,10 @@ def test_every_length_of_the_planner_changes_nothing(
 
     monkeypatch.setattr("akunu_py.ngram.auto.choose_length", forced)
     drafter = AutoDrafter()
-    altered = [token if i % 23 else (token + 1) % VOCABULARY for i, token in enumerate(TRUTH)]
+    altered = [token if i % 23 else (token + 1) % VOCABULARY for i, token in enumerate(truth())]
     drafter.extend([*PROMPT, *altered])
     target, pieces = run(drafter)
-    assert tokens_of(pieces) == TRUTH
-    assert_in_step(target, TRUTH)
+    assert tokens_of(pieces) == truth()
+    assert_in_step(target, truth())
     drafted = [piece.accepted + len(piece.rejected) for piece in pieces]
     assert max(drafted) == (length or PROBE_LENGTH), "even where it never pays, it is probed"

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
-from scipy.stats import chisquare
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 from tokenizers.models import BPE
@@ -36,6 +35,7 @@ from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.types import Answer, Constraint, Drafter, DraftMode, GenerateOptions, SamplingOptions
+from tests.support.chi_square import p_value
 from tests.support.json_schema import exactly, is_valid, schemas
 from tests.support.tiny import Adversary, tiny_llama
 
@@ -475,9 +475,7 @@ def p_values(engine: Engine, rule: Rule) -> list[float]:
         if counts[row][expected == 0].sum():
             return [0.0]
         if (expected > 0).sum() > 1:
-            values.append(
-                float(chisquare(counts[row][expected > 0], expected[expected > 0]).pvalue)
-            )
+            values.append(p_value(counts[row][expected > 0], expected[expected > 0]))
     return values
 
 
