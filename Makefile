@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 STARTER := starter
 
 .DEFAULT_GOAL := help
-.PHONY: help setup chat test test-slow reliability lint format bench check-mac pictures wheel clean
+.PHONY: help setup chat test test-e2e test-slow reliability lint format bench check-mac pictures wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,10 +22,15 @@ chat: setup ## talk to the starter model (sets up all it needs first)
 
 # One more than the cores of a small machine: many a test waits, for a process or a terminal.
 WORKERS := 3
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 test: $(VENV)/.installed-dev ## run the tests (sets up all they need first)
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow and not alone"
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and alone" \
+	@$(PYTEST) --dist loadfile --no-loadscope-reorder -m "not slow and not e2e"
+
+test-e2e: $(VENV)/.installed-dev ## run the tests from end to end: the starter, faults, terminals
+	@$(BIN)/akunu models pull $(STARTER) --if-missing
+	@$(PYTEST) --dist loadfile --no-loadscope-reorder -m "not slow and e2e and not alone"
+	@$(PYTEST) --dist worksteal -m "not slow and alone" \
 	  $$(grep -lr "terminal: Terminal" tests --include="test_*.py")
 
 test-slow: $(VENV)/.installed-dev ## run the tests that take minutes

@@ -27,17 +27,22 @@ from akunu_py.models.pull import pull
 hypothesis.settings.register_profile("akunu", deadline=None)
 hypothesis.settings.load_profile("akunu")
 
+RELIABILITY = Path(__file__).with_name("reliability")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What happens in a real terminal happens in real time, so `make test` runs that last, with a
-    core for each of two terminals.
+    """From end to end is what asks the whole starter, hurts the commands, or sits at a terminal.
 
-    Modules that need the starter come first: they take longest, and none should be left when the
-    other worker is done.
+    What happens in a real terminal happens in real time, so it runs last, with a core for each of
+    two. Modules that need the starter come first: they take longest, and none should be left when
+    the other worker is done.
     """
     long = set()
     for item in items:
-        fixtures = getattr(item, "fixturenames", ())
+        fixtures = set(getattr(item, "fixturenames", ()))
+        asks = "starter" in fixtures and not any("shallow" in name for name in fixtures)
+        if asks or "terminal" in fixtures or item.path.is_relative_to(RELIABILITY):
+            item.add_marker("e2e")
         if "terminal" in fixtures:
             item.add_marker("alone")
         if "starter" in fixtures:

@@ -52,7 +52,11 @@ def test_keystrokes(shallow_starter: Engine) -> None:
     assert counted.superseded <= 1
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = completion.load_places()[:40:6]
+    monkeypatch.setattr(completion, "load_places", lambda: places)
     directory = write_model(tmp_path, sentence_piece([END]), end=END)
     options = ["bench", "complete", "--model", str(directory), "--live", "1"]
     assert main([*options, "--format", "json"]) == 0

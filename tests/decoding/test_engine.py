@@ -18,9 +18,9 @@ from akunu_py.types import DraftMode, GenerateOptions, Message
 from tests.support.prompts import REWRITE, VARIED_PROMPTS
 
 MODES: tuple[DraftMode, ...] = ("off", "fixed", "auto")
-# Code, another script, repetition; the slow run takes all. Where hardly a draft is accepted, 16
-# tokens take as long as 80 of the repetition.
-_QUICK = {11: 16, 18: 16, 23: 80}
+# Code, another script, repetition; the slow run takes all. Where hardly a draft is accepted, 8
+# tokens take as long as 48 of the repetition.
+_QUICK = {11: 8, 18: 8, 23: 48}
 
 
 def mlx_lm_greedy(engine: Engine, prompt: list[int], count: int) -> list[int]:

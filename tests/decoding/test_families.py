@@ -20,9 +20,9 @@ import pytest
 from akunu_py.decoding import kvcache
 from akunu_py.decoding.target import Target
 from tests.support import family_answers
-from tests.support.families import build, kinds, leaves
+from tests.support.families import build, every_family, families_of_each_kind, kinds, leaves
 from tests.support.family_answers import COUNT, greedy, plain, prompt_of
-from tests.support.family_table import FAMILIES, WINDOW
+from tests.support.family_table import FAMILIES, ONE_OF_EACH_KIND, WINDOW
 from tests.support.targets import tokens_of
 from tests.support.tiny import VOCABULARY, Adversary
 
@@ -35,10 +35,6 @@ NOT_FOR_US = {
     "LRUPromptCache": "keeps whole caches of other kinds, for a server",
 }
 
-_QUICK = ("llama", "llama-sliding", "qwen3_next")  # with whose answers the loop itself is run
-
-by_name = pytest.mark.parametrize("name", FAMILIES)
-
 
 def test_every_cache_class_of_mlx_lm_is_tested() -> None:
     tested = {kind for name in FAMILIES for kind in kinds(kvcache.new_cache(build(name)))}
@@ -49,6 +45,12 @@ def test_every_cache_class_of_mlx_lm_is_tested() -> None:
         "Teach akunu_py/decoding/kvcache.py to roll them back and add a family, or say in "
         "NOT_FOR_US why no model can come with one."
     )
+
+
+def test_there_is_one_of_each_kind() -> None:
+    mixtures = [kinds(kvcache.new_cache(build(name))) for name in ONE_OF_EACH_KIND]
+    assert all(mixtures.count(mixture) == 1 for mixture in mixtures)
+    assert all(kinds(kvcache.new_cache(build(name))) in mixtures for name in FAMILIES)
 
 
 def test_every_mixture_of_kinds_in_mlx_lm_is_tested() -> None:
@@ -71,10 +73,7 @@ def test_the_sources_are_read_right() -> None:
 
 
 @pytest.mark.parametrize("long", [False, True])
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow if name not in _QUICK else ()) for name in FAMILIES],
-)
+@families_of_each_kind(quick=("llama-sliding", "qwen3_next"))
 def test_the_kept_answers_are_mlx_lms(name: str, long: bool) -> None:
     """And an answer of something else would not pass for it."""
     answer = family_answers.kept()[f"{name}, {long}"]
@@ -86,12 +85,12 @@ def test_the_kept_answers_are_mlx_lms(name: str, long: bool) -> None:
         assert not family_answers.is_greedy(name, prompt, altered)
 
 
-@by_name
+@every_family
 def test_every_family_can_draft(name: str) -> None:
     assert kvcache.why_no_rollback(kvcache.new_cache(build(name))) is None
 
 
-@by_name
+@every_family
 @pytest.mark.parametrize("long", [False, True])
 def test_drafting_changes_nothing(name: str, long: bool) -> None:
     prompt, truth = prompt_of(name, long), greedy(name, long)
@@ -107,7 +106,7 @@ def test_drafting_changes_nothing(name: str, long: bool) -> None:
         assert offsets <= {len(target.tokens)}
 
 
-@by_name
+@families_of_each_kind()
 def test_going_back_to_an_earlier_prefix_changes_nothing(name: str) -> None:
     prompt, truth = prompt_of(name, False), greedy(name, False)
     target = Target(build(name))
@@ -125,7 +124,7 @@ def test_going_back_to_an_earlier_prefix_changes_nothing(name: str) -> None:
         assert [*tokens_of(target, known, Adversary(known, expected), 20)] == expected
 
 
-@by_name
+@every_family
 def test_each_layer_that_is_not_rolled_back_is_noticed(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,7 +73,7 @@ def test_a_long_prompt_takes_what_its_cache_needs(name: str, count: int) -> None
 @pytest.mark.parametrize("name", TINY)
 def test_the_second_turn_reads_only_what_is_new(name: str) -> None:
     target = Target(Counting(build(name)))
-    first = some(1600, 1)
+    first = some(700, 1)
     target.reuse_prefix(first)
     sampled = answer(target, first, [])
     second = [*first, *sampled, *some(30, 2)]

@@ -19,7 +19,7 @@ from tests.support.targets import Timed, answer, fresh, some
 pytestmark = pytest.mark.usefixtures("uncompiled")
 
 NAMES = ["llama", "llama-sliding", "llama4", "llama-kv8", "qwen3_next", "mamba2"]
-LONG = 1000
+LONG = 640
 
 
 def sizes_at(

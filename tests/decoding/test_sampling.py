@@ -154,7 +154,7 @@ def test_with_a_seed_the_tokens_are_those_of_plain_sampling(name: str, pipelines
         target.reuse_prefix(PROMPT)
         read(target)
         drafter.extend(PROMPT)
-        passes = decode(target, drafter, 80, ())
+        passes = decode(target, drafter, 60, ())
         return [token for piece in passes for token in piece.tokens]
 
     plain = run(FixedDrafter(0))

@@ -49,16 +49,17 @@ def test_activations_stay_in_half_precision(starter: StoredModel) -> None:
 def test_logits_equal_a_forward_pass_on_the_gguf(starter: StoredModel, gguf_path: Path) -> None:
     golden = json.loads(GREEDY.read_text("utf-8"))
     assert sha256_file(gguf_path) == golden["gguf_sha256"]
-    ids = golden["answers"][1]["ids"][-20:]
+    ids = golden["answers"][1]["ids"][-6:]
     ours = np.array(load_float32(starter.path)(mx.array([ids]))[0])
     expected = reference_logits(gguf_path, ids)
     assert np.abs(ours - expected).max() < 1e-2
     assert (ours.argmax(-1) == expected.argmax(-1)).all()
 
 
-def test_greedy_answers_equal_llama_cpps_up_to_near_ties(starter: StoredModel) -> None:
-    answers = json.loads(GREEDY.read_text("utf-8"))["answers"]
-    assert len(answers) >= 8
+@pytest.mark.parametrize("count", [2, pytest.param(12, marks=pytest.mark.slow)])
+def test_greedy_answers_equal_llama_cpps_up_to_near_ties(starter: StoredModel, count: int) -> None:
+    answers = json.loads(GREEDY.read_text("utf-8"))["answers"][:count]
+    assert len(answers) == count
     model = load_float32(starter.path)
     compared = 0
     for answer in answers:
@@ -71,4 +72,4 @@ def test_greedy_answers_equal_llama_cpps_up_to_near_ties(starter: StoredModel) -
                 assert margin < NEAR_TIE, answer["prompt"]
                 break
             compared += 1
-    assert compared > 300
+    assert compared > 25 * count

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache, partial
 from typing import Any
 
 import mlx.core as mx
+import pytest
 from mlx.utils import tree_map_with_path
 from mlx_lm.models.cache import CacheList
 
-from tests.support.family_table import COMMON, FAMILIES, Family
+from tests.support.family_table import COMMON, FAMILIES, ONE_OF_EACH_KIND, Family
+
+every_family = pytest.mark.parametrize("name", FAMILIES)
+
+
+def families_of_each_kind(*without: str, quick: Collection[str] = ONE_OF_EACH_KIND) -> Any:
+    """A parameter `name`: the `quick` families, and in the slow tests all others, too."""
+    return pytest.mark.parametrize(
+        "name",
+        [
+            pytest.param(name, marks=() if name in quick else pytest.mark.slow)
+            for name in FAMILIES
+            if name not in without
+        ],
+    )
 
 
 class Cached:

@@ -24,9 +24,8 @@ from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import NoDrafter
 from akunu_py.types import Constraint, DraftMode, GenerateOptions, SamplingOptions
-from tests.support.families import build
+from tests.support.families import build, families_of_each_kind
 from tests.support.family_answers import greedy, prompt_of
-from tests.support.family_table import FAMILIES
 from tests.support.targets import Counting, read
 from tests.support.tiny import VOCABULARY
 from tests.support.tiny_fim import byte_level, sentence_piece, write_model
@@ -34,7 +33,6 @@ from tests.support.tiny_fim import byte_level, sentence_piece, write_model
 pytestmark = pytest.mark.usefixtures("uncompiled")
 
 COUNT = 40
-_QUICK = ("llama-sliding", "qwen3_next", "jamba")  # trimmed, cut, restored; the others are slow
 FREE = {1: 1.0, 33: 1.01}  # a curve with which everything pays
 NEEDS = Needs(1, Growth(1), Activations(1, 1, 1, 1), 4096)
 
@@ -101,10 +99,7 @@ def right(prompt: Sequence[int], truth: Sequence[int], network: Spoiled) -> list
     ]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow if name not in _QUICK else ()) for name in FAMILIES],
-)
+@families_of_each_kind(quick=("llama-sliding", "qwen3_next", "jamba"))  # trimmed, cut, restored
 def test_its_cache_goes_back_with_the_targets(name: str) -> None:
     """The target drafts for itself, and every third guess is spoiled: behind each of them it says
     what it would have said without."""

@@ -13,16 +13,14 @@ from akunu_py.decoding import prefill as prefill_module
 from akunu_py.decoding import target as target_module
 from akunu_py.decoding.prompt_cache import history
 from akunu_py.decoding.target import Target
-from tests.support.families import build
-from tests.support.family_table import FAMILIES, WINDOW
+from tests.support.families import build, every_family, families_of_each_kind
+from tests.support.family_table import WINDOW
 from tests.support.targets import Counting, answer, fresh, read, some
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 
 PLAIN = ["llama", "deepseek_v3", "llama-kv8", "llama-concatenate"]  # these can always be trimmed
 FIRST = 150  # tokens of the first prompt: several windows
-
-by_name = pytest.mark.parametrize("name", FAMILIES)
 
 
 def read_by(target: Target, prompt: list[int], truth: list[int]) -> int:
@@ -36,7 +34,7 @@ def read_by(target: Target, prompt: list[int], truth: list[int]) -> int:
     return len(prompt) - cached
 
 
-@by_name
+@families_of_each_kind()
 def test_a_conversation_reads_only_what_is_new(name: str) -> None:
     target = Target(Counting(build(name)))
     needed = kvcache.needs_checkpoints(target.cache)
@@ -62,7 +60,7 @@ def test_a_conversation_reads_only_what_is_new(name: str) -> None:
     assert len(target.history.checkpoints) <= (3 if needed else 0)
 
 
-@by_name
+@every_family
 def test_a_checkpoint_is_immune_to_later_writes(name: str) -> None:
     """Checkpoint, write passes of all sizes, restore, and all of it again."""
     model = build(name)

@@ -21,8 +21,7 @@ from akunu_py.errors import AkunuError, DamagedCache, StoreError, UsageError
 from akunu_py.models.store import StoredModel
 from akunu_py.types import GenerateOptions, Message
 from tests.support.command import assert_one_line_error, run_here
-from tests.support.families import build
-from tests.support.family_table import FAMILIES
+from tests.support.families import build, families_of_each_kind
 from tests.support.targets import answer, fresh, some
 from tests.support.tiny import VOCABULARY
 
@@ -41,7 +40,7 @@ def talked(shallow_starter: Engine, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.mark.usefixtures("uncompiled")
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "deepseek_v41"])
+@families_of_each_kind("deepseek_v41")
 def test_every_family_continues_where_it_was(
     name: str, shallow_starter: Engine, tmp_path: Path
 ) -> None:

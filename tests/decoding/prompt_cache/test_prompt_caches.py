@@ -13,9 +13,8 @@ from akunu_py.decoding.prompt_cache.beginnings import Beginnings
 from akunu_py.decoding.prompt_cache.history import TokenHistory
 from akunu_py.decoding.prompt_cache.memory import LEAST, PromptCaches
 from akunu_py.decoding.target import Reuse, Target
-from tests.support.families import build
+from tests.support.families import build, families_of_each_kind
 from tests.support.family_answers import choices
-from tests.support.family_table import FAMILIES
 from tests.support.targets import Counting, answer, fresh, some
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
@@ -24,9 +23,6 @@ PLENTY = 1 << 30
 COUNT = 12  # tokens of an answer
 # Plain, sliding window, chunked, recurrent, recurrent hybrid, latent attention, quantized.
 KINDS = {"llama", "llama-sliding", "llama4", "mamba2", "qwen3_next", "deepseek_v3", "llama-kv8"}
-FAMILIES_BY_KIND = [
-    name if name in KINDS else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES
-]
 
 
 def ask(target: Target, name: str, prompt: list[int]) -> tuple[Reuse, list[int]]:
@@ -41,7 +37,7 @@ def ask(target: Target, name: str, prompt: list[int]) -> tuple[Reuse, list[int]]
     return reuse, said
 
 
-@pytest.mark.parametrize("name", FAMILIES_BY_KIND)
+@families_of_each_kind(quick=KINDS)
 def test_conversations_in_turn_read_only_what_is_new(name: str) -> None:
     target = Target(Counting(build(name)), caches=PromptCaches(PLENTY))
     first, second = some(120, 1), some(90, 2)
@@ -162,7 +158,7 @@ def test_texts_that_begin_alike_are_asked_for_again_alike() -> None:
         assert chances == sorted(chances, reverse=True)
 
 
-@pytest.mark.parametrize("name", FAMILIES_BY_KIND)
+@families_of_each_kind(quick=KINDS)
 def test_what_is_shortened_gives_memory_back_and_goes_on(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
