@@ -17,7 +17,9 @@ from tests.support.family_table import COMMON, FAMILIES, ONE_OF_EACH_KIND, Famil
 every_family = pytest.mark.parametrize("name", FAMILIES)
 
 
-def families_of_each_kind(*without: str, quick: Collection[str] = ONE_OF_EACH_KIND) -> Any:
+def families_of_each_kind(
+    *without: str, quick: Collection[str] = ONE_OF_EACH_KIND
+) -> pytest.MarkDecorator:
     """A parameter `name`: the `quick` families, and in the slow tests all others, too."""
     return pytest.mark.parametrize(
         "name",
