@@ -254,7 +254,8 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--long",
         action="store_true",
-        help="also type where an answer of some 1,500 tokens is in the chat already",
+        help="also type in a chat that has a long answer, and in one of 300 turns, with a table of "
+        "200 rows and a prompt of 250,000 characters",
     )
     parser.add_argument("--workload", default="chat", metavar="NAME", help="its last turn is asked")
     parser.add_argument("--draft", choices=DRAFT_MODES, default="auto")

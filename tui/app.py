@@ -223,7 +223,7 @@ class ChatApp(App[None]):
     @property
     def remembered(self) -> Remembered:
         """What to remember until the next run."""
-        return Remembered(self.view.prompt.whole, self.view.explained)
+        return Remembered(self.turns.unsent, self.view.explained)
 
     def close_downloads(self, timeout: float) -> bool:
         """Ends all downloads; False where one still runs after `timeout` seconds."""
@@ -297,6 +297,10 @@ class ChatApp(App[None]):
             prompt.put_back(text)
         elif text != before:
             prompt.write(text)
+
+    @on(PromptBox.Changed)
+    def _show_what_enter_does(self) -> None:
+        self.view.show_what_enter_does()
 
     async def on_prompt_box_nothing_to_send(self) -> None:
         if self.view.offers_last:

@@ -65,7 +65,7 @@ class StatusLine(Widget):
     def is_busy(self) -> bool:
         return self.phase not in _MARKS
 
-    def watch_phase(self, before: Phase) -> None:
+    def watch_phase(self, before: Phase, now: Phase) -> None:
         if self.is_mounted:
             if before in _MARKS:
                 self.begin()

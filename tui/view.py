@@ -28,7 +28,7 @@ _ALWAYS = (
     ("Ctrl+O chats", "conversations"),
     ("F4 models", "models"),
     ("F2 drafting", "show_drafting"),
-    ("Tab messages", "choose_message"),
+    ("Tab copy", "choose_message"),
     ("F1 keys", "help"),
 )
 _IDLE = (("Enter send", "send"), *_ALWAYS)
@@ -150,6 +150,12 @@ class ChatView:
         """Offers to continue the last chat, in an empty one."""
         for welcome in self.transcript.query(Welcome):
             welcome.show_last(title)
+        self.show_what_enter_does()
+
+    def show_what_enter_does(self) -> None:
+        """It continues the last chat where there is nothing to send."""
+        for welcome in self.transcript.query(Welcome):
+            welcome.set_class(bool(self.prompt.text), "-typed")
 
     @property
     def offers_last(self) -> bool:

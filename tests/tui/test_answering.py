@@ -226,10 +226,15 @@ async def test_what_is_to_know_of_a_model_stays_on_the_screen() -> None:
         assert it.notices == [note]
 
 
-async def test_ctrl_c_does_what_it_does_elsewhere() -> None:
+async def test_ctrl_c_does_what_it_does_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("akunu_py.tui.app.find_program", lambda: None)
     async with chat() as it:
         await it.send("go")
         await it.piece("still")
+        it.app.query_one(PromptView).text_select_all()
+        await it.press("ctrl+c")
+        assert (it.app.clipboard, it.phase()) == ("go", "answering")
+        it.app.screen.clear_selection()
         await it.press("ctrl+c")
         assert (it.phase(), it.feet) == ("stopped", ["■ stopped"])
         await it.press("a", "ctrl+j", "b", "ctrl+c")

@@ -42,13 +42,14 @@ async def test_long_code_is_seen_whole(monkeypatch: pytest.MonkeyPatch) -> None:
         await it.send("go")
         await it.answer(f"```python title\nshort = 1\nlong = {'x' * 100}END\n```\n\n```\nb\n```\n")
         shown = it.screen_text()
-        assert "python · 2 lines · b copy · w wrap" in shown
-        assert "1 line · b copy " in shown
+        assert "python · 2 lines · Tab: b copy · w wrap · Shift+←→ scroll" in shown
+        assert "1 line · Tab: b copy " in shown
         assert "x›" in shown
         assert "END" not in shown
         await it.press("tab", *["shift+right"] * 9)
         assert "END" in it.screen_text()
         assert "‹" in it.screen_text()
+        assert "python · 2 lines · b copy · w wrap" in it.screen_text(), "the keys are its own now"
         await it.press("w")
         shown = it.screen_text()
         assert "END" in shown

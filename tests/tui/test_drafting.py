@@ -43,6 +43,10 @@ async def test_the_status_line_reads_at_any_width(
         whole = str(it.status.render())
         assert whole.endswith("answering · 1:01 · 11 of 8k context · 20 tokens/s") == (width >= 60)
         assert not set("–—%") & set(whole)
+        await it.post(Finished(1, "stop", STATS))
+        monkeypatch.setattr(StatusLine, "clock", lambda: 1000.0)
+        it.status.phase = "loading"  # another model: the time counts from here
+        assert ":" not in str(it.status.render())
 
 
 @pytest.mark.parametrize("key", ["f2", "ctrl+t"])

@@ -46,6 +46,17 @@ async def test_an_edited_prompt_is_a_branch_and_the_old_one_stays() -> None:
         assert it.markdown == ["other"]
 
 
+async def test_quitting_while_editing_keeps_what_was_typed() -> None:
+    async with chat() as it:
+        await it.send("one")
+        await it.answer("1")
+        it.box.insert("mine")
+        await it.press("f6")
+        assert (it.text(), it.app.remembered.unsent) == ("one", "mine")
+        await it.press("x")
+        assert it.app.remembered.unsent == "onex", "that is lost nowhere else"
+
+
 async def test_editing_can_be_left() -> None:
     async with chat() as it:
         await two_turns(it)

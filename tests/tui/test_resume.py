@@ -63,6 +63,9 @@ async def test_the_first_screen_at_80x24(store: StoreThread) -> None:
             assert screen.contains_region(welcome.query_one(name).region), name
             assert app.view.transcript.region.contains_region(welcome.query_one(name).region)
         assert str(welcome.query_one(".title").render()).startswith("akunu · starter")
+        for key, offered in (("x", "hidden"), ("backspace", "visible")):
+            await pilot.press(key)
+            assert welcome.query_one(".last").styles.visibility == offered, "what Enter does now"
         await pilot.press("enter")
         await until(pilot, lambda: len(app.conversation.turns) == 2)
         assert app.title == "What is a queue?"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from akunu_py.errors import UsageError
-from akunu_py.text import collapse
+from akunu_py.text import collapse, typeable
 from akunu_py.tui.controllers.answering import AnswerController
 from akunu_py.tui.conversation import Conversation, Turn
 from akunu_py.tui.prompt.files import attach, join, mentions, missing, split
@@ -42,6 +42,13 @@ class TurnController:
     @property
     def is_editing(self) -> bool:
         return self._edited is not None
+
+    @property
+    def unsent(self) -> str:
+        """What is in the box; while an earlier prompt is in it unchanged, what was there before."""
+        text = self._view.prompt.whole
+        prompt = split(self._edited.prompt.text)[0] if self._edited else ""
+        return self._draft if self._edited and text == typeable(prompt) else text
 
     async def send(self, text: str) -> None:
         """Sends a prompt, with the files that it names; in the place of the one that is edited."""

@@ -140,7 +140,7 @@ class PromptBox(TextArea):
     def watch_hints(self) -> None:
         """Shows the keys that matter now in the border: as many as fit."""
         shown = list(self.hints)
-        while len(shown) > 1 and len(" · ".join(hint for hint, _ in shown)) > self.size.width - 4:
+        while len(shown) > 1 and len(" · ".join(hint for hint, _ in shown)) > self.size.width - 2:
             del shown[-2]
         links = [_link(hint, action) if action else Content(hint) for hint, action in shown]
         self.border_subtitle = Content(" · ").join(links)

@@ -26,6 +26,7 @@ from akunu_py.tui.transcript.parser import has_gap
 _MEASURE = 96  # columns, as wide as text: wider where a line needs it and there is room
 _INDENT = 1  # columns that each level of a list or quote takes, at least
 _STEP = 8  # columns that a key scrolls
+_SCROLL = " · Shift+←→ scroll"
 _AHEAD, _BEHIND, _AGAIN = "›", "‹", "↪ "
 
 
@@ -101,6 +102,11 @@ class CodeBlock(MarkdownFence):
         return self.styles.text_wrap == "wrap"
 
     @property
+    def _has_keys(self) -> bool:
+        """Whether the keys are about the messages, and not for the prompt."""
+        return self.screen.focused in self.ancestors
+
+    @property
     def is_cut(self) -> bool:
         """Whether a line is longer than there is room, unless it is wrapped."""
         return self._widest > self.size.width
@@ -116,14 +122,17 @@ class CodeBlock(MarkdownFence):
         lines = f"{self._count} line{'' if self._count == 1 else 's'}"
         parts: list[Content | str | tuple[str, Style]] = [
             (f"{self.lexer} · {lines} · " if self.lexer else f"{lines} · ", head),
+            ("" if self._has_keys else "Tab: ", head),
             *_clickable("b", " copy", "copy", key, head),
         ]
         if self.is_cut:
             wrap = " unwrap" if self._is_wrapped else " wrap"
             parts += [(" · ", head), *_clickable("w", wrap, "wrap", key, head)]
-            if not self._is_wrapped and self.size.width > 44:
-                parts.append((" · Shift+←→ scroll", head))
-        return Content.assemble(*parts).truncate(self.size.width, ellipsis=True)
+        shown = Content.assemble(*parts)
+        scroll = Content.styled(_SCROLL, head)
+        if self.is_cut and not self._is_wrapped and len(shown) + len(scroll) <= self.size.width:
+            shown += scroll
+        return shown.truncate(self.size.width, ellipsis=True)
 
     def _lines(self, width: int) -> list[Content]:
         key = (width, self._is_wrapped, self._scrolled)

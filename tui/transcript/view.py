@@ -206,6 +206,11 @@ class Transcript(SteadyScroll):
             if self.screen.focused is not self:
                 self._chosen.remove_class("-chosen")
 
+    def watch_has_focus(self, _has_focus: bool) -> None:
+        super().watch_has_focus(_has_focus)
+        for block in self.query(CodeBlock):
+            block.refresh()  # it says which keys copy and wrap it
+
     def on_focus(self) -> None:
         views = self._column.messages
         if self._chosen not in views:
