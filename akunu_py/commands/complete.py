@@ -26,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--fim",
         default="auto",
         metavar="NAME",
-        help="the fill-in-the-middle format; none continues the text before the cursor",
+        help="the format of fill-in-the-middle or of next edits; none continues what is before",
     )
     _add_editors(parser.add_argument_group("editors"))
     _add_filter(parser.add_argument_group("filter: one buffer in, its completion out"))
@@ -98,7 +98,7 @@ def load_completer(args: argparse.Namespace, asked: str | None, server: str) -> 
     from akunu_py.completion.completer import Completer
 
     completer = Completer(engine, options, load_learned(engine, no_memory=args.no_memory))
-    if completer.family is None and _should_fill_in(args):
+    if completer.family is None and not completer.edit_format and _should_fill_in(args):
         print_warnings([_better_model(engine.name)])
     return completer
 

@@ -106,13 +106,15 @@ class Acceptance:
 
 
 def kind_of(request: CompletionRequest) -> Kind:
-    """The language, and where in the line the cursor is."""
+    """The language, and where in the line the cursor is, or that the next edit was wanted."""
     before = request.prefix[request.prefix.rfind("\n") + 1 :]
     after = request.suffix.partition("\n")[0]
     if after.strip():
         place = "inside a line"
     else:
         place = "at the end of a line" if before.strip() else "on an empty line"
+    if request.edits is not None:
+        place = "next edit"
     suffix = os.path.splitext(request.path)[1]
     return request.language or suffix.removeprefix(".") or "text", place
 

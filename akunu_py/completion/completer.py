@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 
 from akunu_py.completion.fim import find_family, load_families
+from akunu_py.completion.next_edit import FORMATS, EditAnswer, find_edit_format, make_edit_prompt
 from akunu_py.completion.prompt import (
     Budgets,
     Names,
@@ -62,6 +63,7 @@ class Completer:
     model has read, what was drafted from, and the completions.
 
     family: how the model is asked to fill in the middle, None where it continues the prefix.
+    edit_format: how it is asked for the next change, None where it does not know.
     """
 
     def __init__(
@@ -76,8 +78,10 @@ class Completer:
         that one. Raises UsageError where the model cannot do what `options` ask for."""
         self.options = options
         self.code = CodeTokens(engine.tokenizer, engine.vocabulary)
-        self.family = find_family(options.fim, self.code, engine.name)
-        families = [self.family] if self.family else load_families().values()
+        self.edit_format = find_edit_format(options.fim, self.code, engine.name)
+        fim = "none" if self.edit_format else options.fim
+        self.family = find_family(fim, self.code, engine.name)
+        families = [self.family] if self.family else [*load_families().values(), *FORMATS]
         markers = tuple(token for family in families for token in family.stop)
         stops = engine.stop_tokens | self.code.marker_ids(markers)
         self.engine = replace(engine, stop_tokens=stops)
@@ -149,7 +153,7 @@ class Completer:
         if completion is not None:
             if completion.text:
                 emit(completion.text)
-        elif not (asked.prefix + (asked.suffix if self.family else "")).strip():
+        elif not (asked.prefix + (asked.suffix if self.family or asked.edits else "")).strip():
             completion = Completion("", "stop", Stats())  # out of nothing, a model makes things up
         else:
             run = _Run(self, session, asked, ended, emit, sampling)
@@ -165,6 +169,17 @@ class Completer:
             return self._cache.find(request)
         completion = self._cache.find(with_unix_newlines(request))
         return with_crlf(completion) if completion else None
+
+    def edit_prompt(self, request: CompletionRequest) -> tuple[Prompt, EditAnswer]:
+        """What the model reads for the next change, and what its answer is read with. Raises
+        UsageError where it was not trained to tell that."""
+        if self.edit_format is None:
+            known = ", ".join(form.name for form in FORMATS)
+            raise UsageError(
+                f"{self.name} is not known to tell the next edit; --fim names a format of: {known}"
+            )
+        names = name_files(request.path, request.language, request.root, ())
+        return make_edit_prompt(self.code, self.edit_format, request, names)
 
     def prompt(self, request: CompletionRequest, session: Session | None = None) -> Prompt:
         """What the model reads for `request`, and what is drafted from. session: which knows what
@@ -237,8 +252,14 @@ class _Run:
         self._ended = ended
         self._on_text = on_text
         self._sampling = replace(sampling, temperature=request.temperature)
-        self._prompt = completer.prompt(request, session)
-        self._stops = CompletionStops(request.prefix, request.suffix, request.max_lines)
+        self._edit: EditAnswer | None = None
+        self._stops: CompletionStops | EditAnswer
+        if request.edits is None:
+            self._prompt = completer.prompt(request, session)
+            self._stops = CompletionStops(request.prefix, request.suffix, request.max_lines)
+        else:
+            self._prompt, self._edit = completer.edit_prompt(request)
+            self._stops = self._edit
         self._stats = Stats(prompt_tokens=len(self._prompt.tokens))
         fenced = completer.family is not None and completer.family.fenced
         self._fenced = fenced and not is_markdown(request.path, request.language)
@@ -263,7 +284,8 @@ class _Run:
             healed = healed[len(sampled) :]
             tokens = [*tokens, *generation.tokens]
         if self._reason is None:
-            last = self._generation(tokens, max(1, self._request.max_tokens))
+            room = self._edit.room if self._edit else max(1, self._request.max_tokens)
+            last = self._generation(tokens, room)
             yield from self._generate(last)
             self._out_of_tokens = last.finish_reason in ("length", "context")
 
@@ -348,7 +370,9 @@ class _Run:
             self._reason = reason or self._reason or ("length" if self._out_of_tokens else "stop")
         assert self._reason is not None
         unread = sum(len(tokens) for tokens in self._prompt.draft_context)
-        return Completion(self._cut.text, self._reason, self._stats, unread)
+        whole = self._edit is not None and self._reason == "stop"
+        change = self._edit.change(self._output) if self._edit and whole else None
+        return Completion(self._cut.text, self._reason, self._stats, unread, change=change)
 
 
 def _budgets(options: CompleteOptions, context: int) -> Budgets:

@@ -18,7 +18,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, BinaryIO
 
 from akunu_py.completion.acceptance import Acceptance, Ghost
@@ -27,6 +27,7 @@ from akunu_py.completion.types import (
     Completion,
     CompletionMaker,
     CompletionRequest,
+    Edit,
     SourceFile,
 )
 from akunu_py.errors import INTERRUPTED, ModelError, UsageError
@@ -44,6 +45,7 @@ _KINDS = {
     "files": (list, "a list"),
     "root": (str, "a string"),
     "recent": (list, "a list"),
+    "edits": (list, "a list"),
     "max_tokens": (int, "an integer"),
     "max_lines": (int, "an integer"),
     "time_ms": ((int, float), "a number"),
@@ -150,9 +152,11 @@ class JsonLines:
         def on_done(done: Completion | Failure) -> None:
             with self._lock:
                 del self._tickets[asked.id]
-            if isinstance(done, Completion) and done.text and done.finish_reason != "cancelled":
-                self._remember(asked, done.text)
-            self._reply({"id": asked.id} | _as_dict(done))
+            if isinstance(done, Completion) and done.finish_reason != "cancelled":
+                text = done.text or (done.change and "\n".join(done.change.lines) + "\n")
+                if text:
+                    self._remember(asked, text)
+            self._reply({"id": asked.id} | _as_dict(done, asked.request))
 
         ticket = Ticket(asked.request, on_done, asked.channel, on_text)
         with self._lock:
@@ -330,6 +334,8 @@ def _request(message: dict[str, Any], defaults: CompletionRequest) -> Completion
     recent = tuple(message.get("recent", ()))
     for text in recent:
         _check_kind("recent", text, str, "strings")
+    if "edits" in message:
+        limits["edits"] = tuple(_edit(edit) for edit in message["edits"])
     return replace(defaults, prefix=message["prefix"], files=files, recent=recent, **limits)
 
 
@@ -339,6 +345,16 @@ def _file(file: Any) -> SourceFile:
     for name, value in file.items():
         _check_kind(f"files: {name}", value, str, "a string")
     return SourceFile(file["path"], file["text"])
+
+
+def _edit(edit: Any) -> Edit:
+    texts = {"path", "before", "after"}
+    if not isinstance(edit, dict) or set(edit) - {"line"} != texts:
+        raise UsageError('edits: expected objects with "path", "before", "after" and maybe "line"')
+    for name in texts:
+        _check_kind(f"edits: {name}", edit[name], str, "a string")
+    _check_kind("edits: line", edit.get("line", 0), int, "an integer")
+    return Edit(**edit)
 
 
 def _check_kind(name: str, value: object, kind: Any, words: str) -> None:
@@ -359,7 +375,7 @@ def _check_text(name: str, value: object) -> None:
             raise BadLine(f"{name}: a lone surrogate at {error.start}") from error
 
 
-def _as_dict(done: Completion | Failure) -> dict[str, Any]:
+def _as_dict(done: Completion | Failure, request: CompletionRequest) -> dict[str, Any]:
     if isinstance(done, Failure):
         return {"error": done.message}
     stats = {
@@ -367,4 +383,7 @@ def _as_dict(done: Completion | Failure) -> dict[str, Any]:
         for name, value in done.stats.as_dict().items()
     }
     more = {"evidence_tokens": done.draft_context_tokens, "reused": done.reused}
-    return {"text": done.text, "finish_reason": done.finish_reason, "stats": stats | more}
+    answer: dict[str, Any] = {"text": done.text}
+    if request.edits is not None:
+        answer = {"edit": asdict(done.change) if done.change else None}
+    return answer | {"finish_reason": done.finish_reason, "stats": stats | more}

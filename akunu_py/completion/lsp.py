@@ -5,7 +5,7 @@ A document that is opened is read ahead, and so is the place where one was chang
 rests. A request is answered with a list of at most one item; one that the user made by hand, with
 alternatives too. One that a newer request for the same
 document supersedes ends with ContentModified, which clients do not show; one that the client
-cancels, with RequestCancelled.
+cancels, with RequestCancelled. A request of our own, `akunu/nextEdit`, is for the next change.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import os
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TypeVar, cast
+from dataclasses import asdict, replace
+from typing import Any, TypeVar, cast
 
 from lsprotocol import types
 from pygls.exceptions import JsonRpcContentModified, JsonRpcException, JsonRpcInvalidParams
@@ -28,6 +28,7 @@ from pygls.uris import to_fs_path
 
 from akunu_py.completion.acceptance import Acceptance, Ghost
 from akunu_py.completion.lsp_protocol import Document, StrictProtocol, serve
+from akunu_py.completion.recent_edits import RecentEdits
 from akunu_py.completion.thread import CompletionThread, Failure, Ticket
 from akunu_py.completion.types import (
     Completion,
@@ -47,6 +48,7 @@ _GHOSTS = 64  # whose acceptance can be reported
 _ALTERNATIVES = 2  # beside the completion, sampled
 _TEMPERATURE = 0.8  # of them
 _REST_S = 0.1  # of the keyboard, before a changed place is read ahead; clients ask at 0.2 or so
+NEXT_EDIT = "akunu/nextEdit"  # a request, with the params of one for a position
 _HEAD = 4096  # characters at the beginning of a document, that are read when it is opened
 
 
@@ -81,7 +83,9 @@ class InlineCompletions:
         self.reporting: asyncio.Task[None] | None = None  # kept: the event loop does not
         self.server = LanguageServer("akunu", __version__, protocol_cls=StrictProtocol)
         self.resting: asyncio.TimerHandle | None = None
-        self._protocol.on_open, self._protocol.on_change = self.read_beginning, self.read_soon
+        self._protocol.on_open, self._protocol.on_change = self.opened, self.changed
+        self.edits = RecentEdits()
+        self.tells_edits = False  # what is wanted is the next edit, not text at the cursor
 
         # pygls marks the functions that it is given, which methods do not allow.
         @self.server.feature(types.INITIALIZED)
@@ -104,6 +108,21 @@ class InlineCompletions:
             params: types.InlineCompletionParams,
         ) -> types.InlineCompletionList:
             return await self.complete(params)
+
+        @self.server.feature(NEXT_EDIT)
+        async def next_edit(params: Any) -> dict[str, Any] | None:
+            return await self.next_edit(params)
+
+    def opened(self, document: Document) -> None:
+        self.edits.opened(_path(document), document.text)
+        if not self.tells_edits:
+            self.read_beginning(document)
+
+    def changed(self, document: Document, at: int | None) -> None:
+        """at: where what was changed last ends, None where all of the document was replaced."""
+        self.edits.changed(_path(document), document.text)
+        if at is not None and not self.tells_edits:
+            self.read_soon(document, at)
 
     def read_soon(self, document: Document, at: int) -> None:
         """Reads ahead where a document was changed, if nothing is typed for a moment."""
@@ -129,10 +148,10 @@ class InlineCompletions:
             return types.InlineCompletionList([])
         self.thread.start()  # for a client that never sends initialized
         uri = params.text_document.uri
-        texts = [await self._text(request, uri)]
+        texts = [(await self._completion(request, uri)).text]
         if explicit:
             sample = replace(request, temperature=request.temperature or _TEMPERATURE)
-            texts += [await self._text(sample, uri) for _ in range(_ALTERNATIVES)]
+            texts += [(await self._completion(sample, uri)).text for _ in range(_ALTERNATIVES)]
         items = []
         for text in dict.fromkeys(texts):
             if text.strip():
@@ -140,7 +159,29 @@ class InlineCompletions:
                 items[-1].command = self._accept_command(request, text)
         return types.InlineCompletionList(items)
 
-    async def _text(self, request: CompletionRequest, uri: str) -> str:
+    async def next_edit(self, params: Any) -> dict[str, Any] | None:
+        """The next change, as lines that replace others, with what the client executes when it
+        makes it; None where there is none. Raises a JsonRpcException as `complete` does."""
+        try:
+            uri, at = params.textDocument.uri, params.position
+            line, character = int(at.line), int(at.character)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise JsonRpcInvalidParams("expected a textDocument and a position") from error
+        document = self._protocol.documents.use(uri)
+        if document is None:
+            raise JsonRpcInvalidParams(f"not open: {uri}")
+        self.tells_edits = True
+        self.thread.start()
+        index = document.offset(line, character, self._encoding)
+        asked = self._request(document, document.text[:index], document.text[index:])
+        request = replace(asked, files=(), edits=tuple(self.edits))
+        change = (await self._completion(request, uri)).change
+        if change is None:
+            return None
+        command = self._accept_command(request, "\n".join(change.lines) + "\n")
+        return {**asdict(change), "command": command}
+
+    async def _completion(self, request: CompletionRequest, uri: str) -> Completion:
         done: asyncio.Future[Completion | Failure] = self.loop.create_future()
         ticket = Ticket(request, lambda outcome: self._resolve(done, outcome), uri)
         self.thread.submit(ticket)
@@ -153,7 +194,7 @@ class InlineCompletions:
             raise JsonRpcException(outcome.message, _REQUEST_FAILED)
         if outcome.finish_reason == "cancelled":
             raise JsonRpcContentModified("a newer request for the same document came")
-        return outcome.text
+        return outcome
 
     def _accept_command(self, request: CompletionRequest, text: str) -> types.Command:
         """What the client executes when it accepts a completion that is shown now."""

@@ -159,8 +159,8 @@ class StrictProtocol(LanguageServerProtocol):
         super().__init__(server, converter)
         self.documents = Documents()
         self.on_open: Callable[[Document], None] = lambda document: None
-        # What was changed last ends at the index.
-        self.on_change: Callable[[Document, int], None] = lambda document, index: None
+        # What was changed last ends at the index; None where all was replaced.
+        self.on_change: Callable[[Document, int | None], None] = lambda document, index: None
         self._initialized = False
 
     def position_encoding(self) -> str:
@@ -234,8 +234,7 @@ class StrictProtocol(LanguageServerProtocol):
             else:
                 document, at = document.with_text(change.text), None
         self.documents.put(document)
-        if at is not None:
-            self.on_change(document, at)
+        self.on_change(document, at)
 
     @lsp_method(types.TEXT_DOCUMENT_DID_CLOSE)
     def lsp_text_document__did_close(self, params: types.DidCloseTextDocumentParams) -> None:

@@ -27,13 +27,16 @@ class CompletionCache:
         self._lock = threading.Lock()
 
     def add(self, request: CompletionRequest, completion: Completion) -> None:
-        """Keeps a completion, unless it was cancelled or is none, because it was only read."""
-        if completion.finish_reason != "cancelled" and request.max_tokens:
+        """Keeps a completion, unless it was cancelled or is none: only read, or a change."""
+        kept = request.max_tokens and request.edits is None
+        if completion.finish_reason != "cancelled" and kept:
             with self._lock:
                 self._entries.append((request, completion))
 
     def find(self, request: CompletionRequest) -> Completion | None:
         """The rest of an earlier completion, where what was typed since is how it began."""
+        if request.edits is not None:
+            return None
         with self._lock:
             entries = list(self._entries)
         for earlier, completion in reversed(entries):

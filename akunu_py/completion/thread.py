@@ -316,6 +316,8 @@ class _Making:
         typed = typed_since(self.request, ticket.request)
         if typed is None or ticket.cancelled.is_set() or not self.request.max_tokens:
             return False
+        if self.request.edits is not None or ticket.request.edits is not None:
+            return False
         same = ticket.request.suffix == self.request.suffix
         another = self.request.temperature and not typed  # another sample is wanted
         return same and not another and self._text.startswith(typed)

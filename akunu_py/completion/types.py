@@ -34,6 +34,27 @@ class SourceFile:
 
 
 @dataclass(frozen=True, slots=True)
+class Edit:
+    """A change that was made: in the file `path`, from the line number `line` (from 0) on, `before`
+    became `after`. Some lines around it may be in both."""
+
+    path: str
+    before: str
+    after: str
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change to be made: the lines of the buffer from number `first` (from 0) up to `last`, which
+    is not among them, become `lines`, without their ends."""
+
+    first: int
+    last: int
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CompletionRequest:
     """What is around the cursor.
 
@@ -43,7 +64,8 @@ class CompletionRequest:
     last one first: what of other files has their names is read first. max_tokens: 0 for
     the model to read what it would complete from, and no more. max_lines: 0 leaves it to the place
     of the cursor. seconds: the time after which the best text so far is returned, None for as long
-    as it takes. temperature: 0 is greedy.
+    as it takes. temperature: 0 is greedy. edits: what was changed lately, the last one last, where
+    the next change is wanted and no text at the cursor; else None.
     """
 
     prefix: str
@@ -57,11 +79,12 @@ class CompletionRequest:
     max_lines: int = 0
     seconds: float | None = None
     temperature: float = 0.0
+    edits: tuple[Edit, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What belongs at the cursor, maybe nothing.
+    """What belongs at the cursor, maybe nothing; or the next change, where that was asked for.
 
     finish_reason: "stop" (it is whole), "length" (max_tokens or max_lines), "time" or "cancelled";
     after the last two it is what there was until then.
@@ -74,16 +97,17 @@ class Completion:
     stats: Stats
     draft_context_tokens: int = 0
     reused: bool = False
+    change: Change | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CompleteOptions:
     """How to complete, the same for all requests of a completer.
 
-    fim: the name of a fill-in-the-middle family, "none" for plain continuation, "auto" to
-    recognise it. prefix_tokens, suffix_tokens, file_tokens: what the model reads of each at most;
-    less where its context is short. fresh_tokens: what it reads at once of other files while
-    someone waits.
+    fim: the name of a fill-in-the-middle family or of a format of next edits, "none" for plain
+    continuation, "auto" to recognise it. prefix_tokens, suffix_tokens, file_tokens: what the model
+    reads of each at most; less where its context is short. fresh_tokens: what it reads at once of
+    other files while someone waits.
     """
 
     fim: str = "auto"

@@ -110,20 +110,22 @@ def test_without_a_ghost_the_keys_are_themselves(
     assert re.fullmatch(rf"{re.escape(CODE)} *\([ \t]+\)\n", written(terminal, path))
 
 
-def open_with_ghosts(terminal: Terminal, directory: Path) -> Path:
+def open_with_ghosts(
+    terminal: Terminal, directory: Path, options: str = "", text: str = "first\nlast\n"
+) -> Path:
     """Neovim on a file, with a server that is told by files what to do."""
     command = ", ".join(f"'{word}'" for word in [*SERVER, str(directory)])
     (directory / "init.lua").write_text(
         f"vim.opt.runtimepath:prepend('{EDITORS / 'neovim'}')\n"
-        f"require('akunu').setup({{ cmd = {{ {command} }} }})\n"
+        f"require('akunu').setup({{ cmd = {{ {command} }}, {options} }})\n"
         "vim.o.ttimeoutlen = 50\n"
         "vim.o.statusline = \"%{v:lua.require'akunu'.status()}.\"\n"
     )
     path = directory / "a.py"
-    path.write_text("first\nlast\n")
+    path.write_text(text)
     nvim = f"XDG_STATE_HOME={directory} nvim -n -i NONE -u {directory}/init.lua"
     terminal.type(f"{nvim} {path}; echo code=$?", "Enter")
-    terminal.wait_for("last")
+    terminal.wait_for(text.split()[-1])
     return path
 
 
@@ -151,6 +153,31 @@ def test_loading_is_shown_and_a_ghost_stays_while_it_is_accepted_in_parts(
     assert written(terminal, path) == "first\none two three\nfour\nlast\n"
     (counts,) = read_counts(tmp_path / "counts").values()
     assert counts == {"shown": 1, "accepted": 1, "characters": len(" twohree\nfour")}
+
+
+def test_the_next_edit_is_shown_and_made(terminal: Terminal, tmp_path: Path) -> None:
+    """A name is changed in one line; the others follow with Tab, each a change to undo."""
+    (tmp_path / "model").touch()
+    text = "old = 1\nprint(old)\n\nlast = old\n"
+    path = open_with_ghosts(terminal, tmp_path, "next_edit = true", text)
+    terminal.wait_for(r"ready\.")
+    terminal.type("cw", "new")
+    terminal.wait_for(r"print\(old\) *\nprint\(new\)")  # what comes, below what goes
+    terminal.type("Tab")  # in insert mode
+    terminal.wait_for(r"last = old *\nlast = new")
+    terminal.type("Escape")
+    terminal.wait_for(r"\n(?!.*-- INSERT --)[^\n]*$")
+    terminal.type("Escape")  # hides it
+    terminal.wait_for(r"new = 1 *\nprint\(new\) *\n *\nlast = old *\n(?!last)")
+    terminal.type("u")
+    terminal.wait_for(r"print\(old\) *\nprint\(new\)")
+    terminal.type("Tab")  # in normal mode
+    terminal.wait_for(r"last = old *\nlast = new")
+    terminal.type("Tab")
+    terminal.wait_for(r"print\(new\) *\n *\nlast = new *\n(?!last)")
+    assert written(terminal, path) == text.replace("old", "new")
+    counts = read_counts(tmp_path / "counts")["python", "next edit"]
+    assert counts["characters"] == 11 + 11 + 11
 
 
 def test_a_server_that_was_killed_comes_back_by_itself(terminal: Terminal, tmp_path: Path) -> None:

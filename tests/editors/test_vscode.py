@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from akunu_py.completion.acceptance import read_counts
 from akunu_py.models.store import StoredModel
 from akunu_py.version import __version__
 from tests.support.command import AKUNU
+from tests.support.lsp_ghost import GHOST
 from tests.support.paths import EDITORS, ROOT
 
 DIRECTORY = EDITORS / "vscode" / "extension"
@@ -135,6 +137,31 @@ def test_a_helper_that_is_missing_or_fails_is_told_once() -> None:
         assert [answer["items"] for answer in found] == [[], []]
         (warning,) = [warning for answer in found for warning in answer["warnings"]]
         assert message in warning
+
+
+@needs_node
+def test_the_next_edit_is_shown_and_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name is changed in one line, letter by letter; the other lines follow, one by one."""
+    (tmp_path / "model").touch()
+    monkeypatch.setenv("NEXT_EDIT", "1")
+    before = "old = 1\nprint(old)\nreturn old"
+    typed = [word + before[3:] for word in ("ol", "o", "", "n", "ne", "new")]
+    asked = {"text": before, "line": 0, "character": 3, "changes": typed, "times": 2}
+    (found,) = answers([*GHOST, str(tmp_path), "--jsonl"], asked)
+    assert found == [
+        {
+            "rows": [[1], [1, "→ print(new)"]],
+            "text": "new = 1\nprint(new)\nreturn old",
+            "cursor": {"line": 1, "character": 10},
+        },
+        {
+            "rows": [[2], [2, "→ return new"]],
+            "text": "new = 1\nprint(new)\nreturn new",
+            "cursor": {"line": 2, "character": 10},
+        },
+    ]
+    counts = read_counts(tmp_path / "counts")["python", "next edit"]
+    assert counts == {"shown": 2, "accepted": 2, "characters": 22}
 
 
 def test_the_manifest() -> None:

@@ -3,7 +3,8 @@
 Run as `python -m tests.support.lsp_ghost DIRECTORY`. Loading waits for the file `model` there, and
 fails while there is one called `missing`; what is accepted is counted in `counts`. It completes
 lines that are empty; on others it goes on until nobody waits, and where "die" was written it is
-killed.
+killed. The next edit is to write "new" for "old" in the next line where that is, once somebody did.
+With --jsonl it speaks JSON lines.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from akunu_py.completion.acceptance import Acceptance
+from akunu_py.completion.jsonl import serve_jsonl
 from akunu_py.completion.lsp import serve_lsp
-from akunu_py.completion.types import Completion, CompletionRequest, Ended
+from akunu_py.completion.types import Change, Completion, CompletionRequest, Ended
 from akunu_py.errors import UsageError
 from akunu_py.types import Stats
 
@@ -37,6 +39,8 @@ class Ghost:
         ended = ended or (lambda: None)
         if not request.max_tokens:
             return Completion("", "length", Stats())
+        if request.edits is not None:
+            return Completion("", "stop", Stats(), change=next_edit(request))
         if "die" in request.prefix:
             os.kill(os.getpid(), signal.SIGKILL)
         if not request.prefix.split("\n")[-1].strip():
@@ -55,6 +59,14 @@ class Ghost:
         pass
 
 
+def next_edit(request: CompletionRequest) -> Change | None:
+    if not request.edits or "new" not in request.edits[-1].after:
+        return None
+    lines = (request.prefix + request.suffix).split("\n")
+    row = next((row for row, line in enumerate(lines) if "old" in line), None)
+    return None if row is None else Change(row, row + 1, (lines[row].replace("old", "new"),))
+
+
 def load(directory: Path) -> Ghost:
     while not (directory / "model").exists():
         if (directory / "missing").exists():
@@ -66,4 +78,5 @@ def load(directory: Path) -> Ghost:
 if __name__ == "__main__":
     directory = Path(sys.argv[1])
     kept = Acceptance(directory / "counts")
-    serve_lsp(lambda: load(directory), CompletionRequest("", seconds=200), kept)
+    serve = serve_jsonl if "--jsonl" in sys.argv else serve_lsp
+    serve(lambda: load(directory), CompletionRequest("", seconds=200), kept)

@@ -1,7 +1,9 @@
 // Runs the VS Code extension outside VS Code: `node vscode_run.js EXTENSION COMMAND...`. Reads one
 // JSON object a line, {"text", "line", "character", "cancel"?, "language"?, "rest"?, "accept"?}, asks for
 // a completion there (with "rest" the cursor only rests there), accepts it if asked to, and prints what the editor would be given, what it was told, and whether it was made to ask
-// again. VS Code itself is as much of it as the extension uses.
+// again. With "changes", texts that are typed one after the other, it makes as many next edits as "times"
+// says, and prints what was shown of each and the text after it. VS Code itself is as much of it as the
+// extension uses.
 'use strict'
 
 const Module = require('node:module')
@@ -23,10 +25,24 @@ class InlineCompletionItem {
   }
 }
 
+class Position {
+  constructor(line, character) {
+    Object.assign(this, { line, character })
+  }
+}
+
+class Selection {
+  constructor(anchor, active) {
+    Object.assign(this, { anchor, active })
+  }
+}
+
+class ThemeColor {}
+
 const nothing = { dispose() {} }
 const settings = {
   enabled: true, filetypes: { markdown: false }, readAhead: true, command, delay: 0, timeMs: 200000,
-  maxLines: 0,
+  maxLines: 0, nextEdit: process.env.NEXT_EDIT === '1',
 }
 const statusBar = { show() {}, dispose() {} }
 let again = 0
@@ -35,11 +51,17 @@ let cursorMoved = null
 // The cursor rests at once.
 const later = setTimeout
 global.setTimeout = (call, ms) => later(call, ms >= 500 ? 0 : ms)
+let contextSet = () => {}
+let documentChanged = null
+const executed = (name, ...given) => (name === 'setContext' ? contextSet(...given) : again++)
 const vscode = {
   Range,
+  Position,
+  Selection,
+  ThemeColor,
   InlineCompletionItem,
   StatusBarAlignment: { Right: 2 },
-  commands: { registerCommand: (name, run) => ((commands[name] = run), nothing), executeCommand: () => again++ },
+  commands: { registerCommand: (name, run) => ((commands[name] = run), nothing), executeCommand: executed },
   languages: {
     registerInlineCompletionItemProvider(_, given) {
       provider = given
@@ -55,11 +77,15 @@ const vscode = {
       return nothing
     },
     createStatusBarItem: () => statusBar,
+    createTextEditorDecorationType: (options) => ({ ...options, ...nothing }),
     showWarningMessage: (message) => warnings.push(message),
   },
   workspace: {
     getConfiguration: () => ({ get: (name) => settings[name] }),
     onDidChangeConfiguration: () => nothing,
+    textDocuments: [],
+    onDidOpenTextDocument: () => nothing,
+    onDidChangeTextDocument: (listener) => ((documentChanged = listener), nothing),
   },
 }
 
@@ -80,7 +106,62 @@ function documentOf(text, languageId = 'python') {
   }
 }
 
+// An editor on a text that can be changed.
+function editorOf(text) {
+  const its = { version: 0, decorations: new Map() }
+  const lines = () => text.split('\n')
+  const change = (now) => {
+    text = now
+    its.document.version++
+    documentChanged({ document: its.document })
+  }
+  its.document = {
+    ...documentOf(text),
+    version: 0,
+    getText: () => text,
+    get lineCount() { return lines().length },
+    offsetAt: ({ line, character }) => documentOf(text).offsetAt({ line, character }),
+    lineAt: (line) => ({
+      range: new Range(new Position(line, 0), new Position(line, lines()[line].length)),
+    }),
+  }
+  its.setDecorations = (kind, ranges) => its.decorations.set(kind, ranges)
+  its.revealRange = () => {}
+  its.edit = async (build) => {
+    build({
+      replace: ({ start, end }, now) => {
+        const at = its.document.offsetAt(start)
+        change(text.slice(0, at) + now + text.slice(its.document.offsetAt(end)))
+      },
+    })
+    return true
+  }
+  return { its, change }
+}
+
+async function nextEdits(asked) {
+  const { its, change } = editorOf(asked.text)
+  its.selection = { active: new Position(asked.line, asked.character) }
+  vscode.window.activeTextEditor = its
+  documentChanged({ document: its.document })
+  let isShown = () => {}
+  contextSet = (_, shown) => shown && isShown()
+  const found = []
+  for (const text of asked.changes) change(text)
+  for (let time = 0; time < asked.times; time++) {
+    await new Promise((resolve) => (isShown = resolve))
+    const shown = [...its.decorations.values()].flat()
+    const made = commands['akunu.acceptNextEdit']()
+    const rows = shown.map(({ start, range, renderOptions }) =>
+      range ? [range.start.line, renderOptions.after.contentText] : [start.line])
+    await made
+    found.push({ rows, text: its.document.getText(), cursor: its.selection.active })
+  }
+  console.log(JSON.stringify(found))
+}
+
 async function answer(asked) {
+  if (asked.changes) return nextEdits(asked)
   const document = documentOf(asked.text, asked.language)
   const position = { line: asked.line, character: asked.character }
   if (asked.rest) return cursorMoved({ textEditor: { document, selection: { active: position } } })
@@ -106,7 +187,8 @@ async function answer(asked) {
   console.log(JSON.stringify({ items, warnings: warnings.splice(0), status, again }))
 }
 
-activate({ subscriptions: [] })
+const context = { subscriptions: [] }
+activate(context)
 const lines = readline.createInterface({ input: process.stdin })
 const answers = []
 lines.on('line', (line) => {
@@ -114,4 +196,7 @@ lines.on('line', (line) => {
   const before = asked.after ? Promise.all(answers) : Promise.resolve()
   answers.push(before.then(() => answer(asked)))
 })
-lines.on('close', () => Promise.all(answers).then(deactivate))
+lines.on('close', () => Promise.all(answers).then(() => {
+  deactivate()
+  context.subscriptions.forEach((each) => each.dispose())
+}))

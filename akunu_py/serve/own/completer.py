@@ -10,6 +10,7 @@ from typing import Any
 
 from akunu_py.completion.recall import CompletionCache
 from akunu_py.completion.types import (
+    Change,
     CompleteOptions,
     Completion,
     CompletionReason,
@@ -86,4 +87,9 @@ class ServedCompleter:
 
 
 def _completion(told: Mapping[str, Any]) -> Completion:
-    return Completion(**{**told, "stats": Stats(**told["stats"])})
+    change = told["change"]
+    values = {
+        "stats": Stats(**told["stats"]),
+        "change": change and Change(change["first"], change["last"], tuple(change["lines"])),
+    }
+    return Completion(**{**told, **values})

@@ -180,7 +180,7 @@ local function on_exit(code, signal)
 end
 
 -- cmd: how the server is started. keys: other keys by action, '' for none. filetypes: false for those
--- without ghosts.
+-- without ghosts. next_edit: true has the next edit shown instead, by models that tell it.
 function M.setup(options)
   local filetypes = options.filetypes or {}
   vim.lsp.config('akunu', {
@@ -199,10 +199,15 @@ function M.setup(options)
     },
   })
   vim.lsp.enable('akunu')
-  vim.lsp.inline_completion.enable()
   local keys = { accept = '<Tab>', ['accept-word'] = '<C-F>', ['accept-line'] = '<C-L>' }
-  for action, key in pairs(vim.tbl_extend('force', keys, options.keys or {})) do
-    if key ~= '' then map(key, PATTERNS[action]) end
+  keys = vim.tbl_extend('force', keys, options.keys or {})
+  if options.next_edit then
+    require('akunu.next_edit').enable(keys.accept)
+  else
+    vim.lsp.inline_completion.enable()
+    for action, key in pairs(keys) do
+      if key ~= '' then map(key, PATTERNS[action]) end
+    end
   end
   local group = api.nvim_create_augroup('akunu', {})
   local function on(events, callback)

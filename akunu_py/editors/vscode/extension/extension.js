@@ -3,6 +3,7 @@
 
 const vscode = require('vscode')
 const { Helper, windowStart } = require('./helper.js')
+const { NextEdit } = require('./next_edit.js')
 
 const MAX_CHARACTERS = 200000 // on either side of the cursor
 const MAX_FILES = 8
@@ -15,6 +16,7 @@ let statusBar = null
 let used = [] // documents, the one shown last first
 let resting = null
 let askedAgain = false // the next request is for the rest of what was shown
+let nextEdit = null // where the next edit is wanted, not text at the cursor
 let given = null // the last ghost: {document, end}, what the text is up to there once it is accepted
 
 function settings() {
@@ -113,7 +115,7 @@ function firstLineOrAll(request, token) {
 
 const provider = {
   async provideInlineCompletionItems(document, position, context, token) {
-    if (!isEnabled(document)) return []
+    if (nextEdit || !isEnabled(document)) return []
     const chosen = context.selectedCompletionInfo
     const request = requestAt(document, position, chosen)
     // After a whole ghost the next one has been made: it is there at once.
@@ -131,11 +133,33 @@ const provider = {
 // Has the place of the cursor read ahead when it rests.
 function cursorMoved(editor) {
   clearTimeout(resting)
-  if (!editor || editor.document.uri.scheme === 'output' || !settings().get('readAhead')) return
+  if (nextEdit || !editor || editor.document.uri.scheme === 'output') return
+  if (!settings().get('readAhead')) return
   resting = setTimeout(() => {
     if (!isEnabled(editor.document) || editor.document.isClosed) return
     helper.readAhead(requestAt(editor.document, editor.selection.active))
   }, REST_MS)
+}
+
+// The reply to a request for the next edit, or null.
+function askForEdit(document, position, edits, onCancel) {
+  if (!isEnabled(document)) return Promise.resolve(null)
+  const text = document.getText() // all of it: what comes back has its line numbers
+  const at = document.offsetAt(position)
+  const [prefix, suffix] = [text.slice(0, at), text.slice(at)]
+  return helper.ask({ ...requestAt(document, position), prefix, suffix, files: [], edits }, onCancel)
+}
+
+function watchEdits(context) {
+  nextEdit = new NextEdit(askForEdit, (...which) => helper.accepted(...which))
+  vscode.workspace.textDocuments.forEach((document) => nextEdit.opened(document))
+  context.subscriptions.push(
+    nextEdit,
+    vscode.workspace.onDidOpenTextDocument((document) => nextEdit.opened(document)),
+    vscode.workspace.onDidChangeTextDocument(({ document }) => nextEdit.changed(document)),
+    vscode.commands.registerCommand('akunu.acceptNextEdit', () => nextEdit.accept()),
+    vscode.commands.registerCommand('akunu.hideNextEdit', () => nextEdit.hide()),
+  )
 }
 
 function shown(editor) {
@@ -148,6 +172,7 @@ function activate(context) {
   showState('idle')
   statusBar.show()
   restart()
+  if (settings().get('nextEdit')) watchEdits(context)
   vscode.window.visibleTextEditors.forEach(shown)
   shown(vscode.window.activeTextEditor)
   cursorMoved(vscode.window.activeTextEditor)

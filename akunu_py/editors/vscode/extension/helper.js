@@ -11,6 +11,8 @@ function windowStart(offset, longest) {
   return offset <= longest ? 0 : Math.floor((offset - step) / step) * step
 }
 
+const END_MS = 2000 // that a helper has to end
+
 class Helper {
   // `notify` is given each message that the user should read, once; `onState` what the helper does:
   // idle, loading, ready, or failed and why. `now`: milliseconds.
@@ -119,7 +121,9 @@ class Helper {
     const child = this.process
     if (!child) return
     this.end(child, null)
-    child.kill()
+    child.stdin.end() // it ends by itself, and keeps what it counted
+    const timer = setTimeout(() => child.kill(), END_MS)
+    child.on('close', () => clearTimeout(timer))
   }
 }
 

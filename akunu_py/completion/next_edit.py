@@ -1,0 +1,256 @@
+"""What will be changed next: the prompt in the format of a model that was trained to say so, and
+the change that its answer makes.
+
+Such a model reads what was changed lately and the lines around the cursor, and writes those lines
+anew.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass
+
+from akunu_py.completion.fim import PromptPart
+from akunu_py.completion.prompt import Names, Prompt, relative
+from akunu_py.completion.recent_edits import LATEST, unified, with_end
+from akunu_py.completion.stops import Cut
+from akunu_py.completion.tokens import CodeTokens
+from akunu_py.completion.types import Change, CompletionRequest, Edit
+from akunu_py.errors import UsageError
+
+_HEADER = 8  # tokens before the lines that are written anew, by which a draft finds them
+_CURSOR = "<|user_cursor|>"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The lines of a buffer that may be written anew, and some around them.
+
+    first: number of the first, from 0. lines: their texts. row, column: of the cursor, the row from
+    `first` on. before, after: lines around them that are only read, each with its end.
+    """
+
+    first: int
+    lines: tuple[str, ...]
+    row: int
+    column: int
+    before: str = ""
+    after: str = ""
+
+    @property
+    def text(self) -> str:
+        """Each line with its end."""
+        return "".join(line + "\n" for line in self.lines)
+
+    def with_cursor(self, mark: str) -> str:
+        """The text with a mark where the cursor is."""
+        lines = list(self.lines)
+        line = lines[self.row]
+        lines[self.row] = line[: self.column] + mark + line[self.column :]
+        return "".join(line + "\n" for line in lines)
+
+
+@dataclass(frozen=True, slots=True)
+class EditFormat:
+    """How one family of models is asked, as its maker published it (`source`).
+
+    named: what its models are called. tokens: what their vocabulary has. window: the lines around a
+    cursor, of the lines of a buffer. write: the prompt, of the window, the edits, the oldest first,
+    and the path of the buffer. stop: tokens that end the answer. end: the text that does.
+    """
+
+    name: str
+    source: str
+    named: re.Pattern[str]
+    tokens: tuple[str, ...]
+    window: Callable[[Sequence[str], int, int], Window]
+    write: Callable[[Window, Sequence[Edit], str], list[PromptPart]]
+    stop: tuple[str, ...]
+    end: str = ""
+
+
+class EditAnswer:
+    """What is made of the answer: a change, once all of it is there."""
+
+    def __init__(self, form: EditFormat, window: Window, room: int) -> None:
+        """room: tokens that it may take."""
+        self._form, self._window = form, window
+        self.room = room
+
+    def cut(self, output: str, *, final: bool) -> Cut:
+        """Nothing of it is text at the cursor."""
+        return Cut("", done=bool(self._form.end) and self._form.end in output)
+
+    def change(self, output: str) -> Change | None:
+        """What differs from the lines as they are, None where nothing does."""
+        window = self._window
+        written = output.partition(self._form.end)[0] if self._form.end else output
+        written = written.replace(_CURSOR, "").removesuffix("\n")
+        if not written or written == "NO_EDITS":
+            return None
+        old, new = list(window.lines), written.split("\n")
+        while new and not new[-1].strip():  # how many empty lines end it, models do not keep
+            new.pop()
+        while old and not old[-1].strip():
+            old.pop()
+        ahead = _shared(old, new)
+        behind = _shared(old[ahead:][::-1], new[ahead:][::-1])
+        if ahead + behind == len(old) == len(new):
+            return None
+        first, last = window.first + ahead, window.first + len(old) - behind
+        return Change(first, last, tuple(new[ahead : len(new) - behind]))
+
+
+def make_edit_prompt(
+    code: CodeTokens, form: EditFormat, request: CompletionRequest, names: Names
+) -> tuple[Prompt, EditAnswer]:
+    """The prompt for the place of the cursor, and what reads its answer."""
+    lines = (request.prefix + request.suffix).split("\n")
+    row = request.prefix.count("\n")
+    window = form.window(lines, row, len(request.prefix) - request.prefix.rfind("\n") - 1)
+    edits = [
+        Edit(relative(each.path, names.root), _unix(each.before), _unix(each.after), each.line)
+        for each in (request.edits or ())[-LATEST:]
+    ]
+    tokens = [*code.opening, *_encode(code, form.write(window, edits, names.path))]
+    copied = code.encode(window.text)
+    # The answer begins as the window does: so it is drafted from its first token on.
+    draft = (*tokens[-_HEADER:], *copied)
+    answer = EditAnswer(form, window, len(copied) + max(1, request.max_tokens))
+    return Prompt(tokens, 0, "", [draft], 0), answer
+
+
+def find_edit_format(name: str, vocabulary: Container[str], model: str) -> EditFormat | None:
+    """The format called `name`, for "auto" that of the model's name; None where there is none.
+    Raises UsageError where the vocabulary lacks its tokens."""
+    called = re.sub(r"[\s_]+", "-", model.lower())
+    for form in FORMATS:
+        missing = [token for token in form.tokens if token not in vocabulary]
+        if name == form.name and missing:
+            raise UsageError(
+                f"{model} has no token {missing[0]}, so it cannot be asked in the format of "
+                f"{name}; leave out --fim"
+            )
+        if name == form.name or (name == "auto" and form.named.search(called) and not missing):
+            return form
+    return None
+
+
+# ---- the formats
+
+
+def _zeta_window(lines: Sequence[str], row: int, column: int) -> Window:
+    """350 tokens to be written and 150 around them, three characters a token, as Zed counts."""
+    first, last = _grow(lines, row, row + 1, 350 * 3)
+    top, bottom = _grow(lines, first, last, 150 * 3)
+    before = "".join(line + "\n" for line in lines[top:first])
+    after = "\n".join(lines[last:bottom])
+    return Window(first, tuple(lines[first:last]), row - first, column, before, after)
+
+
+def _grow(lines: Sequence[str], first: int, last: int, room: int) -> tuple[int, int]:
+    """As many more lines, above and below in turn, as there is room for, in characters."""
+    while True:
+        grown = False
+        for above in (True, False):
+            if (first == 0) if above else (last == len(lines)):
+                continue
+            cost = len(lines[first - 1 if above else last]) + 1
+            if cost <= room:
+                room, grown = room - cost, True
+                first, last = (first - 1, last) if above else (first, last + 1)
+        if not grown:
+            return first, last
+
+
+def _write_zeta(window: Window, edits: Sequence[Edit], path: str) -> list[PromptPart]:
+    behind = window.after if window.after.endswith("\n") else window.after + "\n"
+    history = "".join(f"--- a/{each.path}\n+++ b/{each.path}\n{unified(each)}" for each in edits)
+    told = [_token("<filename>"), _text(f"edit_history\n{history}\n")] if history else []
+    lines = window.with_cursor(_CURSOR)
+    return [
+        _token("<[fim-suffix]>"),
+        _text(behind),
+        _token("<[fim-prefix]>"),
+        *told,
+        _token("<filename>"),
+        _text(f"{path}\n{window.before}<<<<<<< CURRENT\n{lines}=======\n"),
+        _token("<[fim-middle]>"),
+    ]
+
+
+def _sweep_window(lines: Sequence[str], row: int, column: int) -> Window:
+    """21 lines, the cursor's in the middle."""
+    first = max(0, row - 10)
+    return Window(first, tuple(lines[first : row + 11]), row - first, column)
+
+
+def _write_sweep(window: Window, edits: Sequence[Edit], path: str) -> list[PromptPart]:
+    """The last edit, where it was in these lines, is told by how they were before."""
+    original, told = window.text, list(edits)
+    if told and told[-1].path == path and told[-1].after in window.text:
+        last = told.pop()
+        original = window.text.replace(last.after, last.before, 1)
+    texts = [
+        f"{each.path}.diff\noriginal:\n{with_end(each.before)}updated:\n{with_end(each.after)}"
+        for each in told
+    ]
+    texts += [f"original/{path}\n{original}", f"current/{path}\n{window.text}", f"updated/{path}\n"]
+    return [part for text in texts for part in (_token("<|file_sep|>"), _text(text))]
+
+
+def _token(text: str) -> PromptPart:
+    return PromptPart("token", text)
+
+
+def _text(text: str) -> PromptPart:
+    return PromptPart("text", text)
+
+
+FORMATS = (
+    EditFormat(
+        "zeta-2",
+        "github.com/zed-industries/zed crates/zeta_prompt, V0211SeedCoder, called Zeta2",
+        re.compile(r"zeta-?2(?!\.?\d)"),
+        ("<[fim-suffix]>", "<[fim-prefix]>", "<[fim-middle]>"),
+        _zeta_window,
+        _write_zeta,
+        ("<[end▁of▁sentence]>", "<[fim-suffix]>", "<[fim-prefix]>", "<[fim-middle]>"),
+        ">>>>>>> UPDATED",
+    ),
+    EditFormat(
+        "sweep-next-edit",
+        "huggingface.co/sweepai/sweep-next-edit-1.5B run_model.py; 21 lines: blog.sweep.dev/posts/"
+        "oss-next-edit; the newline at the end: github.com/sweepai/vscode-nes "
+        "src/local/completions.ts",
+        re.compile(r"sweep-next-edit(?!-v2)"),
+        ("<|file_sep|>",),
+        _sweep_window,
+        _write_sweep,
+        ("<|endoftext|>", "<|file_sep|>", "<|im_end|>", "<|fim_prefix|>", "<|repo_name|>"),
+    ),
+)
+
+
+def _encode(code: CodeTokens, parts: Sequence[PromptPart]) -> Iterator[int]:
+    """A marker that the vocabulary has not is text."""
+    text = ""
+    for part in parts:
+        if part.kind == "token" and part.text in code:
+            yield from code.encode(text)
+            yield code.token(part.text)
+            text = ""
+        else:
+            text += part.text
+    yield from code.encode(text)
+
+
+def _shared(one: Sequence[str], other: Sequence[str]) -> int:
+    """How many items two lists share at their beginning."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _unix(text: str) -> str:
+    return text.replace("\r\n", "\n")
