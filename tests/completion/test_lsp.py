@@ -14,8 +14,10 @@ from pygls.exceptions import JsonRpcException
 from pygls.lsp.client import LanguageClient
 
 from akunu_py.completion.acceptance import read_counts
+from akunu_py.completion.lsp import NEXT_EDIT
 from akunu_py.models.store import StoredModel
 from tests.support.lsp_echo import ECHO, STARTER
+from tests.support.lsp_ghost import GHOST
 
 CODE = "def add(a, b):\n    return a + b\n\ndef subtract(a, b):\n"
 
@@ -260,6 +262,32 @@ async def test_what_is_accepted_is_reported_by_the_command_of_an_item(
     assert await editor.leave() == 0
     (counts,) = read_counts(tmp_path / "read.counts").values()
     assert counts == {"shown": 3, "accepted": 2, "characters": taken}
+
+
+async def test_the_next_edit_follows_from_what_was_changed(editor: Editor, tmp_path: Path) -> None:
+    """The server gathers it; nothing is wanted before, and bad params are named."""
+    (tmp_path / "model").touch()
+    await editor.start([*GHOST, str(tmp_path)])
+    editor.open("file:///a.py", "😀 old\nb\nold = 1\n")
+
+    async def ask(**params: Any) -> Any:
+        sent = {"textDocument": {"uri": "file:///a.py"}, "position": lsp.Position(0, 1)}
+        return await editor.client.protocol.send_request_async(NEXT_EDIT, sent | params)
+
+    assert await ask() is None
+    editor.change("file:///a.py", (0, 3, 0, 6, "new"))
+    edit = await ask()
+    assert (edit.first, edit.last, edit.lines) == (2, 3, ["new = 1"])
+    taken = lsp.ExecuteCommandParams(edit.command.command, edit.command.arguments)
+    await editor.client.workspace_execute_command_async(taken)
+    editor.change("file:///a.py", (2, 0, 3, 0, "new = 1\n"))
+    assert await ask() is None
+    for wrong in ({"textDocument": None}, {"textDocument": {"uri": "file:///b"}}, {"position": 3}):
+        with pytest.raises(JsonRpcException, match=r"expected a textDocument|not open"):
+            await ask(**wrong)
+    assert await editor.leave() == 0
+    counts = read_counts(tmp_path / "counts")["python", "next edit"]
+    assert counts == {"shown": 1, "accepted": 1, "characters": len("new = 1\n")}
 
 
 async def test_a_request_by_hand_has_alternatives(editor: Editor) -> None:

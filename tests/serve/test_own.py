@@ -23,6 +23,7 @@ from akunu_py.completion.types import (
     CompletionMaker,
     CompletionReason,
     CompletionRequest,
+    Edit,
     SourceFile,
 )
 from akunu_py.decoding.chat_model import ChatModel, LoadedChat
@@ -87,6 +88,18 @@ def test_other_files_are_read_and_drafted_from(tiny: Served, client: ServerClien
     assert found.text == expected.text
     assert found.draft_context_tokens == expected.draft_context_tokens > 0
     assert found.stats.prompt_tokens == expected.stats.prompt_tokens > 100
+
+
+def test_the_next_edit_is_that_of_the_model(tiny: Served, client: ServerClient) -> None:
+    options = CompleteOptions(fim="sweep-next-edit")
+    edits = (Edit("b.py", "old\n", "new\n", 3),)
+    request = CompletionRequest("old(", ")\n", "a.py", max_tokens=12, edits=edits)
+    expected = tiny.in_thread(lambda engine: Completer(engine, options).complete(request))
+    found = ServedCompleter(client, NAME, options).complete(request)
+    assert (found.change, found.finish_reason) == (expected.change, expected.finish_reason)
+    assert found.stats.prompt_tokens == expected.stats.prompt_tokens > 40
+    with pytest.raises(UsageError, match="not known to tell the next edit"):
+        ServedCompleter(client, NAME, OPTIONS).complete(request)
 
 
 def test_what_was_completed_is_recalled_without_the_server(client: ServerClient) -> None:

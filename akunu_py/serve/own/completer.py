@@ -87,7 +87,7 @@ class ServedCompleter:
 
 
 def _completion(told: Mapping[str, Any]) -> Completion:
-    change = told["change"]
+    change = told.get("change")
     values = {
         "stats": Stats(**told["stats"]),
         "change": change and Change(change["first"], change["last"], tuple(change["lines"])),
