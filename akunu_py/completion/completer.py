@@ -81,8 +81,10 @@ class Completer:
         self.edit_format = find_edit_format(options.fim, self.code, engine.name)
         fim = "none" if self.edit_format else options.fim
         self.family = find_family(fim, self.code, engine.name)
-        families = [self.family] if self.family else [*load_families().values(), *FORMATS]
-        markers = tuple(token for family in families for token in family.stop)
+        others = [family.stop for family in load_families().values()]
+        others += [form.stop for form in FORMATS]
+        ends = [self.family.stop] if self.family else others
+        markers = tuple(token for stop in ends for token in stop)
         stops = engine.stop_tokens | self.code.marker_ids(markers)
         self.engine = replace(engine, stop_tokens=stops)
         self._learned = learned

@@ -147,6 +147,7 @@ def test_the_next_edit_is_shown_and_made(tmp_path: Path, monkeypatch: pytest.Mon
     before = "old = 1\nprint(old)\nreturn old"
     typed = [word + before[3:] for word in ("ol", "o", "", "n", "ne", "new")]
     asked = {"text": before, "line": 0, "character": 3, "changes": typed, "times": 2}
+    found: Any
     (found,) = answers([*GHOST, str(tmp_path), "--jsonl"], asked)
     assert found == [
         {
