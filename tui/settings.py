@@ -118,10 +118,11 @@ class SettingsScreen(Dialog[Settings]):
         now = self._settings
         with self.frame("Settings", "Ctrl+S save · Esc close"):
             with VerticalScroll(id="form", can_focus=False):
-                yield from _row("Model", _select(_models(now.model), now.model, "model"))
+                models = _select(_models(now.model), now.model, "model")
+                yield from _row("Model", models, classes="row joined")
                 small = now.draft_model
-                choices = [("none", ""), *_models(small)]
-                yield from _row("Draft model", _select(choices, small, "draft-model"))
+                choices = [("akunu alone", ""), *_models(small)]
+                yield from _row("Guesses ahead", _select(choices, small, "draft-model"))
                 yield from _row(
                     "Temperature",
                     _temperature(now.temperature),

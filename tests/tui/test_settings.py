@@ -35,7 +35,9 @@ def form(settings: Settings | None = None) -> tuple[Host, SettingsScreen]:
 
 
 def said(shown: SettingsScreen) -> str:
-    return str(shown.query_one("#say", Static).render())
+    line, frame = shown.query_one("#say", Static), shown.query_one("#dialog")
+    assert frame.region.shrink((1, 1, 1, 1)).contains_region(line.region), "it is in sight"
+    return str(line.render())
 
 
 async def test_what_is_saved_is_in_the_file_and_in_the_result() -> None:
@@ -135,7 +137,8 @@ async def test_a_name_that_is_taken_or_empty_is_refused() -> None:
 )
 async def test_what_is_wrong_is_refused_in_words(field: str, typed: str, says: str) -> None:
     host, shown = form()
-    async with host.run_test(size=(100, 30)) as pilot:
+    async with host.run_test(size=(80, 24)) as pilot:
+        assert not shown.query_one("#form").show_vertical_scrollbar
         shown.query_one(f"#{field}", Input).value = typed
         await pilot.press("ctrl+s")
         await until(pilot, lambda: says in said(shown))
