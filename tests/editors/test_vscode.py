@@ -103,6 +103,27 @@ def test_what_is_known_is_shown_whole_and_not_asked_for_again(tmp_path: Path) ->
 
 
 @needs_node
+def test_a_request_by_hand_has_alternatives(tmp_path: Path) -> None:
+    """They are not hidden, and sampled; the same text is offered once."""
+    (tmp_path / "helper.py").write_text(
+        "import json, sys\n"
+        "texts = iter('abb')\n"
+        "for line in sys.stdin:\n"
+        "    asked = json.loads(line)\n"
+        "    text = next(texts) if asked.get('explicit') else 'by itself'\n"
+        "    text += str(asked.get('temperature', ''))\n"
+        "    print(json.dumps({'id': asked['id'], 'text': text}), flush=True)\n"
+    )
+    command = [sys.executable, str(tmp_path / "helper.py")]
+    here = {"text": CODE, "line": 4, "character": 0}
+    found = answers(command, here | {"byHand": True}, here | {"after": True})
+    assert [[item["insertText"] for item in answer["items"]] for answer in found] == [
+        ["a", "b0.8"],
+        ["by itself"],
+    ]
+
+
+@needs_node
 def test_what_is_accepted_is_reported(tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text(SLOW_HELPER)
     command = [sys.executable, str(tmp_path / "helper.py")]

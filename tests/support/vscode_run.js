@@ -1,5 +1,5 @@
 // Runs the VS Code extension outside VS Code: `node vscode_run.js EXTENSION COMMAND...`. Reads one
-// JSON object a line, {"text", "line", "character", "cancel"?, "language"?, "rest"?, "accept"?}, asks for
+// JSON object a line, {"text", "line", "character", "cancel"?, "byHand"?, "language"?, "rest"?, "accept"?}, asks for
 // a completion there (with "rest" the cursor only rests there), accepts it if asked to, and prints what the editor would be given, what it was told, and whether it was made to ask
 // again. With "changes", texts that are typed one after the other, it makes as many next edits as "times"
 // says, and prints what was shown of each and the text after it. VS Code itself is as much of it as the
@@ -61,6 +61,7 @@ const vscode = {
   ThemeColor,
   InlineCompletionItem,
   StatusBarAlignment: { Right: 2 },
+  InlineCompletionTriggerKind: { Invoke: 0, Automatic: 1 },
   commands: { registerCommand: (name, run) => ((commands[name] = run), nothing), executeCommand: executed },
   languages: {
     registerInlineCompletionItemProvider(_, given) {
@@ -179,7 +180,7 @@ async function answer(asked) {
   const items = await provider.provideInlineCompletionItems(
     document,
     position,
-    { selectedCompletionInfo: asked.chosen },
+    { selectedCompletionInfo: asked.chosen, triggerKind: asked.byHand ? 0 : 1 },
     token,
   )
   if (asked.accept) commands[items[0].command.command](...items[0].command.arguments)

@@ -9,6 +9,7 @@ const MAX_CHARACTERS = 200000 // on either side of the cursor
 const MAX_FILES = 8
 const MAX_FILE_CHARACTERS = 100000
 const FIRST_LINE_MS = 50 // after which a first line is shown without the rest
+const ALTERNATIVES = { count: 2, temperature: 0.8 } // on a request by hand
 const REST_MS = 500 // of the cursor, before its place is read ahead
 
 let helper = null
@@ -113,20 +114,36 @@ function firstLineOrAll(request, token) {
   })
 }
 
+// The completion and other samples, as `firstLineOrAll` gives one.
+async function alternatives(request, token) {
+  const found = []
+  const onCancel = (cancel) => token.onCancellationRequested(cancel)
+  for (let number = 0; number <= ALTERNATIVES.count && !token.isCancellationRequested; number++) {
+    const sample = number ? { temperature: ALTERNATIVES.temperature } : {}
+    const reply = await helper.ask({ ...request, ...sample, explicit: true }, onCancel)
+    if (reply && !found.some(({ text }) => text === reply.text)) found.push(reply)
+  }
+  return found
+}
+
 const provider = {
   async provideInlineCompletionItems(document, position, context, token) {
     if (nextEdit || !isEnabled(document)) return []
     const chosen = context.selectedCompletionInfo
     const request = requestAt(document, position, chosen)
+    const byHand = context.triggerKind === vscode.InlineCompletionTriggerKind.Invoke && !askedAgain
     // After a whole ghost the next one has been made: it is there at once.
     const accepted = given && given.document === document && given.end === request.prefix
-    if (!accepted && !(await rests(settings().get('delay'), token))) return []
-    const { text, id } = await firstLineOrAll(request, token)
-    if (!text.trim() || token.isCancellationRequested) return []
-    given = { document, end: request.prefix + text }
+    if (!accepted && !byHand && !(await rests(settings().get('delay'), token))) return []
+    const replies = byHand ? await alternatives(request, token) : [await firstLineOrAll(request, token)]
+    const found = replies.filter(({ text }) => text.trim())
+    if (!found.length || token.isCancellationRequested) return []
+    given = { document, end: request.prefix + found[0].text }
     const range = chosen ? chosen.range : new vscode.Range(position, position)
-    const command = { command: 'akunu.accepted', title: '', arguments: [id, [...text].length] }
-    return [new vscode.InlineCompletionItem((chosen ? chosen.text : '') + text, range, command)]
+    return found.map(({ text, id }) => {
+      const command = { command: 'akunu.accepted', title: '', arguments: [id, [...text].length] }
+      return new vscode.InlineCompletionItem((chosen ? chosen.text : '') + text, range, command)
+    })
   },
 }
 
