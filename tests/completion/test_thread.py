@@ -198,6 +198,8 @@ def test_a_model_that_nobody_asks_is_unloaded_and_comes_back(
     monkeypatch.setattr(thread_module, "_SAVE_AFTER_S", 0.0)
     host = Host(directory)
     loads: list[str] = []
+    relieved: list[Completer] = []
+    monkeypatch.setattr(Completer, "relieve", lambda completer: relieved.append(completer))
 
     def load() -> Completer:
         loads.append("load")
@@ -211,6 +213,7 @@ def test_a_model_that_nobody_asks_is_unloaded_and_comes_back(
     host.ask("second", prefix=PREFIX + "1", max_tokens=3)
     host.wait("second")
     assert len(loads) == 2
+    assert relieved
     assert isinstance(host.done["second"], Completion)
     assert host.thread.close(60)
     assert host.failed == []

@@ -183,6 +183,7 @@ def test_five_conversations(name: str, tiny: Engine, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("name", KINDS)
 def test_five_conversations_of_16000_tokens(name: str, tiny: Engine, tmp_path: Path) -> None:
