@@ -25,14 +25,15 @@ _LEADING_LINES = 2  # empty lines before the first that is not
 _CLOSING_WORDS = ("end", "fi", "done", "esac")
 _CLOSING = re.compile(rf"[)\]}}]|</|/?>|;;|(?:{'|'.join(_CLOSING_WORDS)})\b")
 _OPENING = re.compile(
-    r"(?:[:({\[]|:\s*[|>][-+0-9]*|[=-]>|\b(?:then|do(?:\s*\|[^|]*\|)?|else|begin|in))\s*(?:#.*|//.*)?$"
+    r"(?:[:({\[]|:\s*[|>][-+0-9]*|[=-]>|\b(?:then|do(?:\s*\|[^|]*\|)?|else|begin|in|AS))\s*(?:#.*|//.*)?$"
 )
 # What opens a block of deeper lines and says so by its first word alone.
 _HEADER = re.compile(
     r"\s*(?:(?:local|return|export|default|public|private|protected|internal|static|abstract|final"
     r"|sealed|partial|async|open|[\w.]+ *=)\s+)*(?:(?:class|struct|interface|enum|namespace|trait"
     r"|impl|module|def|if|unless|while|until|for|case|switch|begin|elsif|when)\b|function\b[^;{]*\)\s*$"
-    r"|[\w-]+\(\)\s*$|[^\s()]+(?:\s*\|\s*[^\s()]+)*\)\s*$)"
+    r"|[\w-]+\(\)\s*$|[^\s()]+(?:\s*\|\s*[^\s()]+)*\)\s*$"
+    r"|sub\s+[\w:]+\s*$|=(?:head\d|item|over|begin|for)\b)"
 )
 # A tag that ends its line, or does not end in it; those without content open nothing.
 _TAG = re.compile(
