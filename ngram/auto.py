@@ -48,6 +48,9 @@ _FORCED_PRIORS = (0.99, 0.99, 0.85, 0.95, 0.99, 0.8)
 _ENDING_PRIORS = (0.3, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.1)
 _FORCED_RATE = 0.05
 _SUREST = 0.99
+# How often guesses are right that were chosen before a network, for each time that they promise it,
+# at first, and how many guesses that counts for.
+_HOLDS, _CHOSEN = 0.95, 10.0
 _Forced = tuple[list[int], bool]  # see `DraftGuide.forced`
 
 
@@ -103,6 +106,7 @@ class AutoDrafter:
         ]
         self._ngrams = ngrams
         self._network: PlannedNetwork | None = None  # that the last proposal ends with
+        self._promised, self._held = _CHOSEN, _CHOSEN * _HOLDS
         self._answering = False
         self._earned = self._spent = _RATE_PRIOR
         self._since_probe = 0
@@ -126,6 +130,8 @@ class AutoDrafter:
             return
         if network is not None:
             network.learn(tokens)
+        if self.networks:
+            self._learn_choice(guesses[self._planned], tokens)
         if not self._ngrams:
             self.index.extend(tokens)
             return
@@ -140,6 +146,15 @@ class AutoDrafter:
         for token in tokens[learned:]:
             matches = self.index.matches()
             self._advance(self.guesser.guess(self._recent, matches, self.tracker.copies), token)
+
+    def _learn_choice(self, drafted: Sequence[Guess], tokens: Sequence[int]) -> None:
+        """How far those guesses hold what they promised that a network's tokens were not preferred
+        to: of several estimates, all as good, the highest is too high."""
+        for guess, token in zip(drafted, tokens, strict=False):
+            self._promised += guess.probability
+            self._held += guess.token == token
+            if guess.token != token:
+                break
 
     def rewind(self, length: int) -> None:
         """Takes the history back to its first `length` tokens, which another prompt continues.
@@ -169,7 +184,8 @@ class AutoDrafter:
         if self.guide is not None:
             self.guide.end_draft()
         found = sum(guess.token >= 0 for guess in guesses)
-        chances = [guess.probability for guess in guesses[:found]]
+        trust = min(1.0, self._held / self._promised) if self.networks else 1.0
+        chances = [trust * guess.probability for guess in guesses[:found]]
         coming = chances[ahead:]
         if ahead:  # a draft behind the step under way needs that one's token to be guessed right
             chances[:2] = [chances[0] * chances[1]] if found > 1 else []
@@ -188,7 +204,7 @@ class AutoDrafter:
         draft = None
         if self.networks and longest and not (ahead and length):
             terms = self._terms(costs, rate, limit, ongoing=ongoing)
-            draft = self._from_network(guesses[ahead:found], terms, longest, ahead=ahead)
+            draft = self._from_network(guesses[ahead:found], coming, terms, longest, ahead=ahead)
         if self._idle:
             place = min(self._idle, len(_RETURN)) - 1
             drafts = bool(length if draft is None else draft)
@@ -212,14 +228,14 @@ class AutoDrafter:
     def _from_network(
         self,
         guesses: Sequence[Guess],
+        chances: list[float],
         terms: Terms,
         longest: int,
         *,
         ahead: bool,
     ) -> list[int] | None:
         """A draft that a network makes or ends, where that earns most; None where the guesses
-        alone do. `ahead`, it waits for the step that is under way."""
-        chances = [guess.probability for guess in guesses]
+        alone do, which have these chances. `ahead`, it waits for the step that is under way."""
         length, values = best_draft(
             chances,
             terms.costs,
