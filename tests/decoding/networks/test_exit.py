@@ -32,7 +32,7 @@ from akunu_py.types import DraftMode, GenerateOptions, SamplingOptions
 from tests.support.families import build, kinds
 from tests.support.family_answers import prompt_of
 from tests.support.family_table import FAMILIES
-from tests.support.targets import read
+from tests.support.targets import Timeless, read
 from tests.support.tiny import VOCABULARY, tiny_llama
 from tests.support.tiny_fim import load_tiny
 
@@ -125,7 +125,7 @@ def test_whatever_they_say_the_answer_is_the_targets(
     layers = FirstLayers(model, exit_at)
     truth, _ = answer(Target(model, kv_bits), prompt, sampling, NoDrafter())
     for told in ([], [*prompt, *truth]):
-        target = Target(model, kv_bits)
+        target = Timeless(model, kv_bits)
         network = Told(layers, target, told, kv_bits)
         drafter = AutoDrafter(CostCurve(FREE), networks=[network], ngrams=ngrams)
         tokens, accepted = answer(target, prompt, sampling, drafter)
@@ -165,7 +165,7 @@ def test_a_session_drafts_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Where the layers behind the exit add nothing, the same answers in fewer passes. Only
     where they are asked for; and where the cache cannot be ahead of itself that is refused."""
     monkeypatch.setattr(ExitNetwork, "clock", lambda network: 0.0)
-    monkeypatch.setattr(Target, "clock", staticmethod(lambda: 0.0))
+    monkeypatch.setattr(Target, "clock", staticmethod(Timeless.clock))
     engine = load_tiny(tmp_path, ["<|end|>"])
     last = engine.model.layers[1]
     for module in (last.self_attn.o_proj, last.mlp.down_proj):

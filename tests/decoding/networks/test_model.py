@@ -26,7 +26,7 @@ from akunu_py.ngram.fixed import NoDrafter
 from akunu_py.types import Constraint, DraftMode, GenerateOptions, SamplingOptions
 from tests.support.families import build, families_of_each_kind
 from tests.support.family_answers import greedy, prompt_of
-from tests.support.targets import Counting, read
+from tests.support.targets import Counting, Timeless, read
 from tests.support.tiny import VOCABULARY
 from tests.support.tiny_fim import byte_level, sentence_piece, write_model
 
@@ -35,14 +35,6 @@ pytestmark = pytest.mark.usefixtures("uncompiled")
 COUNT = 40
 FREE = {1: 1.0, 33: 1.01}  # a curve with which everything pays
 NEEDS = Needs(1, Growth(1), Activations(1, 1, 1, 1), 4096)
-
-
-class Timeless(Target):
-    """No time is measured: the curve that is given stays."""
-
-    @staticmethod
-    def clock() -> float:
-        return 0.0
 
 
 class Spoiled(ModelNetwork):
@@ -178,6 +170,7 @@ def test_a_session_drafts_with_it(tmp_path: Path, temperature: float) -> None:
 def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """Whose own copy always pays as its draft model."""
     monkeypatch.setattr(ModelNetwork, "clock", lambda network: 0.0)
+    monkeypatch.setattr(Target, "clock", staticmethod(Timeless.clock))
     target = write_model(tmp_path / "target", byte_level(["<|end|>"]), end="<|end|>")
     engine = Engine.load(target, draft_model=("copy", target))
     assert engine.draft_model is not None
