@@ -24,6 +24,7 @@ _WORTH = 1.0  # seconds of reading that a file shall save
 _SHARE = 8  # the text has to grow by this part of what is kept before it is written again
 # Before anything was measured: tokens of a prompt and bytes of a file that are read in a second.
 _PREFILL_RATE, _LOAD_RATE = 500.0, 400e6
+_TRUST = 1.1  # by how much faster a disk that was slow is taken for with each prompt
 
 
 class Recall:
@@ -44,6 +45,7 @@ class Recall:
         """
         if len(prompt) < LEAST:
             return 0, ""
+        self._forget_slowness()
         of_no_use = self._store.of_no_use(prompt, self._engine)
         reached = target.reach(prompt)
         return max(self._read_best(target, prompt, reached), of_no_use, key=lambda each: each[0])
@@ -103,6 +105,13 @@ class Recall:
         new = length - kept
         few = new < max(LEAST, kept // _SHARE) or self._prefill_s(new) < _WORTH
         return 0 if few else new
+
+    def _forget_slowness(self) -> None:
+        """A disk that was slow once, as while others used it, is tried again some time: where it is
+        not used for that, it is not measured either."""
+        rate = self._costs.load_rate
+        if rate and rate < _LOAD_RATE:
+            self._costs.load_rate = min(_LOAD_RATE, rate * _TRUST)
 
     def _prefill_s(self, tokens: int) -> float:
         return tokens / (self._costs.prefill_rate or _PREFILL_RATE)

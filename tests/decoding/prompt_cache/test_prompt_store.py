@@ -230,6 +230,21 @@ def test_where_reading_the_prompt_is_faster_the_disk_is_left_alone(
     assert read(opened(tiny), some(LENGTH, 1)) == 0
 
 
+def test_a_disk_that_was_slow_once_is_tried_again(tiny: Engine) -> None:
+    assert keep(opened(tiny), 1)
+    (path,) = all_files()
+    slow = path.stat().st_size / (2 * LENGTH)  # bytes a second: reading takes half as long
+    cached = []
+    for others in (0, 9):
+        session = opened(tiny)
+        session.drafting.curve.load_rate = slow
+        for number in range(others):
+            read(session, some(LENGTH, 100 + number))
+        cached.append(read(session, some(LENGTH, 1)) > 0)
+    assert cached == [False, True]
+    assert (session.drafting.curve.load_rate or 0) > 10 * slow  # measured
+
+
 def _newer(path: Path) -> None:
     data = path.read_bytes()
     path.write_bytes(data.replace(b'\\"format\\": 3', b'\\"format\\": 4', 1))
