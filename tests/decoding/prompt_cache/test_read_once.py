@@ -122,7 +122,8 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Recall, "_prefill_s", lambda self, tokens: float(tokens))
 
 
-def engine_of(tiny: Engine, name: str, sizes: dict[str, int]) -> Engine:
+def engine_of(tiny: Engine, name: str) -> Engine:
+    sizes = SMALL | ({"num_hidden_layers": LAYERS[name]} if name in LAYERS else {})
     return replace(
         tiny,
         model=Counting(build(name, **sizes)),
@@ -179,7 +180,7 @@ def hold(engine: Engine, path: Path, length: int, switches: int, checked: Collec
 @pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("name", KINDS)
 def test_five_conversations(name: str, tiny: Engine, tmp_path: Path) -> None:
-    hold(engine_of(tiny, name, {}), tmp_path, 300, 8, (6, 17, 20))
+    hold(engine_of(tiny, name), tmp_path, 300, 7, (6, 15, 19))
 
 
 @pytest.mark.slow
@@ -187,5 +188,4 @@ def test_five_conversations(name: str, tiny: Engine, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("name", KINDS)
 def test_five_conversations_of_16000_tokens(name: str, tiny: Engine, tmp_path: Path) -> None:
-    sizes = SMALL | ({"num_hidden_layers": LAYERS[name]} if name in LAYERS else {})
-    hold(engine_of(tiny, name, sizes), tmp_path, 16_000, 20, (9, 26, 33))
+    hold(engine_of(tiny, name), tmp_path, 16_000, 20, (9, 26, 33))
