@@ -225,7 +225,16 @@ REFUSED = {
     ),
     "unsatisfiable": (
         Constraint("json_schema", '{"type": "integer", "minimum": 3, "maximum": 2}'),
-        "no value can fit it",
+        "cannot be used: no value can fit it",
+    ),
+    "values of a property": (
+        Constraint(
+            "json_schema",
+            '{"required": ["a"], "properties": {"a": {"$ref": "#/$defs/c"}}, "type": "object", '
+            '"$defs": {"c": {"type": "array", "minItems": 1, "items": {"allOf": [{"enum": [1]}, '
+            '{"minimum": 2}]}}}}',
+        ),
+        "cannot be used at #/$defs/c/items: no value can fit it",
     ),
     "expression": (Constraint("regex", "a(b"), "unclosed group"),
     "rule": (Constraint("grammar", "start: foo"), 'unknown name: "foo"'),

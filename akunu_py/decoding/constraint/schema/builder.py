@@ -83,6 +83,7 @@ class Builder:
         self.simplifier = Simplifier(document)
         self.rules = Rules(prefix)
         self._known: dict[frozenset[Formula], Rule] = {}
+        self._formulas: dict[Rule, Formula] = {}
         self.pending: list[tuple[Rule, Formula]] = []
         self._pairs: dict[tuple[tuple[Symbol, ...], Rule], Rule] = {}
         self._outermost: Rule | None = None
@@ -91,8 +92,7 @@ class Builder:
         """The rule for the whole."""
         if self.layout.outermost is None:
             return self.rule(formula)
-        self._outermost = self.rules.new()
-        self.pending.append((self._outermost, formula))
+        self._outermost = self._new(formula)
         return self._outermost
 
     def layout_of(self, rule: Rule) -> Layout:
@@ -103,9 +103,14 @@ class Builder:
         """The rule for the values that fit `formula`, which `run` makes."""
         key = frozenset(formula[1:] if formula[0] == "and" else (formula,))
         if key not in self._known:
-            self._known[key] = self.rules.new()
-            self.pending.append((self._known[key], formula))
+            self._known[key] = self._new(formula)
         return self._known[key]
+
+    def _new(self, formula: Formula) -> Rule:
+        rule = self.rules.new()
+        self._formulas[rule] = formula
+        self.pending.append((rule, formula))
+        return rule
 
     def pair(self, key: tuple[Symbol, ...], value: Rule) -> Rule:
         """The rule for a property, of a key and what is behind it."""
@@ -113,6 +118,11 @@ class Builder:
             rule = self._pairs[key, value] = self.rules.new()
             self.rules.add(rule, (*key, value))
         return self._pairs[key, value]
+
+    def dead_end(self, start: Rule) -> str:
+        """The place of what no value can fit, where none can fit the whole."""
+        rules = [rule for rule in self.rules.dead_end(start) if rule in self._formulas]
+        return self.place(self._formulas[rules[-1]]) if rules else "#"
 
     def place(self, formula: Formula) -> str:
         """Of the first subschema in it, or what that refers to."""

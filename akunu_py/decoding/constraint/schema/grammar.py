@@ -40,7 +40,7 @@ def grammar(schema: Any, layout: Layout = FREE, prefix: str = "") -> str:
     except ValueError as error:  # of llguidance
         raise Refused("#", str(error)) from error
     if written is None:
-        raise Impossible("#", "no value can fit it")
+        raise Impossible(builder.dead_end(start), "no value can fit it")
     return written
 
 

@@ -130,6 +130,20 @@ class Rules:
                 pending += waiting.pop(name, [])
         return productive
 
+    def dead_end(self, start: Rule) -> list[Rule]:
+        """From `start`, which cannot be completed, down to what keeps it from that, as far as it is
+        one rule."""
+        productive, found = self._productive(), [start]
+        while True:
+            missing = {
+                next((need for need in _needed(each) if need not in productive), "")
+                for each in self._rules[found[-1].name]
+            }
+            rule = Rule(missing.pop()) if len(missing) == 1 else Rule("")
+            if not rule.name or rule in found:
+                return found
+            found.append(rule)
+
     def _kept(self, alternative: Alternative, productive: set[str]) -> Alternative | None:
         """Without repetitions of what cannot be completed; None where it cannot be itself."""
         kept: list[Symbol] = []
