@@ -20,6 +20,7 @@ function M.hide()
   if cancel then cancel() end
   if shown and api.nvim_buf_is_valid(shown.buf) then
     api.nvim_buf_clear_namespace(shown.buf, namespace, 0, -1)
+    pcall(vim.keymap.del, 'n', '<Esc>', { buffer = shown.buf })
   end
   shown, cancel = nil, nil
 end
@@ -27,6 +28,7 @@ end
 -- What goes is marked; what comes stands below it.
 local function show(edit)
   shown = edit
+  vim.keymap.set('n', '<Esc>', M.hide, { buffer = edit.buf, desc = 'Hide the next edit' })
   for row = edit.first, edit.last - 1 do
     api.nvim_buf_set_extmark(edit.buf, namespace, row, 0, { line_hl_group = 'DiffDelete' })
   end
@@ -83,10 +85,6 @@ function M.enable(key)
     end,
   })
   api.nvim_create_autocmd({ 'BufLeave' }, { group = group, callback = M.hide })
-  vim.keymap.set('n', '<Esc>', function()
-    M.hide()
-    return '<Esc>'
-  end, { expr = true, desc = 'Hide the next edit' })
 end
 
 return M
