@@ -182,6 +182,7 @@ async def test_a_long_conversation_opens_at_its_end_and_pages_back() -> None:
 
 async def test_answers_and_prompts_and_code_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "find_program", lambda: None)
+    monkeypatch.setattr("akunu_py.tui.transcript.view._COPIED_S", 600.0)
     async with chat() as it:
         await it.send("one")
         await it.answer("Look:\n\n```python\na = 1\n```\n\n```\nb\n```\n")
@@ -197,8 +198,11 @@ async def test_answers_and_prompts_and_code_are_copied(monkeypatch: pytest.Monke
         assert blocks[1].has_class("-copied")
         await it.press("tab", "up", "c")
         assert it.app.clipboard == "one"
-        assert it.app.query_one(PromptView).has_class("-copied")
-        await until(it.pilot, lambda: not it.app.query(".-copied"))
+        prompt = it.app.query_one(PromptView)
+        assert prompt.has_class("-copied")
+        monkeypatch.setattr("akunu_py.tui.transcript.view._COPIED_S", 0.01)
+        await it.press("c")
+        await until(it.pilot, lambda: not prompt.has_class("-copied"))
 
 
 async def test_a_program_of_the_system_is_given_the_text(

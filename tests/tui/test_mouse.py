@@ -31,7 +31,15 @@ async def test_what_is_copied_is_seen() -> None:
     """After each way of scrolling the chosen message is on the screen."""
     async with chat() as it:
         await it.app.library.show(turns(14))
+        await at_rest(it.pilot)
+        await it.press("pageup", "pageup")
+        await at_rest(it.pilot)
+        place = it.transcript.scroll_y
         await it.press("tab")
+        await at_rest(it.pilot)
+        assert it.transcript.scroll_y == place, "what one looks at stays where it is"
+        await it.press("c")
+        assert it.app.clipboard.splitlines()[0] in it.screen_text()
         for key in ("home", "pagedown", "end", "pageup"):
             await it.press(key)
             await at_rest(it.pilot)

@@ -215,10 +215,16 @@ class Transcript(SteadyScroll):
         views = self._column.messages
         if self._chosen not in views:
             self._chosen = None
-            if views:
+            most = max(views, key=self._seen_lines, default=None)
+            if most is not None and self._anchor_released and self._seen_lines(most):
+                self._mark_chosen(most)  # nothing moves
+            elif views:
                 self._choose(views[-1])
         elif self._chosen is not None:
             self._chosen.add_class("-chosen")
+
+    def _seen_lines(self, view: MessageView) -> int:
+        return view.region.intersection(self.content_region).height
 
     def on_blur(self) -> None:
         if self._chosen is not None and not self._is_clicked:
