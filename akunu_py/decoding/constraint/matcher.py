@@ -141,7 +141,10 @@ class ConstraintMatcher:
             return None
 
         def matcher(layout: Layout) -> LLMatcher | None:
-            made, error = _compiled(byte_tables(), _grammar(constraint, layout))
+            try:
+                made, error = _compiled(byte_tables(), _grammar(constraint, layout))
+            except UsageError:  # too large, where that of the answer is not
+                return None
             return None if error else made
 
         return JsonSketch(

@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerFast
 
 from akunu_py.decoding.constraint import matcher as constraint_module
 from akunu_py.decoding.constraint.matcher import MAX_CONSTRAINT, ConstraintMatcher
-from akunu_py.decoding.constraint.schema.builder import COMPACT, FREE
+from akunu_py.decoding.constraint.schema.builder import COMPACT, FREE, Layout
 from akunu_py.decoding.constraint.token_tables import token_tables
 from akunu_py.decoding.decode import accept
 from akunu_py.decoding.engine import Engine
@@ -354,6 +354,23 @@ def test_a_forbidden_guess_gives_way_to_what_is_forced(shallow_starter: Engine) 
     matcher.consume(begun)
     drafter.guide = matcher
     assert shallow_starter.tokenizer.decode(drafter.propose(1)) == ' "'
+
+
+def test_an_answer_needs_no_grammar_to_draft_by(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where properties are in order the rules are more, and may be too many."""
+    options = GenerateOptions(TOKENS, sampling=SamplingOptions(constraint=CONSTRAINTS["schema"]))
+    expected = answered(engine, [5], options)
+    made = constraint_module._json_grammar
+
+    def only_free(constraint: Constraint, layout: Layout, prefix: str) -> str:
+        if layout is not FREE:
+            raise UsageError("its grammar becomes too large")
+        return made(constraint, layout, prefix)
+
+    monkeypatch.setattr(constraint_module, "_json_grammar", only_free)
+    assert answered(engine, [5], options).tokens == expected.tokens
 
 
 class Thinking:
