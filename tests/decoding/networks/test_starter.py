@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import mlx.nn as nn
+import mlx.core as mx
 import pytest
+from mlx.utils import tree_flatten
 
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.networks.exit import ExitNetwork
@@ -16,7 +17,7 @@ from akunu_py.types import Answer, DraftMode, GenerateOptions, Message, Sampling
 
 pytestmark = pytest.mark.slow
 
-TOKENS = 64
+TOKENS = 40
 PROMPTS = ("Why is the sky blue?", "Write a Python function that adds two numbers.")
 SAMPLINGS = (SamplingOptions(), SamplingOptions(temperature=0.7, seed=7))
 
@@ -24,15 +25,29 @@ SAMPLINGS = (SamplingOptions(), SamplingOptions(temperature=0.7, seed=7))
 @pytest.fixture(scope="module")
 def copied(starter_engine: Engine) -> Engine:
     small = Engine.load(starter_engine.path, name="2 bits")
-    nn.quantize(small.model, 64, 2)
+    rounded = [  # kept in float32: MLX's kernels for 2 bits are slow on a processor
+        (name, mx.dequantize(*mx.quantize(weight, 64, 2), 64, 2) if weight.ndim == 2 else weight)
+        for name, weight in tree_flatten(small.model.parameters())
+    ]
+    small.model.load_weights(rounded)
     engine = starter_engine.drafted_by(small)
     assert engine.draft_model is not None
     return replace(engine, draft_model=replace(engine.draft_model, share=0.2))  # it is worth a try
 
 
+@pytest.fixture(scope="module")
+def truth(starter_engine: Engine) -> list[tuple[int, ...]]:
+    plain = Session(starter_engine)
+    return [
+        answered(plain, prompt, GenerateOptions(TOKENS, "off", sampling=sampling)).tokens
+        for prompt in PROMPTS
+        for sampling in SAMPLINGS
+    ]
+
+
 @pytest.mark.parametrize("mode", ["auto", "model", "exit"])
 def test_what_does_not_pay_is_left_alone(
-    mode: DraftMode, copied: Engine, monkeypatch: pytest.MonkeyPatch
+    mode: DraftMode, copied: Engine, truth: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guesses = 0
 
@@ -44,17 +59,16 @@ def test_what_does_not_pay_is_left_alone(
     kind = ExitNetwork if mode == "exit" else ModelNetwork
     guess = kind.guess
     monkeypatch.setattr(kind, "guess", counted)
-    plain, session = Session(copied), Session(copied)
-    made, passes = [], []
+    session, made, passes, told = Session(copied), [], [], []
     for prompt in PROMPTS:
         for sampling in SAMPLINGS:
             options = GenerateOptions(TOKENS, mode, sampling=sampling)
-            truth = answered(plain, prompt, replace(options, draft="off"))
             before = guesses
             found = answered(session, prompt, options)
-            assert found.tokens == truth.tokens
+            told.append(found.tokens)
             made.append(guesses - before)
             passes.append(found.stats.target_passes)
+    assert told == truth
     (learned,) = session.drafting.networks.values()
     print(mode, "guesses", made, "passes", passes, "expected", learned.expected[:2])
     if mode != "exit":  # of which a token takes nine tenths of a step, so it is tried rarely
