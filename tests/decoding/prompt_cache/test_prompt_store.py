@@ -245,9 +245,11 @@ def test_a_disk_that_was_slow_once_is_tried_again(tiny: Engine) -> None:
     assert (session.drafting.curve.load_rate or 0) > 10 * slow  # measured
 
 
-def _newer(path: Path) -> None:
+def _of_format(path: Path, number: int) -> None:
+    ours, other = (b'\\"format\\": %d' % each for each in (cache_file.FORMAT, number))
     data = path.read_bytes()
-    path.write_bytes(data.replace(b'\\"format\\": 3', b'\\"format\\": 4', 1))
+    assert ours in data
+    path.write_bytes(data.replace(ours, other, 1))
 
 
 HARMS: dict[str, tuple[Callable[[Path], object], bool]] = {  # and whether the file stays
@@ -258,7 +260,8 @@ HARMS: dict[str, tuple[Callable[[Path], object], bool]] = {  # and whether the f
         lambda path: path.write_bytes(path.read_bytes()[:-9] + b"x" + path.read_bytes()[-8:]),
         False,
     ),
-    "newer": (_newer, True),
+    "newer": (lambda path: _of_format(path, cache_file.FORMAT + 1), True),
+    "older": (lambda path: _of_format(path, cache_file.FORMAT - 1), True),
 }
 
 
