@@ -11,7 +11,7 @@ from akunu_py.commands.run import cancelled_by_interrupt
 from akunu_py.decoding.load import load_engine, load_learned
 from akunu_py.errors import UsageError
 from akunu_py.settings import settings_file
-from akunu_py.text import human_size, say
+from akunu_py.text import human_size, on_one_line, say
 from akunu_py.types import LoadOptions
 
 _BUSY = 1.5  # processes that want to run, for each core
@@ -75,4 +75,5 @@ def _duration(seconds: float) -> str:
 def _show(line: str) -> None:
     """On a terminal, a line that changes."""
     if sys.stderr.isatty():
-        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+        print("\r\x1b[K", end="", file=sys.stderr)
+        print(on_one_line(line), end="", file=sys.stderr, flush=True)

@@ -116,7 +116,7 @@ def test_budgets_are_kept(names: list[str], budget: int, fresh: int, known: int)
         sections = related.chosen()
         assert sum(len(text.rstrip("\n")) for _, text in sections) <= budget + 2 * len(sections)
         added = [text for _, text in sections if text not in [text for _, text in before]]
-        assert sum(map(len, added)) <= max(fresh, 0) + 300 * bool(before)
+        assert sum(len(text.rstrip("\n")) for text in added) <= max(fresh, 0) + 300 * bool(before)
         before = sections
 
 
