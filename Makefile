@@ -12,7 +12,7 @@ STARTER := starter
 .PHONY: help setup chat test test-e2e test-slow reliability lint format bench check-mac pictures wheel clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.installed ## make the virtual environment and install akunu into it
 
