@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import gc
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-# OpenBLAS's threads wait for each other, and for seconds where other tests hold the cores. It reads
-# this when it is loaded, so before anything of ours is imported; the processes we start inherit it.
-if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import hypothesis
 import pytest
