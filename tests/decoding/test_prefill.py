@@ -92,7 +92,7 @@ def test_chunks_grow_with_the_speed_and_follow_each_other(name: str, speed: floa
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("after", [0, 64, 320])
+@pytest.mark.parametrize("after", [0, 320])
 def test_what_was_launched_when_reading_ended_is_kept(name: str, after: int) -> None:
     prompt, target = some(LONG, 3), Timed(build(name), 30_000.0)
     target.reuse_prefix(prompt)

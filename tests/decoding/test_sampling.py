@@ -143,8 +143,9 @@ def test_a_planted_bug_is_found() -> None:
     assert min(p_values("temperature", forgetful_rule)) < 1e-6
 
 
-@pytest.mark.parametrize("name", FILTERS)
-@pytest.mark.parametrize("pipelines", [False, True])
+@pytest.mark.parametrize(
+    ("name", "pipelines"), [(name, place % 2 == 0) for place, name in enumerate(FILTERS)]
+)
 def test_with_a_seed_the_tokens_are_those_of_plain_sampling(name: str, pipelines: bool) -> None:
     options = replace(FILTERS[name], seed=11)
 
