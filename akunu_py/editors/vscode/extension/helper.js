@@ -11,7 +11,7 @@ function windowStart(offset, longest) {
   return offset <= longest ? 0 : Math.floor((offset - step) / step) * step
 }
 
-const END_MS = 2000 // that a helper has to end
+const END_MS = 5000 // that a helper has to end: VS Code gives an extension as long
 
 class Helper {
   // `notify` is given each message that the user should read, once; `onState` what the helper does:
