@@ -66,6 +66,11 @@ def say(line: str, *, error: bool = False) -> None:
     print(on_one_line(line), file=sys.stderr if error else sys.stdout)
 
 
+def rewrite_line(line: str) -> None:
+    """Shows `line` on stderr, a terminal, in the place of the one before; empty, it clears that."""
+    print(f"\r\x1b[K{on_one_line(line)}", end="", file=sys.stderr, flush=True)
+
+
 def print_warnings(warnings: Iterable[str]) -> None:
     """Prints each warning or error to stderr, on one line, if anybody reads that."""
     with contextlib.suppress(OSError):
@@ -110,3 +115,10 @@ def human_size(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} TB"
+
+
+def human_duration(seconds: float) -> str:
+    """In the largest unit of which there are a few."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from akunu_py.bench.curve import parse_curve
 from akunu_py.bench.workloads import load_workloads
 from akunu_py.errors import INTERRUPTED, UsageError
+from akunu_py.text import rewrite_line
 from akunu_py.types import LoadOptions
 
 if TYPE_CHECKING:
@@ -506,7 +507,7 @@ def compare(options: argparse.Namespace) -> int:
 def _progress(line: str) -> None:
     """Shows what is being measured: one line that changes on a terminal, one each elsewhere."""
     if sys.stderr.isatty():
-        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+        rewrite_line(line)
     elif line:
         _print_line(line)
 

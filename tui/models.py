@@ -24,7 +24,7 @@ from akunu_py.errors import AkunuError
 from akunu_py.models import catalogue, store
 from akunu_py.models.catalogue import CatalogueEntry, recommend
 from akunu_py.models.speed import Machine, describe_speed
-from akunu_py.text import displayable, human_size
+from akunu_py.text import displayable, human_duration, human_size
 from akunu_py.tui.dialog import DIALOG_STYLE, ListDialog
 from akunu_py.tui.downloads import Download, DownloadEnded, DownloadMoved, Downloads
 
@@ -296,16 +296,10 @@ def question(row: ModelRow, rate: float | None) -> str:
         enough = "are free" if free > row.size else "are free, which is not enough"
         parts.append(f"{human_size(free)} {enough};")
     speed = "at the speed of the last download" if rate else "at 100 Mbit/s"
-    parts.append(f"about {_duration(row.size / (rate or _USUAL_RATE))} {speed}.")
+    parts.append(f"about {human_duration(row.size / (rate or _USUAL_RATE))} {speed}.")
     if row.fits == "too large":
         parts.append(f"It needs {human_size(row.memory)} of memory, too much for this machine.")
     return " ".join([*parts, "Enter again fetches it."])
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
 def free_space() -> int | None:

@@ -10,8 +10,8 @@ import time
 from akunu_py.commands.run import cancelled_by_interrupt
 from akunu_py.decoding.load import load_engine, load_learned
 from akunu_py.errors import UsageError
-from akunu_py.settings import settings_file
-from akunu_py.text import human_size, on_one_line, say
+from akunu_py.settings import load_settings, settings_file
+from akunu_py.text import human_duration, human_size, rewrite_line, say
 from akunu_py.types import LoadOptions
 
 _BUSY = 1.5  # processes that want to run, for each core
@@ -20,13 +20,14 @@ _WAIT = 20.0  # seconds
 
 def run(args: argparse.Namespace) -> None:
     """Says what it will take, then answers until enough is remembered. Ctrl-C ends it."""
+    settings = load_settings()
+    if not settings.memory:
+        raise UsageError(f"answers are not remembered: memory = false in {settings_file()}")
     engine = load_engine(args.name, LoadOptions())
     from akunu_py.decoding import warm
     from akunu_py.decoding.session import Session
 
-    learned = load_learned(engine, no_memory=False)
-    if learned.memory is None:
-        raise UsageError(f"answers are not remembered: memory = false in {settings_file()}")
+    learned = load_learned(engine, no_memory=False, settings=settings)
     done, wanted = warm.progress(learned), args.tokens or warm.TOKENS
     again = f"akunu models warm {args.name}"
     if done.tokens >= wanted:
@@ -37,8 +38,8 @@ def run(args: argparse.Namespace) -> None:
     taken = human_size(engine.fit.at(warm.ANSWER).total)
     say(
         f"{engine.name} answers prompts of ours until {left:,} more tokens are remembered: "
-        f"{_duration(left / speed)} at {speed:.0f} tokens/s, {taken} of memory meanwhile, at most "
-        f"20 MB on disk. Ctrl-C stops it; {again} goes on from there.",
+        f"about {human_duration(left / speed)} at {speed:.0f} tokens/s, {taken} of memory "
+        f"meanwhile, at most 20 MB on disk. Ctrl-C stops it; {again} goes on from there.",
         error=True,
     )
     if not args.now:
@@ -65,15 +66,7 @@ def _busy() -> bool:
     return os.getloadavg()[0] > _BUSY * (os.cpu_count() or 1)
 
 
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"about {max(1, round(seconds))} s"
-    minutes = round(seconds / 60)
-    return f"about {minutes} min" if minutes < 90 else f"about {minutes / 60:.1f} h"
-
-
 def _show(line: str) -> None:
     """On a terminal, a line that changes."""
     if sys.stderr.isatty():
-        print("\r\x1b[K", end="", file=sys.stderr)
-        print(on_one_line(line), end="", file=sys.stderr, flush=True)
+        rewrite_line(line)
