@@ -3,14 +3,17 @@ there again when the reader comes."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
+from textual.geometry import Offset
+from textual.selection import SELECT_ALL, Selection
 from textual.widgets import Markdown
-from textual.widgets.markdown import MarkdownBlock
 
 from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.tui.session_thread import Finished, PieceArrived
+from akunu_py.tui.transcript.blocks import BulletList
 from akunu_py.tui.transcript.markdown import AnswerMarkdown, MarkdownSection, split
 from akunu_py.tui.transcript.view import Transcript
 from tests.support.tui_chat import STATS, Chat, chat, until
@@ -183,20 +186,35 @@ async def test_sections_of_a_list_look_like_one_list() -> None:
 
 
 ANSWER = """\
-1. one
-2. ```python
+8. one
+9. ```python
    a = [1,
 
    2]
    ```
    - two
 
+   of [two](http://two)
+10. #ten
+
+* three **of** a long line, which is as long as it must be so that it is `wrapped` where words end
+  - four
+
+    five
+    1. six
+* > seven
+  > * eight
+
 > quoted
-> more
+> - more
+>   ```
+>   code
 
 | a | b |
 |---|---|
 | 1 | 2 |
+
+- - nine
 
 and `more`
 of it
@@ -206,9 +224,10 @@ of it
 async def test_an_answer_looks_the_same_wherever_it_was_when_it_was_first_seen() -> None:
     """One that grows behind the screen is drawn from its middle when it comes back."""
     looks = []
-    async with chat(size=(80, 40)) as it:
-        for cut in [0, *range(3, len(ANSWER), 7), len(ANSWER)]:
+    async with chat(size=(80, 60)) as it:
+        for cut in [len(ANSWER), *range(0, len(ANSWER), 7)]:
             view = AnswerMarkdown(ANSWER[:cut])
+            view.styles.height = "auto"
             mounted = it.app.screen.mount(view, before=0)
             if cut % 2:
                 await mounted  # else more comes before it is mounted
@@ -217,8 +236,41 @@ async def test_an_answer_looks_the_same_wherever_it_was_when_it_was_first_seen()
             await view.append(ANSWER[middle:])
             await mounted
             await it.pilot.pause()
-            looks.append([str(each.render()) for each in view.query(MarkdownBlock)])
+            looks.append(on_screen(it))
             await view.remove()
-    assert all(look == looks[-1] for look in looks)
-    assert "".join(looks[-1]).count("two") == 1
-    assert len(looks[-1]) == 9
+    assert "* three" not in looks[0]
+    assert all(word in looks[0] for word in ("10. #ten", "▪ eight", "▪ nine", "and more of it"))
+    for look in looks[1:]:
+        assert look == looks[0]
+
+
+async def test_a_selected_list_is_copied_without_the_breaks_of_its_lines() -> None:
+    text = "- a long item " + "of words " * 30 + "\n  1. nested" + " and wrapped" * 12 + "\n- last"
+    async with chat(size=(60, 40)) as it:
+        view = AnswerMarkdown(text)
+        await it.app.screen.mount(view, before=0)
+        await it.pilot.pause()
+        block = view.query_one(BulletList)
+        words = text.replace("- ", "• ").replace(" \n  1.", "\n   1.")
+        lines = str(block.render()).split("\n")
+        assert len(lines) > 8
+        assert block.get_selection(SELECT_ALL) == (words, "\n")
+        for start, end in itertools.combinations(range(0, 300, 37), 2):
+            places = [_place(lines, each) for each in (start, end)]
+            selected = block.get_selection(Selection(*places))
+            assert selected is not None
+            assert selected[0].split() == " ".join(_between(lines, *places)).split()
+
+
+def _place(lines: list[str], characters: int) -> Offset:
+    for y, line in enumerate(lines):
+        if characters <= len(line):
+            return Offset(characters, y)
+        characters -= len(line) + 1
+    raise AssertionError(characters)
+
+
+def _between(lines: list[str], start: Offset, end: Offset) -> list[str]:
+    if start.y == end.y:
+        return [lines[start.y][start.x : end.x]]
+    return [lines[start.y][start.x :], *lines[start.y + 1 : end.y], lines[end.y][: end.x]]

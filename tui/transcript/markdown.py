@@ -19,27 +19,19 @@ from textual.await_complete import AwaitComplete
 from textual.containers import Vertical
 from textual.message import Message
 from textual.widgets import Markdown
-from textual.widgets._markdown import MarkdownParagraph
 from textual.widgets.markdown import MarkdownBlock
 
+from akunu_py.tui.transcript.blocks import BulletList, NumberedList, Paragraph, Quote
 from akunu_py.tui.transcript.code import CodeBlock
-from akunu_py.tui.transcript.parser import has_gap, markdown_parser, parse
+from akunu_py.tui.transcript.parser import markdown_parser, parse
 from akunu_py.tui.transcript.table import TableBlock
 
 _BLOCKS = 30  # in a section: some screens
 _COLUMNS = 74  # for the height of a section that was never drawn
 
 
-class Paragraph(MarkdownParagraph):
-    """A paragraph that keeps its distance from what follows in a list or quote."""
-
-    def __init__(self, markdown: Markdown, token: Token) -> None:
-        super().__init__(markdown, token)
-        self.set_class(has_gap(token), "-gap", update=False)
-
-
 class AnswerText(Markdown):
-    """Markdown with tables and blocks of code of our own, which may be appended to at any time.
+    """Markdown with blocks of our own, which may be appended to at any time.
 
     After Textual's own `update` an `append` would begin at the last line, in the middle of a block;
     and one before it is mounted, or while it is updated, would be lost.
@@ -54,6 +46,9 @@ class AnswerText(Markdown):
     BLOCKS = {  # noqa: RUF012 - declared so there
         **Markdown.BLOCKS,
         "paragraph_open": Paragraph,
+        "blockquote_open": Quote,
+        "bullet_list_open": BulletList,
+        "ordered_list_open": NumberedList,
         "fence": CodeBlock,
         "code_block": CodeBlock,
     }
