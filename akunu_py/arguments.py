@@ -110,6 +110,17 @@ def add_loading(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_hosts(parser: argparse.ArgumentParser) -> None:
+    """Adds that a model is divided among several."""
+    parser.add_argument(
+        "--hosts",
+        default=None,
+        metavar="FILE|N",
+        help="divide the model among the hosts of mlx.launch's hostfile, the first of which is "
+        "this one, or among N processes here",
+    )
+
+
 def loading_from(args: argparse.Namespace) -> LoadOptions:
     """How a model shall be loaded."""
     return LoadOptions(
@@ -120,6 +131,7 @@ def loading_from(args: argparse.Namespace) -> LoadOptions:
         args.cache_memory,
         args.memory,
         args.draft_model,
+        getattr(args, "hosts", None),
     )
 
 

@@ -12,6 +12,7 @@
     ├── DamagedCache          a saved session that is cut off, altered or something else
     ├── FetchError            a download failed: no network, or not what was expected
     │   └── Cancelled         whoever asked for it called it off
+    ├── HostLost              another host of a model died, hangs or cannot be reached
     ├── ServerGone            a running server does not answer any more
     ├── StoreError            the disk refused: full, read-only, no permission
     └── ConversationError     conversations that cannot be kept, found or read
@@ -56,6 +57,10 @@ class PromptTooLong(UsageError):
 
 
 class EmptyPrompt(UsageError):
+    pass
+
+
+class HostLost(AkunuError):
     pass
 
 

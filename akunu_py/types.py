@@ -205,7 +205,8 @@ class LoadOptions:
     kv_bits: 4 or 8, of the KV cache. context: tokens that a session shall hold at most. force: load
     it though it will not fit. cache_memory: bytes that the KV caches of several texts may take
     together. memory: bytes that model and caches may take in all. draft_model: name or directory of
-    a smaller one that may draft; "" for none whatever the settings say.
+    a smaller one that may draft; "" for none whatever the settings say. hosts: what the model is
+    divided among: a number of processes or a hostfile.
     """
 
     weights: WeightMode = "auto"
@@ -215,6 +216,7 @@ class LoadOptions:
     cache_memory: int | None = None
     memory: int | None = None
     draft_model: str | None = None
+    hosts: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

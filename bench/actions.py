@@ -85,6 +85,9 @@ def replay(options: argparse.Namespace) -> int:
     if not options.file:
         raise UsageError("expected a trace file: akunu bench replay TRACES (--record makes one)")
     curve = parse_curve(options.curve)
+    if options.latency:
+        curve = curve.behind(options.latency / options.step)
+        options.curve += f" + {options.latency:g} ms for the network a step of {options.step:g} ms"
     trace = load_trace(options.file)
     if unknown := sorted(set(options.workload or ()) - set(trace.workloads)):
         there = ", ".join(trace.workloads)

@@ -107,6 +107,20 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
         "accepted by position, such as mtp:0.06:0.8,0.65,0.5; may be repeated",
     )
     parser.add_argument("--draft-tokens", type=positive, default=DEFAULT_DRAFT_TOKENS, metavar="N")
+    parser.add_argument(
+        "--latency",
+        type=_milliseconds,
+        default=0.0,
+        metavar="MS",
+        help="that each pass waits for the network, the model being divided among hosts",
+    )
+    parser.add_argument(
+        "--step",
+        type=_milliseconds,
+        default=25.0,
+        metavar="MS",
+        help="that a plain step takes without the network (default: %(default)g)",
+    )
     parser.add_argument("--memory", action="store_true", help="learn from item to item")
     parser.add_argument("--compare", action="store_true", help="beside fixed 4 and prompt lookup")
     parser.add_argument("--workload", action="append", metavar="NAME", help="may be repeated")
@@ -344,6 +358,16 @@ def _temperature(text: str) -> float:
         value = -1.0
     if not 0 <= value <= 100:
         raise argparse.ArgumentTypeError(f"expected a temperature from 0 to 100, got {text!r}")
+    return value
+
+
+def _milliseconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"expected milliseconds above 0, got {text!r}")
     return value
 
 

@@ -39,6 +39,12 @@ class Curve:
     def __call__(self, rows: int) -> float:
         return interpolate(self.points, rows)
 
+    def behind(self, latency: float) -> Curve:
+        """Of a model among several hosts: each pass waits so long for the network, in plain steps
+        of this curve. A plain step is 1 again."""
+        points = {rows: (cost + latency) / (1 + latency) for rows, cost in self.points.items()}
+        return Curve(points)
+
 
 class FixedCosts(CostCurve):
     """A planner's costs that no measured time changes: what is drafted does not depend on how busy

@@ -12,7 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from akunu_py.arguments import add_constraint, add_generation, constraint_from, options_from
+from akunu_py.arguments import (
+    add_constraint,
+    add_generation,
+    add_hosts,
+    constraint_from,
+    options_from,
+)
 from akunu_py.decoding.load import engine_from, load_learned, note_peak
 from akunu_py.errors import INTERRUPTED, EmptyPrompt, UsageError
 from akunu_py.files import read_stream
@@ -44,9 +50,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_constraint(parser)
     add_generation(parser, temperature=0.0, top_p=1.0)
+    add_hosts(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.hosts and args.prompt_cache:
+        raise UsageError("--prompt-cache and --hosts do not go together; leave one of them out")
     prompt = read_prompt(args.prompt)
     options = options_from(args)
     constraint = constraint_from(args)
@@ -68,8 +77,12 @@ def run(args: argparse.Namespace) -> int:
         print_warnings([f"{engine.name} runs without drafting: {engine.no_draft}"])
     with cancelled_by_interrupt(generation):
         if args.format == "json":
-            generation.answer()
-            print(for_output(json.dumps(as_dict(engine, generation), ensure_ascii=False)))
+            try:
+                generation.answer()
+            finally:  # what was said before another host was lost, too
+                if generation.tokens:
+                    said = json.dumps(as_dict(engine, generation), ensure_ascii=False)
+                    print(for_output(said))
         else:
             stream(generation)
     print_warnings(learned.warnings)
@@ -149,6 +162,7 @@ def as_dict(engine: Engine, generation: Generation) -> dict[str, object]:
         "tokens": generation.tokens,
         "finish_reason": generation.finish_reason,
         "stats": generation.stats.as_dict() | {"load_s": round(engine.load_s, 4)},
+        **({"hosts": engine.ring.as_dict()} if engine.ring and generation.finish_reason else {}),
     }
 
 

@@ -215,12 +215,22 @@ def lay_out_weights(model: nn.Module, mode: WeightMode) -> str:
     float32 through OpenBLAS, so "auto" takes float32 on a CPU where memory allows. On a GPU the
     checkpoint's own format stays. Returns the format in words.
     """
+    convert_weights(model, mode)
+    return read_weights(model)
+
+
+def convert_weights(model: nn.Module, mode: WeightMode) -> None:
+    """The same, before any weights are read."""
     plain = plain_format(model, mode)
     if plain is not None:
         # Scales and biases first: dequantizing in half precision would round.
         model.set_dtype(mx.float32)
         dequantize_model(model)
         model.set_dtype(plain)
+
+
+def read_weights(model: nn.Module) -> str:
+    """Reads what there is of them, and returns their format in words."""
     mx.eval(model.parameters())
     return _describe_format(model)
 

@@ -6,12 +6,13 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from akunu_py.decoding import device, footprint, kvcache
 from akunu_py.decoding.chat_format import chat_template, conversation
-from akunu_py.decoding.device import lay_out_weights
+from akunu_py.decoding.device import lay_out_weights, read_weights
 from akunu_py.decoding.draft_model import DraftModel
 from akunu_py.decoding.mtp_head import MtpHead, open_head
 from akunu_py.decoding.text.thinking import prompt_opens_thinking, thinking_markers
@@ -22,7 +23,9 @@ from akunu_py.models.mlx_loader import load_model, load_tokenizer
 from akunu_py.models.model_files import boundary
 from akunu_py.types import Message, Tool, ToolCall, WeightMode
 
-_UNKNOWN_CONTEXT = 4096
+if TYPE_CHECKING:
+    from akunu_py.decoding.hosts.ring import Ring
+
 # Checkpoints name one end token, often that of a chat turn; plain text ends with another.
 _END_TOKENS = (
     "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<end_of_turn>",
@@ -43,7 +46,8 @@ class Engine:
     take, and what the user should know of that. cache_memory: bytes for the KV caches of several
     texts. memory: bytes that model and caches may take in all, None for what there is. forced:
     whether to go on where memory will not do. draft_model: a smaller one that may draft.
-    mtp_head: its head for multi-token prediction; no_mtp_head: why there is none.
+    mtp_head: its head for multi-token prediction; no_mtp_head: why there is none. ring: the other
+    hosts that have parts of the model, None where this process has all.
     """
 
     name: str
@@ -66,6 +70,7 @@ class Engine:
     draft_model: DraftModel | None = None
     mtp_head: MtpHead | None = None
     no_mtp_head: str = "it was not looked for"
+    ring: Ring | None = None
 
     @classmethod
     def load(
@@ -80,6 +85,7 @@ class Engine:
         cache_memory: int | None = None,
         memory: int | None = None,
         draft_model: tuple[str, Path] | None = None,
+        ring: Ring | None = None,
     ) -> Engine:
         """Loads the model in the directory `path`.
 
@@ -87,7 +93,8 @@ class Engine:
         at most (None: as many as the model was made for and memory allows). force: load it
         though it will not fit. cache_memory: bytes for the KV caches of several texts (None: what
         the fit leaves). memory: bytes that model and caches may take (None: what there is).
-        draft_model: name and directory of a smaller one that may draft.
+        draft_model: name and directory of a smaller one that may draft. ring: the other hosts that
+        have parts of it.
 
         Raises DamagedModel or UnsupportedModel, whatever its files make mlx-lm raise, UsageError
         where its cache cannot be quantized, its context is smaller than `context` or the draft
@@ -95,7 +102,9 @@ class Engine:
         """
         name = name or path.name
         with boundary(f"the model in {path} cannot be loaded"):
-            engine = cls._load(path, name, weights, kv_bits, context, force, memory, draft_model)
+            engine = cls._load(
+                path, name, weights, kv_bits, context, force, memory, draft_model, ring
+            )
         return engine if cache_memory is None else replace(engine, cache_memory=cache_memory)
 
     @classmethod
@@ -109,15 +118,19 @@ class Engine:
         force: bool,
         memory: int | None,
         draft_model: tuple[str, Path] | None,
+        ring: Ring | None,
     ) -> Engine:
         started = time.perf_counter()
         model, config, vocabulary = load_model(path)
-        cache = kvcache.new_cache(model, kv_bits)
-        own_context = _own_context(config)
-        needs = footprint.needs(model, config, own_context, weights, kv_bits)
+        if ring is not None:
+            ring.take_share(model)
+        most = footprint.own_context(config)
+        needs = footprint.needs(model, config, most, weights, kv_bits)
         limit = device.available_memory() if memory is None else memory
         small = DraftModel.open(*draft_model, weights, needs) if draft_model else None
-        head, no_head = open_head(path, model, config, weights, needs, limit)
+        head, no_head = None, "the model is divided among hosts"
+        if ring is None:
+            head, no_head = open_head(path, model, config, weights, needs, limit)
         drafting = [each for each in (small, head) if each]
         fit = choose_context(
             name,
@@ -126,14 +139,19 @@ class Engine:
             requested=context,
             force=force,
             with_8_bits=lambda: (
-                None if kv_bits else _with_8_bits(model, config, own_context, weights, drafting)
+                None if kv_bits or ring else _with_8_bits(model, config, most, weights, drafting)
             ),
         )
         device.wire_memory(model)
         with ThreadPoolExecutor(1) as other:  # the device reads the weights meanwhile
             loading = other.submit(load_tokenizer, path, config, vocabulary)
-            layout = lay_out_weights(model, weights)
+            tokens = fit.context
+            if ring is None:
+                layout = lay_out_weights(model, weights)
+            else:
+                model, tokens, layout = ring.lead(model, tokens, partial(read_weights, model))
             tokenizer = loading.result()
+        cache = kvcache.new_cache(model, kv_bits)
         if small is not None:
             small.check_tokens(name, path, tokenizer)
         for each in drafting:
@@ -146,7 +164,7 @@ class Engine:
             model=model,
             tokenizer=tokenizer,
             stop_tokens=_stop_tokens(tokenizer),
-            context_length=fit.context,
+            context_length=tokens,
             vocabulary=vocabulary,
             weights=layout,
             load_s=time.perf_counter() - started,
@@ -161,6 +179,7 @@ class Engine:
             draft_model=small,
             mtp_head=head,
             no_mtp_head=no_head,
+            ring=ring,
         )
 
     def drafted_by(self, small: Engine) -> Engine:
@@ -264,13 +283,6 @@ def _together(needs: Needs, drafting: Sequence[DraftModel | MtpHead]) -> Needs:
 def _is_begun(message: Message) -> bool:
     """Whether the model is to continue it."""
     return message.role == "assistant" and not message.tool_calls
-
-
-def _own_context(config: dict[str, Any]) -> int:
-    """Tokens that a model was made for."""
-    inner = config.get("text_config")
-    found = (inner if isinstance(inner, dict) else config).get("max_position_embeddings")
-    return found if isinstance(found, int) and found > 0 else _UNKNOWN_CONTEXT
 
 
 def _stop_tokens(tokenizer: Any) -> frozenset[int]:

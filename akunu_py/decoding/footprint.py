@@ -18,6 +18,7 @@ from akunu_py.errors import UnsupportedModel, UsageError, one_line
 from akunu_py.models.fit import Growth, Needs, activations_from
 from akunu_py.types import WeightMode
 
+_UNKNOWN_CONTEXT = 4096
 _TRIALS = (256, 512)  # rows, to see how a kind of cache grows that is not known here
 
 
@@ -41,6 +42,13 @@ def needs(
         activations=activations,
         context=context,
     )
+
+
+def own_context(config: dict[str, Any]) -> int:
+    """Tokens that a model was made for."""
+    inner = config.get("text_config")
+    found = (inner if isinstance(inner, dict) else config).get("max_position_embeddings")
+    return found if isinstance(found, int) and found > 0 else _UNKNOWN_CONTEXT
 
 
 def needs_with_8_bits(

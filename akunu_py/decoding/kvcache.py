@@ -44,7 +44,7 @@ _KNOWN = (*_TRIMMABLE, ConcatenateKVCache, RotatingKVCache, ArraysCache)
 _LAYER_CACHE = "mlx_lm.models.deepseek_v41.LayerCache"  # by name: not every mlx-lm has it
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Checkpoint:
     """A cache as it was when it held `length` tokens.
 
@@ -57,13 +57,50 @@ class Checkpoint:
     nbytes: int
 
 
+class SharedCache(list[Any]):
+    """A cache of which this process has a part: entries of its own layers, then stand-ins, one for
+    each kind that only others have, so that what is possible here is possible everywhere.
+
+    `note` is called after what is done to it, by the name of the function here that did it.
+    """
+
+    def __init__(self, own: Cache, stand_ins: Cache) -> None:
+        super().__init__([*own, *stand_ins])
+        self._own = len(own)
+
+    @property
+    def own(self) -> Cache:
+        return self[: self._own]
+
+    @property
+    def stand_ins(self) -> Cache:
+        return self[self._own :]
+
+    def like(self, entries: Cache) -> SharedCache:
+        """Another one, of these entries, which hold the same."""
+        return SharedCache(entries[: self._own], entries[self._own :])
+
+    def note(self, done: str, *numbers: int) -> None:
+        """Something was done to it."""
+
+    def note_checkpoint(self, done: str, place: Checkpoint) -> None:
+        """A checkpoint was set, or restored."""
+
+    def write_stand_ins(self, rows: int) -> None:
+        """A pass wrote so many rows into its own entries; stand-ins have them without values."""
+        nothing = mx.zeros((1, 1, rows, 1))
+        for entry in leaves(self.stand_ins):
+            if not _is_recurrent(entry):
+                mx.async_eval(entry.update_and_fetch(nothing, nothing))
+
+
 def new_cache(model: Any, kv_bits: int | None = None) -> Cache:
     """An empty cache for `model`, one entry a layer.
 
     kv_bits: 4 or 8 to quantize what grows with the text; windows and recurrent state stay as they
     are. Raises UsageError where that is impossible.
     """
-    cache = list(make_prompt_cache(model))
+    cache: Cache = make_prompt_cache(model)
     return cache if kv_bits is None else _quantized(model, cache, kv_bits)
 
 
@@ -94,8 +131,10 @@ def roll_back(cache: Cache, before: PassState, written: int, kept: int) -> int:
 
     Returns how many of those rows the cache holds then: `kept`, or 0 for recurrent state.
     """
+    if isinstance(cache, SharedCache):
+        cache.note("roll_back", written, kept)
     if not is_recurrent(cache):
-        trim(cache, written - kept)
+        _trim_all(cache, written - kept)
         return kept
     for entry, state in zip(leaves(cache), before, strict=True):
         _restore(entry, state, written)
@@ -115,8 +154,9 @@ def holds(cache: Cache, length: int) -> bool:
 
 def trim(cache: Cache, rows: int) -> None:
     """Takes the last `rows` rows away; see `can_trim`."""
-    for entry in leaves(cache):
-        _trim(entry, rows)
+    if isinstance(cache, SharedCache):
+        cache.note("trim", rows)
+    _trim_all(cache, rows)
 
 
 def needs_checkpoints(cache: Cache) -> bool:
@@ -136,11 +176,16 @@ def checkpoint(cache: Cache, length: int) -> Checkpoint:
     )
     arrays = [part for _, part in tree_flatten(entries) if isinstance(part, mx.array)]
     mx.eval(arrays)  # or it would hold whatever they are computed from
-    return Checkpoint(length, entries, sum(array.nbytes for array in arrays))
+    made = Checkpoint(length, entries, sum(array.nbytes for array in arrays))
+    if isinstance(cache, SharedCache):
+        cache.note_checkpoint("checkpoint", made)
+    return made
 
 
 def restore(cache: Cache, back_to: Checkpoint) -> None:
     """Makes the cache what it was at that checkpoint, any number of times."""
+    if isinstance(cache, SharedCache):
+        cache.note_checkpoint("restore", back_to)
     for entry, state in zip(leaves(cache), back_to.entries, strict=True):
         if isinstance(state, int):
             _trim(entry, entry.offset - state)
@@ -156,11 +201,14 @@ def why_no_prompt_cache(cache: Cache) -> str | None:
 
 def compact(cache: Cache) -> Cache:
     """A cache that holds the same, without trimmed rows and without room to write into."""
-    return [_compact(entry) for entry in cache]
+    entries = [_compact(entry) for entry in cache]
+    return cache.like(entries) if isinstance(cache, SharedCache) else entries
 
 
 def detached(cache: Cache) -> Cache:
     """The same cache, in memory of its own."""
+    if isinstance(cache, SharedCache):
+        cache.note("detach")
     for entry in leaves(cache):
         vars(entry).update(
             tree_map(
@@ -174,8 +222,23 @@ def detached(cache: Cache) -> Cache:
 
 def shrink(cache: Cache) -> None:
     """Gives back the room that it has to write into, a layer at a time."""
+    if isinstance(cache, SharedCache):
+        cache.note("shrink")
     for entry in leaves(cache):
         vars(entry).update(vars(detached([_compact(entry)])[0]))
+
+
+def held(cache: Cache) -> int:
+    """How many rows it holds, -1 where no entry keeps one for each."""
+    growing = (entry for entry in leaves(cache) if type(entry) in GROWING)
+    return next((int(entry.offset) for entry in growing), -1)
+
+
+def states(cache: Cache) -> list[mx.array]:
+    """The arrays that a pass left in it: what is evaluated where nobody wants its logits."""
+    own = cache.own if isinstance(cache, SharedCache) else cache
+    parts = [part for _, part in tree_flatten([entry.state for entry in own])]
+    return [part for part in parts if isinstance(part, mx.array) and part.size]
 
 
 def nbytes(cache: Cache) -> int:
@@ -303,6 +366,11 @@ def _can_trim(entry: Any, rows: int) -> bool:
     if type(entry) is RotatingKVCache:
         return bool(entry.offset <= entry.max_size and rows <= entry.offset)
     return type(entry) in GROWING
+
+
+def _trim_all(cache: Cache, rows: int) -> None:
+    for entry in leaves(cache):
+        _trim(entry, rows)
 
 
 def _trim(entry: Any, rows: int) -> None:

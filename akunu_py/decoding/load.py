@@ -24,7 +24,7 @@ from akunu_py.errors import (
 from akunu_py.models import store
 from akunu_py.models.usage import note_usage
 from akunu_py.settings import Settings, load_settings
-from akunu_py.text import parse_size, print_warnings
+from akunu_py.text import parse_size, print_warnings, say
 from akunu_py.types import LoadOptions
 
 if TYPE_CHECKING:
@@ -62,11 +62,14 @@ def load_found(
     from akunu_py.decoding.engine import Engine
 
     settings = settings or load_settings()
-    given = asdict(_with_settings(options, settings))
-    wanted = given.pop("draft_model")
+    options = _with_settings(options, settings)
+    given = asdict(options)
+    wanted, divided = given.pop("draft_model"), given.pop("hosts")
     before = mx.get_active_memory()
     load = partial(Engine.load, found.path, name=found.name, **given)
-    if wanted:
+    if divided:
+        engine = _load_divided(divided, found, options)
+    elif wanted:
         engine = load(draft_model=_draft_model(wanted))
     else:
         engine = _load_with_setting(load, "" if wanted == "" else settings.draft_model, found)
@@ -78,6 +81,35 @@ def load_found(
             estimated_weights=engine.fit.estimate.weights,
             measured_weights=mx.get_active_memory() - before,
         )
+    return engine
+
+
+def _load_divided(divided: str, found: store.StoredModel, options: LoadOptions) -> Engine:
+    """Among hosts. What drafts is what this one alone can know: the texts."""
+    for name, given in (("--kv-bits", options.kv_bits), ("--draft-model", options.draft_model)):
+        if given:
+            raise UsageError(f"{name} and --hosts do not go together; leave one of them out")
+    from akunu_py.decoding.engine import Engine
+    from akunu_py.decoding.hosts.hostfile import read_hosts
+    from akunu_py.decoding.hosts.ring import Ring
+
+    ring = Ring(read_hosts(divided), found, options)
+    try:
+        engine = Engine.load(
+            found.path,
+            name=found.name,
+            weights=ring.weights,
+            context=options.context,
+            force=options.force,
+            cache_memory=options.cache_memory,
+            memory=options.memory,
+            ring=ring,
+        )
+    except BaseException:
+        ring.close()
+        raise
+    for rank, holds in enumerate(ring.holds):
+        say(f"akunu: {ring.hosts.label(rank)} holds {holds}", error=True)
     return engine
 
 
@@ -138,7 +170,10 @@ def load_learned(
 
     settings = settings or load_settings()
     layout = f"{engine.weights} on {device.device_name()}"
+    if engine.ring is not None:  # passes cost otherwise with a network between
+        layout += f", {engine.ring.division} among {engine.ring.hosts.size}"
     memory = settings.memory and not no_memory
     size = parse_size(settings.cache_disk)
-    caches = PromptCacheStore(engine.path, DiskLimits(size)) if memory and size else None
+    whole = engine.ring is None  # or the others' parts of a cache would have to be kept, too
+    caches = PromptCacheStore(engine.path, DiskLimits(size)) if memory and size and whole else None
     return LearnedState(engine.path, engine.tokenizer_digest, layout, memory=memory, caches=caches)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
+from akunu_py.decoding import kvcache
 from akunu_py.decoding.prompt_cache.history import TokenHistory
 from akunu_py.decoding.target import Target
 from akunu_py.models.fit import PREFILL_ROWS
@@ -121,10 +121,9 @@ def _is_place(history: TokenHistory) -> bool:
 
 def _launch(target: Target, count: int) -> _Chunk:
     """Starts to read the next `count` pending tokens, and books them."""
-    target.forward(mx.array(target.pending[:count]))
+    target.fill(mx.array(target.pending[:count]))
     # Only the cache is evaluated: the logits of a prompt are never computed.
-    states = [part for _, part in tree_flatten([entry.state for entry in target.cache])]
-    arrays = [part for part in states if isinstance(part, mx.array) and part.size]
+    arrays = kvcache.states(target.cache)
     # The next chunk is written into the cache's own arrays, so none of them can be waited for.
     done = arrays[-1][(0,) * arrays[-1].ndim] == 0
     mx.async_eval([*arrays, done])

@@ -251,13 +251,16 @@ class Generation:
         return steps
 
     def _all_steps(self) -> Generator[Reading | TextPiece]:
-        with contextlib.closing(self._steps()) as steps:
-            while not self._decoder.stopped:
-                self._follow_turn()
-                step = self._next(steps)
-                if step is None:
-                    break
-                yield self._decoded(step) if isinstance(step, Piece) else step
+        try:
+            with contextlib.closing(self._steps()) as steps:
+                while not self._decoder.stopped:
+                    self._follow_turn()
+                    step = self._next(steps)
+                    if step is None:
+                        break
+                    yield self._decoded(step) if isinstance(step, Piece) else step
+        finally:
+            self._target.rest()
         rest = self._decoder.finish()
         self.finish_reason = self._finish_reason()
         if self._session.learned is not None and self._options.remember:
@@ -360,6 +363,10 @@ class Generation:
             return next(steps, None)
         except DoesNotFit:  # nothing ran
             raise
+        except RuntimeError as error:
+            lost = self._engine.ring.explain(error) if self._engine.ring else None
+            self._target.reset()
+            raise lost or error from error
         except BaseException:
             self._target.reset()
             raise

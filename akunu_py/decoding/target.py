@@ -130,6 +130,18 @@ class Target:
         """
         return self.run(tokens, self.cache)
 
+    def fill(self, tokens: mx.array) -> None:
+        """A pass of which nobody wants the logits; `kvcache.states` are to be evaluated."""
+        if isinstance(self.cache, kvcache.SharedCache):
+            self.model.fill(tokens[None], self.cache)
+        else:
+            self.forward(tokens)
+
+    def rest(self) -> None:
+        """No pass follows soon: where other processes follow this one, they sleep."""
+        if isinstance(self.cache, kvcache.SharedCache):
+            self.model.rest()
+
     def run_model(self, tokens: mx.array, cache: kvcache.Cache) -> mx.array:
         """What `run` does where nobody wants more of it."""
         return self.model(tokens[None], cache=cache)[0]

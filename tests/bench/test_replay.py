@@ -117,6 +117,17 @@ def test_named_curves(name: str) -> None:
     assert costs == sorted(costs)
 
 
+@pytest.mark.parametrize("latency", [0.002, 0.2, 24.0])
+def test_behind_a_network_a_plain_step_is_still_one_and_rows_cost_less(latency: float) -> None:
+    curve = parse_curve("m5max")
+    behind = curve.behind(latency)
+    assert behind(1) == 1
+    for rows in range(2, 40):
+        assert 1 < behind(rows) < curve(rows)
+        seconds = behind(rows) * (1 + latency)
+        assert seconds == pytest.approx(curve(rows) + latency)
+
+
 def test_curves_are_linear_between_points_and_beyond() -> None:
     curve = parse_curve("1:1,3:1.11,5:1.42")
     assert [curve(1), curve(3), curve(5)] == [1.0, 1.11, 1.42]

@@ -73,10 +73,10 @@ def answer(target: Target, prompt: list[int], truth: list[int], count: int = COU
     return [token for piece in pieces for token in piece.tokens]
 
 
-def fresh(name: str, prompt: list[int]) -> list[int]:
+def fresh(name: str, prompt: list[int], count: int = COUNT) -> list[int]:
     target = Target(build(name))
     assert target.reuse_prefix(prompt).cached == 0
-    return answer(target, prompt, [])
+    return answer(target, prompt, [], count)
 
 
 def tokens_of(

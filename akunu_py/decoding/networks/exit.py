@@ -282,6 +282,8 @@ def _exit(engine: Engine) -> Exit | str:
 
 def missing(engine: Engine) -> str:
     """See `offers.Offer`. The first time it is measured, which takes a few passes."""
+    if engine.ring is not None:
+        return "the model is divided among hosts"
     found = _exit(engine)
     return found if isinstance(found, str) else ""
 

@@ -1,0 +1,112 @@
+"""How a model is divided among ranks: each layer among all (mlx-lm's `shard`), or whole layers one
+after the other (its `pipeline`). Which of them a model allows is known before weights are read."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from mlx.utils import tree_flatten
+
+from akunu_py.decoding import kvcache
+from akunu_py.errors import UnsupportedModel, one_line
+from akunu_py.models.mlx_loader import load_model
+from akunu_py.text import human_size
+
+Division = Literal["shard", "pipeline"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place in a group that is not there yet."""
+
+    at: int
+    of: int
+
+    def rank(self) -> int:
+        return self.at
+
+    def size(self) -> int:
+        return self.of
+
+
+def choose(path: Path, name: str, size: int) -> Division:
+    """How the model in `path` is divided among `size` ranks. Nothing of its weights is read.
+
+    Raises UnsupportedModel with the reasons where it cannot be.
+    """
+    reasons = []
+    ways: tuple[Division, Division] = ("shard", "pipeline")
+    for way in ways:
+        model = load_model(path)[0]
+        if not (why := _why_not(model, way, size)):
+            return way
+        reasons.append(why)
+    raise UnsupportedModel(
+        f"{name} cannot be divided among {size} hosts: {'; '.join(reasons)}; use another number of "
+        "hosts, or another model"
+    )
+
+
+def divide(model: Any, way: Division, group: Any) -> None:
+    """Leaves in `model`, lazily loaded, this rank's share of its weights."""
+    if way == "shard":
+        model.shard(group)
+    else:
+        model.model.pipeline(group)
+
+
+def missing_kinds(model: Any, whole: list[Any]) -> list[Any]:
+    """A new cache entry for each kind that `whole`, the cache of the undivided model, has and that
+    of this rank's share has not: what can be rolled back, and where to, is one for all ranks."""
+    own = {_kind(entry) for entry in kvcache.leaves(kvcache.new_cache(model))}
+    others = {_kind(entry): entry for entry in kvcache.leaves(whole)}
+    return [copy.deepcopy(entry) for kind, entry in others.items() if kind not in own]
+
+
+def describe(model: Any, way: Division, size: int) -> str:
+    """What this rank holds."""
+    nbytes = human_size(sum(part.nbytes for _, part in tree_flatten(model.parameters())))
+    if way == "shard":
+        return f"1/{size} of each layer, {nbytes}"
+    inner = model.model
+    return f"layers {inner.start_idx + 1} to {inner.end_idx}, {nbytes}"
+
+
+def _kind(entry: Any) -> tuple[object, ...]:
+    return type(entry), getattr(entry, "max_size", 0), getattr(entry, "chunk_size", 0)
+
+
+def _why_not(model: Any, way: Division, size: int) -> str:
+    """Why `model` cannot be divided that way, "" where it can. It is divided then."""
+    if way == "shard" and not hasattr(model, "shard"):
+        return "mlx-lm does not shard this architecture"
+    if way == "pipeline" and not hasattr(getattr(model, "model", None), "pipeline"):
+        return "mlx-lm does not pipeline it"
+    before = _heads(model)
+    try:
+        divide(model, way, Place(0, size))
+    except Exception as error:  # noqa: BLE001 - model classes raise whatever Python raises
+        after = {key: 0 for key, count in before.items() if way == "shard" and count % size}
+        why = f"{way}: {one_line(error)}"
+    else:
+        after, why = _heads(model), ""
+    if way == "shard":
+        for key, left in after.items():
+            count = before.get(key, left)
+            if left == 0 or (count % size and left == count // size):
+                kind = "key-value" if "kv" in key[-1] or "key_value" in key[-1] else "attention"
+                return f"its {count} {kind} heads do not divide by {size}"
+    return why
+
+
+def _heads(model: Any) -> dict[tuple[str, str], int]:
+    """Counts of heads, by module and name."""
+    return {
+        (path, name): value
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if "heads" in name and isinstance(value, int)
+    }

@@ -1,0 +1,93 @@
+"""A rank but the first, as a program: `python -m akunu_py.decoding.hosts.follower JSON`.
+
+It lives as long as its stdin, on which rank 0 tells it when to go on, and says every second that it
+is alive. An interrupt is for rank 0 to obey.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from akunu_py.errors import describe
+from akunu_py.interrupts import exit_without_teardown
+
+_BEAT = 1.0  # seconds
+
+
+class _Line:
+    """The way to rank 0 and back."""
+
+    def __init__(self) -> None:
+        self._told: SimpleQueue[dict[str, Any]] = SimpleQueue()
+        for work in (self._listen, self._beat):
+            threading.Thread(target=work, daemon=True).start()
+
+    def say(self, **what: Any) -> None:
+        _write(f"@akunu {json.dumps(what)}")
+
+    def wait_for(self, key: str) -> Any:
+        while key not in (told := self._told.get()):
+            pass
+        return told[key]
+
+    def _listen(self) -> None:
+        with open(0, "rb", closefd=False) as stream:
+            for line in stream:
+                self._told.put(json.loads(line))
+        exit_without_teardown(0)  # there is nobody to follow
+
+    def _beat(self) -> None:
+        while True:
+            _write(".")
+            time.sleep(_BEAT)
+
+
+def _write(line: str) -> None:
+    try:
+        os.write(1, f"{line}\n".encode())  # at once, so that lines of two threads stay whole
+    except OSError:
+        exit_without_teardown(0)
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    line = _Line()
+    try:
+        _follow(line, json.loads(sys.argv[1]))
+    except BaseException as error:  # noqa: BLE001 - the last words
+        print(describe(error), file=sys.stderr, flush=True)
+        exit_without_teardown(1)
+
+
+def _follow(line: _Line, given: dict[str, Any]) -> None:
+    from akunu_py.decoding.hosts.likeness import likeness
+    from akunu_py.decoding.hosts.share import connect, load_share
+    from akunu_py.models import store
+
+    found = store.resolve(given["model"])
+    line.say(likeness=likeness(found.path))
+    line.wait_for("connect")
+    group = connect(given["backend"])
+    for name in given["files"]:  # made by mlx.launch for this process
+        Path(os.environ[name]).unlink(missing_ok=True)
+    share = load_share(found, group, given)
+    line.say(holds=share.holds, context=share.context)
+    line.wait_for("read")
+    mirror = share.read()
+    line.say(ready=True)
+    while True:
+        line.wait_for("wake")
+        mirror.follow()
+        line.say(counts=mirror.counts.as_dict(), held=mirror.held)
+
+
+if __name__ == "__main__":
+    main()

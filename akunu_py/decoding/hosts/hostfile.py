@@ -1,0 +1,107 @@
+"""Which processes a model is divided among: `--hosts`, a number or a hostfile of mlx.launch's."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from akunu_py.errors import UsageError, one_line
+
+HERE = "127.0.0.1"  # mlx.launch starts processes of this host without ssh
+MOST = 64
+_FIRST_PORT = 32323  # of mlx.launch
+_BACKENDS = ("ring", "jaccl", "jaccl-ring")
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """names: of the hosts by rank, as ssh knows them; the first is this machine. backend: of
+    mx.distributed. files: contents by the variable that names the file. env: of all processes."""
+
+    names: tuple[str, ...]
+    backend: str
+    files: dict[str, str]
+    env: dict[str, str]
+
+    @property
+    def size(self) -> int:
+        return len(self.names)
+
+    def label(self, rank: int) -> str:
+        return f"rank {rank} on {self.names[rank]}"
+
+
+def read_hosts(option: str) -> Hosts:
+    """option: how many processes on this machine, over loopback, or the path of a hostfile.
+
+    Raises UsageError.
+    """
+    if option.isdecimal():
+        count = int(option)
+        if not 2 <= count <= MOST:
+            raise UsageError(f"--hosts: expected 2 to {MOST} processes or a hostfile, got {option}")
+        return _over_ring([HERE] * count, [[HERE]] * count, {})
+    return _from_file(Path(option))
+
+
+def _from_file(path: Path) -> Hosts:
+    from mlx._distributed_utils.common import Hostfile
+
+    try:
+        found = Hostfile.from_file(path)
+        names = [host.ssh_hostname for host in found.hosts]
+        addresses = [[str(ipaddress.ip_address(ip)) for ip in host.ips] for host in found.hosts]
+        env = dict(each.split("=", maxsplit=1) for each in found.envs)
+        backend = found.backend or "ring"
+    except (ValueError, TypeError, AttributeError, OSError) as error:
+        raise UsageError(f"--hosts: {path} is no hostfile: {one_line(error)}") from error
+    if not 2 <= len(names) <= MOST or not all(isinstance(name, str) and name for name in names):
+        raise UsageError(f"--hosts: {path} names {len(names)} hosts, expected 2 to {MOST}")
+    if any(name.startswith("-") for name in names):
+        raise UsageError(f"--hosts: {path}: a host's name begins with a dash")
+    if backend not in _BACKENDS:
+        raise UsageError(
+            f"--hosts: {path} asks for the backend {backend!r:.40}, expected one of "
+            f"{', '.join(_BACKENDS)}"
+        )
+    if not addresses[0] or (backend == "ring" and not all(addresses)):
+        raise UsageError(f"--hosts: {path} gives no IP address for a host that needs one")
+    if backend == "ring":
+        return _over_ring(names, addresses, env)
+    return _over_jaccl(names, addresses[0][0], [host.rdma for host in found.hosts], backend, env)
+
+
+def _over_ring(names: Sequence[str], ips: Sequence[Sequence[str]], env: dict[str, str]) -> Hosts:
+    """As mlx.launch numbers ports: one for each address. Over loopback they are free ones, so that
+    several may run."""
+    count = sum(len(each) for each in ips)
+    if all(name == HERE for name in names):
+        ports = _free_ports(count)
+    else:
+        ports = list(range(_FIRST_PORT, _FIRST_PORT + count))
+    left = iter(ports)
+    nodes = [[f"{ip}:{next(left)}" for ip in each] for each in ips]
+    return Hosts(tuple(names), "ring", {"MLX_HOSTFILE": json.dumps(nodes)}, env)
+
+
+def _over_jaccl(
+    names: Sequence[str], coordinator: str, rdma: list[Any], backend: str, env: dict[str, str]
+) -> Hosts:
+    more = {"MLX_JACCL_COORDINATOR": f"{coordinator}:{_FIRST_PORT}"}
+    if backend == "jaccl-ring":
+        more["MLX_JACCL_RING"] = "1"
+    return Hosts(tuple(names), "jaccl", {"MLX_IBV_DEVICES": json.dumps(rdma)}, more | env)
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind((HERE, 0))
+        return [int(each.getsockname()[1]) for each in sockets]

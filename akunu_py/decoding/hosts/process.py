@@ -1,0 +1,122 @@
+"""A process that holds one rank, as rank 0 sees it: what it says, and whether it is alive.
+
+mlx.launch's own class starts it, here or through ssh. It is told things in lines on its stdin,
+whose end ends it, and answers in lines on its stdout; see `follower`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, BinaryIO
+
+from mlx._distributed_utils.launch import RemoteProcess
+
+from akunu_py.decoding.hosts.hostfile import HERE, Hosts
+
+SIGN = "@akunu "  # begins lines that are meant
+_LAST_LINES = 20
+
+
+class RankProcess:
+    """One rank's process. rank, host: which one, where."""
+
+    def __init__(self, hosts: Hosts, rank: int, arguments: dict[str, Any]) -> None:
+        self.rank, self.host = rank, hosts.names[rank]
+        self.label = hosts.label(rank)
+        command = ["-P", "-m", "akunu_py.decoding.hosts.follower", json.dumps(arguments)]
+        python = hosts.env.get("AKUNU_PYTHON", sys.executable)
+        env = [f"{name}={value}" for name, value in hosts.env.items()]
+        self._remote = RemoteProcess(rank, self.host, python, None, hosts.files, env, command)
+        self._process = self._remote.process
+        self._lines: SimpleQueue[dict[str, Any]] = SimpleQueue()
+        self._errors: deque[str] = deque(maxlen=_LAST_LINES)
+        self._pidfile = ""
+        self.heard = time.monotonic()
+        self._readers = [
+            threading.Thread(target=read, args=(stream,), name=f"rank {rank}", daemon=True)
+            for read, stream in (
+                (self._read_answers, self._process.stdout),
+                (self._read_errors, self._process.stderr),
+            )
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def tell(self, **what: Any) -> None:
+        """Sends a line. It is no error that nobody reads it any more: `ended` says so."""
+        with contextlib.suppress(OSError, ValueError):
+            self._process.stdin.write(json.dumps(what).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def take(self, seconds: float) -> dict[str, Any] | None:
+        """The next answer, None where none comes in time."""
+        with contextlib.suppress(Empty):
+            return self._lines.get(timeout=seconds)
+        return None
+
+    @property
+    def pid(self) -> int:
+        """Of the process here: the rank's own, or ssh's."""
+        return int(self._process.pid)
+
+    def ended(self) -> str:
+        """How it ended, "" while it runs."""
+        code = self._process.poll()
+        if code is None:
+            return ""
+        for reader in self._readers:
+            reader.join(0.5)  # its last words
+        said = next((line for line in reversed(self._errors) if "[ring]" not in line), "")
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"ended with code {code}{f': {said}' if said else ''}"
+
+    def close(self) -> None:
+        """Lets it end, as one whose stdin ends does."""
+        with contextlib.suppress(OSError, ValueError):
+            self._process.stdin.close()
+
+    def kill(self) -> None:
+        """Ends it, stopped or not, as far as it can be reached."""
+        if self._process.poll() is None and self.host != HERE:
+            # ssh's end ends what it runs; where that hangs, mlx.launch's way is tried, too.
+            threading.Thread(target=self._kill_there, daemon=True).start()
+        with contextlib.suppress(OSError):
+            self._process.kill()
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it ends in that time. What it left behind is removed then."""
+        with contextlib.suppress(Exception):
+            self._process.wait(seconds)
+        if self._process.poll() is None:
+            return False
+        if self.host == HERE and self._pidfile:
+            Path(self._pidfile).unlink(missing_ok=True)
+        return True
+
+    def _kill_there(self) -> None:
+        with contextlib.suppress(Exception):
+            self._remote.terminate()
+
+    def _read_answers(self, stream: BinaryIO) -> None:
+        first = stream.readline().decode(errors="replace")
+        self._remote.preprocess_output(first, is_stdout=True)
+        self._pidfile = first.strip()
+        for line in stream:
+            self.heard = time.monotonic()
+            text = line.decode(errors="replace").strip()
+            if text.startswith(SIGN):
+                with contextlib.suppress(ValueError):
+                    self._lines.put(json.loads(text.removeprefix(SIGN)))
+
+    def _read_errors(self, stream: BinaryIO) -> None:
+        for line in stream:
+            self._errors.append(" ".join(line.decode(errors="replace").split())[:300])

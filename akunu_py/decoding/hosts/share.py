@@ -1,0 +1,75 @@
+"""Loading one rank's share of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from akunu_py.decoding import device, footprint, kvcache
+from akunu_py.decoding.hosts import division
+from akunu_py.decoding.hosts.mirror import Mirror
+from akunu_py.models.fit import choose_context
+from akunu_py.models.mlx_loader import load_model
+from akunu_py.models.store import StoredModel
+from akunu_py.types import WeightMode
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a rank but the first has of a model, before its weights are read.
+
+    holds: in words. context: tokens that there is memory for here.
+    """
+
+    model: Any
+    group: Any
+    stand_ins: list[Any]
+    holds: str
+    context: int
+
+    def read(self) -> Mirror:
+        """Reads the weights."""
+        mx.eval(self.model.parameters())
+        return Mirror(self.model, self.stand_ins, self._receive)
+
+    def _receive(self, length: int) -> list[int]:
+        nothing = mx.zeros(length, mx.int32)
+        return [int(each) for each in mx.distributed.all_sum(nothing, group=self.group).tolist()]
+
+
+def connect(backend: str) -> Any:
+    """The group of all ranks, once they are all there."""
+    return mx.distributed.init(strict=True, backend=backend)
+
+
+def take(model: Any, way: division.Division, group: Any, weights: WeightMode) -> tuple[Any, ...]:
+    """Leaves in `model`, lazily loaded, this rank's share of its weights in that format. Returns
+    stand-ins for its cache, and what it holds in words."""
+    whole = kvcache.new_cache(model)
+    device.convert_weights(model, weights)
+    division.divide(model, way, group)
+    return division.missing_kinds(model, whole), division.describe(model, way, group.size())
+
+
+def load_share(found: StoredModel, group: Any, given: Mapping[str, Any]) -> Share:
+    """given: division, weights, context, force and memory, as rank 0 has them.
+
+    Raises DoesNotFit, and what `mlx_loader.load_model` raises.
+    """
+    model, config, _ = load_model(found.path)
+    weights: WeightMode = given["weights"]
+    stand_ins, holds = take(model, given["division"], group, weights)
+    most = footprint.own_context(config)
+    fit = choose_context(
+        found.name,
+        footprint.needs(model, config, most, weights, None),
+        device.available_memory() if given["memory"] is None else given["memory"],
+        requested=given["context"],
+        force=given["force"],
+        with_8_bits=lambda: None,
+    )
+    device.wire_memory(model)
+    return Share(model, group, stand_ins, holds, fit.context)

@@ -1,0 +1,110 @@
+"""What `--hosts` may say, and which models may be divided, before anything is started or loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from akunu_py.decoding.hosts import division
+from akunu_py.decoding.hosts.hostfile import read_hosts
+from akunu_py.decoding.hosts.likeness import difference, likeness
+from akunu_py.errors import UnsupportedModel, UsageError
+from tests.support.command import run_here
+from tests.support.host_models import write_named
+from tests.support.tiny import write_tiny_llama
+
+_TWO = [{"ssh": "a.local", "ips": ["10.0.0.1"]}, {"ssh": "b.local", "ips": ["10.0.0.2"]}]
+
+
+def test_processes_here_are_bound_to_loopback_alone() -> None:
+    hosts = read_hosts("3")
+    nodes = json.loads(hosts.files["MLX_HOSTFILE"])
+    assert hosts.names == ("127.0.0.1",) * 3
+    assert len({node for each in nodes for node in each}) == 3
+    assert all(node.startswith("127.0.0.1:") for each in nodes for node in each)
+
+
+def test_a_hostfile_names_all_that_is_bound_to(tmp_path: Path) -> None:
+    file = tmp_path / "hosts.json"
+    file.write_text(json.dumps({"backend": "ring", "envs": ["A=b=c"], "hosts": _TWO}))
+    hosts = read_hosts(str(file))
+    assert json.loads(hosts.files["MLX_HOSTFILE"]) == [["10.0.0.1:32323"], ["10.0.0.2:32324"]]
+    assert hosts.env == {"A": "b=c"}
+    rdma = [[None, "rdma_en2"], ["rdma_en2", None]]
+    jaccl = [each | {"rdma": way} for each, way in zip(_TWO, rdma, strict=True)]
+    file.write_text(json.dumps({"backend": "jaccl", "hosts": jaccl}))
+    hosts = read_hosts(str(file))
+    assert json.loads(hosts.files["MLX_IBV_DEVICES"]) == rdma
+    assert hosts.env["MLX_JACCL_COORDINATOR"].startswith("10.0.0.1:")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        [],
+        _TWO[:1],
+        [{"ips": ["10.0.0.1"]}] * 2,
+        [{"ssh": "a"}, {"ssh": "b"}],
+        [{"ssh": "a", "ips": ["not an address"]}] * 2,
+        [{"ssh": "-oProxyCommand=x", "ips": ["10.0.0.1"]}] * 2,
+        {"backend": "mpi", "hosts": _TWO},
+        {"envs": ["no value"], "hosts": _TWO},
+    ],
+)
+def test_a_hostfile_that_is_none_is_refused(tmp_path: Path, content: Any) -> None:
+    file = tmp_path / "hosts.json"
+    file.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(UsageError, match="--hosts"):
+        read_hosts(str(file))
+
+
+@pytest.mark.parametrize("given", ["0", "1", "65", "missing.json"])
+def test_so_are_other_numbers_and_files(given: str) -> None:
+    with pytest.raises(UsageError, match="--hosts"):
+        read_hosts(given)
+
+
+def test_what_cannot_be_divided_is_refused_before_anything_is_started(tmp_path: Path) -> None:
+    write_named(tmp_path, "llama")
+    assert division.choose(tmp_path, "tiny", 2) == division.choose(tmp_path, "tiny", 4) == "shard"
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["num_key_value_heads"] == 4
+    with pytest.raises(
+        UnsupportedModel, match="heads do not divide by 3; mlx-lm does not pipeline"
+    ):
+        division.choose(tmp_path, "tiny", 3)
+    done = run_here("run", "--raw", "--hosts", "3", "--model", str(tmp_path), "1 2")
+    assert done.returncode == 1
+    assert "cannot be divided among 3 hosts" in done.stderr
+
+
+def test_heads_that_do_not_divide_are_passed_on_whole(tmp_path: Path) -> None:
+    write_named(tmp_path, "qwen2")
+    assert division.choose(tmp_path, "tiny", 2) == "shard"
+    assert division.choose(tmp_path, "tiny", 3) == "pipeline"
+
+
+def test_options_that_do_not_go_together(tmp_path: Path) -> None:
+    write_named(tmp_path, "llama")
+    for more in (["--kv-bits", "8"], ["--draft-model", "x"], ["--prompt-cache", "y"]):
+        done = run_here("run", "--raw", "--hosts", "2", "--model", str(tmp_path), *more, "1 2")
+        assert done.returncode == 2
+        assert "--hosts do not go together" in done.stderr
+
+
+def test_other_files_of_a_model_are_told_apart(tmp_path: Path) -> None:
+    write_tiny_llama(tmp_path)
+    before = likeness(tmp_path)
+    assert difference(before, likeness(tmp_path)) == ""
+    (tmp_path / "akunu.json").write_text("{}")
+    assert difference(before, likeness(tmp_path)) == ""
+    weights = tmp_path / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    assert "the model's files" in difference(before, likeness(tmp_path))
+    assert "akunu: 1 here, 2 there" in difference({"akunu": "1"}, {"akunu": "2"})

@@ -1,0 +1,120 @@
+"""What rank 0 tells the others: followed, it leaves their caches as its own are."""
+
+from __future__ import annotations
+
+import gc
+from collections import deque
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from akunu_py.decoding import kvcache
+from akunu_py.decoding.hosts import division
+from akunu_py.decoding.hosts.leader import Leader
+from akunu_py.decoding.hosts.messages import LENGTH, Do, encode, rest_of
+from akunu_py.decoding.hosts.messages import decode as decoded
+from akunu_py.decoding.hosts.mirror import Mirror, OutOfStep
+from akunu_py.decoding.prompt_cache.memory import PromptCaches
+from akunu_py.decoding.target import Target
+from tests.support.families import build, families_of_each_kind
+from tests.support.targets import answer, fresh, some
+
+_COMMANDS = st.lists(st.tuples(*[st.integers(0, 1 << 30)] * 4), max_size=80)
+_QUICK = ("llama", "llama-sliding", "llama4", "deepseek_v41", "qwen3_next")
+_TOKENS = st.lists(st.integers(0, 200_000), max_size=600)
+
+
+@given(_COMMANDS, _TOKENS)
+def test_a_message_says_what_it_was_made_of(
+    commands: list[tuple[int, ...]], tokens: list[int]
+) -> None:
+    parts = [part.tolist() for part in encode(commands, mx.array(tokens, mx.int32))]
+    assert len(parts[0]) == LENGTH
+    assert rest_of(parts[0]) == sum(len(part) for part in parts[1:])
+    assert decoded([each for part in parts for each in part]) == (commands, tokens)
+
+
+class _Pair:
+    """A model as rank 0 has it, and a mirror of it, in one process."""
+
+    def __init__(self, model: Any, stand_ins: Any = ()) -> None:
+        self.sent: deque[list[int]] = deque()
+        self.leader = Leader(
+            model,
+            list(stand_ins),
+            lambda part: self.sent.append(part.tolist()),
+            lambda: None,
+            lambda: None,
+        )
+        self.mirror = Mirror(model, list(stand_ins), self._receive)
+
+    def _receive(self, length: int) -> list[int]:
+        part = self.sent.popleft()
+        assert len(part) == length
+        return part
+
+    def assert_alike(self) -> None:
+        gc.collect()
+        self.leader.tell(Do.REST)  # with what was done since the last pass
+        self.leader._send(None)
+        self.leader._resting = True
+        self.mirror.follow()
+        assert not self.sent
+        assert set(self.leader.caches) == set(self.mirror._caches)
+        for key, cache in self.leader.caches.items():
+            other = self.mirror._caches[key]
+            assert kvcache.held(cache) == kvcache.held(other)
+            for here, there in zip(kvcache.states(cache), kvcache.states(other), strict=True):
+                assert mx.array_equal(here, there), key
+        assert self.mirror.counts.checkpoints == len(self.leader._checkpoints)
+
+
+@pytest.mark.usefixtures("uncompiled")
+@families_of_each_kind("llama-kv8", "llama-kv4", quick=_QUICK)
+def test_a_mirror_holds_what_rank_0_holds(name: str) -> None:
+    """Answers that often roll back; prompts that share beginnings, so that histories are cut,
+    copied and kept; and all of it dropped again."""
+    pair = _Pair(build(name))
+    target = Target(pair.leader, caches=PromptCaches(limit=1 << 30))
+    first = some(90, 1)
+    for prompt in ([*first, *some(150, 2)], [*first, *some(9, 3)], first[:70], first):
+        truth = fresh(name, prompt, 12)
+        target.reuse_prefix(prompt)
+        assert answer(target, prompt, truth, 12) == truth
+        pair.assert_alike()
+    target.history.shorten(1)
+    pair.assert_alike()
+    del target
+    pair.assert_alike()
+    assert not pair.mirror._caches
+
+
+def test_a_mirror_that_is_out_of_step_says_so() -> None:
+    pair = _Pair(build("llama"))
+    cache = pair.leader.make_cache()
+    pair.leader(mx.array([some(4, 1)]), cache)
+    kvcache._trim_all(cache, 1)  # told to nobody
+    pair.leader(mx.array([some(4, 1)]), cache)
+    with pytest.raises(OutOfStep, match="holds 4 tokens, that of rank 0 3"):
+        pair.mirror.follow()
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "gear", "llama-sliding", "llama4"])
+def test_what_one_rank_cannot_take_back_none_can(name: str) -> None:
+    """A rank with attention layers only, another with the layers that return to checkpoints."""
+    model = build(name)
+    whole = kvcache.new_cache(model)
+    rows = mx.array([some(70, 1)])
+    model(rows, cache=whole)
+    for own in ([0], [1], [len(whole) - 1]):
+        held = {division._kind(whole[at]) for at in own}
+        missing = [e for e in kvcache.new_cache(model) if division._kind(e) not in held]
+        part = kvcache.SharedCache([whole[at] for at in own], missing)
+        part.write_stand_ins(70)
+        assert kvcache.is_recurrent(part) == kvcache.is_recurrent(whole)
+        assert kvcache.needs_checkpoints(part) == kvcache.needs_checkpoints(whole)
+        for count in (0, 1, 30, 70):
+            assert kvcache.can_trim(part, count) == kvcache.can_trim(whole, count), count

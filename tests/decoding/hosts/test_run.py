@@ -1,0 +1,87 @@
+"""A model in several processes over loopback: the same answers, and an end with all of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.divided import all_gone, command, ranks, running
+from tests.support.host_models import write_named
+
+pytestmark = pytest.mark.e2e
+
+_WITHIN = 10.0  # seconds
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("llama")
+    write_named(directory, "llama")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def whole(model: Path) -> str:
+    """A long answer of one process."""
+    done = subprocess.run(
+        command(model, "", "--draft", "off", tokens=3000),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_an_answer_is_that_of_one_process_and_counted(model: Path, whole: str) -> None:
+    done = subprocess.run(
+        command(model, "2", "--format", "json"), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert whole.startswith(answer["text"])
+    assert len(answer["tokens"]) == 200
+    stats, hosts = answer["stats"], answer["hosts"]
+    assert hosts["ranks"][1]["passes"] == hosts["messages"] - 1  # the last lets it rest
+    assert hosts["messages"] <= stats["target_passes"] + 3
+    assert "rank 1 on 127.0.0.1 holds 1/2 of each layer" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [(signal.SIGKILL, "killed by SIGKILL"), (signal.SIGSTOP, "not heard of for 7 seconds")],
+)
+def test_a_rank_that_dies_or_hangs_ends_the_answer(
+    model: Path, whole: str, number: signal.Signals, why: str
+) -> None:
+    with running(model, "2") as process:
+        assert process.stdout is not None
+        begun = process.stdout.read(20)
+        others = ranks(process)
+        assert len(others) == 1
+        signal_at = time.monotonic()
+        os.kill(others[0], number)
+        out, errors = process.communicate(timeout=60)
+    assert time.monotonic() - signal_at < _WITHIN
+    assert process.returncode == 1
+    (error,) = [line for line in errors.splitlines() if "holds" not in line]
+    assert error.startswith(f"akunu: rank 1 on 127.0.0.1 was {why}")
+    assert whole.startswith((begun + out).rstrip())
+    assert all_gone([process.pid, *others], 2)
+
+
+def test_an_interrupt_and_a_kill_leave_nothing_behind(model: Path, whole: str) -> None:
+    for number, code in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
+        with running(model, "2") as process:
+            assert process.stdout is not None
+            process.stdout.read(20)
+            others = ranks(process)
+            process.send_signal(number)
+            process.communicate(timeout=60)
+        assert process.returncode == code
+        assert all_gone(others, 5)

@@ -1,0 +1,179 @@
+"""Tiny models of the families that mlx-lm divides among hosts, as directories."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_map_with_path
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from tests.support.families import _randomise
+from tests.support.family_table import COMMON, FAMILIES, Family
+from tests.support.tiny import VOCABULARY
+
+_MORE = {"num_hidden_layers": 4, "num_key_value_heads": 4}  # so that 4 ranks have something each
+_MIXED = ["sliding_attention", "full_attention"] * 2
+_EXPERTS = {
+    name: value
+    for name, value in FAMILIES["deepseek_v3"].args.items()
+    if "lora" not in name and "qk" not in name and name != "v_head_dim"
+}
+_LATENT = FAMILIES["deepseek_v3"].args
+
+# By the module of mlx-lm: all that it shards or pipelines, but for muse_spark, which needs Metal.
+_FAMILIES: dict[str, Family] = {
+    **{
+        name: FAMILIES[name]
+        for name in (
+            "llama",
+            "qwen3",
+            "deepseek_v3",
+            "deepseek_v32",
+            "longcat_flash_ngram",
+            "iquestloopcoder",
+            "qwen3_next",
+            "kimi_k3",
+        )
+    },
+    "qwen3_5": replace(
+        FAMILIES["qwen3_5"], args={**FAMILIES["qwen3_5"].args, "linear_num_key_heads": 4}
+    ),
+    "gpt_oss": replace(
+        FAMILIES["gpt_oss"], args={**FAMILIES["gpt_oss"].args, "layer_types": _MIXED}
+    ),
+    "deepseek_v41": replace(
+        FAMILIES["deepseek_v41"],
+        args={
+            **FAMILIES["deepseek_v41"].args,
+            "num_attention_heads": 4,
+            "o_groups": 4,
+            "compress_ratios": (0, 4, 4, 4),
+        },
+    ),
+    "minimax_m3_vl": replace(
+        FAMILIES["minimax_m3_vl"],
+        args={
+            **FAMILIES["minimax_m3_vl"].args,
+            "index_n_heads": 4,
+            "layer_types": ["full_attention", "minimax_m3_sparse"] * 2,
+        },
+    ),
+    "bailing_hybrid": replace(
+        FAMILIES["bailing_hybrid"],
+        args={**FAMILIES["bailing_hybrid"].args, "num_hidden_layers": 8},
+    ),
+    "deepseek_v2": Family(
+        "deepseek_v2",
+        {
+            **_LATENT,
+            "rope_scaling": {
+                "factor": 2.0,
+                "original_max_position_embeddings": 2048,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "beta_fast": 32,
+                "beta_slow": 1,
+            },
+        },
+    ),
+    "kimi_k25": Family("kimi_k25", _LATENT, inner="text_config"),
+    "glm4_moe_lite": Family("glm4_moe_lite", _LATENT),
+    "mistral4": Family(
+        "mistral4",
+        {
+            **_LATENT,
+            "rope_parameters": {
+                "rope_theta": 10000.0,
+                "type": "default",
+                "llama_4_scaling_beta": 0.1,
+                "original_max_position_embeddings": 4096,
+            },
+        },
+    ),
+    "longcat_flash": Family(
+        "longcat_flash",
+        {
+            **FAMILIES["longcat_flash_ngram"].args,
+            "attention_method": "MLA",
+            "zero_expert_type": "identity",
+        },
+    ),
+    "exaone_moe": Family(
+        "exaone_moe",
+        {**_EXPERTS, "layer_types": _MIXED, "is_moe_layer": [False, True, True, True]},
+    ),
+    "glm4_moe": Family(
+        "glm4_moe",
+        {**_EXPERTS, "use_qk_norm": True, "partial_rotary_factor": 0.5, "rope_scaling": None},
+    ),
+    "qwen2": Family("qwen2"),
+    "qwen3_moe": Family("qwen3_moe", {**_EXPERTS, "rope_scaling": None}),
+    "minimax": Family("minimax", {**_EXPERTS, "rotary_dim": 8}),
+    "ministral3": Family(
+        "ministral3",
+        {
+            "layer_types": _MIXED,
+            "rope_parameters": {
+                "rope_theta": 10000.0,
+                "rope_type": "default",
+                "llama_4_scaling_beta": 0.1,
+                "original_max_position_embeddings": 4096,
+            },
+        },
+    ),
+    "step3p5": Family(
+        "step3p5",
+        {
+            "num_attention_groups": 4,
+            "layer_types": _MIXED[::-1],
+            "moe_num_experts": 4,
+            "moe_top_k": 2,
+            "moe_intermediate_size": 32,
+            "share_expert_dim": 32,
+            "moe_layers_enum": "2,3",
+            "attention_other_setting": {"num_attention_heads": 4, "num_attention_groups": 4},
+        },
+    ),
+}
+
+SHARDED = tuple(name for name in _FAMILIES if name not in ("qwen3_next", "bailing_hybrid"))
+PIPELINED = (
+    "bailing_hybrid", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v41", "glm4_moe",
+    "glm4_moe_lite", "kimi_k25", "kimi_k3", "minimax_m3_vl", "ministral3", "mistral4", "qwen2",
+    "qwen3_5", "qwen3_moe", "qwen3_next",
+)  # fmt: skip
+
+
+def write_named(directory: Path, name: str) -> None:
+    """Writes the model of the family of that name."""
+    family = _FAMILIES[name]
+    more = {key: value for key, value in _MORE.items() if key not in family.args}
+    if "num_hidden_layers" in family.args and family.args["num_hidden_layers"] < 4:
+        more["num_hidden_layers"] = 4
+    write_family(directory, family, num_layers=4, **more | {"num_key_value_heads": 4})
+
+
+def write_family(directory: Path, family: Family, **more: Any) -> None:
+    """Writes a model of the family, with `more` arguments or others, and a tokenizer to which every
+    token is a number."""
+    module = importlib.import_module(f"mlx_lm.models.{family.module}")
+    args = {**COMMON, **family.args, **more, "model_type": family.module}
+    if family.inner:
+        args = {family.inner: args, "model_type": family.module}
+    mx.random.seed(family.seed)
+    model = module.Model(module.ModelArgs.from_dict(args))
+    model.update(tree_map_with_path(partial(_randomise, family), model.parameters()))
+    weights = dict(tree_flatten(model.parameters()))
+    mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
+    (directory / "config.json").write_text(json.dumps(args))
+    words = Tokenizer(models.WordLevel({str(each): each for each in range(VOCABULARY)}, "0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(directory / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
