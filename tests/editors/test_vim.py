@@ -164,6 +164,38 @@ def test_an_accepted_ghost_is_undone_with_what_was_typed_around_it(
     assert vim.written() == "first x = foo(teh, 1)! x = foo(teh, 1)!\nlast\n"
 
 
+WORD_HELPER = LINE_HELPER.replace('endswith(" x = ")', 'endswith("teh")').replace(
+    '"foo(teh, 1)"', '" = teh.teh if teh\\nteh"'
+)
+
+
+def test_an_abbreviation_ends_with_the_ghost_and_none_is_in_it(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    """One that was typed before it is expanded, by its first character; one at its end by the
+    next key. Inside it what was shown is inserted, in parts too, where each looks as if it ended
+    the last."""
+    settings = helper(tmp_path, WORD_HELPER) + "set autoindent\ninoreabbrev teh the\n"
+    settings += "inoreabbrev <expr> oteh 'o' .. line('.')\n"
+    vim = Vim(terminal, tmp_path, text="first\n  last\n", settings=settings)
+    vim.type("G", "o", "teh")
+    vim.wait_for(r"\n  teh = teh\.teh if teh *\nteh *\n")
+    vim.type("Tab", "\\;", "Escape")
+    vim.wait_for(r"\n  the = teh\.teh if teh *\nthe; *\n")
+    vim.type("u")
+    vim.wait_for(r"\n  last *\n~")
+    vim.type("C-r", "G", ".")
+    vim.wait_for(r"(\n *the = teh\.teh if teh *\nthe; *){2}\n~")
+    vim.type("o", "oteh")
+    vim.wait_for(r"\noteh = teh\.teh if teh *\nteh *\n~")
+    for _ in range(5):
+        vim.type("C-f")
+    vim.wait_for(r"\no7 = teh\.teh if teh *\nteh *\n~")
+    vim.type("C-l", "C-l", "Enter")
+    block = "the = teh.teh if teh\nthe;\n"
+    assert vim.written() == f"first\n  last\n  {block}{block}o7 = teh.teh if teh\nthe\n\n"
+
+
 def test_an_accepted_block_is_what_was_shown_and_is_repeated(
     terminal: Terminal, tmp_path: Path
 ) -> None:

@@ -25,6 +25,7 @@ var ghost_id = 0 # of the answer that it is from
 var timer = -1
 var rest_timer = -1
 var rest_to_show = ''          # of a ghost of which a part is being typed
+var accepted_to: dict<any> = {} # where the cursor was when that was done
 var typed_options: dict<any> = {} # as they were before, while it is
 var typed_options_of = 0       # the buffer
 
@@ -93,6 +94,7 @@ export def Leave()
   RestoreOptions()
   Dismiss()
   spot = {}
+  accepted_to = {}
 enddef
 
 export def Dismiss()
@@ -343,8 +345,17 @@ export def Accept(part: string)
   rest_to_show = strpart(ghost, strlen(text))
   Send({accepted: ghost_id, characters: strchars(text)})
   Hide()
-  TypeLiterally()
-  feedkeys(Keys(text) .. "\<Cmd>call akunu#Accepted()\<CR>", 'ni')
+  # What was typed before the ghost may be an abbreviation, which what follows ends: CTRL-] does.
+  const ends_word = text !~# '^\k' && !IsAccepted()
+  feedkeys((ends_word ? "\<C-]>" : '') .. "\<Cmd>call akunu#TypeLiterally()\<CR>"
+    .. Keys(text) .. "\<Cmd>call akunu#Accepted()\<CR>", 'ni')
+enddef
+
+# Whether the cursor is where a ghost was accepted to, and nothing was typed since.
+def IsAccepted(): bool
+  const now = Here()
+  return !accepted_to->empty() && now.bufnr == accepted_to.bufnr
+    && now.lnum == accepted_to.lnum && now.before ==# accepted_to.before
 enddef
 
 # The keys that type `text`, so that undo, repeating and counts know it: a repeated line break is
@@ -356,7 +367,7 @@ def Keys(text: string): string
 enddef
 
 # The options that change what is typed are off until `Accepted`.
-def TypeLiterally()
+export def TypeLiterally()
   if typed_options->empty()
     const plain = {
       autoindent: false, smartindent: false, cindent: false, lisp: false, indentexpr: '',
@@ -381,6 +392,7 @@ enddef
 export def Accepted()
   RestoreOptions()
   spot = Here()
+  accepted_to = spot
   if rest_to_show !=# ''
     Show(rest_to_show)
   else
