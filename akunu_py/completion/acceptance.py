@@ -52,16 +52,18 @@ class Acceptance:
         self._unsaved = 0
         self._reported = False  # whether this editor says what was accepted
 
-    def shown(self, request: CompletionRequest, text: str) -> Ghost:
-        """Counts a completion, unless it is what is left of one that was counted."""
+    def shown(self, request: CompletionRequest, text: str, growing: Ghost | None = None) -> Ghost:
+        """Counts a completion, unless it is what is left of one that was counted, or all of one
+        that was shown while it was growing."""
         end = hash((request.path, request.prefix + text))
         with self._lock:
             if end not in self._ghosts:
-                self._ghosts[end] = Ghost(kind_of(request))
+                self._ghosts[end] = growing or Ghost(kind_of(request))
                 while len(self._ghosts) > _REMEMBERED:
                     self._ghosts.popitem(last=False)
-                self._count(self._ghosts[end].kind, shown=1)
-                self._unsaved += 1
+                if growing is None:
+                    self._count(self._ghosts[end].kind, shown=1)
+                    self._unsaved += 1
             ghost = self._ghosts[end]
         if self._unsaved >= _SAVED_EVERY:
             self.save()

@@ -49,6 +49,9 @@ _ALTERNATIVES = 2  # beside the completion, sampled
 _TEMPERATURE = 0.8  # of them
 _REST_S = 0.1  # of the keyboard, before a changed place is read ahead; clients ask at 0.2 or so
 NEXT_EDIT = "akunu/nextEdit"  # a request, with the params of one for a position
+_SHOWS_PARTS = "inlineCompletionParts"  # of initializationOptions
+PART = "akunu/inlineCompletionPart"  # a notification: textDocument, position, text and command
+_PART_S = 0.05  # of writing, after which what there is is told
 _HEAD = 4096  # characters at the beginning of a document, that are read when it is opened
 
 
@@ -85,9 +88,16 @@ class InlineCompletions:
         self.resting: asyncio.TimerHandle | None = None
         self._protocol.on_open, self._protocol.on_change = self.opened, self.changed
         self.edits = RecentEdits()
+        self.shows_parts = False  # the client, of an answer that is being written
+        self.growing: _Growing | None = None  # the last one
         self.tells_edits = False  # what is wanted is the next edit, not text at the cursor
 
         # pygls marks the functions that it is given, which methods do not allow.
+        @self.server.feature(types.INITIALIZE)
+        def initialize(params: types.InitializeParams) -> None:
+            told = params.initialization_options
+            self.shows_parts = isinstance(told, dict) and told.get(_SHOWS_PARTS) is True
+
         @self.server.feature(types.INITIALIZED)
         async def initialized(_: types.InitializedParams) -> None:
             self.thread.start()
@@ -148,15 +158,17 @@ class InlineCompletions:
             return types.InlineCompletionList([])
         self.thread.start()  # for a client that never sends initialized
         uri = params.text_document.uri
-        texts = [(await self._completion(request, uri)).text]
+        growing = _Growing(self, request, params) if self.shows_parts and chosen is None else None
+        texts = [(await self._completion(request, uri, growing)).text]
         if explicit:
             sample = replace(request, temperature=request.temperature or _TEMPERATURE)
             texts += [(await self._completion(sample, uri)).text for _ in range(_ALTERNATIVES)]
         items = []
         for text in dict.fromkeys(texts):
             if text.strip():
+                begun = growing.begun(text) if growing and text == texts[0] else None
                 items.append(_item(text, params.position, chosen))
-                items[-1].command = self._accept_command(request, text)
+                items[-1].command = self.accept_command(request, text, begun)
         return types.InlineCompletionList(items)
 
     async def next_edit(self, params: Any) -> dict[str, Any] | None:
@@ -178,28 +190,41 @@ class InlineCompletions:
         change = (await self._completion(request, uri)).change
         if change is None:
             return None
-        command = self._accept_command(request, "\n".join(change.lines) + "\n")
+        command = self.accept_command(request, "\n".join(change.lines) + "\n")
         return {**asdict(change), "command": command}
 
-    async def _completion(self, request: CompletionRequest, uri: str) -> Completion:
+    async def _completion(
+        self, request: CompletionRequest, uri: str, growing: _Growing | None = None
+    ) -> Completion:
         done: asyncio.Future[Completion | Failure] = self.loop.create_future()
-        ticket = Ticket(request, lambda outcome: self._resolve(done, outcome), uri)
+
+        def on_text(text: str) -> None:
+            if growing is not None:
+                self._call_soon(lambda: growing.add(text))
+
+        ticket = Ticket(request, lambda outcome: self._resolve(done, outcome), uri, on_text)
         self.thread.submit(ticket)
         try:
             outcome = await done
         except asyncio.CancelledError:
             ticket.cancel()
             raise
+        finally:
+            if growing is not None:
+                growing.end()
         if isinstance(outcome, Failure):
             raise JsonRpcException(outcome.message, _REQUEST_FAILED)
         if outcome.finish_reason == "cancelled":
             raise JsonRpcContentModified("a newer request for the same document came")
         return outcome
 
-    def _accept_command(self, request: CompletionRequest, text: str) -> types.Command:
-        """What the client executes when it accepts a completion that is shown now."""
+    def accept_command(
+        self, request: CompletionRequest, text: str, growing: Ghost | None = None
+    ) -> types.Command:
+        """What the client executes when it accepts a completion that is shown now. growing: a part
+        of it that was shown before."""
         number = next(self.numbers)
-        self.ghosts[number] = self.acceptance.shown(request, text)
+        self.ghosts[number] = self.acceptance.shown(request, text, growing)
         while len(self.ghosts) > _GHOSTS:
             self.ghosts.popitem(last=False)
         return types.Command("Count as accepted", _ACCEPTED, arguments=[number, len(text)])
@@ -257,6 +282,67 @@ class InlineCompletions:
                 future.set_result(value)
 
         self._call_soon(resolve)
+
+
+class _Growing:
+    """What there is of an answer yet, as the client is told it."""
+
+    def __init__(
+        self,
+        owner: InlineCompletions,
+        request: CompletionRequest,
+        asked: types.InlineCompletionParams,
+    ) -> None:
+        self._owner = owner
+        self._request = request
+        self._place = {"textDocument": asked.text_document, "position": asked.position}
+        self._text = self._said = ""  # and what of it was told
+        self._command: types.Command | None = None
+        self._waiting: asyncio.TimerHandle | None = None
+        self._ghost: Ghost | None = None  # once it was told
+        before, owner.growing = owner.growing, self
+        self._earlier = before.told if before else None
+
+    def add(self, text: str) -> None:
+        self._text += text.replace("\r\n", "\n")
+        if self._waiting is None:
+            self._waiting = self._owner.loop.call_later(_PART_S, self._tell)
+
+    def end(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    def begun(self, text: str) -> Ghost | None:
+        """The ghost of which `text` is more, shown for this request or for the one before, of which
+        a part was typed since."""
+        if self._ghost is not None or self._earlier is None:
+            return self._ghost
+        path, before, whole, ghost = self._earlier
+        now = self._request.prefix
+        goes_on = (
+            now.startswith(before) and len(now) < len(whole) and (now + text).startswith(whole)
+        )
+        return ghost if path == self._request.path and goes_on else None
+
+    @property
+    def told(self) -> tuple[str, str, str, Ghost] | None:
+        """(Path, text before the cursor, that with what was told, the ghost) of the last one."""
+        prefix = self._request.prefix
+        if self._ghost is None:
+            return self._earlier
+        return self._request.path, prefix, prefix + self._said, self._ghost
+
+    def _tell(self) -> None:
+        self._waiting = None
+        if not self._text.strip():
+            return
+        self._said = self._text
+        if self._command is None:
+            begun = self.begun(self._text)
+            self._command = self._owner.accept_command(self._request, self._text, begun)
+            self._ghost = next(reversed(self._owner.ghosts.values()))
+        part = {**self._place, "text": self._text, "command": self._command}
+        self._owner.server.protocol.notify(PART, part)
 
 
 async def report_loading(

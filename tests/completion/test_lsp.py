@@ -14,7 +14,7 @@ from pygls.exceptions import JsonRpcException
 from pygls.lsp.client import LanguageClient
 
 from akunu_py.completion.acceptance import read_counts
-from akunu_py.completion.lsp import NEXT_EDIT
+from akunu_py.completion.lsp import NEXT_EDIT, PART
 from akunu_py.models.store import StoredModel
 from tests.support.lsp_echo import ECHO, STARTER
 from tests.support.lsp_ghost import GHOST
@@ -29,6 +29,7 @@ class Editor:
         self.client = LanguageClient("tests", "1")
         self.progress: list[Any] = []
         self.messages: list[str] = []
+        self.parts: asyncio.Queue[Any] = asyncio.Queue()
 
         def create(_: lsp.WorkDoneProgressCreateParams) -> None:
             self.progress.append("create")
@@ -41,17 +42,24 @@ class Editor:
 
         self.client.feature(lsp.WINDOW_WORK_DONE_PROGRESS_CREATE)(create)
         self.client.feature(lsp.PROGRESS)(progress)
+        self.client.feature(PART)(lambda params: self.parts.put_nowait(params))
         self.client.feature(lsp.WINDOW_SHOW_MESSAGE)(message)
 
     async def start(
-        self, command: list[str], encodings: list[lsp.PositionEncodingKind | str] | None = None
+        self,
+        command: list[str],
+        encodings: list[lsp.PositionEncodingKind | str] | None = None,
+        **told: Any,
     ) -> lsp.ServerCapabilities:
+        """told: initializationOptions."""
         await self.client.start_io(*command)
         capabilities = lsp.ClientCapabilities(
             general=lsp.GeneralClientCapabilities(position_encodings=encodings),
             window=lsp.WindowClientCapabilities(work_done_progress=True),
         )
-        result = await self.client.initialize_async(lsp.InitializeParams(capabilities))
+        result = await self.client.initialize_async(
+            lsp.InitializeParams(capabilities, initialization_options=told or None)
+        )
         self.client.initialized(lsp.InitializedParams())
         return result.capabilities
 
@@ -262,6 +270,32 @@ async def test_what_is_accepted_is_reported_by_the_command_of_an_item(
     assert await editor.leave() == 0
     (counts,) = read_counts(tmp_path / "read.counts").values()
     assert counts == {"shown": 3, "accepted": 2, "characters": taken}
+
+
+async def test_parts_of_an_answer_for_those_who_show_them(editor: Editor, tmp_path: Path) -> None:
+    """A client that says so is told what there is of an answer, and can accept that; one ghost is
+    counted, whatever of it was accepted. Nothing comes after the answer."""
+    (tmp_path / "model").touch()
+    await editor.start([*GHOST, str(tmp_path)], inlineCompletionParts=True)
+    editor.open("file:///a.py", "é slow")
+    asked = asyncio.create_task(editor.complete("file:///a.py", 0, 6))
+    for number, text in enumerate(("one", "one two", "one two three"), start=1):
+        (tmp_path / f"word{number}").touch()
+        part = await asyncio.wait_for(editor.parts.get(), 60)
+        assert (part.text, part.position.character) == (text, 6)
+    (tmp_path / "word4").touch()
+    (item,) = await asked
+    assert item.insert_text == "one two three\nfour"
+    commands: list[Any] = [part.command, item.command]
+    for command, characters in zip(commands, (4, 9), strict=True):
+        await editor.client.workspace_execute_command_async(
+            lsp.ExecuteCommandParams(command.command, [command.arguments[0], characters])
+        )
+    await editor.complete("file:///a.py", 0, 6)  # is known
+    assert await editor.leave() == 0
+    (counts,) = read_counts(tmp_path / "counts").values()
+    assert counts == {"shown": 1, "accepted": 1, "characters": 13}
+    assert editor.parts.empty()
 
 
 async def test_the_next_edit_follows_from_what_was_changed(editor: Editor, tmp_path: Path) -> None:

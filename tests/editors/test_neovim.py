@@ -223,3 +223,63 @@ def test_a_model_that_is_missing_is_told_and_found_when_it_comes(
     terminal.type("o")
     terminal.wait_for(r"ready\.")
     terminal.wait_for("one two three")
+
+
+def test_a_ghost_grows_while_it_is_written_and_does_not_blink(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    """Each word comes when a file is there. Letters of it may be typed, a part of it accepted; the
+    answer takes its place. What was shown before, and is not typed on, goes."""
+    (tmp_path / "model").touch()
+    path = open_with_ghosts(terminal, tmp_path)
+    terminal.wait_for(r"ready\.")
+    terminal.type("o")
+    terminal.wait_for(r"first *\none two three *\nfour *\nlast")
+    terminal.type("slow")
+    (tmp_path / "word1").touch()
+    terminal.wait_for(r"first *\nslowone *\nlast")
+    terminal.type("o")
+    (tmp_path / "word2").touch()
+    terminal.wait_for(r"first *\nslowone two *\nlast")
+    terminal.type("C-f")
+    for _ in range(5):
+        time.sleep(0.1)
+        terminal.wait_for(r"first *\nslowone two *\nlast", seconds=0)
+    for word in (3, 4):
+        (tmp_path / f"word{word}").touch()
+    terminal.wait_for(r"first *\nslowone two three *\nfour *\nlast")
+    for _ in range(3):  # it stays there when the answer has come
+        time.sleep(0.1)
+        terminal.wait_for(r"first *\nslowone two three *\nfour *\nlast", seconds=0)
+    terminal.type("C-l")
+    terminal.wait_for(r"first *\nslowone two three *\nfour *\nlast")
+    terminal.type("C-l")
+    assert written(terminal, path) == "first\nslowone two three\nfour\nlast\n"
+    counts = read_counts(tmp_path / "counts")["python", "at the end of a line"]
+    assert counts == {"shown": 1, "accepted": 1, "characters": len("ne two three\nfour")}
+
+
+def test_an_accepted_ghost_is_as_if_it_had_been_typed(terminal: Terminal, tmp_path: Path) -> None:
+    """Undone and repeated with what was typed around it. An abbreviation before it is expanded, and
+    one at its end by the next key; inside it what was shown is inserted."""
+    (tmp_path / "model").touch()
+    path = open_with_ghosts(terminal, tmp_path, text="first\n  last\n")
+    terminal.wait_for(r"ready\.")
+    terminal.type(":iabbrev teh the|iabbrev two 2", "Enter", ":iabbrev four 4", "Enter")
+    terminal.type("G", "o", "teh")
+    terminal.wait_for(r"\n  teh two four *\n~")
+    terminal.type("Tab")
+    terminal.wait_for(r"\n  the two four *\n~")
+    terminal.type(".", "Escape")
+    terminal.wait_for(r"\n  the two 4\. *\n~")
+    terminal.type("u")
+    terminal.wait_for(r"first *\n  last *\n~")
+    terminal.type("C-r", "G", ".")
+    terminal.wait_for(r"(\n  the two 4\. *){2}\n~")
+    terminal.type("o", "teh")
+    terminal.wait_for(r"\n  teh two four *\n~")
+    terminal.type("C-f")
+    terminal.wait_for(r"\n  the two four *\n~")
+    terminal.type("C-f")
+    block = "  the two 4.\n"
+    assert written(terminal, path) == f"first\n  last\n{block}{block}  the two 4\n"

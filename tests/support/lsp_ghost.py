@@ -3,13 +3,15 @@
 Run as `python -m tests.support.lsp_ghost DIRECTORY`. Loading waits for the file `model` there, and
 fails while there is one called `missing`; what is accepted is counted in `counts`. It completes
 lines that are empty; on others it goes on until nobody waits, and where "die" was written it is
-killed. The next edit is to write "new" for "old" in the next line where that is, once somebody did.
-With --jsonl it speaks JSON lines.
+killed. Behind "slow" it says TEXT word by word, each when a file `word1`, `word2`... is there, and
+behind "teh" two words. The next edit is to write "new" for "old" in the next line where that is,
+once somebody did. With --jsonl it speaks JSON lines.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -45,9 +47,22 @@ class Ghost:
             os.kill(os.getpid(), signal.SIGKILL)
         if not request.prefix.split("\n")[-1].strip():
             return Completion(TEXT, "stop", Stats())
+        if request.prefix.endswith("slow"):
+            return self.slow(ended, on_text)
+        if request.prefix.endswith("teh"):
+            return Completion(" two four", "stop", Stats())
         while not ended():
             time.sleep(0.01)
         return Completion("", ended() or "stop", Stats())
+
+    def slow(self, ended: Ended, on_text: Callable[[str], None]) -> Completion:
+        for number, word in enumerate(re.findall(r"\s*\S+", TEXT), start=1):
+            while not (directory / f"word{number}").exists():
+                if reason := ended():
+                    return Completion("", reason, Stats())
+                time.sleep(0.01)
+            on_text(word)
+        return Completion(TEXT, "stop", Stats())
 
     def recall(self, request: CompletionRequest) -> None:
         return None

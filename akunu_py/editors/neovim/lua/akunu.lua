@@ -1,16 +1,23 @@
 -- Neovim's own inline completion, served by `akunu complete --lsp`: keys that accept a ghost whole or
--- in part, a ghost that stays while its rest is requested again, and a helper that comes back.
+-- in part, a ghost that stays while its rest is requested again, one that grows while it is being
+-- written, and a helper that comes back.
 local M = {}
 
 local api = vim.api
 local namespace = api.nvim_create_namespace('akunu')
+local native = api.nvim_create_namespace('nvim.lsp.inline_completion')
 local METHOD = 'textDocument/inlineCompletion'
+local PART = 'akunu/inlineCompletionPart' -- what there is of an answer yet
 local LONGEST_PAUSE = 60 -- seconds before a helper that ended is started again
 
 local state, why = 'idle', '' -- of the helper: idle, loading, ready or failed
 local failures = 0 -- of the helper, since the model was there
--- What a partly accepted ghost has left, and where: {buf, row, col, text, item}.
+-- What a partly accepted ghost has left, or what is written of one yet, and where: {buf, row, col,
+-- text, item}.
 local rest = nil
+-- Whether what Neovim itself holds answers an earlier request: it is hidden until the answer comes.
+local outdated = false
+local accepted = nil -- where the cursor was when a ghost was accepted last: {buf, tick, row, col}
 local last_request = nil
 
 -- For a status line: idle, loading or ready; or "failed: " and why.
@@ -58,21 +65,61 @@ local function left(text, row, col)
   return typed and vim.startswith(text, typed) and text:sub(#typed + 1) or nil
 end
 
+local function hide_outdated()
+  if outdated then api.nvim_buf_clear_namespace(0, native, 0, -1) end
+end
+
 -- The cursor moved, or something was typed.
 local function follow()
+  hide_outdated()
   if not rest then return end
   local here = rest.buf == api.nvim_get_current_buf()
   keep(here and left(rest.text, rest.row, rest.col) or '', rest.item)
 end
 
+-- The server has so much of an answer.
+local function on_part(_, params, context)
+  local client = vim.lsp.get_client_by_id(context.client_id)
+  local position, buf = params.position, vim.uri_to_bufnr(params.textDocument.uri)
+  local typing = buf == api.nvim_get_current_buf() and vim.startswith(api.nvim_get_mode().mode, 'i')
+  local line = typing and api.nvim_buf_get_lines(buf, position.line, position.line + 1, false)[1]
+  if not line or not client then return end
+  local col = vim.str_byteindex(line, client.offset_encoding, position.character, false)
+  local text = left(params.text, position.line, col)
+  if text then
+    outdated = true
+    hide_outdated()
+    keep(text, { client_id = client.id, command = params.command })
+  end
+end
+
 -- ---- accepting
 
+local function place()
+  local row, col = cursor()
+  return { api.nvim_get_current_buf(), api.nvim_buf_get_changedtick(0), row, col }
+end
+
+local insert -- to be called when CTRL-] was typed
+
 -- Puts in what `pattern` matches at the beginning of `text`, what is left of the item, keeps the
--- rest, and tells the server.
+-- rest, and tells the server. A word that was typed before may be an abbreviation, which what follows
+-- ends: CTRL-] does.
 local function take(text, item, pattern)
   local part = text:match(pattern)
-  api.nvim_paste(part, false, -1)
-  keep(text:sub(#part + 1), item)
+  local ends_word = vim.fn.match(part, [[^\k]]) < 0 and not vim.deep_equal(accepted, place())
+  insert = function()
+    insert = nil
+    api.nvim_paste(part, false, -1)
+    accepted = place()
+    keep(text:sub(#part + 1), item)
+  end
+  if ends_word then
+    local keys = "<C-]><Cmd>lua require('akunu').insert()<CR>"
+    api.nvim_feedkeys(vim.keycode(keys), 'ni', false)
+  else
+    insert()
+  end
   local client = vim.lsp.get_client_by_id(item.client_id)
   if item.command and client then
     local arguments = { item.command.arguments[1], vim.fn.strchars(part) }
@@ -96,15 +143,24 @@ local function on_accept(pattern)
   end
 end
 
--- Accepts what `pattern` matches at the beginning of the ghost, or of what one has left while it is
--- being requested again; with neither, `key` is itself, but for the form feed that nobody wants.
+-- For the keys of `take`.
+function M.insert()
+  if insert then insert() end
+end
+
+-- Accepts what `pattern` matches at the beginning of what is being written of a ghost, of the ghost, or
+-- of what one has left while it is being requested again; with none, `key` is itself, but for the form
+-- feed that nobody wants.
 local function map(key, pattern)
+  local function accept_rest()
+    M.insert() -- what was accepted just before
+    if rest then take(rest.text, rest.item, pattern) end
+  end
   vim.keymap.set('i', key, function()
-    if vim.lsp.inline_completion.get({ on_accept = on_accept(pattern) }) then return '' end
+    local get = vim.lsp.inline_completion.get
+    if not outdated and get({ on_accept = on_accept(pattern) }) then return '' end
     if rest then
-      vim.schedule(function()
-        if rest then take(rest.text, rest.item, pattern) end
-      end)
+      vim.schedule(accept_rest)
       return ''
     end
     return key == '<C-L>' and '' or key
@@ -157,6 +213,7 @@ local function on_request(event)
   if request.type == 'pending' then
     last_request = event.data.request_id
   elseif request.type == 'complete' and event.data.request_id == last_request then
+    outdated = false
     drop() -- the answer is shown now
   end
 end
@@ -189,7 +246,9 @@ function M.setup(options)
       if filetypes[vim.bo[buf].filetype] ~= false then start() end
     end,
     on_exit = on_exit,
+    init_options = { inlineCompletionParts = true },
     handlers = {
+      [PART] = on_part,
       ['window/showMessage'] = function(err, params, context)
         why = params.message:gsub('^akunu: ', '')
         set_state(state)
@@ -213,8 +272,18 @@ function M.setup(options)
   local function on(events, callback)
     api.nvim_create_autocmd(events, { group = group, callback = callback })
   end
-  on({ 'CursorMovedI', 'TextChangedI' }, follow)
-  on({ 'InsertLeave', 'BufLeave' }, drop)
+  on('LspAttach', function(event)
+    vim.schedule(function() -- after Neovim's own autocommands, which show what is outdated
+      if not api.nvim_buf_is_valid(event.buf) then return end
+      local events = { 'CursorMovedI', 'TextChangedI' }
+      api.nvim_clear_autocmds({ group = group, event = events, buffer = event.buf })
+      api.nvim_create_autocmd(events, { group = group, buffer = event.buf, callback = follow })
+    end)
+  end)
+  on({ 'InsertLeave', 'BufLeave' }, function()
+    outdated = false
+    drop()
+  end)
   on('LspProgress', on_progress)
   on('LspRequest', on_request)
 end
