@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from akunu_py.arguments import add_drafting, add_loading, positive
+from akunu_py.arguments import add_drafting, add_hosts, add_loading, positive
 from akunu_py.errors import UsageError
 from akunu_py.models import store
 from akunu_py.settings import load_settings
@@ -17,10 +20,12 @@ from akunu_py.types import GenerateOptions
 
 if TYPE_CHECKING:
     from akunu_py.decoding.learned import LearnedState
+    from akunu_py.decoding.scheduling.scheduler import Scheduler
     from akunu_py.decoding.session import Session
 
 DEFAULT_PORT = 8012  # where llama.vim and llama.vscode look
 KEY_VARIABLE = "AKUNU_API_KEY"
+_FAIL_S, _TOLD_S = 5.0, 2.0  # until answers have failed, and until those who asked know
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +66,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_drafting(parser.add_argument_group("drafting"))
     add_loading(parser)
+    add_hosts(parser)
 
 
 def _add_access(group: argparse._ArgumentGroup) -> None:
@@ -116,20 +122,40 @@ def run(args: argparse.Namespace) -> int:
             args.kv_bits,
         )
         options = replace(options, running=running)
+        # Hosts cannot be connected a second time by one process.
+        idle_s = args.idle * 60.0 if args.idle > 0 and not args.hosts else None
         scheduler = Scheduler(
-            lambda: _load(args, learned), idle_s=args.idle * 60.0 if args.idle > 0 else None
+            lambda: _load(args, learned, lambda: _start_again(scheduler)), idle_s=idle_s
         )
         serve(scheduler, listening, options, f"{url}/v1")
     print_warnings(warning for state in learned for warning in state.warnings)
     return 0
 
 
-def _load(args: argparse.Namespace, learned: list[LearnedState]) -> Session:
-    """Loads the model, in the thread that will run it."""
+def _load(
+    args: argparse.Namespace, learned: list[LearnedState], on_lost: Callable[[], None]
+) -> Session:
+    """Loads the model, in the thread that will run it. on_lost: see `Ring`."""
     from akunu_py.decoding.load import engine_from, load_learned
 
     engine = engine_from(args)
     from akunu_py.decoding.session import Session
 
+    if engine.ring is not None:
+        engine.ring.on_lost = on_lost
     learned.append(load_learned(engine, no_memory=args.no_memory))
     return Session(engine, learned[-1])
+
+
+def _start_again(scheduler: Scheduler) -> None:
+    """In the place of this process, which cannot connect hosts again: the answers that ran have
+    failed, and those who asked are told."""
+    from akunu_py.decoding.hosts.quiet import undo
+
+    ends = time.monotonic() + _FAIL_S
+    while scheduler.counts().running and time.monotonic() < ends:
+        time.sleep(0.1)
+    time.sleep(_TOLD_S)
+    print_warnings(["another host was lost; starting again"])
+    undo()
+    os.execv(sys.executable, sys.orig_argv)

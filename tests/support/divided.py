@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.support.command import AKUNU
 
+FOLLOWER = "akunu_py.decoding.hosts.follower"
 PROMPT = " ".join(str(each * 7 % 90) for each in range(40))
 
 
@@ -39,24 +40,21 @@ def running(
 
 def ranks(process: subprocess.Popen[str]) -> list[int]:
     """The processes of its other ranks."""
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    found = [int(each) for each in children.read_text().split()]
-    return [each for each in found if "hosts.follower" in _command_of(each)]
+    return [pid for pid, parent, what in _all() if parent == process.pid and FOLLOWER in what]
 
 
 def all_gone(pids: Sequence[int], seconds: float) -> bool:
     """Whether they end in that time."""
     ends = time.monotonic() + seconds
-    while any(_command_of(pid) for pid in pids):
+    while any(pid in pids for pid, _, what in _all() if "python" in what):
         if time.monotonic() > ends:
             return False
         time.sleep(0.05)
     return True
 
 
-def _command_of(pid: int) -> str:
-    """ "" where it is no more, or only its exit code is left."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    except OSError:
-        return ""
+def _all() -> list[tuple[int, int, str]]:
+    """Of each process its id, its parent's and its command; no command where it has ended."""
+    shown = subprocess.check_output(["ps", "-A", "-ww", "-o", "pid=,ppid=,args="], text=True)
+    rows = [line.split(None, 2) for line in shown.splitlines()]
+    return [(int(row[0]), int(row[1]), row[2]) for row in rows if "<defunct>" not in row[2]]

@@ -93,7 +93,7 @@ class Leader:
         """Lets the others sleep until the next message."""
         if not self._resting:
             self.tell(Do.REST)
-            with contextlib.suppress(HostLost):  # whoever asks next is told
+            with contextlib.suppress(HostLost, RuntimeError):  # who asks next is told
                 self._send(None)
             self._resting = True
 

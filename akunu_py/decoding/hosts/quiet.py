@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import sys
 import threading
 
-_ITS_LINES = re.compile(rb"^\[ring\][^\n]*\n?", re.MULTILINE)
+_direct: list[int] = []  # stderr as it was
+_SIGN = b"[ring]"
 
 
 def drop_its_lines() -> None:
@@ -22,10 +22,27 @@ def drop_its_lines() -> None:
     sys.stderr = os.fdopen(direct, "w", buffering=1, errors=ours.errors)
     os.dup2(write, 2)
     os.close(write)
+    _direct.append(direct)
     threading.Thread(target=_pass_on, args=(read, direct), name="stderr", daemon=True).start()
 
 
+def undo() -> None:
+    """For a program that takes the place of this one."""
+    while _direct:
+        os.dup2(_direct.pop(), 2)
+
+
 def _pass_on(read: int, direct: int) -> None:
+    """All but what is behind its sign in a line, which comes in pieces."""
+    inside = False
     while said := os.read(read, 1 << 16):
-        if rest := _ITS_LINES.sub(b"", said):
-            os.write(direct, rest)
+        kept = b""
+        while said:
+            if inside:
+                _, ended, said = said.partition(b"\n")
+                inside = not ended
+            else:
+                before, sign, said = said.partition(_SIGN)
+                kept, inside = kept + before, bool(sign)
+        if kept:
+            os.write(direct, kept)

@@ -41,12 +41,14 @@ class Ring:
     this process, whatever that is.
 
     hosts: all ranks. division: how the model is divided. weights: their format, one for all. holds:
-    what each rank holds, in words.
+    what each rank holds, in words. on_lost: called in a thread of its own when a rank is gone and
+    whoever waited for it was told, if that was possible; None ends the process where it was not.
     """
 
     def __init__(self, hosts: Hosts, found: StoredModel, options: LoadOptions) -> None:
         """Starts the processes and connects them. Raises UnsupportedModel where the model cannot be
         divided, before that, HostLost, and UsageError where hosts differ."""
+        self.on_lost: Callable[[], None] | None = None
         self.hosts = hosts
         self.holds: list[str] = []
         self._path = found.path
@@ -224,11 +226,19 @@ class Ring:
                 self._failure = found
                 for each in self._processes:
                     each.kill()
-                busy = self._group is None or (self._leader and self._leader.busy)
-                if busy and not self._noticed.wait(_NOTICE) and not self._closed.is_set():
-                    print_warnings([f"{found}; {_ASK_AGAIN}"])
-                    exit_without_teardown(1)
+                self._end_what_waits()
                 return
+
+    def _end_what_waits(self) -> None:
+        busy = self._group is None or (self._leader is not None and self._leader.busy)
+        told = not busy or self._noticed.wait(_NOTICE)
+        if self._closed.is_set():
+            return
+        if self.on_lost is not None:
+            self.on_lost()
+        elif not told:
+            print_warnings([f"{self._failure}; {_ASK_AGAIN}"])
+            exit_without_teardown(1)
 
     def _lost(self) -> str:
         now = time.monotonic()

@@ -7,11 +7,15 @@ import os
 import signal
 import subprocess
 import time
+import urllib.request
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
-from tests.support.divided import all_gone, command, ranks, running
+from akunu_py.decoding.hosts.hostfile import _free_ports
+from tests.support.command import AKUNU
+from tests.support.divided import PROMPT, all_gone, command, ranks, running
 from tests.support.host_models import write_named
 
 pytestmark = pytest.mark.e2e
@@ -85,3 +89,44 @@ def test_an_interrupt_and_a_kill_leave_nothing_behind(model: Path, whole: str) -
             process.communicate(timeout=60)
         assert process.returncode == code
         assert all_gone(others, 5)
+
+
+def test_a_server_that_lost_a_host_says_so_and_starts_again(model: Path, whole: str) -> None:
+    (port,) = _free_ports(1)
+    address = f"http://127.0.0.1:{port}/v1/completions"
+    options = ["--hosts", "2", "--no-memory", "--model", str(model), "--port", str(port)]
+    with subprocess.Popen(
+        [*AKUNU, "serve", *options], stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stderr is not None
+            _wait_for(process.stderr, "akunu serves")
+            others = ranks(process)
+            with _ask(address, model.name, 3000, stream=True) as stream:
+                for _ in range(9):
+                    stream.readline()
+                os.kill(others[0], signal.SIGKILL)
+                assert b"was killed by SIGKILL" in stream.read()
+            _wait_for(process.stderr, "starting again")
+            _wait_for(process.stderr, "akunu serves")
+            with _ask(address, model.name, 100, stream=False) as reply:
+                text = json.load(reply)["choices"][0]["text"]
+            assert whole.startswith(text)
+            others += ranks(process)
+            process.terminate()
+            process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert len(others) == 2
+    assert all_gone(others, 5)
+
+
+def _wait_for(stream: IO[str], words: str) -> None:
+    assert any(words in line for line in iter(stream.readline, ""))
+
+
+def _ask(address: str, name: str, tokens: int, *, stream: bool) -> Any:
+    body = {"model": name, "prompt": PROMPT, "max_tokens": tokens, "stream": stream}
+    data = json.dumps(body | {"temperature": 0}).encode()
+    headers = {"Content-Type": "application/json"}
+    return urllib.request.urlopen(urllib.request.Request(address, data, headers), timeout=120)
