@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
+import signal
 import sys
-import time
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -20,12 +21,10 @@ from akunu_py.types import GenerateOptions
 
 if TYPE_CHECKING:
     from akunu_py.decoding.learned import LearnedState
-    from akunu_py.decoding.scheduling.scheduler import Scheduler
     from akunu_py.decoding.session import Session
 
 DEFAULT_PORT = 8012  # where llama.vim and llama.vscode look
 KEY_VARIABLE = "AKUNU_API_KEY"
-_FAIL_S, _TOLD_S = 5.0, 2.0  # until answers have failed, and until those who asked know
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -110,6 +109,13 @@ def run(args: argparse.Namespace) -> int:
         log_content=args.log_content,
     )
     learned: list[LearnedState] = []
+    lost = threading.Event()
+
+    def end() -> None:
+        """Those who wait for answers are told, as where a user ends it."""
+        lost.set()
+        os.kill(os.getpid(), signal.SIGTERM)
+
     with listen(args.host, args.port) as listening:
         port = listening.getsockname()[1]
         url = f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{port}"
@@ -124,11 +130,11 @@ def run(args: argparse.Namespace) -> int:
         options = replace(options, running=running)
         # Hosts cannot be connected a second time by one process.
         idle_s = args.idle * 60.0 if args.idle > 0 and not args.hosts else None
-        scheduler = Scheduler(
-            lambda: _load(args, learned, lambda: _start_again(scheduler)), idle_s=idle_s
-        )
+        scheduler = Scheduler(lambda: _load(args, learned, end), idle_s=idle_s)
         serve(scheduler, listening, options, f"{url}/v1")
     print_warnings(warning for state in learned for warning in state.warnings)
+    if lost.is_set():
+        _start_again()
     return 0
 
 
@@ -147,15 +153,10 @@ def _load(
     return Session(engine, learned[-1])
 
 
-def _start_again(scheduler: Scheduler) -> None:
-    """In the place of this process, which cannot connect hosts again: the answers that ran have
-    failed, and those who asked are told."""
+def _start_again() -> None:
+    """In the place of this process, which cannot connect hosts a second time."""
     from akunu_py.decoding.hosts.quiet import undo
 
-    ends = time.monotonic() + _FAIL_S
-    while scheduler.counts().running and time.monotonic() < ends:
-        time.sleep(0.1)
-    time.sleep(_TOLD_S)
     print_warnings(["another host was lost; starting again"])
     undo()
     os.execv(sys.executable, sys.orig_argv)

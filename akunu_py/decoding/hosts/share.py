@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ from akunu_py.models.fit import choose_context
 from akunu_py.models.mlx_loader import load_model
 from akunu_py.models.store import StoredModel
 from akunu_py.types import WeightMode
+
+CONNECT_S = 8.0  # that ranks which are all told to connect may take
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,23 @@ class Share:
 
 
 def connect(backend: str) -> Any:
-    """The group of all ranks, once they are all there."""
-    return mx.distributed.init(strict=True, backend=backend)
+    """The group of all ranks, once they are all there.
+
+    MLX waits for them, in part for ever, and lets no other thread of Python run meanwhile. So it is
+    the system that ends the process where they do not come: a shell that says why, and kills.
+    """
+    # $PPID is this process; the shell ends with it, or is ended.
+    script = (
+        f"sleep {CONNECT_S:g} & trap 'kill $!' TERM; wait $! && "
+        f"echo 'akunu: the hosts could not be connected within {CONNECT_S:g} seconds' >&2 && "
+        "kill -KILL $PPID"
+    )
+    guard = subprocess.Popen(["/bin/sh", "-c", script], stdin=subprocess.DEVNULL)
+    try:
+        return mx.distributed.init(strict=True, backend=backend)
+    finally:
+        guard.terminate()
+        guard.wait()
 
 
 def take(model: Any, way: division.Division, group: Any, weights: WeightMode) -> tuple[Any, ...]:
