@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from akunu_py.bench.trace import TraceItem
 from akunu_py.errors import UsageError
+from akunu_py.ngram.networks import LearnedNetwork
 
+LUCKS = 10
 _WRONG = 1 << 30  # a token that no trace has
 
 
@@ -25,14 +27,18 @@ class NetworkFigures:
 class SimulatedNetworks:
     """Those that draft for the item that is replayed.
 
-    item: must be set before `made`. spent: what they took, in plain steps.
-    spend, clock: how that passes, where there is a device.
+    item: must be set before `made`. spent: what they took, in plain steps. learned: what is known
+    of them, which stays from item to item as it does from answer to answer. turn: of `LUCKS`, in
+    which together each place of the output is lucky as often as is stated.
+    spend, clock: how time passes, where there is a device.
     """
 
     item: TraceItem
 
-    def __init__(self, figures: Sequence[NetworkFigures] = ()) -> None:
+    def __init__(self, figures: Sequence[NetworkFigures] = (), turn: int = 0) -> None:
         self._figures = figures
+        self.turn = turn
+        self.learned: dict[str, LearnedNetwork] = {}
         self.spent = self._now = 0.0
         self.spend: Callable[[float], None] = self._pass
         self.clock: Callable[[], float] = lambda: self._now
@@ -60,7 +66,9 @@ class SimulatedNetwork:
         self._truth = [*item.prompt, *item.output]
         self._networks = networks
         luck = random.Random(str(item.output))
-        self._luck = [luck.random() for _ in self._truth]  # by place: the same for all who compare
+        turn = networks.turn / LUCKS
+        # By place: the same for all who compare.
+        self._luck = [(luck.random() + turn) % 1.0 for _ in self._truth]
         self._place = self._depth = 0
         self._right = True
 

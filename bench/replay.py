@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from akunu_py.bench.curve import Curve
-from akunu_py.bench.networks import NetworkFigures, SimulatedNetworks
+from akunu_py.bench.networks import LUCKS, NetworkFigures, SimulatedNetworks
 from akunu_py.bench.trace import Trace, TraceItem
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
@@ -32,16 +32,23 @@ def replay_trace(
     draft_tokens: int = DEFAULT_DRAFT_TOKENS,
     memory: bool = False,
     networks: Sequence[NetworkFigures] = (),
+    even: bool = False,
 ) -> dict[str, dict[str, Any]]:
     """Counts and rates by workload, as `replay` gives them; of all workloads where none is named.
 
     drafter: a draft mode, fixed of `draft_tokens`, or one of COMPARED. memory: auto learns from
-    each item for those behind it in the workload. networks: that draft, too.
+    each item for those behind it in the workload. networks: that draft, too. even: in `LUCKS`
+    replays, in which they are right at each place as often as is stated.
     """
-    return {
-        name: _replay_items(trace.workloads[name], curve, drafter, draft_tokens, memory, networks)
-        for name in workloads or trace.workloads
-    }
+    found = {}
+    for name in workloads or trace.workloads:
+        counts = ReplayCounts()
+        for turn in range(LUCKS if even and networks else 1):
+            simulated = SimulatedNetworks(networks, turn)
+            items = trace.workloads[name]
+            _replay_items(items, curve, drafter, draft_tokens, memory, simulated, counts)
+        found[name] = counts.as_dict()
+    return found
 
 
 def _replay_items(
@@ -50,16 +57,16 @@ def _replay_items(
     drafter: str,
     draft_tokens: int,
     memory: bool,
-    figures: Sequence[NetworkFigures],
-) -> dict[str, Any]:
+    networks: SimulatedNetworks,
+    counts: ReplayCounts,
+) -> None:
     learned = Memory() if memory else None
-    networks = SimulatedNetworks(figures)
 
     def make() -> Drafter:
         return drafter_named(drafter, CostCurve(curve.points), learned, draft_tokens, networks)
 
     learn = None if learned is None else (lambda item: learned.learn(item.output))
-    return replay(items, make, curve, learn, networks)
+    replay(items, make, curve, learn, networks, counts)
 
 
 def drafter_named(
@@ -73,8 +80,8 @@ def drafter_named(
     match name:
         case "auto" | "ngram" | "mtp" | "model" | "exit":
             made = networks.made(name) if networks else []
-            ngrams = name in ("auto", "ngram")
-            return AutoDrafter(costs, memory=memory, networks=made, ngrams=ngrams)
+            known, ngrams = networks.learned if networks else None, name in ("auto", "ngram")
+            return AutoDrafter(costs, memory=memory, networks=made, learned=known, ngrams=ngrams)
         case "fixed":
             return FixedDrafter(draft_tokens)
         case "fixed 4":
@@ -90,13 +97,14 @@ def replay(
     curve: Callable[[int], float],
     item_done: Callable[[TraceItem], None] | None = None,
     networks: SimulatedNetworks | None = None,
+    counts: ReplayCounts | None = None,
 ) -> dict[str, Any]:
     """Replays each item through a fresh drafter and returns the counts and rates.
 
     `item_done` is called after each item, for a memory that learns from one to the next. networks:
-    which `make_drafter` makes drafters with; what they take counts.
+    which `make_drafter` makes drafters with; what they take counts. counts: what came before.
     """
-    counts, networks = ReplayCounts(), networks or SimulatedNetworks()
+    counts, networks = counts or ReplayCounts(), networks or SimulatedNetworks()
     for item in items:
         networks.item = item
         replay_item(item, make_drafter(), curve, counts, networks)

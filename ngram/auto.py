@@ -184,15 +184,18 @@ class AutoDrafter:
         if self.guide is not None:
             self.guide.end_draft()
         found = sum(guess.token >= 0 for guess in guesses)
-        trust = min(1.0, self._held / self._promised) if self.networks else 1.0
-        chances = [trust * guess.probability for guess in guesses[:found]]
+        chances = [guess.probability for guess in guesses[:found]]
+        gained = max(self._earned / self._spent, 1.0)  # tokens in the time of a pipelined step
+        costs = self._costs(gained, chances[ahead:])
+        rate = gained / self.curve.pipelined(self._context)
+        ongoing = found == HORIZON + ahead
+        terms = self._terms(costs, rate, limit, ongoing=ongoing)
+        if any(network.competes(longest, terms) for network in self.networks):
+            trust = min(1.0, self._held / self._promised)
+            chances = [trust * chance for chance in chances]
         coming = chances[ahead:]
         if ahead:  # a draft behind the step under way needs that one's token to be guessed right
             chances[:2] = [chances[0] * chances[1]] if found > 1 else []
-        gained = max(self._earned / self._spent, 1.0)  # tokens in the time of a pipelined step
-        costs = self._costs(gained, coming)
-        rate = gained / self.curve.pipelined(self._context)
-        ongoing = found == HORIZON + ahead
         length = choose_length(
             chances,
             costs,
@@ -203,7 +206,6 @@ class AutoDrafter:
         )
         draft = None
         if self.networks and longest and not (ahead and length):
-            terms = self._terms(costs, rate, limit, ongoing=ongoing)
             draft = self._from_network(guesses[ahead:found], coming, terms, longest, ahead=ahead)
         if self._idle:
             place = min(self._idle, len(_RETURN)) - 1

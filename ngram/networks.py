@@ -34,6 +34,7 @@ _CATCHING_UP, _SPREAD = 17, 256.0
 _TRIED = 2
 _TRIAL = -float("inf")  # what a trial is worth
 _TRY, _TRY_LEAST = 0.01, 0.001
+_TRY_UNTIMED = 0.05  # once, before what its tokens cost here was measured
 _BUCKETS = len(CALIBRATION_EDGES) + 1
 _SAVED_TESTS = 1e6
 
@@ -186,10 +187,15 @@ class PlannedNetwork:
                     break
         return best
 
+    def competes(self, longest: int, terms: Terms) -> bool:
+        """Whether it would draft if there were no guesses."""
+        return self.division((), (), longest, terms).value > 1.0 - terms.rate * terms.costs[0]
+
     def trial(self, longest: int, terms: Terms) -> Division | None:
         """Now and then a draft to see whether it pays by now: what it is like was learned from
         other text."""
-        self._saved += self.learned.attempts
+        learned = self.learned
+        self._saved += learned.attempts if learned.timed else _TRY_UNTIMED
         due = self._saved * terms.plain >= _TRIED * self._cost(1, terms)
         return Division(_TRIAL, 0, min(_TRIED, longest)) if due else None
 
@@ -211,6 +217,7 @@ class PlannedNetwork:
         self._prefix, self._made = list(prefix), []
         most = min(division.most, network.longest)
         trial = division.value == _TRIAL
+        untimed = trial and not learned.timed  # the first pass over so many rows is not measured
         self._saved = 0.0
         learned.attempts = max(learned.attempts / 2, _TRY_LEAST) if trial else _TRY
         rows = max(1, len(known) + len(prefix) - network.read)
@@ -230,7 +237,9 @@ class PlannedNetwork:
                 break
             self._made.append(made)
             chances.append(chances[-1] * made.chance)
-            if made.token in stop or not self._goes_on(chances[-1], len(prefix), most, terms):
+            if made.token in stop:
+                break
+            if not untimed and not self._goes_on(chances[-1], len(prefix), most, terms):
                 break
         self.seconds = network.clock() - started
         self.total_seconds += self.seconds

@@ -109,7 +109,7 @@ class Completer:
     def close(self) -> None:
         """Keeps what was learned about costs for the next run."""
         if self._learned is not None:
-            self._learned.save_curve()
+            self._learned.save_costs()
 
     def complete(
         self,

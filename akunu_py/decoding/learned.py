@@ -69,7 +69,7 @@ class LearnedState:
         self.memory = self._load_memory() if memory else None
         self.caches = caches
 
-    def save_curve(self) -> None:
+    def save_costs(self) -> None:
         """Keeps the costs for the next run. A disk that refuses is no reason to fail."""
         networks = {key: each.to_dict() for key, each in self.networks.items()}
         content = json.dumps(self.curve.to_dict() | {"networks": networks})

@@ -265,7 +265,7 @@ class Generation:
         self.finish_reason = self._finish_reason()
         if self._session.learned is not None and self._options.remember:
             self._session.learned.remember(self.tokens)
-            self._session.learned.save_curve()
+            self._session.learned.save_costs()
         if rest.text or rest.thinking:
             yield self._counted(rest)
 

@@ -47,6 +47,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="drafts too: its draft mode, what a token costs (a plain step: 1), and the shares "
         "accepted by position, such as mtp:0.06:0.8,0.65,0.5; may be repeated",
     )
+    parser.add_argument(
+        "--even", action="store_true", help="ten times, in which no luck is left to networks"
+    )
     parser.add_argument("--draft-tokens", type=positive, default=DEFAULT_DRAFT_TOKENS, metavar="N")
     parser.add_argument(
         "--latency",
@@ -104,6 +107,7 @@ def run(options: argparse.Namespace) -> int:
             draft_tokens=options.draft_tokens,
             memory=options.memory,
             networks=networks,
+            even=options.even,
         )
         for drafter in (COMPARED if options.compare else (options.draft,))
     }

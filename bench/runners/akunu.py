@@ -99,7 +99,7 @@ class UnsavedState(LearnedState):
     def remember(self, tokens: Any) -> None:
         """Drops `tokens`: an answer that was learned once would be known the next time."""
 
-    def save_curve(self) -> None:
+    def save_costs(self) -> None:
         """Saves nothing: the bench is not how the machine is used."""
 
 

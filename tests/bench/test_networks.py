@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate, product, repeat
 from operator import mul
 
@@ -12,11 +13,12 @@ import pytest
 
 from akunu_py.bench.curve import parse_curve
 from akunu_py.bench.device import parse_device, replay_on_device
-from akunu_py.bench.networks import NetworkFigures, parse_network
-from akunu_py.bench.replay import replay_trace
+from akunu_py.bench.networks import NetworkFigures, SimulatedNetworks, parse_network
+from akunu_py.bench.replay import drafter_named, replay, replay_trace
 from akunu_py.bench.theory import LONGEST, best_length, improvement
 from akunu_py.bench.trace import Trace, TraceItem
 from akunu_py.errors import UsageError
+from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.networks import PlannedNetwork, Terms
 
 MTP = NetworkFigures("mtp", 0.06, (0.8, 0.65, 0.5))  # as published for heads of one layer
@@ -55,6 +57,23 @@ def test_a_network_that_does_not_pay_is_left_alone() -> None:
     trace = text(0.0)
     assert score(trace, "m1", "auto", DEAR) >= 0.98
     assert score(trace, "m4pro", "auto", DEAR, MTP) >= 0.98 * score(trace, "m4pro", "auto", MTP)
+
+
+def test_what_a_dear_network_costs_is_learned_early_and_stays_known() -> None:
+    """In two tokens: what is known of it outlives an answer."""
+    trace, curve = text(0.0), parse_curve("m4pro")
+    networks = SimulatedNetworks([NetworkFigures("exit", 0.97, (0.5, 0.2))])
+    spent = []
+    for item in trace.workloads["text"]:
+        networks.item = item
+        make = partial(drafter_named, "exit", CostCurve(curve.points), None, 4, networks)
+        replay([item], make, curve, networks=networks)
+        spent.append(networks.spent)
+    learned = networks.learned["exit"]
+    assert learned.timed
+    assert learned.curve.measured(1)
+    assert spent[0] < 0.03 * len(item.output)
+    assert spent[-1] == pytest.approx(spent[0], abs=0.97 * 4)
 
 
 def test_costs_are_learned_from_the_clock() -> None:

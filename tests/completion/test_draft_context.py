@@ -87,7 +87,7 @@ def test_completions_are_not_remembered(engine: Engine) -> None:
         def remember(self, tokens: Sequence[int]) -> None:
             self.remembered += 1
 
-        def save_curve(self) -> None:
+        def save_costs(self) -> None:
             self.remembered += 1
 
     kept: Any = Kept()

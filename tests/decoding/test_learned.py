@@ -70,7 +70,7 @@ def test_files_are_for_the_owner_alone() -> None:
     learned = opened()
     learned.remember(ANSWER)
     learned.curve.observe(1, 0.03, 100)
-    learned.save_curve()
+    learned.save_costs()
     kept = [path for path in learned.directory.iterdir() if path.name != "lock"]
     assert len(kept) == 2
     assert {stat.S_IMODE(path.stat().st_mode) for path in kept} == {0o600}
@@ -156,7 +156,7 @@ def test_costs_are_kept_by_layout() -> None:
     for _ in range(3):
         learned.curve.observe(1, 0.030, 100)
         learned.curve.observe(5, 0.045, 100)
-    learned.save_curve()
+    learned.save_costs()
     table = opened().curve.table(100)
     assert table[4] / table[0] == pytest.approx(1.5, rel=0.03)
     other = opened(layout="4-bit").curve.table(100)
@@ -175,7 +175,7 @@ def test_networks_are_kept_with_the_costs() -> None:
         drafter = AutoDrafter(curve, networks=[made], learned=learned.networks)
         counts = ReplayCounts()
         replay_item(network.item, drafter, lambda rows: 1.0, counts, network)
-        learned.save_curve()
+        learned.save_costs()
         assert counts.tokens > 1.5 * counts.passes
     saved = opened().networks["model"]
     assert saved.expected == learned.networks["model"].expected
@@ -278,5 +278,5 @@ def test_unfinished_files_of_killed_writers_go() -> None:
     assert not left.exists()
     curve = learned.directory / f".{learned._curve_file.name}-k1lled"
     curve.touch()
-    learned.save_curve()
+    learned.save_costs()
     assert not curve.exists()

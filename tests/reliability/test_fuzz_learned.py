@@ -29,7 +29,7 @@ def learned_files(model: Path) -> list[Path]:
     assert learned.memory is not None
     learned.curve.observe(1, 0.01, 10)
     learned.curve.observe(5, 0.02, 10)
-    learned.save_curve()
+    learned.save_costs()
     (learned.directory / "x").write_bytes(b"")
     (learned.directory / "x").unlink()
     snapshot = next(iter(learned.directory.glob("memory-*.journal"))).with_suffix("")
@@ -65,7 +65,7 @@ def test_what_is_no_file_of_ours_is_never_written_through(
     again = learned_state(tmp_path / "model")
     again.remember([1, 2, 3])
     again.curve.observe(1, 0.02, 10)
-    again.save_curve()
+    again.save_costs()
     assert again.memory is not None
     assert again.memory.lookup([1, 2]) is not None, "this answer at least"
     assert precious.read_text() == "mine"
@@ -121,6 +121,6 @@ def test_curves_of_wrong_values(examples: int, tmp_path: Path) -> None:
         again = LearnedState(tmp_path / "model", "tokenizer", "layout", memory=False)
         costs = again.curve.table(100)
         assert all(0 < cost < float("inf") for cost in costs)
-        again.save_curve()
+        again.save_costs()
 
     explore(check, examples, changed(whole))

@@ -9,7 +9,6 @@ it agree with their first layers; others hardly do, so this drafts only where it
 from __future__ import annotations
 
 import copy
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ from mlx.utils import tree_flatten
 
 from akunu_py.decoding import kvcache
 from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.networks.network import Network
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import UnsupportedModel
@@ -83,7 +83,7 @@ class FirstLayers:
         return logits
 
 
-class ExitNetwork:
+class ExitNetwork(Network):
     """A `DraftNetwork` of the target's first layers, which write into the target's own cache: their
     entries are ahead of the others by what was drafted, until the pass that verifies it.
 
@@ -94,9 +94,9 @@ class ExitNetwork:
     longest = LONGEST
 
     def __init__(self, layers: FirstLayers, target: Target, share: float, reused: float) -> None:
+        super().__init__(target)
         self.share, self.reused, self.key = share, reused, f"exit {layers.count}"
-        self._layers, self._target = layers, target
-        self._known: list[int] = []  # the history, and its guesses behind it
+        self._layers = layers
         self._ahead: list[int] = []  # tokens that only the first layers have read
         self._states: list[mx.array] = []  # behind those
         target.run = self._run
@@ -120,12 +120,7 @@ class ExitNetwork:
         logits, states = self._layers.first(mx.array(rows, mx.int32), target.cache)
         self._ahead += rows
         self._states.append(states)
-        guess = target.guess(logits[-1:], self._known)
-        self._known.append(guess[0])
-        return guess
-
-    def clock(self) -> float:
-        return time.perf_counter()
+        return self._draw(logits[-1:])
 
     def _run(self, tokens: mx.array, cache: kvcache.Cache) -> mx.array:
         """See `Target.run`: the first layers compute what they have not computed yet."""

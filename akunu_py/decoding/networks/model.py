@@ -4,7 +4,6 @@ same noise."""
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 
 import mlx.core as mx
@@ -12,6 +11,7 @@ import mlx.core as mx
 from akunu_py.decoding import kvcache
 from akunu_py.decoding.draft_model import DraftModel
 from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.networks.network import Network
 from akunu_py.decoding.prompt_cache.history import TokenHistory
 from akunu_py.decoding.target import Target
 from akunu_py.models.fit import PREFILL_ROWS
@@ -19,7 +19,7 @@ from akunu_py.models.fit import PREFILL_ROWS
 LONGEST = 16  # tokens in a row
 
 
-class ModelNetwork:
+class ModelNetwork(Network):
     """A `DraftNetwork` of a smaller model.
 
     Its token at a position is what it would sample there: by the target's own sampler, so with its
@@ -38,11 +38,10 @@ class ModelNetwork:
     reused = 0.0
 
     def __init__(self, draft_model: DraftModel, target: Target) -> None:
+        super().__init__(target)
         self.key, self.share = f"model {draft_model.name}", draft_model.share
         self._model = draft_model.model
         self._vocabulary = draft_model.vocabulary
-        self._target = target
-        self._known: list[int] = []  # the history, and its guesses behind it
         self._guessed = False
 
     @property
@@ -83,12 +82,7 @@ class ModelNetwork:
         if not self._guessed:  # what comes from here on may be wrong
             self._checkpoint()
         self._guessed = True
-        guess = self._draw(logits)
-        self._known.append(guess[0])
-        return guess
-
-    def clock(self) -> float:
-        return time.perf_counter()
+        return self._draw(logits)
 
     def _forward(self, count: int) -> mx.array:
         """A pass over the next `count` tokens that it knows. Returns the last row's logits, [1,
@@ -102,12 +96,12 @@ class ModelNetwork:
         return logits
 
     def _draw(self, logits: mx.array) -> tuple[int, float]:
-        """The token that is drawn, and its probability. The noise depends on the width of the
-        logits, so that is made the target's."""
+        """See `Network`. The noise depends on the width of the logits, so that is made the
+        target's."""
         width = self._target.vocabulary or self._vocabulary
         if (more := width - logits.shape[-1]) > 0:
             logits = mx.pad(logits, [(0, 0), (0, more)], constant_values=-math.inf)
-        return self._target.guess(logits[:, :width], self._known)
+        return super()._draw(logits[:, :width])
 
     def _checkpoint(self) -> None:
         """Makes this a place to return to, where trimming will not do. The one before stays: the

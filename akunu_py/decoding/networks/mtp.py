@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Sequence
 
@@ -10,6 +9,7 @@ import mlx.core as mx
 
 from akunu_py.decoding import kvcache
 from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.networks.network import Network
 from akunu_py.decoding.prompt_cache.history import TokenHistory
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.token_ids import common_prefix
@@ -58,7 +58,7 @@ class HiddenStates:
         return mx.concatenate(found, axis=1) if len(found) > 1 else found[0]
 
 
-class MtpNetwork:
+class MtpNetwork(Network):
     """A `DraftNetwork` of an MTP head.
 
     Row i of its cache is made of the target's hidden state at position i and the token behind it;
@@ -75,10 +75,9 @@ class MtpNetwork:
     reused = 0.0
 
     def __init__(self, head: Head, target: Target, share: float) -> None:
-        self.share = share
-        self._head, self._target = head, target
+        super().__init__(target)
+        self.share, self._head = share, head
         self._trunk = Trunk(target.model, normed=head.normed)
-        self._known: list[int] = []  # the history, and its guesses behind it
         self.forget()
         target.run = self._run
 
@@ -126,12 +125,7 @@ class MtpNetwork:
             self._state = self._forward(self._state, 1)
         if self._state is None:
             return -1, 0.0
-        guess = self._target.guess(self._trunk.logits(self._state[0, -1:]), self._known)
-        self._known.append(guess[0])
-        return guess
-
-    def clock(self) -> float:
-        return time.perf_counter()
+        return self._draw(self._trunk.logits(self._state[0, -1:]))
 
     def _read_states(self) -> None:
         """Makes rows of those states of the target's that are of this history and were not read."""

@@ -71,10 +71,10 @@ def test_what_does_not_pay_is_left_alone(
     assert told == truth
     (learned,) = session.drafting.networks.values()
     print(mode, "guesses", made, "passes", passes, "expected", learned.expected[:2])
-    if mode != "exit":  # of which a token takes nine tenths of a step, so it is tried rarely
-        assert learned.timed
-        assert learned.curve.measured(1)
-        assert made[0]
+    assert learned.timed
+    assert learned.curve.measured(1)
+    # In an answer or two, where a token of the first layers takes nine tenths of a step.
+    assert sum(made[:2])
     assert sum(made[2:]) <= max(2, 0.02 * sum(passes[2:]))  # and that was it
 
 
