@@ -89,8 +89,11 @@ class OpenBrackets:
 
     def __init__(self, prefix: str, suffix: str) -> None:
         window = prefix[-_SCANNED:]
-        if len(window) < len(prefix) and (top := _TOP_LINE.search(window)):
+        top = _TOP_LINE.search(window) if len(window) < len(prefix) else None
+        if top is not None:
             window = window[top.end() :]
+        # What is above may have opened more, where no line begins in the first column.
+        self._unseen = len(window) < len(prefix) and top is None and "\n" in window
         start = window.rfind("\n") + 1
         above, self._begun = window[:start], window[start:]
         found, self._above_inside = scan(above)
@@ -121,7 +124,7 @@ class OpenBrackets:
             behind = bracket.at + len(closer_of(bracket.kind)) - len(self._begun)
             if behind > 0:
                 label = bracket.kind == "(" and self._is_label(text, bracket.at)
-                if stack[at].taken if at is not None else not label:
+                if stack[at].taken if at is not None else not (label or self._unseen):
                     return max(0, bracket.at - len(self._begun))
             del stack[len(stack) if at is None else at :]
         return None

@@ -15,6 +15,7 @@ know no language beyond that: a rule that holds for most is better here than a p
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -71,6 +72,7 @@ _AUTO_CLOSED = re.compile(r"(?:[)\]};,>\s]|\"\"\"|\'\'\'|\*/|</[\w.:-]+>)+")
 
 _COMMENT = re.compile(r"\s*(?:#|//|--(?=[\s-]|\[\[)|/\*|\*)")
 _COMMENT_LINES = 12  # behind the cursor that a model may leave out, to repeat what is behind them
+_COMPARED = 6  # lines behind the cursor, to know them again
 _MARKDOWN = (".md", ".markdown", ".mdx", ".qmd", ".rmd")
 _FENCE_OPENING = re.compile(r"```[\w+#.-]*[ \t]*\n")
 _FENCE_MAY_OPEN = re.compile(r"`{1,3}|```[\w+#.-]*[ \t]*")  # so far
@@ -97,6 +99,8 @@ class CompletionStops:
         rest, _, below = suffix.partition("\n")
         self._rest_of_line = rest.rstrip()  # behind the cursor
         self._next_lines = _next_lines(below)
+        around = prefix[-_LONGEST:] + "\n" + below[:_LONGEST]
+        self._around = Counter(line.rstrip() for line in around.split("\n"))
         self._allman = bool(_ALLMAN.search(prefix[-_LONGEST:]) or _ALLMAN.search(suffix[:_LONGEST]))
         self._max_lines = max_lines
         self._brackets = OpenBrackets(prefix, suffix)
@@ -307,37 +311,47 @@ class CompletionStops:
     def _repeats(self, lines: Sequence[str], number: int, final: bool, ended: bool) -> bool | None:
         """Whether line `number` is the next of the buffer; None where it may yet turn out to be.
         ended: whether a bracket that is closed behind the cursor ended the lines."""
-        line, whole = lines[number].rstrip(), number < len(lines) - 1 or final
-        if not line:
-            return False
+        line = lines[number].rstrip()
         same = number == 0 and line == self._begun.rstrip()  # nothing was added to it
-        for there, after in () if same else self._next_lines:
-            if line != there:
-                if not whole and there.startswith(lines[number]):
-                    return None
-            elif not whole:
-                return None
-            elif not after or _tells(there):
-                return True
-            else:
-                below = next((n for n in range(number + 1, len(lines)) if lines[n].strip()), None)
-                if below is None:
-                    return ended or (False if final else None)
-                if lines[below].rstrip() == after:
-                    return True if below < len(lines) - 1 or final else None
-                if below == len(lines) - 1 and not final and after.startswith(lines[below]):
-                    return None
+        if not line or same:
+            return False
+        said = [n for n in range(number, len(lines)) if lines[n].strip()]
+        for there in self._next_lines:
+            found = self._agrees(
+                [lines[n] for n in said], said[-1] < len(lines) - 1 or final, there
+            )
+            if found is None and final:
+                found = ended or self._idiom(there[0])
+            if found is not False:
+                return found
         return False
 
+    def _agrees(self, said: Sequence[str], whole: bool, there: Sequence[str]) -> bool | None:
+        """Whether `said` begins with the lines `there`, as far as is needed to know them again;
+        None where too little was said. whole: whether the last line said is."""
+        for index, (line, expected) in enumerate(zip(said, there, strict=False)):
+            last = index == len(said) - 1
+            if line.rstrip() != expected:
+                return None if last and not whole and expected.startswith(line) else False
+            if last and not whole:
+                return None
+            known = index or (_tells(expected) and not self._idiom(expected))
+            if known and not _DECORATOR.match(expected):
+                return True
+        return True if len(there) <= len(said) else None
 
-def _next_lines(below: str) -> list[tuple[str, str]]:
-    """The next line of the buffer that is not empty; where that begins a comment, also where it
-    ends and the line behind it. Each with the line below it."""
+    def _idiom(self, line: str) -> bool:
+        """Whether a line of words stands around the cursor more than once."""
+        return _tells(line) and self._around[line] > 1
+
+
+def _next_lines(below: str) -> list[list[str]]:
+    """The next lines of the buffer that are not empty; where they begin with a comment, also those
+    from its end on, and from behind it."""
     lines = [line.rstrip() for line in below[:_LONGEST].split("\n") if line.strip()]
     code = next((n for n, line in enumerate(lines) if not _COMMENT.match(line)), len(lines))
-    found = {0, code - 1, code} if 0 < code <= _COMMENT_LINES else {0}
-    pairs = zip(lines, [*lines[1:], ""], strict=False)
-    return [pair for number, pair in enumerate(pairs) if number in found]
+    starts = {0, code - 1, code} if 0 < code <= _COMMENT_LINES else {0}
+    return [lines[start : start + _COMPARED] for start in sorted(starts) if start < len(lines)]
 
 
 def _tells(line: str) -> bool:

@@ -43,6 +43,14 @@ class Place:
     def taken(self) -> str:
         return self.source.text[self.start : self.end]
 
+    @property
+    def stands_twice(self) -> bool:
+        """Whether the lines that were taken out are those that stand behind the cursor."""
+        start = self.source.line_start(self.start)
+        lines = self.source.text[start : self.end].strip("\n").rstrip()
+        rest, _, below = self.behind.partition("\n")
+        return not rest.strip() and f"{below}\n".lstrip("\n").startswith(f"{lines}\n")
+
     def describe(self) -> str:
         line = self.source.text.count("\n", 0, self.start) + 1
         column = self.start - self.source.line_start(self.start) + 1
@@ -91,8 +99,10 @@ def _line(source: Source, start: int, first: int, rng: random.Random) -> Place |
     at = rng.randrange(first + 1, last)
     span = source.span(at)
     end = source.statement_end(start)
-    if span and span[0] < start:  # of a long string or comment, this line
-        return _place("line", source, at, source.line_end(start), span[1])
+    around = source.span(start) and source.span(source.line_end(start))
+    if around or (span and span[0] < start):  # of a long string or comment, this line
+        widest = max(source.line_end(start), (around or span or (0, 0))[1])
+        return _place("line", source, at, source.line_end(start), widest)
     return _place("line", source, at, end, source.widest_end(start))
 
 

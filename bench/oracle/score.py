@@ -3,6 +3,7 @@ are fed to them as its output, at thousands of cursor places. No model is needed
 
 At every place the output is the text that was taken out, and then nothing ("ends"), what stands
 behind the cursor ("repeats"), or, with nothing behind the cursor, the rest of the file ("goes on").
+Lines that stand there twice are left out of the first two: a model that says them repeats.
 """
 
 from __future__ import annotations
@@ -106,8 +107,9 @@ def as_dict(scores: Mapping[str, Score]) -> dict[str, Any]:
 
 def _cases(source: Source, places: int) -> Iterable[tuple[Place, str]]:
     for place in choose_places(source, places):
-        yield place, ENDS
-        yield place, REPEATS
+        if not place.stands_twice:
+            yield place, ENDS
+            yield place, REPEATS
         if place.kind in _ALONE:
             yield place, GOES_ON
 
@@ -139,6 +141,9 @@ def _verdict(place: Place, kept: str, alone: bool) -> str:
     if end > right:
         if not alone:
             return REPEATED
+        inside = source.span(end)
+        if inside and inside[1] == place.widest:  # of a string or comment over lines, more lines
+            return WHOLE
         if not source.balanced(source.line_start(start), end, may_close=True):
             return BROKEN
         return WHOLE if end <= place.widest else LONGER

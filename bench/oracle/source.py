@@ -173,6 +173,8 @@ def read_source(path: Path) -> Source | None:
             end = at + len(value.rstrip("\n") if comment else value)
             if spans and spans[-1][1] == at and (not comment or kind is Comment.Multiline):
                 at = spans.pop()[0]
+            elif kind in String.Heredoc and text[at - 1 : at] == "\n":
+                at -= 1  # the beginning of its first line is in it
             spans.append((at, end))
             continue
         if kind in Text:  # of a page

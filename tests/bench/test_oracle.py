@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from akunu_py.bench.oracle.places import choose_places
-from akunu_py.bench.oracle.score import COMPLETE, SAFE_PLACES, as_dict, judge, score_directory
+from akunu_py.bench.oracle.score import (
+    COMPLETE,
+    SAFE_PLACES,
+    _cases,
+    as_dict,
+    judge,
+    score_directory,
+)
 from akunu_py.bench.oracle.source import Source, read_source
 from akunu_py.cli import main
 
@@ -70,6 +77,14 @@ def test_faults_are_found(tmp_path: Path) -> None:
     assert python.block_end(0) == python.text.index("\nd")
     ruby = source(tmp_path, "a.rb", "def f\n  begin\n    a\n  rescue B\n    c\n  end\nend\nx\n")
     assert ruby.block_end(0) == ruby.text.index("\nx")
+
+
+def test_lines_that_stand_twice_are_not_asked_for(tmp_path: Path) -> None:
+    """Who says them repeats what stands behind the cursor; without that they are asked for."""
+    found = source(tmp_path, "a.c", "int x[] = {\n" + "  1, 2, 3,\n" * 9 + "};\n")
+    twice = {place.stands_twice for place in choose_places(found, 9) if place.kind == "line"}
+    assert twice == {True}
+    assert {mode for place, mode in _cases(found, 9) if place.stands_twice} == {"goes on"}
 
 
 def test_places_are_the_same_every_time() -> None:

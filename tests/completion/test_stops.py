@@ -46,6 +46,14 @@ FUNCTION = "def f(n):\n"
         ("x = ", "", '")" + f(1))', '")" + f(1)'),
         ("x = ", "", "1  # :)\ny", "1  # :)"),
         ("fn f<'a>(x: &'a str", "", ") {\n    x\n}\nfn g", ") {\n    x\n}"),
+        # A line that stands there more than once tells nothing without the next, nor do decorators.
+        ("f()\n  check(x)\n  ", "\n  check(x)\n  k()\n", "check(x)\n  h()", "check(x)\n  h()"),
+        ("f()\n  check(x)\n  ", "\n  check(x)\n  k()\n", "check(x)\n  k()\n  l()", ""),
+        ("f()\n  check(x)\n  ", "\n  check(x)\n  k()\n", "check(x)", ""),
+        ("c {\n  ", "\n  @A\n  @B\n  int g();\n}", "@A\n  @B\n  int f();", "@A\n  @B\n  int f();"),
+        ("c {\n  ", "\n  @A\n  @B\n  int g();\n}", "@A\n  @B\n  int g();\n}", ""),
+        # What is too far above to be seen may have opened what is closed.
+        ("x = [\n" + "  1,\n" * 9000 + "  ", "", "2,\n];\n", "2,\n];"),
         # The next line of the buffer is not repeated.
         ("a = 1\n", "\nb = 2\n", "b = 2\nc = 3\n", ""),
         (FUNCTION + "    ", "\n    return n\n", "n += 1\n    return n\n", "n += 1"),
