@@ -4,7 +4,7 @@ measured times, per band of context length."""
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import exp, inf, log
 from statistics import median_low
@@ -17,11 +17,15 @@ _FEWEST_BANDS = 4  # of a saved curve: earlier versions had no more
 KEPT = 9  # measured times per row count: their lower quartile ignores outliers, which are slow
 _SAVED_COSTS = 1e-9, 1e9  # what a saved cost may be, in either unit
 _KEPT_SAVED = 3  # of them are taken from a saved curve: it may have been a busy machine's
-_TOLERANCE = 0.02  # a smaller change of a median is not worth a new table
+_TOLERANCE = 0.02  # a smaller change of what is typical is not worth a new table
+_CHANGED = 3.0  # times faster than known: the machine was busy when that was measured
+_FEW = 4  # times of a row count: one more makes it surer, which is worth a new table
 # How far a measured row count counts for others: 1/e at this difference of their logarithms.
-# Small ones stand alone (kernels change between them), 30 and 33 are as good as one.
-_REACH = 0.1
-# Matrix and attention kernels of GPUs compute tiles of 32 rows: row counts say nothing of the next.
+# Small ones stand alone (kernels change between them), 30 and 33 are as good as one. But one that
+# is faster than assumed makes all others look faster: what looks too fast is tried and corrected,
+# what looks too slow is never tried.
+_REACH, _FASTER_REACH = 0.1, 1.0
+# Matrix and attention kernels of GPUs compute tiles of 32 rows: a slow one tells nothing of others.
 _TILE = 32
 _PRIOR_WEIGHT = 1.0  # of the prior shape, against the square of the number of times measured
 
@@ -59,6 +63,7 @@ class CostCurve:
         self._times: list[dict[int, list[float]]] = [{} for _ in range(len(BANDS) + 1)]
         self._typical: list[dict[int, float]] = [{} for _ in range(len(BANDS) + 1)]
         self._tables: list[list[float] | None] = [None] * (len(BANDS) + 1)
+        self._pipelined: list[float | None] = [None] * (len(BANDS) + 1)
         self._used: set[int] = set()
         self.prefill_rate: float | None = None
         self.load_rate: float | None = None
@@ -75,12 +80,16 @@ class CostCurve:
         """The cost of a plain step that is launched behind another, so that building it is hidden;
         at most that of 1 row in the table."""
         band = bisect(BANDS, context)
-        shares = [
-            typical[PIPELINED] / typical[1]
-            for _, typical in self._by_distance(band)
-            if PIPELINED in typical and 1 in typical
-        ]
-        return self.table(context)[0] * min(1.0, shares[0] if shares else self._hidden)
+        cost = self._pipelined[band]
+        if cost is None:
+            shares = [
+                typical[PIPELINED] / typical[1]
+                for _, typical in self._by_distance(band)
+                if PIPELINED in typical and 1 in typical
+            ]
+            cost = self.table(context)[0] * min(1.0, shares[0] if shares else self._hidden)
+            self._pipelined[band] = cost
+        return cost
 
     def observe(self, rows: int, seconds: float, context: int) -> None:
         """A pass over `rows` rows took `seconds`, a PIPELINED one behind another plain step. Times
@@ -88,6 +97,10 @@ class CostCurve:
         if not 0.0 < seconds < inf or not 0 <= rows <= MAX_ROWS:
             return
         band = bisect(BANDS, context)
+        if rows > 1 and self.measured(rows):
+            believed = self.table(context)[rows - 1]
+            if seconds * _CHANGED < believed:
+                self._forget(believed / self._prior[rows - 1] / _CHANGED)
         times = self._times[band].setdefault(rows, [])
         times.append(seconds)
         del times[:-KEPT]
@@ -96,8 +109,20 @@ class CostCurve:
         if known is None or len(times) < KEPT or abs(typical - known) > _TOLERANCE * known:
             self._typical[band][rows] = typical
             table = self._tables[band]
-            if rows and (table is None or abs(typical - table[rows - 1]) > _TOLERANCE * typical):
+            surer = len(times) <= _FEW and not self.given
+            if rows and (
+                table is None or surer or abs(typical - table[rows - 1]) > _TOLERANCE * typical
+            ):
                 self._tables = [None] * len(self._tables)
+            self._pipelined = [None] * len(self._pipelined)
+
+    def _forget(self, slowest: float) -> None:
+        """Forgets the times of drafts that took more than `slowest` times what was assumed."""
+        for typical, times in zip(self._typical, self._times, strict=True):
+            for rows in [rows for rows in typical if rows > 1]:
+                if typical[rows] > slowest * self._prior[rows - 1]:
+                    del typical[rows], times[rows]
+        self._tables = [None] * len(self._tables)
 
     def first_use(self, rows: int) -> bool:
         """Whether no pass over `rows` rows ran before in this process: devices compile kernels
@@ -165,32 +190,23 @@ class CostCurve:
 
     def _make_table(self, band: int) -> list[float]:
         """The prior shape, scaled to the time of 1 row, times how the measured rows differ from
-        that: an average over the rows near by, in logarithms, weighted by how often each was
-        measured. One slow outlier must not put a row count out of use, and what more rows did in
-        less time a row count can do too: times err on the slow side only."""
+        that. What more rows did in less time a row count can do too: times err on the slow side
+        only."""
         measured = self._nearest(band)
-        least = inf
-        for rows in sorted(measured, reverse=True):
-            least = min(least, measured[rows][0])
-            measured[rows] = least, measured[rows][1]
         if not measured:
             return list(self._prior)
-        ratios = {
-            rows: (log(time / self._prior[rows - 1]), count * count)
-            for rows, (time, count) in measured.items()
-        }
-        scale = ratios[1][0] if 1 in ratios else median_low([ratio for ratio, _ in ratios.values()])
-        costs: list[float] = []
-        for rows, cost in enumerate(self._prior, start=1):
-            total, weight = 0.0, _PRIOR_WEIGHT
-            for other, (ratio, count) in ratios.items():
-                if (rows - 1) // _TILE != (other - 1) // _TILE:
-                    continue
-                near = count * exp(-abs(log(rows / other)) / _REACH)
-                total += near * (ratio - scale)
-                weight += near
-            difference = 0.0 if rows == 1 and 1 in ratios else total / weight
-            costs.append(max(cost * exp(scale + difference), costs[-1] if costs else 0.0))
+        least = [inf] * MAX_ROWS  # that as many rows or more took
+        for rows, (time, _) in measured.items():
+            least[:rows] = [min(time, known) for known in least[:rows]]
+        scales = {rows: least[rows - 1] / self._prior[rows - 1] for rows in measured}
+        scale = scales[1] if 1 in scales else median_low(scales.values())
+        costs = [scale * cost for cost in self._prior]
+        times = [(rows, least[rows - 1], count * count) for rows, (_, count) in measured.items()]
+        costs = _corrected(costs, times, _FASTER_REACH, faster=True)
+        costs = _corrected(costs, times, _REACH)
+        highest = 0.0
+        for place, cost in enumerate(costs):
+            highest = costs[place] = min(max(cost, highest), least[place])
         return costs
 
     def _nearest(self, band: int) -> dict[int, tuple[float, int]]:
@@ -201,8 +217,6 @@ class CostCurve:
         }
         for other, theirs in self._by_distance(band)[1:]:
             shared = [result[rows][0] / theirs[rows] for rows in result.keys() & theirs.keys()]
-            if result and not shared:
-                continue
             scale = median_low(shared) if shared else 1.0
             for rows, time in theirs.items():
                 result.setdefault(rows, (time * scale, len(self._times[other][rows])))
@@ -212,6 +226,43 @@ class CostCurve:
     def _by_distance(self, band: int) -> list[tuple[int, dict[int, float]]]:
         """(band, its typical times), nearest first, itself at the start."""
         return sorted(enumerate(self._typical), key=lambda each: abs(each[0] - band))
+
+
+_NEARNESS = {
+    reach: [
+        [exp(-abs(log(rows / other)) / reach) for other in range(1, MAX_ROWS + 1)]
+        for rows in range(1, MAX_ROWS + 1)
+    ]
+    for reach in (_REACH, _FASTER_REACH)
+}
+
+
+def _corrected(
+    costs: Sequence[float],
+    times: Sequence[tuple[int, float, int]],
+    reach: float,
+    *,
+    faster: bool = False,
+) -> list[float]:
+    """`costs` times an average of how `times` (rows, time, weight) differ from them, in logarithms:
+    of rows within `reach`, and no difference at all, as one slow outlier must not put a row count
+    out of use. 1 row, which all are relative to, is left as it is. faster: only down."""
+    found = list(costs)
+    differences = [
+        (other, log(time / costs[other - 1]), weight) for other, time, weight in times if other > 1
+    ]
+    for rows in range(2, MAX_ROWS + 1):
+        nearness = _NEARNESS[reach][rows - 1]
+        tile = (rows - 1) // _TILE
+        total, count = 0.0, _PRIOR_WEIGHT
+        for other, difference, weight in differences:
+            if (other - 1) // _TILE == tile or (faster and difference < 0.0):
+                near = weight * nearness[other - 1]
+                total += near * difference
+                count += near
+        difference = total / count
+        found[rows - 1] *= exp(min(0.0, difference) if faster else difference)
+    return found
 
 
 def interpolate(points: Mapping[int, float], rows: int) -> float:

@@ -76,9 +76,50 @@ def test_what_was_learned_on_a_busy_machine_is_unlearned_at_once() -> None:
     assert curve.table(10)[1] <= curve.table(10)[4]
 
 
+def test_one_time_shows_what_else_was_measured_on_a_busy_machine() -> None:
+    slow = dict.fromkeys(range(3, MAX_ROWS), 60.0)
+    curve = measured(3, {1: 1.0, 2: 1.1} | slow)
+    curve.observe(5, 1.6, 2000)
+    assert curve.table(2000)[31] < 5
+    assert curve.table(10)[1] == pytest.approx(1.1, rel=0.05)
+    curve = measured(9, {1: 1.0, 2: 1.4, 16: 5.0})
+    before = curve.table(10)
+    for cost in (40.0, 2.0):  # an outlier says nothing of others
+        curve.observe(8, cost, 10)
+    assert curve.table(10)[15:] == pytest.approx(before[15:], rel=0.05)
+
+
 def test_fewer_rows_never_cost_more_than_more_rows_did() -> None:
     curve = measured(9, {1: 0.040, 3: 1.5, 8: 0.070})
     assert curve.table(10)[2] <= 0.071
+
+
+def test_a_fast_row_count_makes_others_look_faster_and_a_slow_one_only_its_neighbours() -> None:
+    before = CostCurve().table(0)
+    for rows in range(4, MAX_ROWS):
+        fast, last = measured(9, {1: 1.0}), before
+        for _ in range(4):  # each time makes it surer
+            fast.observe(rows, 0.6 * before[rows - 1], 10)
+            table = fast.table(10)
+            assert all(new <= old for new, old in zip(table, last, strict=True))
+            assert table[32] < last[32]
+            last = table
+        # No cliff beyond it: what looks too slow is never tried.
+        assert rows == 32 or last[rows] < 0.75 * before[rows]
+        slow = measured(9, {1: 1.0, rows: 1.5 * before[rows - 1]}).table(10)
+        assert slow[rows - 1] == pytest.approx(1.5 * before[rows - 1], rel=0.02)
+        assert slow[: rows // 3] == pytest.approx(before[: rows // 3], rel=0.01)
+
+
+def test_what_more_rows_did_in_less_time_holds_for_row_counts_that_were_never_measured() -> None:
+    assert max(measured(1, {1: 1.0, 33: 1.5}).table(10)) <= 1.5
+
+
+def test_a_longer_context_begins_with_the_costs_of_the_shorter() -> None:
+    curve = measured(9, {1: 1.3, 2: 1.45, 4: 1.8, 8: 1.97})
+    before = curve.table(10)
+    curve.observe(33, 2.97, BANDS[0])
+    assert curve.table(BANDS[0])[:8] == pytest.approx(before[:8], rel=0.05)
 
 
 def test_noise_is_averaged_out_and_change_is_followed() -> None:
