@@ -59,7 +59,7 @@ def main() -> int:
             counts["hurt"] += 1
             counts["before a token"] += not out.strip()
             counts["rank 0"] += victim == process.pid
-            counts["wrong"] += not whole.startswith(out.rstrip())
+            counts["wrong"] += not whole.startswith(out.decode().rstrip())
             counts["late"] += took > _WITHIN
             counts["left"] += not all_gone([process.pid, *others], _WITHIN)
     print(json.dumps(counts | {"slowest_s": round(slowest, 1)}))

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tests.support.command import AKUNU
 
@@ -22,14 +23,13 @@ def command(model: Path, hosts: str, *more: str, tokens: int = 200) -> list[str]
 @contextmanager
 def running(
     model: Path, hosts: str, *more: str, tokens: int = 4000
-) -> Iterator[subprocess.Popen[str]]:
-    """It, while it answers: its stdout has given something."""
+) -> Iterator[subprocess.Popen[bytes]]:
+    """It, while it answers."""
     with subprocess.Popen(
         command(model, hosts, *more, tokens=tokens),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
-        bufsize=1,
+        bufsize=0,  # or what is read ahead would be lost to `communicate`
         start_new_session=True,
     ) as process:
         try:
@@ -38,7 +38,7 @@ def running(
             process.kill()
 
 
-def ranks(process: subprocess.Popen[str]) -> list[int]:
+def ranks(process: subprocess.Popen[Any]) -> list[int]:
     """The processes of its other ranks."""
     return [pid for pid, parent, what in _all() if parent == process.pid and FOLLOWER in what]
 

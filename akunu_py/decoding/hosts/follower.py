@@ -39,10 +39,12 @@ class _Line:
         return told[key]
 
     def _listen(self) -> None:
-        with open(0, "rb", closefd=False) as stream:
-            for line in stream:
-                self._told.put(json.loads(line))
-        exit_without_teardown(0)  # there is nobody to follow
+        try:
+            with open(0, "rb", closefd=False) as stream:
+                for line in stream:
+                    self._told.put(json.loads(line))
+        finally:
+            exit_without_teardown(0)  # there is nobody to follow
 
     def _beat(self) -> None:
         while True:
@@ -59,6 +61,9 @@ def _write(line: str) -> None:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if not os.isatty(0):  # not by ssh: a signal to all of a group is for rank 0 to obey, too
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     line = _Line()
     try:
         _follow(line, json.loads(sys.argv[1]))
@@ -76,7 +81,7 @@ def _follow(line: _Line, given: dict[str, Any]) -> None:
     found = store.resolve(given["model"])
     line.say(likeness=likeness(found.path))
     line.wait_for("connect")
-    group = connect(given["backend"])
+    group = connect(given["backend"], [os.getppid()])
     for name in given["files"]:  # made by mlx.launch for this process
         Path(os.environ[name]).unlink(missing_ok=True)
     share = load_share(found, group, given)

@@ -199,7 +199,7 @@ class Ring:
             for each in self._processes:
                 each.tell(connect=True)
             try:
-                self._group = connect(self.hosts.backend)
+                self._group = connect(self.hosts.backend, self.pids)
             except (RuntimeError, ValueError) as error:
                 self.check()
                 raise HostLost(f"the hosts cannot be connected: {one_line(error)}") from error

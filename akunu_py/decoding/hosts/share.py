@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from akunu_py.models.mlx_loader import load_model
 from akunu_py.models.store import StoredModel
 from akunu_py.types import WeightMode
 
-CONNECT_S = 8.0  # that ranks which are all told to connect may take
+CONNECT_S = 30  # seconds that ranks which are all told to connect may take
 
 
 @dataclass(frozen=True)
@@ -43,23 +43,25 @@ class Share:
         return [int(each) for each in mx.distributed.all_sum(nothing, group=self.group).tolist()]
 
 
-def connect(backend: str) -> Any:
-    """The group of all ranks, once they are all there.
+def connect(backend: str, others: Sequence[int]) -> Any:
+    """The group of all ranks, once they are all there. others: processes without which that cannot
+    be.
 
     MLX waits for them, in part for ever, and lets no other thread of Python run meanwhile. So it is
-    the system that ends the process where they do not come: a shell that says why, and kills.
+    a shell that ends this process where one of them ends, or connecting takes too long.
     """
-    # $PPID is this process; the shell ends with it, or is ended.
+    watched = " ".join(str(pid) for pid in others)
     script = (
-        f"sleep {CONNECT_S:g} & trap 'kill $!' TERM; wait $! && "
-        f"echo 'akunu: the hosts could not be connected within {CONNECT_S:g} seconds' >&2 && "
-        "kill -KILL $PPID"
+        f"left={CONNECT_S}; while [ $left -gt 0 ]; do left=$((left-1)); sleep 1; "
+        f"for pid in {watched}; do "
+        "case $(ps -o stat= -p $pid) in ''|Z*) left=0;; esac; done; done; "
+        "echo 'akunu: the hosts could not be connected' >&2; kill -KILL $PPID"
     )
     guard = subprocess.Popen(["/bin/sh", "-c", script], stdin=subprocess.DEVNULL)
     try:
         return mx.distributed.init(strict=True, backend=backend)
     finally:
-        guard.terminate()
+        guard.kill()
         guard.wait()
 
 

@@ -73,9 +73,9 @@ def test_a_rank_that_dies_or_hangs_ends_the_answer(
         out, errors = process.communicate(timeout=60)
     assert time.monotonic() - signal_at < _WITHIN
     assert process.returncode == 1
-    (error,) = [line for line in errors.splitlines() if "holds" not in line]
+    (error,) = [line for line in errors.decode().splitlines() if "holds" not in line]
     assert error.startswith(f"akunu: rank 1 on 127.0.0.1 was {why}")
-    assert whole.startswith((begun + out).rstrip())
+    assert whole.startswith((begun + out).decode().rstrip())
     assert all_gone([process.pid, *others], 2)
 
 
