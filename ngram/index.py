@@ -61,16 +61,12 @@ class SuffixIndex:
         pairs = [before << _SHIFT | token for before, token in zip(befores, new, strict=True)]
         _link(self._head2, self._prev2, pairs)
         self._pairs += pairs
-        quads = [
-            hash((self._pairs[i - 2], self._pairs[i])) if i > 2 else -2
-            for i in range(start, self.size)
-        ]
+        quads = [-2] * (min(3, self.size) - start)
+        quads += _joined(self._pairs, 2, max(start, 3))
         _link(self._head4, self._prev4, quads)
         self._quads += quads
         self._prev8 += [0] * (min(7, self.size) - start)
-        first = max(start, 7)
-        eights = [hash((self._quads[i - 4], self._quads[i])) for i in range(first, self.size)]
-        _link(self._head8, self._prev8, eights)
+        _link(self._head8, self._prev8, _joined(self._quads, 4, max(start, 7)))
 
     def append(self, token: int) -> None:
         """The same as `extend` for one token, and faster."""
@@ -176,9 +172,16 @@ class SuffixIndex:
             steps -= 1
 
 
+def _joined(keys: Sequence[int], distance: int, start: int) -> list[int]:
+    """From `start` on the keys of contexts that are `distance` longer, of the key there and of that
+    so far before."""
+    return list(map(hash, zip(keys[start - distance :], keys[start:], strict=False)))
+
+
 def _link(head: dict[int, int], prev: list[int], keys: Sequence[int]) -> None:
+    last, append = head.get, prev.append
     for position, key in enumerate(keys, len(prev) + 1):
-        prev.append(head.get(key, 0))
+        append(last(key, 0))
         head[key] = position
 
 
