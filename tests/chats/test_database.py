@@ -215,6 +215,7 @@ def test_many_open_a_new_database_at_once(path: Path) -> None:
             assert [each.result() for each in opens] == [[]] * 4
 
 
+@pytest.mark.e2e
 def test_a_killed_program_loses_nothing_that_was_saved(path: Path) -> None:
     process = writer(path, "killed", 100_000)
     assert process.stdout is not None

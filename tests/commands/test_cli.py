@@ -203,6 +203,7 @@ def test_a_prompt_longer_than_the_context(loaded_shallow_starter: Engine) -> Non
     assert_one_line_error(done, 1, "8192", "shorten")
 
 
+@pytest.mark.e2e
 @pytest.mark.usefixtures("shallow_store")
 def test_interrupt_ends_cleanly_with_what_was_said() -> None:
     command = [*AKUNU, "run", "Tell me a very long story.", "--max-tokens", "2000"]
@@ -222,6 +223,7 @@ def test_interrupt_ends_cleanly_with_what_was_said() -> None:
     assert b"Traceback" not in err
 
 
+@pytest.mark.e2e
 @pytest.mark.usefixtures("shallow_store")
 def test_interrupt_while_loading_is_quiet() -> None:
     process = subprocess.Popen(
@@ -234,6 +236,7 @@ def test_interrupt_while_loading_is_quiet() -> None:
     assert b"Traceback" not in err
 
 
+@pytest.mark.e2e
 @pytest.mark.usefixtures("shallow_store")
 def test_a_closed_pipe_is_quiet() -> None:
     process = subprocess.Popen(

@@ -95,6 +95,7 @@ def test_two_at_once_fetch_once(environment: dict[str, str], server: Hub) -> Non
     assert "verified" in run_here("models", "verify").stdout
 
 
+@pytest.mark.e2e
 def test_ctrl_c_and_a_kill_leave_something_to_go_on_from(
     environment: dict[str, str], server: Hub, tmp_path: Path
 ) -> None:

@@ -215,6 +215,7 @@ def test_a_model_that_does_not_load(tmp_path: Path, tiny: Path) -> None:
     assert error.count(b"\n") == 1
 
 
+@pytest.mark.e2e
 def test_a_reader_that_went_away_and_an_interrupt(tiny: Path) -> None:
     gone = Helper(tiny)
     assert gone.process.stdout is not None

@@ -240,6 +240,7 @@ def wait_for(process: subprocess.Popen[str], phase: str) -> None:
     raise AssertionError(f"ended before {phase}: {process.stderr and process.stderr.read()}")
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("phase", ["check", "import", "record"])
 def test_a_kill_is_cleaned_up_by_the_next_pull(offer: Any, wheel: Path, phase: str) -> None:
     with pulling(wheel, phase) as process:
@@ -262,6 +263,7 @@ def test_leftovers_of_dead_processes_are_removed_and_no_others(offer: Any, wheel
         assert sorted(leftovers()) == [f".partial-tiny-{process.pid}", "other"]
 
 
+@pytest.mark.e2e
 def test_of_two_pulls_at_once_the_second_finds_it_done(offer: Any, wheel: Path) -> None:
     with pulling(wheel, "no phase") as first, pulling(wheel, "no phase") as second:
         outputs = [process.communicate(timeout=120)[0].split("\n") for process in (first, second)]

@@ -126,6 +126,7 @@ def test_a_request_that_is_none(server: Server) -> None:
     assert server.ask("/health") == {"status": "ok"}
 
 
+@pytest.mark.e2e
 def test_a_signal_ends_it_after_the_answer_that_runs(server: Server) -> None:
     """The last test: within the time for that; what takes longer is told that the server ends."""
     endless = {"logit_bias": {str(token): -100.0 for token in range(3)}}  # no end of a text

@@ -193,7 +193,7 @@ async def hold(name: str, kind: str, length: int, directory: Path) -> dict[str, 
     ("name", "kind"), [*zip(CONVERSATIONS, itertools.cycle(["qwen3_next", "llama"]), strict=False)]
 )
 async def test_a_turn_reads_what_is_new(name: str, kind: str, directory: Path) -> None:
-    await hold(name, kind, 2000, directory)
+    await hold(name, kind, 1200, directory)
 
 
 @pytest.mark.slow

@@ -225,15 +225,19 @@ async def test_an_answer_looks_the_same_wherever_it_was_when_it_was_first_seen()
     """One that grows behind the screen is drawn from its middle when it comes back."""
     looks = []
     async with chat(size=(80, 60)) as it:
-        for cut in [len(ANSWER), *range(0, len(ANSWER), 7)]:
+        for cut, step in (
+            (len(ANSWER), 1),
+            (0, 7),
+            (1, 31),
+            *((cut, 200) for cut in range(40, 430, 67)),
+        ):
             view = AnswerMarkdown(ANSWER[:cut])
             view.styles.height = "auto"
             mounted = it.app.screen.mount(view, before=0)
             if cut % 2:
                 await mounted  # else more comes before it is mounted
-            middle = (cut + len(ANSWER)) // 2
-            await view.append(ANSWER[cut:middle])
-            await view.append(ANSWER[middle:])
+            for start in range(cut, len(ANSWER), step):
+                await view.append(ANSWER[start : start + step])
             await mounted
             await it.pilot.pause()
             looks.append(on_screen(it))
