@@ -20,9 +20,10 @@ chat: setup ## talk to the starter model (sets up all it needs first)
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	@$(BIN)/akunu chat
 
-# One more than the cores of a small machine: many a test waits, for a process or a terminal.
+# More than the cores of a small machine: many a test waits, for a process or a terminal.
 WORKERS := 3
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS)
+test: WORKERS := 4
 test: $(VENV)/.installed-dev ## run the tests (sets up all they need first)
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	@$(PYTEST) --dist loadfile --no-loadscope-reorder -m "not slow and not e2e"
