@@ -20,10 +20,9 @@ chat: setup ## talk to the starter model (sets up all it needs first)
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	@$(BIN)/akunu chat
 
-# More than the cores of a small machine: many a test waits, for a process or a terminal.
+# One more than the cores of a small machine: many a test waits, for a process or a terminal.
 WORKERS := 3
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS)
-test: WORKERS := 4
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 test: $(VENV)/.installed-dev ## run the tests (sets up all they need first)
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	@$(PYTEST) --dist loadfile --no-loadscope-reorder -m "not slow and not e2e"
