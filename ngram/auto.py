@@ -189,10 +189,11 @@ class AutoDrafter:
         costs = self._costs(gained, chances[ahead:])
         rate = gained / self.curve.pipelined(self._context)
         ongoing = found == HORIZON + ahead
-        terms = self._terms(costs, rate, limit, ongoing=ongoing)
-        if any(network.competes(longest, terms) for network in self.networks):
-            trust = min(1.0, self._held / self._promised)
-            chances = [trust * chance for chance in chances]
+        if self.networks:
+            terms = self._terms(costs, rate, limit, ongoing=ongoing)
+            if any(network.competes(longest, terms) for network in self.networks):
+                trust = min(1.0, self._held / self._promised)
+                chances = [trust * chance for chance in chances]
         coming = chances[ahead:]
         if ahead:  # a draft behind the step under way needs that one's token to be guessed right
             chances[:2] = [chances[0] * chances[1]] if found > 1 else []
