@@ -131,8 +131,7 @@ def roll_back(cache: Cache, before: PassState, written: int, kept: int) -> int:
 
     Returns how many of those rows the cache holds then: `kept`, or 0 for recurrent state.
     """
-    if isinstance(cache, SharedCache):
-        cache.note("roll_back", written, kept)
+    _note(cache, "roll_back", written, kept)
     if not is_recurrent(cache):
         _trim_all(cache, written - kept)
         return kept
@@ -154,8 +153,7 @@ def holds(cache: Cache, length: int) -> bool:
 
 def trim(cache: Cache, rows: int) -> None:
     """Takes the last `rows` rows away; see `can_trim`."""
-    if isinstance(cache, SharedCache):
-        cache.note("trim", rows)
+    _note(cache, "trim", rows)
     _trim_all(cache, rows)
 
 
@@ -207,8 +205,7 @@ def compact(cache: Cache) -> Cache:
 
 def detached(cache: Cache) -> Cache:
     """The same cache, in memory of its own."""
-    if isinstance(cache, SharedCache):
-        cache.note("detach")
+    _note(cache, "detach")
     for entry in leaves(cache):
         vars(entry).update(
             tree_map(
@@ -222,8 +219,7 @@ def detached(cache: Cache) -> Cache:
 
 def shrink(cache: Cache) -> None:
     """Gives back the room that it has to write into, a layer at a time."""
-    if isinstance(cache, SharedCache):
-        cache.note("shrink")
+    _note(cache, "shrink")
     for entry in leaves(cache):
         vars(entry).update(vars(detached([_compact(entry)])[0]))
 
@@ -366,6 +362,11 @@ def _can_trim(entry: Any, rows: int) -> bool:
     if type(entry) is RotatingKVCache:
         return bool(entry.offset <= entry.max_size and rows <= entry.offset)
     return type(entry) in GROWING
+
+
+def _note(cache: Cache, done: str, *numbers: int) -> None:
+    if isinstance(cache, SharedCache):
+        cache.note(done, *numbers)
 
 
 def _trim_all(cache: Cache, rows: int) -> None:
