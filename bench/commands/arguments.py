@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from akunu_py.bench.curve import CURVES
 from akunu_py.types import DEFAULT_MODEL, WEIGHT_MODES
 
 
@@ -43,6 +44,16 @@ def percent(text: str) -> float:
 def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default=DEFAULT_MODEL, metavar="NAME_OR_PATH")
     parser.add_argument("--weights", choices=WEIGHT_MODES, default="auto")
+
+
+def add_curve(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--curve",
+        default="m5max",
+        metavar="CURVE",
+        help=f"what passes cost: {', '.join(CURVES)}, points such as 1:1,3:1.11,5:1.42, or both: "
+        "m5max,33:7",
+    )
 
 
 def add_format(parser: argparse.ArgumentParser) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from akunu_py.arguments import positive
-from akunu_py.bench.commands.arguments import add_format, add_model
+from akunu_py.bench.commands.arguments import add_curve, add_format, add_model
 from akunu_py.bench.commands.output import progress, show
-from akunu_py.bench.curve import CURVES, parse_curve
+from akunu_py.bench.curve import parse_curve
 from akunu_py.errors import UsageError
 from akunu_py.types import LoadOptions
 
@@ -21,12 +21,7 @@ SUMMARY = "completing code: what drafting from the buffer is worth, what a keyst
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--curve",
-        default="m5max",
-        metavar="CURVE",
-        help=f"costs to plan with: {', '.join(CURVES)}, or points such as 1:1,3:1.11,5:1.42",
-    )
+    add_curve(parser)
     parser.add_argument(
         "--live",
         type=int,

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from akunu_py.arguments import positive
-from akunu_py.bench.commands.arguments import add_format, add_model
+from akunu_py.bench.commands.arguments import add_curve, add_format, add_model
 from akunu_py.bench.commands.output import print_line, show
-from akunu_py.bench.curve import CURVES, parse_curve
+from akunu_py.bench.curve import parse_curve
 from akunu_py.bench.workloads import load_workloads
 from akunu_py.errors import UsageError
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, DRAFT_MODES, LoadOptions
@@ -26,12 +26,7 @@ SUMMARY = "count the passes over recorded answers, without a model: the noise-fr
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", nargs="?", metavar="TRACES", help="a trace file, gzipped or not")
-    parser.add_argument(
-        "--curve",
-        default="m5max",
-        metavar="CURVE",
-        help=f"{', '.join(CURVES)}, points such as 1:1,3:1.11,5:1.42, or both: m5max,33:7",
-    )
+    add_curve(parser)
     parser.add_argument(
         "--device",
         nargs="?",

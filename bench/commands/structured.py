@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 
 from akunu_py.arguments import positive
-from akunu_py.bench.commands.arguments import add_format, add_model
+from akunu_py.bench.commands.arguments import add_curve, add_format, add_model
 from akunu_py.bench.commands.output import progress, show
-from akunu_py.bench.curve import CURVES, parse_curve
+from akunu_py.bench.curve import parse_curve
 from akunu_py.types import LoadOptions
 
 SUMMARY = "tokens a pass of answers in JSON: drafted from the grammar, from n-grams, from both"
@@ -23,12 +23,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="JSON schemas with valid instances, as JSONSchemaBench has them, gzipped or not: "
         "these are the answers then",
     )
-    parser.add_argument(
-        "--curve",
-        default="m5max",
-        metavar="CURVE",
-        help=f"costs to plan with: {', '.join(CURVES)}, or points such as 1:1,3:1.11,5:1.42",
-    )
+    add_curve(parser)
     parser.add_argument("--max-tokens", type=positive, default=96, metavar="N", help="of an answer")
     add_model(parser)
     add_format(parser)
