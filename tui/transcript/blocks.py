@@ -112,7 +112,7 @@ class _List(MarkdownList):
             yield from (ListRow(item, symbol) for item, symbol in self._items)
 
     async def _update_from_block(self, block: MarkdownBlock) -> None:
-        if not isinstance(block, _List) or type(block) is not type(self):
+        if type(block) is not type(self):
             await super()._update_from_block(block)
             return
         self._blocks = block._blocks
