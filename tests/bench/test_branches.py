@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from akunu_py.bench.branches import Branches, best_shape, follow, multi_round, pick
 from akunu_py.bench.curve import parse_curve
 from akunu_py.decoding.sampling import draw
+from tests.support.branches import Branches, best_shape, follow, multi_round, pick
 from tests.support.chi_square import p_value
 
 VOCABULARY, RUNS, DEPTH = 6, 1500, 3

@@ -48,6 +48,14 @@ class Cached:
 def build(name: str, **more: int) -> Any:
     """The tiny model of the family, with `more` arguments or others."""
     family = FAMILIES[name]
+    model, _ = make(family, **more)
+    model.eval()
+    mx.eval(model.parameters())
+    return Cached(model, family.caches) if family.caches else model
+
+
+def make(family: Family, **more: Any) -> tuple[Any, dict[str, Any]]:
+    """A new tiny model of the family, with `more` arguments or others, and its configuration."""
     module = importlib.import_module(f"mlx_lm.models.{family.module}")
     args = {**COMMON, **family.args, **more, "model_type": family.module}
     if family.inner:
@@ -55,9 +63,7 @@ def build(name: str, **more: int) -> Any:
     mx.random.seed(family.seed)
     model = module.Model(module.ModelArgs.from_dict(args))
     model.update(tree_map_with_path(partial(_randomise, family), model.parameters()))
-    model.eval()
-    mx.eval(model.parameters())
-    return Cached(model, family.caches) if family.caches else model
+    return model, args
 
 
 def _randomise(family: Family, path: str, weight: mx.array) -> mx.array:

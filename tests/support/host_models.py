@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten, tree_map_with_path
+from mlx.utils import tree_flatten
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from tests.support.families import _randomise
-from tests.support.family_table import COMMON, FAMILIES, Family
+from tests.support.families import make
+from tests.support.family_table import FAMILIES, Family
 from tests.support.tiny import VOCABULARY
 
 _MORE = {"num_hidden_layers": 4, "num_key_value_heads": 4}  # so that 4 ranks have something each
@@ -162,13 +160,7 @@ def write_named(directory: Path, name: str) -> None:
 def write_family(directory: Path, family: Family, **more: Any) -> None:
     """Writes a model of the family, with `more` arguments or others, and a tokenizer to which every
     token is a number."""
-    module = importlib.import_module(f"mlx_lm.models.{family.module}")
-    args = {**COMMON, **family.args, **more, "model_type": family.module}
-    if family.inner:
-        args = {family.inner: args, "model_type": family.module}
-    mx.random.seed(family.seed)
-    model = module.Model(module.ModelArgs.from_dict(args))
-    model.update(tree_map_with_path(partial(_randomise, family), model.parameters()))
+    model, args = make(family, **more)
     weights = dict(tree_flatten(model.parameters()))
     mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
     (directory / "config.json").write_text(json.dumps(args))
