@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -230,9 +231,17 @@ def test_interrupt_while_loading_is_quiet() -> None:
         [*AKUNU, "run", "hi"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     time.sleep(0.3)
-    process.send_signal(signal.SIGINT)
+    # Without Metal, MLX looks for a compiler with system(), and C ignores interrupts until that
+    # returns: for these milliseconds a person has to press again.
+    presses = 0
+    while process.poll() is None:
+        presses += 1
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=5)
     _, err = process.communicate(timeout=60)
     assert process.returncode in (130, -signal.SIGINT)
+    assert presses <= 2
     assert b"Traceback" not in err
 
 
