@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,6 +15,7 @@ from akunu_py.types import (
     DEFAULT_DRAFT_TOKENS,
     DEFAULT_MAX_TOKENS,
     DRAFT_MODES,
+    NETWORK_MODES,
     WEIGHT_MODES,
     Constraint,
     GenerateOptions,
@@ -121,8 +123,19 @@ def add_hosts(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def check_hosts(hosts: str | None, drafts: Iterable[str] = (), **others: object) -> None:
+    """Raises UsageError where a model is to be divided, and what does not go with that is asked
+    for. drafts: modes of drafting. others: what other options were given, by their names."""
+    given = [f"--{name.replace('_', '-')}" for name, value in others.items() if value]
+    given += [f"--draft {mode}" for mode in drafts if mode in NETWORK_MODES]
+    if hosts and given:
+        raise UsageError(f"{given[0]} and --hosts do not go together; leave one of them out")
+
+
 def loading_from(args: argparse.Namespace) -> LoadOptions:
-    """How a model shall be loaded."""
+    """How a model shall be loaded. Raises UsageError for what does not go together."""
+    hosts = getattr(args, "hosts", None)
+    check_hosts(hosts, [args.draft], kv_bits=args.kv_bits, draft_model=args.draft_model)
     return LoadOptions(
         args.weights,
         args.kv_bits,
@@ -131,7 +144,7 @@ def loading_from(args: argparse.Namespace) -> LoadOptions:
         args.cache_memory,
         args.memory,
         args.draft_model,
-        getattr(args, "hosts", None),
+        hosts,
     )
 
 

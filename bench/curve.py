@@ -106,6 +106,7 @@ def measure_curve(
             kvcache.roll_back(target.cache, before, count, 0)
             if round_ >= 0:
                 seconds[count].append(elapsed)
+    target.rest()
     mx.clear_cache()
     return {count: statistics.median(times) for count, times in seconds.items()}
 

@@ -147,7 +147,8 @@ class Throughput:
 
 @dataclass(slots=True)
 class Result:
-    """One run. complete: False where it was interrupted. load_s: seconds that the model took.
+    """One run. complete: False where it was interrupted. lost: which host of a divided model did
+    that, "" for none. load_s: seconds that the model took.
 
     curve_s: seconds of a pass by rows, with `curve_context` tokens in the cache.
     """
@@ -157,6 +158,7 @@ class Result:
     model: dict[str, Any] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
     complete: bool = False
+    lost: str = ""
     load_s: float = 0.0
     curve_context: int = 0
     curve_s: dict[int, float] = field(default_factory=dict)
@@ -181,6 +183,8 @@ class Result:
     def as_dict(self) -> dict[str, Any]:
         """Everything, and the figures derived from it, ready for JSON."""
         content = {"format": FORMAT} | asdict(self)
+        if not self.lost:
+            del content["lost"]
         content["curve_s"] = {str(rows): seconds for rows, seconds in self.curve_s.items()}
         for part in ("throughput", "runs"):
             content[part] = [to_file_keys(entry) for entry in content[part]]
@@ -312,19 +316,30 @@ def merged(results: Sequence[Result]) -> list[Result]:
 
 
 def describe_model(engine: Engine) -> dict[str, Any]:
-    """size_bytes: of the weights as they lie in memory."""
+    """size_bytes: of the weights as they lie in memory. hosts: what each rank of a divided model
+    holds, in words."""
     import mlx.core as mx
     from mlx.utils import tree_flatten
     from mlx_lm.utils import get_total_parameters
 
-    arrays = [value for _, value in tree_flatten(engine.model.parameters())]
-    return {
+    from akunu_py.decoding import device
+    from akunu_py.models.mlx_loader import load_model
+
+    model, ring = engine.model, engine.ring
+    if ring is not None:  # nothing is read of the whole model
+        model = load_model(engine.path)[0]
+        device.convert_weights(model, ring.weights)
+    arrays = [value for _, value in tree_flatten(model.parameters())]
+    described = {
         "name": engine.name,
         "weights": engine.weights,
-        "params": int(get_total_parameters(engine.model)),
+        "params": int(get_total_parameters(model)),
         "size_bytes": sum(value.nbytes for value in arrays if isinstance(value, mx.array)),
         "kv_bits": engine.kv_bits,
     }
+    if ring is not None:
+        described["hosts"] = [f"{ring.hosts.label(n)}: {what}" for n, what in enumerate(ring.holds)]
+    return described
 
 
 def describe_machine() -> dict[str, Any]:

@@ -36,14 +36,14 @@ from akunu_py.bench.result import (
     today,
 )
 from akunu_py.bench.runners import PLAIN, Conditions, Run, Runner, peers
-from akunu_py.bench.runners.akunu import Akunu
+from akunu_py.bench.runners.akunu import OFF, Akunu
 from akunu_py.bench.runners.mlx_lm import MlxLm, MlxLmDraftModel
 from akunu_py.bench.trace import Trace, load_trace
 from akunu_py.bench.workloads import Workload
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.networks.offers import check_mode
 from akunu_py.decoding.session import Session
-from akunu_py.errors import UsageError
+from akunu_py.errors import HostLost, UsageError
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.memory import CAPACITY_BITS, Memory
 from akunu_py.types import DraftMode, GenerateOptions
@@ -88,8 +88,8 @@ class Plan:
 def run_speed(
     engine: Engine, setup: Setup, plan: Plan, command: str, progress: Callable[[str], None]
 ) -> Result:
-    """Measures it all. After an interruption (KeyboardInterrupt) the result holds what was
-    measured, and is marked as not complete.
+    """Measures it all. After an interruption (KeyboardInterrupt), or where another host of the
+    model was lost, the result holds what was measured, and is marked as not complete.
 
     Raises UsageError for what cannot be measured, before anything is.
     """
@@ -115,22 +115,37 @@ def run_speed(
                 memories |= make_memories(engine, plan, trace, progress)
             measure(engine, runners, plan, result.runs, progress)
         result.complete = True
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, HostLost, RuntimeError) as error:
+        result.lost = _why_ended(engine, error)
         result.runs = [series for series in result.runs if series.repeats or series.failed]
         result.throughput = [test for test in result.throughput if test.rates]
     progress("")
     return result
 
 
+def _why_ended(engine: Engine, error: BaseException) -> str:
+    """Which other host was lost, "" for an interruption. Raises `error` where it is neither."""
+    if not isinstance(error, RuntimeError):
+        return str(error)
+    lost = engine.ring.explain(error) if engine.ring else None
+    if lost is None:
+        raise error
+    return str(lost)
+
+
 def make_runners(
     engine: Engine, setup: Setup, curve: CostCurve, memories: Mapping[str, Memory]
 ) -> list[Runner]:
-    """mlx-lm's plain loop first. Ours share `curve`, as they do in use, and read `memories`.
+    """mlx-lm's plain loop first; of a divided model, which it cannot run, our own. Ours share
+    `curve`, as they do in use, and read `memories`.
 
     A peer that is not installed is a runner that fails. Raises UsageError where the draft model
     does not go with the engine's.
     """
+    modes = list(setup.modes)
     runners: list[Runner] = [MlxLm(engine)]
+    if engine.ring is not None:
+        runners, modes = [], [OFF, *(mode for mode in modes if mode != OFF)]
     if setup.draft_model is not None:
         runners.append(MlxLmDraftModel(engine, setup.draft_model))
         drafted = engine.drafted_by(setup.draft_model)
@@ -138,7 +153,7 @@ def make_runners(
             Akunu(drafted, "model", curve, name="draft model"),
             Akunu(drafted, "auto", curve, name="auto + draft model"),
         ]
-    for mode in setup.modes:
+    for mode in modes:
         if mode == MEMORY:
             runners.append(Akunu(engine, "auto", curve, memory=memories))
         elif mode == "fixed":
@@ -261,7 +276,7 @@ def _compare_outputs(engine: Engine, group: Sequence[Series], answers: dict[str,
         run, reference = answers.get(series.runner), answers.get(series.reference or "")
         if run is None or reference is None:
             continue
-        same_weights = series.baseline == PLAIN
+        same_weights = series.baseline in (PLAIN, OFF)
         divergence = first_divergence(engine if same_weights else None, reference.turns, run.turns)
         series.identical = series.identical is not False and divergence is None
         if divergence is not None and series.difference is None:
@@ -337,6 +352,8 @@ def run_tests(
     """Appends two series for each test to `into`; they grow while it measures."""
     endless = replace(engine, stop_tokens=frozenset())
     loops = {PLAIN: _time_mlx_lm, OURS: _time_akunu}
+    if engine.ring is not None:
+        del loops[PLAIN]  # which cannot run a divided model
     for test in tests:
         rows = {name: Throughput(test.name, name) for name in loops}
         into += rows.values()

@@ -11,7 +11,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from akunu_py import crashes, paths
-from akunu_py.arguments import add_generation, loading_from, options_from
+from akunu_py.arguments import (
+    add_generation,
+    add_hosts,
+    check_hosts,
+    loading_from,
+    options_from,
+)
+from akunu_py.commands.own_server import OwnServer
 from akunu_py.commands.server_option import add_server, is_address, name_at, server_for
 from akunu_py.errors import AkunuError, UnknownModel, UsageError
 from akunu_py.interrupts import exit_without_teardown
@@ -44,12 +51,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     # Not greedy, as the settings say: a small model goes round in circles, and a user notices.
     add_generation(parser, temperature=None, top_p=0.95)
     add_server(parser)
+    add_hosts(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     require_terminal()
     settings, problems = read_settings()
-    server = args.server or settings.server
+    own = own_server(args)
+    server = "off" if own else args.server or settings.server
     model: store.StoredModel | None = None
     if is_address(server):
         wanted = name_at(server, args.model)
@@ -67,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
     name = model.name if model else wanted
     learned_states: list[LearnedState] = []
-    session = session_thread(args, settings, name, model, server, learned_states)
+    session = session_thread(args, settings, name, model, server, learned_states, own)
     store_thread = StoreThread(paths.conversations_file())
     remembered = recall(paths.chat_file())
     app = ChatApp(
@@ -100,10 +109,24 @@ def run(args: argparse.Namespace) -> int:
     if all_saved and app.conversation.turns:
         name = app.conversation.tree.conversation[:_ID_DIGITS]
         say(f"to continue this chat: akunu --resume {name}", error=True)
+    if own is not None:
+        own.close()
     if not (app.close_downloads(_TIMEOUT_S) and session.close(_TIMEOUT_S) and all_saved):
         exit_without_teardown(code)  # the screen is restored, and nothing is left to be written
     print_warnings(warning for state in learned_states for warning in state.warnings)
     return code
+
+
+def own_server(args: argparse.Namespace) -> OwnServer | None:
+    """For a model that is to be divided. Raises UsageError for what does not go with that."""
+    if not args.hosts:
+        return None
+    check_hosts(args.hosts, server=args.server)
+    loading_from(args)
+    from akunu_py.decoding.hosts.hostfile import read_hosts
+
+    read_hosts(args.hosts)
+    return OwnServer(args)
 
 
 def settings_and_model(
@@ -132,10 +155,11 @@ def session_thread(
     model: store.StoredModel | None,
     server: str,
     learned_states: list[LearnedState],
+    own: OwnServer | None = None,
 ) -> SessionThread:
     """The thread that loads `model` or others of the store, unless a server has them (`server` is
-    what `--server` says); what they have learned is appended to `learned_states`. The imports are
-    in the thread, because they alone take seconds."""
+    what `--server` says) or shall have them (`own`); what they have learned is appended to
+    `learned_states`. The imports are in the thread, because they alone take seconds."""
     from akunu_py.tui.session_thread import SessionThread
 
     def load(wanted: str) -> ChatModel:
@@ -146,11 +170,19 @@ def session_thread(
         loading, stored = loading_from(args), None
         if not is_address(choice):  # a server elsewhere may have what this machine has not
             stored = model if model and wanted == model.name else store.resolve(wanted)
+        remember = settings.memory and not args.no_memory
+        if own is not None:
+            from akunu_py.serve.own.chat import ServedChat
+
+            client, served = own.have(stored or store.resolve(wanted))
+            note = "\n".join(filter(None, (own.holds(), served.model.note)))
+            facts = replace(served.model, server="", note=note)
+            return ServedChat(client, facts, remember=remember)
         if found := server_for(choice, wanted, stored, loading):
             from akunu_py.serve.own.chat import ServedChat
 
-            client, facts = found
-            return ServedChat(client, facts.model, remember=settings.memory and not args.no_memory)
+            client, served = found
+            return ServedChat(client, served.model, remember=remember)
         from akunu_py.decoding.load import load_found, load_learned
 
         engine = load_found(stored or store.resolve(wanted), loading, settings)

@@ -40,6 +40,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     pull.add_argument("--name", dest="as_name", metavar="NAME", help="what to call it here")
     pull.add_argument("--if-missing", action="store_true", help="say nothing where it is here")
+    pull.add_argument(
+        "--hosts", metavar="FILE", help="then on the other hosts of mlx.launch's hostfile, by ssh"
+    )
     suited = add("recommend", "the best models for this machine's memory, and why")
     suited.add_argument("--memory", metavar="16G", help="for a Mac with so much memory")
     suited.add_argument("--format", choices=("text", "json"), default="text")
@@ -130,21 +133,30 @@ def list_models(args: argparse.Namespace) -> None:
 
 
 def pull_model(args: argparse.Namespace) -> None:
-    """Fetches a model with progress, unless it is here and whole. Ctrl-C keeps what came."""
-    from akunu_py.commands.progress import watched
+    """Fetches a model with progress, unless it is here and whole; then other hosts do. Ctrl-C keeps
+    what came."""
+    from akunu_py.commands.progress import progress_bar, watched
     from akunu_py.models.pull import find_installed, pull
 
-    if here := find_installed(args.name, args.as_name):
-        if not args.if_missing:
-            say(f"{here.name} is here already ({human_size(here.size)}): {here.path}")
-        return
+    if args.hosts:
+        from akunu_py.commands.pull_hosts import pull_on_hosts
+        from akunu_py.decoding.hosts.hostfile import read_hosts
+
+        hosts = read_hosts(args.hosts)
     try:
-        with watched() as on_progress:
-            model = pull(args.name, on_progress, name=args.as_name)
+        if model := find_installed(args.name, args.as_name):
+            if not args.if_missing:
+                say(f"{model.name} is here already ({human_size(model.size)}): {model.path}")
+        else:
+            with watched() as on_progress:
+                model = pull(args.name, on_progress, name=args.as_name)
+            say(f"{model.name} is ready ({human_size(model.size)}): {model.path}", error=True)
+        if args.hosts:
+            with progress_bar() as progress:
+                pull_on_hosts(hosts, model, progress)
     except KeyboardInterrupt:
         say(f"stopped; to go on: akunu models pull {args.name}", error=True)
         raise
-    say(f"{model.name} is ready ({human_size(model.size)}): {model.path}", error=True)
 
 
 def recommend_models(args: argparse.Namespace) -> None:

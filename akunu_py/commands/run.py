@@ -16,6 +16,7 @@ from akunu_py.arguments import (
     add_constraint,
     add_generation,
     add_hosts,
+    check_hosts,
     constraint_from,
     options_from,
 )
@@ -54,8 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.hosts and args.prompt_cache:
-        raise UsageError("--prompt-cache and --hosts do not go together; leave one of them out")
+    check_hosts(args.hosts, prompt_cache=args.prompt_cache)
     prompt = read_prompt(args.prompt)
     options = options_from(args)
     constraint = constraint_from(args)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import secrets
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from akunu_py.arguments import add_drafting, add_hosts, add_loading, positive
+from akunu_py.arguments import add_drafting, add_hosts, add_loading, loading_from, positive
 from akunu_py.errors import UsageError
+from akunu_py.interrupts import exit_without_teardown
 from akunu_py.models import store
 from akunu_py.settings import load_settings
 from akunu_py.text import print_warnings
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 8012  # where llama.vim and llama.vscode look
 KEY_VARIABLE = "AKUNU_API_KEY"
+_END_S = 9.0  # beyond --grace, that ending may take once stdin has ended
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -63,6 +67,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--log-content", action="store_true", help="print what is asked and answered, too"
     )
+    parser.add_argument(
+        "--until-eof", action="store_true", help="end when stdin does, with who started it"
+    )
     add_drafting(parser.add_argument_group("drafting"))
     add_loading(parser)
     add_hosts(parser)
@@ -85,6 +92,11 @@ def _add_access(group: argparse._ArgumentGroup) -> None:
 def run(args: argparse.Namespace) -> int:
     found = store.resolve(args.model or load_settings().model)
     store.check(found)
+    loading_from(args)  # raises before a port is taken
+    if args.until_eof:
+        threading.Thread(
+            target=_end_with_input, args=(args.grace,), name="stdin", daemon=True
+        ).start()
     if not 0 <= args.port < 65536:
         raise UsageError(f"expected a port from 0 to 65535, got {args.port}")
     key = os.environ.get(KEY_VARIABLE, "") if args.api_key is None else args.api_key
@@ -151,6 +163,15 @@ def _load(
         engine.ring.on_lost = on_lost
     learned.append(load_learned(engine, no_memory=args.no_memory))
     return Session(engine, learned[-1])
+
+
+def _end_with_input(grace: float) -> None:
+    with contextlib.suppress(OSError):
+        while os.read(0, 4096):
+            pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(grace + _END_S)
+    exit_without_teardown(1)
 
 
 def _start_again() -> None:

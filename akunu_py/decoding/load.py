@@ -86,9 +86,6 @@ def load_found(
 
 def _load_divided(divided: str, found: store.StoredModel, options: LoadOptions) -> Engine:
     """Among hosts. What drafts is what this one alone can know: the texts."""
-    for name, given in (("--kv-bits", options.kv_bits), ("--draft-model", options.draft_model)):
-        if given:
-            raise UsageError(f"{name} and --hosts do not go together; leave one of them out")
     from akunu_py.decoding.engine import Engine
     from akunu_py.decoding.hosts.hostfile import read_hosts
     from akunu_py.decoding.hosts.ring import Ring

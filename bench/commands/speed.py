@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from akunu_py.arguments import positive
+from akunu_py.arguments import add_hosts, check_hosts, positive
 from akunu_py.bench.commands.arguments import add_model, lengths, temperature
 from akunu_py.bench.commands.output import exit_code, progress
 from akunu_py.bench.workloads import NAMES, load_workloads
-from akunu_py.errors import UsageError
+from akunu_py.errors import HostLost, UsageError
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, LoadOptions
 
 SUMMARY = "tokens/s beside other loops, in one process on the same weights"
@@ -49,6 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     others.add_argument("--transformers", type=Path, metavar="FOLDER", help="needs torch")
     parser.add_argument("--repeats", type=positive, default=3, metavar="N")
     add_model(parser)
+    add_hosts(parser)
     parser.add_argument(
         "--format",
         choices=("text", "md", "csv", "json", "jsonl"),
@@ -70,7 +71,8 @@ def run(options: argparse.Namespace) -> int:
     workloads = [] if wanted == ["none"] else load_workloads(wanted)
     if not workloads and not by_length:
         raise UsageError("nothing to measure: name a workload, or lengths with -p and -n")
-    engine = load_engine(options.model, LoadOptions(options.weights))
+    check_hosts(options.hosts, options.draft or (), draft_model=options.draft_model)
+    engine = load_engine(options.model, LoadOptions(options.weights, hosts=options.hosts))
     small = (
         load_engine(options.draft_model, LoadOptions(options.weights))
         if options.draft_model
@@ -97,4 +99,6 @@ def run(options: argparse.Namespace) -> int:
     if options.output:
         result.save(options.output)
     print_speed(result, options.format)
+    if result.lost:
+        raise HostLost(result.lost)
     return exit_code(not result.complete)

@@ -188,6 +188,8 @@ def theory_table(result: Result) -> Table:
 def notes(result: Result) -> list[str]:
     """What cells have no room for: ties that flipped, loops, failures, an interruption."""
     lines = []
+    if hosts := result.model.get("hosts"):
+        lines.append(f"divided, {'; '.join(hosts)}: mlx-lm's own loop does not run, off is 1.00")
     if any(series.loop is not None for series in result.runs):
         lines.append("* the answer ends in a loop, which any drafter follows; not a typical speed")
     for series in result.runs:

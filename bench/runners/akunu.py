@@ -34,9 +34,9 @@ class Akunu:
 
     curve: what is known of the costs of passes; what the runs teach it stays.
     memory: answers that may be known beforehand, by workload; it is read, and learns nothing.
+    baseline: mlx-lm's loop, or our own plain one where a model is divided, which no other loop is.
     """
 
-    baseline = PLAIN
     foreign = False
 
     def __init__(
@@ -51,14 +51,16 @@ class Akunu:
     ) -> None:
         self._engine, self._mode, self._curve, self._memory = engine, mode, curve, memory
         self._networks: dict[str, LearnedNetwork] = {}  # what is learned of them stays, too
+        self.baseline = PLAIN if engine.ring is None else OFF
         self._draft_tokens = draft_tokens or DEFAULT_DRAFT_TOKENS
         self.name: str = name or (mode if memory is None else f"{mode} + memory")
         if draft_tokens is not None:
             self.name += f" {draft_tokens}"
 
     def reference(self, temperature: float) -> str | None:
-        """At temperature 0 mlx-lm's loop; above it our own plain loop, which draws likewise."""
-        return PLAIN if temperature == 0 else None if self._mode == OFF else OFF
+        """At temperature 0 the baseline; above it our own plain loop, which draws likewise."""
+        reference = self.baseline if temperature == 0 else OFF
+        return None if reference == self.name else reference
 
     def run(self, workload: Workload, conditions: Conditions) -> Run:
         engine, run = self._engine, Run()

@@ -43,6 +43,20 @@ def ranks(process: subprocess.Popen[Any]) -> list[int]:
     return [pid for pid, parent, what in _all() if parent == process.pid and FOLLOWER in what]
 
 
+def below(process: int) -> list[int]:
+    """The processes that it started, and those that they did, its own children first."""
+    rows, found = _all(), [process]
+    for each in found:
+        found += [pid for pid, parent, _ in rows if parent == each]
+    return found[1:]
+
+
+def ranks_below(process: int) -> list[int]:
+    """Those of them that are ranks but the first."""
+    found = below(process)
+    return [pid for pid, _, what in _all() if pid in found and FOLLOWER in what]
+
+
 def all_gone(pids: Sequence[int], seconds: float) -> bool:
     """Whether they end in that time."""
     ends = time.monotonic() + seconds

@@ -157,6 +157,14 @@ def write_named(directory: Path, name: str) -> None:
     write_family(directory, family, num_layers=4, **more | {"num_key_value_heads": 4})
 
 
+def write_talking(directory: Path) -> None:
+    """Writes a llama with a chat template."""
+    write_named(directory, "llama")
+    file = directory / "tokenizer_config.json"
+    template = "{% for message in messages %}{{ message.content }} {% endfor %}"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": template}))
+
+
 def write_family(directory: Path, family: Family, **more: Any) -> None:
     """Writes a model of the family, with `more` arguments or others, and a tokenizer to which every
     token is a number."""

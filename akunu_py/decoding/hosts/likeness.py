@@ -8,7 +8,9 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from akunu_py.errors import DamagedModel
 from akunu_py.files import open_regular
+from akunu_py.models.manifest import FILE_NAME, read_manifest
 from akunu_py.version import __version__
 
 _WHOLE = 4 << 20  # bytes; of a larger file its ends and places between are read
@@ -38,16 +40,17 @@ def difference(here: dict[str, str], there: dict[str, str]) -> str:
 
 
 def files_digest(directory: Path) -> str:
-    """Of the names and sizes of a model's files and of what is in them: of large ones that is their
-    beginning and end and 64 pieces between, as reading all would take minutes."""
-    whole = hashlib.sha256()
+    """Of the names and sizes of a model's files, of what was in them when they came into the store,
+    and of what is in them now: of large ones that is their beginning and end and 63 pieces between,
+    as reading all would take minutes."""
+    whole, recorded = hashlib.sha256(), _recorded(directory)
     for path in sorted(directory.iterdir()):
         if path.suffix not in (".json", ".safetensors", ".jinja", ".model", ".txt", ".tiktoken"):
             continue
-        if path.name == "akunu.json":  # says when it was fetched, too
+        if path.name == FILE_NAME:  # says when it was fetched, too
             continue
         size = path.stat().st_size
-        whole.update(f"{path.name}\0{size}\0".encode())
+        whole.update(f"{path.name}\0{size}\0{recorded.get(path.name, '')}\0".encode())
         with open_regular(path) as file:
             if size <= _WHOLE:
                 whole.update(file.read())
@@ -56,3 +59,11 @@ def files_digest(directory: Path) -> str:
                 file.seek((size - _PIECE) * place // _PLACES, os.SEEK_SET)
                 whole.update(file.read(_PIECE))
     return whole.hexdigest()[:16]
+
+
+def _recorded(directory: Path) -> dict[str, str]:
+    """The hashes of all bytes, by file; none outside the store."""
+    try:
+        return {name: record.sha256 for name, record in read_manifest(directory).files.items()}
+    except DamagedModel:
+        return {}

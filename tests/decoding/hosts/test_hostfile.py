@@ -12,6 +12,7 @@ from akunu_py.decoding.hosts import division
 from akunu_py.decoding.hosts.hostfile import read_hosts
 from akunu_py.decoding.hosts.likeness import difference, likeness
 from akunu_py.errors import UnsupportedModel, UsageError
+from akunu_py.models.manifest import Manifest, record_files, write_manifest
 from tests.support.command import run_here
 from tests.support.host_models import write_named
 from tests.support.tiny import write_tiny_llama
@@ -90,10 +91,15 @@ def test_heads_that_do_not_divide_are_passed_on_whole(tmp_path: Path) -> None:
 
 def test_options_that_do_not_go_together(tmp_path: Path) -> None:
     write_named(tmp_path, "llama")
-    for more in (["--kv-bits", "8"], ["--draft-model", "x"], ["--prompt-cache", "y"]):
-        done = run_here("run", "--raw", "--hosts", "2", "--model", str(tmp_path), *more, "1 2")
+    options = ["--kv-bits 8", "--draft-model x", "--draft mtp", "--draft model", "--draft exit"]
+    commands = [f"run --raw {option} 1" for option in (*options, "--prompt-cache y")]
+    commands += [f"serve {option}" for option in options]
+    for command in commands:
+        name, *more = command.split()
+        done = run_here(name, "--hosts", "2", "--model", str(tmp_path), *more)
         assert done.returncode == 2
         assert "--hosts do not go together" in done.stderr
+        assert "holds" not in done.stderr
 
 
 def test_other_files_of_a_model_are_told_apart(tmp_path: Path) -> None:
@@ -108,3 +114,19 @@ def test_other_files_of_a_model_are_told_apart(tmp_path: Path) -> None:
     weights.write_bytes(data)
     assert "the model's files" in difference(before, likeness(tmp_path))
     assert "akunu: 1 here, 2 there" in difference({"akunu": "1"}, {"akunu": "2"})
+
+
+def test_so_are_large_files_by_the_hashes_of_the_store(tmp_path: Path) -> None:
+    found = []
+    for byte in (0, 1):
+        weights = bytearray(5 << 20)
+        weights[70_000] = byte  # where no piece is read
+        (tmp_path / "model.safetensors").write_bytes(weights)
+        found.append(likeness(tmp_path))
+        facts = {"source": "", "context_length": 1, "parameters": 1, "quantization": ""}
+        manifest = Manifest(name="x", created="", files=record_files(tmp_path), **facts)  # type: ignore[arg-type]
+        write_manifest(tmp_path, manifest)
+        found.append(likeness(tmp_path))
+        (tmp_path / "akunu.json").unlink()
+    assert difference(found[0], found[2]) == ""
+    assert "the model's files" in difference(found[1], found[3])

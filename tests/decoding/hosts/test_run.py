@@ -16,7 +16,7 @@ import pytest
 from akunu_py.decoding.hosts.hostfile import _free_ports
 from tests.support.command import AKUNU
 from tests.support.divided import PROMPT, all_gone, command, ranks, running
-from tests.support.host_models import write_named
+from tests.support.host_models import write_named, write_talking
 
 pytestmark = pytest.mark.e2e
 
@@ -119,6 +119,25 @@ def test_a_server_that_lost_a_host_says_so_and_starts_again(model: Path, whole: 
             process.kill()
     assert len(others) == 2
     assert all_gone(others, 5)
+
+
+def test_the_bench_measures_it_beside_itself(tmp_path: Path) -> None:
+    write_talking(tmp_path)
+    options = ["--hosts", "2", "--model", str(tmp_path), "--workload", "chat", "--max-tokens", "24"]
+    options += ["--draft", "auto", "--repeats", "1"]
+    done = subprocess.run(
+        [*AKUNU, "bench", "speed", *options, "-p", "8", "--format", "json"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [run["contestant"] for run in found["runs"]] == ["off", "auto"]
+    assert [run["identical"] for run in found["runs"]] == [None, True]
+    assert found["runs"][0]["speedup"] == 1
+    assert [test["contestant"] for test in found["throughput"]] == ["akunu"]
+    assert ["1/2 of each layer" in each for each in found["model"]["hosts"]] == [True, True]
 
 
 def _wait_for(stream: IO[str], words: str) -> None:

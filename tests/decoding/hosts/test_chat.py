@@ -1,0 +1,63 @@
+"""A chat with a model in two processes, in a real terminal: it goes on where one is lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.divided import all_gone, below, ranks_below
+from tests.support.host_models import write_talking
+from tests.support.terminal import Terminal, needs_tmux
+from tests.support.terminal import terminal as terminal  # a fixture
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> str:
+    model = tmp_path / "llama"
+    model.mkdir()
+    write_talking(model)
+    keep = f"XDG_DATA_HOME={tmp_path}/home XDG_CONFIG_HOME={tmp_path}/home"
+    chat = f"{sys.executable} -m akunu_py chat --temperature 0 --no-memory"
+    return f'clear; {keep} {chat} --max-tokens 4000 --hosts 2 {model}; echo "code=$?"'
+
+
+@needs_tmux
+def test_a_chat_goes_on_after_a_host_was_lost(terminal: Terminal, command: str) -> None:
+    terminal.type(command, "Enter")
+    terminal.wait_for("rank 1 on 127.0.0.1 holds 1/2 of each layer")
+    terminal.type("1 2 3", "Enter")
+    terminal.wait_for("answering")
+    before = ranks_below(int(terminal.shell()))
+    assert len(before) == 1
+    os.kill(before[0], signal.SIGKILL)
+    screen = terminal.wait_for("was killed by SIGKILL")
+    assert re.search(r"1 2 3\n\s+[0-9]+[^╭]*broken off", screen)  # what was said stays
+    terminal.type("4 5", "Enter")
+    terminal.wait_for("answering")
+    after = ranks_below(int(terminal.shell()))
+    assert len(after) == 1
+    assert after != before
+    terminal.type("Escape")
+    terminal.wait_for("■ stopped")
+    assert "[ring]" not in terminal.screen()
+    terminal.type("C-q")
+    assert "code=0\n" in terminal.wait_for("code=[0-9]+\n")
+    assert all_gone(after, 2)
+
+
+@needs_tmux
+def test_a_chat_that_is_killed_leaves_nothing_behind(terminal: Terminal, command: str) -> None:
+    terminal.type(command, "Enter")
+    terminal.wait_for("rank 1 on 127.0.0.1 holds")
+    terminal.type("1 2 3", "Enter")
+    terminal.wait_for("answering")
+    shell = int(terminal.shell())
+    others = below(shell)
+    assert len(others) >= 3
+    os.kill(others[0], signal.SIGKILL)
+    assert all_gone(others, 10)
