@@ -80,6 +80,7 @@ def test_json_is_read(value: object) -> None:
         b"",
         b"<html>",
     ],
+    ids=lambda data: repr(data[:9]),
 )
 def test_what_is_not_json_is_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - any of its kinds is one

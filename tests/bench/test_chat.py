@@ -48,6 +48,7 @@ def test_a_program_that_ends_is_an_error_with_its_last_output() -> None:
         pass
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("long", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_command(
     long: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

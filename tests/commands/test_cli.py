@@ -110,6 +110,7 @@ def test_wrong_usage_is_one_line_with_exit_code_2(starter: StoredModel) -> None:
     assert_one_line_error(run_here("bench", "--workload", "wibble"), 2, "wibble", "multi-turn")
 
 
+@pytest.mark.e2e
 @pytest.mark.usefixtures("shallow_store")
 def test_plausible_accidents_are_one_line() -> None:
     shell = " ".join(AKUNU)

@@ -112,6 +112,7 @@ def _free() -> int:
         return port
 
 
+@pytest.mark.e2e
 def test_a_server_is_begun_and_ended(
     told: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

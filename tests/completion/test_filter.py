@@ -113,6 +113,7 @@ def test_a_failure_gives_the_buffer_back(tiny: Path, options: list[str], buffer:
     assert failed.stderr.count(b"\n") == 1
 
 
+@pytest.mark.e2e
 @needs_vim
 @pytest.mark.parametrize("program", [f"{sys.executable} -m akunu_py", "/no/such/akunu"])
 @pytest.mark.parametrize("options", ["--max-tokens 3", "--no-such-option"])

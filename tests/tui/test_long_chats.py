@@ -227,9 +227,9 @@ async def test_an_answer_looks_the_same_wherever_it_was_when_it_was_first_seen()
     async with chat(size=(80, 60)) as it:
         for cut, step in (
             (len(ANSWER), 1),
-            (0, 7),
-            (1, 31),
-            *((cut, 200) for cut in range(40, 430, 67)),
+            (0, 17),
+            (1, 61),
+            *((cut, 200) for cut in range(40, 430, 97)),
         ):
             view = AnswerMarkdown(ANSWER[:cut])
             view.styles.height = "auto"

@@ -210,6 +210,7 @@ for thread in threads:
 """
 
 
+@pytest.mark.e2e
 def test_a_program_that_closes_it_ends_cleanly(tmp_path: Path) -> None:
     """MLX aborts two programs of three here where a thread ends without giving back its streams."""
     write_chat_model(tmp_path)
