@@ -145,7 +145,11 @@ class AutoDrafter:
             self._guesses = guesses[learned:]  # of what a pass that is under way will say
         for token in tokens[learned:]:
             matches = self.index.matches()
-            self._advance(self.guesser.guess(self._recent, matches, self.tracker.copies), token)
+            guess = self.guesser.guess(self._recent, matches, self.tracker.copies)
+            if network is None:
+                self._advance(guess, token)
+            else:  # which got there, and n-grams learn from each token
+                self._learn(guess, token)
 
     def _learn_choice(self, drafted: Sequence[Guess], tokens: Sequence[int]) -> None:
         """How far those guesses hold what they promised that a network's tokens were not preferred

@@ -18,7 +18,9 @@ from akunu_py.bench.replay import drafter_named, replay, replay_trace
 from akunu_py.bench.theory import LONGEST, best_length, improvement
 from akunu_py.bench.trace import Trace, TraceItem
 from akunu_py.errors import UsageError
+from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
+from akunu_py.ngram.guess import Guess
 from akunu_py.ngram.networks import PlannedNetwork, Terms
 
 MTP = NetworkFigures("mtp", 0.06, (0.8, 0.65, 0.5))  # as published for heads of one layer
@@ -51,6 +53,23 @@ def test_the_mixture_is_as_good_as_the_better_part(curve: str, copied: float) ->
     trace = text(copied)
     alone = score(trace, curve, "ngram"), score(trace, curve, "mtp", MTP)
     assert score(trace, curve, "auto", MTP) >= 0.98 * max(1.0, *alone)
+
+
+@pytest.mark.parametrize("copied", [0.0, 0.5])
+def test_the_ngrams_learn_from_each_token_that_a_network_drafted(
+    copied: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learn, learned = AutoDrafter._learn, list[int]()
+
+    def noted(drafter: AutoDrafter, guess: Guess, token: int) -> None:
+        learned.append(token)
+        learn(drafter, guess, token)
+
+    monkeypatch.setattr(AutoDrafter, "_learn", noted)
+    trace = text(copied)
+    found = replay_trace(trace, parse_curve("m5max"), "auto", networks=[MTP])["text"]
+    assert learned == [token for item in trace.workloads["text"] for token in item.output[1:]]
+    assert found["accepted"] > 0.4 * found["tokens"]
 
 
 def test_a_network_that_does_not_pay_is_left_alone() -> None:
