@@ -22,7 +22,9 @@ from mlx._distributed_utils.launch import RemoteProcess
 from akunu_py.decoding.hosts.hostfile import HERE, Hosts
 
 SIGN = "@akunu "  # begins lines that are meant
+_ALIVE = "."
 _LAST_LINES = 20
+_NOT_REACHED = 255  # ssh's exit code
 
 
 class RankProcess:
@@ -77,7 +79,9 @@ class RankProcess:
         said = next((line for line in reversed(self._errors) if "[ring]" not in line), "")
         if code < 0:
             return f"was killed by {signal.Signals(-code).name}"
-        return f"ended with code {code}{f': {said}' if said else ''}"
+        lost = code == _NOT_REACHED and self.host != HERE
+        how = "cannot be reached through ssh" if lost else f"ended with code {code}"
+        return f"{how}{f': {said}' if said else ''}"
 
     def close(self) -> None:
         """Lets it end, as one whose stdin ends does."""
@@ -116,6 +120,8 @@ class RankProcess:
             if text.startswith(SIGN):
                 with contextlib.suppress(ValueError):
                     self._lines.put(json.loads(text.removeprefix(SIGN)))
+            elif self.host != HERE and text not in ("", _ALIVE):
+                self._errors.append(text[:300])  # ssh's terminal has stderr, too
 
     def _read_errors(self, stream: BinaryIO) -> None:
         for line in stream:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from akunu_py.decoding.hosts.hostfile import read_hosts
 from akunu_py.decoding.hosts.likeness import difference, likeness
 from akunu_py.errors import UnsupportedModel, UsageError
 from akunu_py.models.manifest import Manifest, record_files, write_manifest
-from tests.support.command import run_here
+from tests.support.command import assert_one_line_error, run_here
 from tests.support.host_models import write_named
 from tests.support.tiny import write_tiny_llama
 
@@ -87,6 +88,26 @@ def test_heads_that_do_not_divide_are_passed_on_whole(tmp_path: Path) -> None:
     write_named(tmp_path, "qwen2")
     assert division.choose(tmp_path, "tiny", 2) == "shard"
     assert division.choose(tmp_path, "tiny", 3) == "pipeline"
+
+
+@pytest.mark.parametrize(
+    ("last", "why"),
+    [
+        ("No route >&2; exit 255", "cannot be reached through ssh: No route"),
+        ("No module named akunu_py; exit 1", "ended with code 1: No module named akunu_py"),
+    ],
+)
+def test_a_host_that_cannot_be_used_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str, why: str
+) -> None:
+    (tmp_path / "ssh").write_text(f"#!/bin/sh\necho /tmp/pidfile\necho .\necho {last}\n")
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "hosts.json").write_text(json.dumps({"hosts": _TWO}))
+    write_named(tmp_path, "llama")
+    options = ["--hosts", str(tmp_path / "hosts.json"), "--model", str(tmp_path)]
+    done = run_here("run", "--raw", *options, "1 2")
+    assert_one_line_error(done, 1, f"rank 1 on b.local {why}")
 
 
 def test_options_that_do_not_go_together(tmp_path: Path) -> None:
