@@ -24,7 +24,7 @@ from akunu_py.decoding.hosts.hostfile import HERE, Hosts
 SIGN = "@akunu "  # begins lines that are meant
 _ALIVE = "."
 _LAST_LINES = 20
-_NOT_REACHED = 255  # ssh's exit code
+_NOT_REACHED = 255  # ssh's exit code, also where a signal ended what it ran
 
 
 class RankProcess:
@@ -79,8 +79,9 @@ class RankProcess:
         said = next((line for line in reversed(self._errors) if "[ring]" not in line), "")
         if code < 0:
             return f"was killed by {signal.Signals(-code).name}"
-        lost = code == _NOT_REACHED and self.host != HERE
-        how = "cannot be reached through ssh" if lost else f"ended with code {code}"
+        how = f"ended with code {code}"
+        if code == _NOT_REACHED and self.host != HERE:
+            how = "was killed, or the network is gone" if self._pidfile else "cannot be reached"
         return f"{how}{f': {said}' if said else ''}"
 
     def close(self) -> None:

@@ -93,14 +93,16 @@ def test_heads_that_do_not_divide_are_passed_on_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("last", "why"),
     [
-        ("No route >&2; exit 255", "cannot be reached through ssh: No route"),
-        ("No module named akunu_py; exit 1", "ended with code 1: No module named akunu_py"),
+        ("echo No route >&2; exit 255", "cannot be reached: No route"),
+        ("echo id; kill -9 $$", "was killed by SIGKILL"),
+        ("echo id; exit 255", "was killed, or the network is gone"),
+        ("echo id; echo .; echo No module x; exit 1", "ended with code 1: No module x"),
     ],
 )
 def test_a_host_that_cannot_be_used_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str, why: str
 ) -> None:
-    (tmp_path / "ssh").write_text(f"#!/bin/sh\necho /tmp/pidfile\necho .\necho {last}\n")
+    (tmp_path / "ssh").write_text(f"#!/bin/sh\n{last}\n")
     (tmp_path / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     (tmp_path / "hosts.json").write_text(json.dumps({"hosts": _TWO}))
