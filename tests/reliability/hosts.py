@@ -1,18 +1,20 @@
 """Divided models answer as whole ones do: `python -m tests.reliability.hosts [FAMILY ...]`.
 
 Every family that mlx-lm shards or pipelines, tiny, among 2 and 4 processes over loopback: 200
-tokens in each mode of drafting, greedy and seeded, with a drafter that is often wrong; prompts that
-share beginnings with earlier ones. A line each; ends with 1 where one differs.
+tokens in each mode of drafting, greedy and seeded, with a drafter that is often wrong; then two
+answers of 20 to prompts that begin like earlier ones. What each rank counted must be what rank 0
+did. A line each; ends with 1 where one differs.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,6 +23,8 @@ SIZES = (2, 4)
 COUNT = 200
 MODES = ("off", "fixed", "auto", "adversary")
 SHARED = 60  # tokens that prompts begin with
+SHORTER = 10  # so many times are the answers that are there for what is cached
+_LONGEST = 1800.0  # seconds that a family may take
 
 
 def main() -> int:
@@ -30,69 +34,99 @@ def main() -> int:
     parser.add_argument("families", nargs="*")
     parser.add_argument("--sizes", type=int, nargs="*", default=SIZES)
     parser.add_argument("--count", type=int, default=COUNT)
+    parser.add_argument("--ways", nargs="*", default=("shard", "pipeline"))
+    parser.add_argument("--spin", action="store_true", help="ranks wait as MLX has them wait")
     args = parser.parse_args()
-    ways = [("shard", SHARDED), ("pipeline", PIPELINED)]
+    ways = {"shard": SHARDED, "pipeline": PIPELINED}
     failed = 0
-    for way, names in ways:
-        for name in names if not args.families else [n for n in names if n in args.families]:
-            for size in args.sizes:
-                found = in_process(name, way, size, args.count)
-                failed += not found["same"]
-                print(json.dumps({"family": name, "way": way, "hosts": size} | found), flush=True)
+    for way in args.ways:
+        for name in ways[way] if not args.families else args.families:
+            if name not in ways[way]:
+                continue
+            with tempfile.TemporaryDirectory() as directory:
+                for size in args.sizes:
+                    found = in_process(name, way, size, args.count, directory, spin=args.spin)
+                    failed += not found["same"]
+                    print(json.dumps({"family": name, "way": way, "hosts": size} | found))
+                    sys.stdout.flush()
     return int(failed > 0)
 
 
-def in_process(name: str, way: str, size: int, count: int = COUNT) -> dict[str, Any]:
+def in_process(
+    name: str, way: str, size: int, count: int, directory: str, *, spin: bool
+) -> dict[str, Any]:
     """What `compare` finds, in a process of its own: mx.distributed connects once in each."""
-    with tempfile.TemporaryDirectory() as directory:
-        what = (name, way, size, count, directory)
-        command = f"from tests.reliability.hosts import compare; compare(*{what!r})"
+    what = (name, way, size, count, directory, spin)
+    command = f"from tests.reliability.hosts import compare; compare(*{what!r})"
+    try:
         done = subprocess.run(
-            [sys.executable, "-c", command], capture_output=True, text=True, timeout=600
+            [sys.executable, "-c", command], capture_output=True, text=True, timeout=_LONGEST
         )
+    except subprocess.TimeoutExpired:
+        return {"same": False, "error": f"took longer than {_LONGEST:.0f} seconds"}
     if done.returncode:
         return {"same": False, "error": done.stderr[-2000:]}
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def compare(name: str, way: str, size: int, count: int, directory: str) -> None:
-    """Prints whether a model among `size` processes answers as in this one, and what it counted."""
+def compare(name: str, way: str, size: int, count: int, directory: str, spin: bool) -> None:
+    """Prints whether a model among `size` processes answers as in this one, and what it counted.
+
+    directory: where the model is, once it was made, and the answers of one process.
+    """
     from akunu_py.decoding.hosts import division
     from akunu_py.decoding.load import load_found
     from akunu_py.models import store
     from akunu_py.types import LoadOptions
     from tests.support.host_models import write_named
+    from tests.support.patient_ranks import patient_ranks
 
-    write_named(Path(directory), name)
-    found = store.resolve(directory)
-    plain = _answers(load_found(found, LoadOptions()), count, None)
-    with mock.patch.object(division, "choose", return_value=way):
+    model, answers = Path(directory, "model"), Path(directory, "answers.json")
+    if not model.exists():
+        model.mkdir()
+        write_named(model, name, layers=2 if way == "shard" else 4)
+    found = store.resolve(str(model))
+    if not answers.exists():
+        plain = [answer[:2] for answer in _answers(load_found(found, LoadOptions()), count, None)]
+        answers.write_text(json.dumps(plain))
+    whole = json.loads(answers.read_text())
+    with (
+        mock.patch.object(division, "choose", return_value=way),
+        contextlib.nullcontext() if spin else patient_ranks(),
+    ):
         engine = load_found(found, LoadOptions(hosts=str(size)))
     assert engine.ring is not None
-    divided = _answers(engine, count, [tokens for tokens, _, _ in plain])
+    with _counted() as counts:
+        divided = _answers(engine, count, [tokens for tokens, _ in whole], counts)
     engine.ring.close()
-    wrong = [at for at, (a, b) in enumerate(zip(plain, divided, strict=True)) if a[:2] != b[:2]]
-    alike = all(each[2] for each in divided)
-    cached = sum(each[1] for each in divided)
-    print(
-        json.dumps(
-            {
-                "same": not wrong and alike,
-                "wrong": wrong,
-                "alike": alike,
-                "cached": cached,
-                "messages": engine.ring.messages,
-            }
-        )
-    )
+    pairs = enumerate(zip(whole, divided, strict=True))
+    wrong = [at for at, ((tokens, cached), b) in pairs if (tokens, cached) != b[:2]]
+    unlike = [at for at, each in enumerate(divided) if not each[2]]
+    shown = {
+        "same": not wrong and not unlike,
+        "answers": len(whole),
+        "tokens": sum(len(tokens) for tokens, _ in whole),
+        "distinct": len({token for tokens, _ in whole for token in tokens}),
+        "wrong": wrong,
+        "unlike": unlike,
+        "cached": sum(each[1] for each in divided),
+        "messages": engine.ring.messages,
+    }
+    print(json.dumps(shown | counts))
 
 
 def _answers(
-    engine: Any, count: int, truth: Sequence[Sequence[int]] | None
+    engine: Any,
+    count: int,
+    truth: Sequence[Sequence[int]] | None,
+    counts: dict[str, int] | None = None,
 ) -> list[tuple[list[int], int, bool]]:
     """For each mode, greedy and seeded, and each of three prompts: the answer, how many tokens of
-    the prompt were cached, and whether all ranks hold the same."""
+    the prompt were cached, and whether all ranks have done and hold the same.
+
+    counts: what rank 0 has done.
+    """
     from akunu_py.decoding.session import Session
     from akunu_py.types import DraftMode, GenerateOptions, SamplingOptions
     from tests.support.targets import some
@@ -115,23 +149,56 @@ def _answers(
                     session.drafting.wrap = mock.Mock(return_value=adversary)
                     session.drafting._made_for = None
                 options = GenerateOptions(
-                    max_tokens=count if at == 0 else count // 5,
+                    max_tokens=count if at == 0 else count // SHORTER,
                     draft=draft,
                     sampling=SamplingOptions(temperature=temperature, seed=7),
                 )
                 answer = session.generate(prompt, options).answer()
-                found.append((list(answer.tokens), answer.stats.cached_tokens, _alike(engine)))
+                same = counts is None or _alike(engine, counts)
+                found.append((list(answer.tokens), answer.stats.cached_tokens, same))
     return found
 
 
-def _alike(engine: Any) -> bool:
-    """Whether the other ranks hold as many tokens as this one, in as many caches."""
-    if engine.ring is None:
-        return True
+@contextlib.contextmanager
+def _counted() -> Iterator[dict[str, int]]:
+    """What rank 0 does from here on: passes, their rows, and rows that were taken away again."""
+    from akunu_py.decoding import kvcache
+    from akunu_py.decoding.hosts.leader import Leader, LedCache
+
+    counts = {"passes": 0, "rows": 0, "cut": 0}
+    run, roll_back, trim = Leader._run, kvcache.roll_back, kvcache.trim
+
+    def counted_run(self: Leader, tokens: Any, *args: Any, **options: Any) -> Any:
+        counts["passes"] += 1
+        counts["rows"] += tokens.shape[1]
+        return run(self, tokens, *args, **options)
+
+    def counted_roll_back(cache: Any, before: Any, written: int, kept: int) -> int:
+        left = roll_back(cache, before, written, kept)
+        counts["cut"] += (written - left) * isinstance(cache, LedCache)
+        return left
+
+    def counted_trim(cache: Any, rows: int) -> None:
+        trim(cache, rows)
+        counts["cut"] += rows * isinstance(cache, LedCache)
+
+    with (
+        mock.patch.object(Leader, "_run", counted_run),
+        mock.patch.object(kvcache, "roll_back", counted_roll_back),
+        mock.patch.object(kvcache, "trim", counted_trim),
+    ):
+        yield counts
+
+
+def _alike(engine: Any, counts: dict[str, int]) -> bool:
+    """Whether the other ranks did what this one did, and hold as many tokens, in as many caches."""
     from akunu_py.decoding import kvcache
 
     here = {str(key): kvcache.held(cache) for key, cache in engine.model.caches.items()}
-    return all(here.items() <= each["held"].items() for each in engine.ring.counts())
+    return all(
+        here.items() <= each["held"].items() and counts.items() <= each["counts"].items()
+        for each in engine.ring.counts()
+    )
 
 
 if __name__ == "__main__":

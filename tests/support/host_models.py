@@ -15,7 +15,7 @@ from tests.support.families import make
 from tests.support.family_table import FAMILIES, Family
 from tests.support.tiny import VOCABULARY
 
-_MORE = {"num_hidden_layers": 4, "num_key_value_heads": 4}  # so that 4 ranks have something each
+_LAYERS = 4  # so that 4 ranks have something each
 _MIXED = ["sliding_attention", "full_attention"] * 2
 _EXPERTS = {
     name: value
@@ -148,13 +148,16 @@ PIPELINED = (
 )  # fmt: skip
 
 
-def write_named(directory: Path, name: str) -> None:
-    """Writes the model of the family of that name."""
+def write_named(directory: Path, name: str, layers: int = _LAYERS) -> None:
+    """Writes the model of the family of that name. layers: at least, 4 where it says the kind of
+    each of them."""
     family = _FAMILIES[name]
-    more = {key: value for key, value in _MORE.items() if key not in family.args}
-    if "num_hidden_layers" in family.args and family.args["num_hidden_layers"] < 4:
-        more["num_hidden_layers"] = 4
-    write_family(directory, family, num_layers=4, **more | {"num_key_value_heads": 4})
+    if any(isinstance(value, (list, tuple)) and value for value in family.args.values()):
+        layers = _LAYERS
+    layers = max(layers, family.args.get("num_hidden_layers", 0))
+    write_family(
+        directory, family, num_layers=layers, num_hidden_layers=layers, num_key_value_heads=4
+    )
 
 
 def write_talking(directory: Path) -> None:
