@@ -71,9 +71,10 @@ def in_process(
 
 
 def compare(name: str, way: str, size: int, count: int, directory: str, spin: bool) -> None:
-    """Prints whether a model among `size` processes answers as in this one, and what it counted.
+    """Prints whether a model among `size` processes answers as one process that does not draft,
+    and what rank 0 counted.
 
-    directory: where the model is, once it was made, and the answers of one process.
+    directory: where the model is, once it was made, and those answers.
     """
     from akunu_py.decoding.hosts import division
     from akunu_py.decoding.load import load_found
@@ -82,15 +83,15 @@ def compare(name: str, way: str, size: int, count: int, directory: str, spin: bo
     from tests.support.host_models import write_named
     from tests.support.patient_ranks import patient_ranks
 
-    model, answers = Path(directory, "model"), Path(directory, "answers.json")
+    model, answers = Path(directory, "model"), Path(directory, "plain.json")
     if not model.exists():
         model.mkdir()
         write_named(model, name, layers=2 if way == "shard" else 4)
     found = store.resolve(str(model))
     if not answers.exists():
-        plain = [answer[:2] for answer in _answers(load_found(found, LoadOptions()), count, None)]
-        answers.write_text(json.dumps(plain))
-    whole = json.loads(answers.read_text())
+        plain = _answers(load_found(found, LoadOptions()), MODES[:1], count)
+        answers.write_text(json.dumps([answer[:2] for answer in plain]))
+    whole = json.loads(answers.read_text()) * len(MODES)
     with (
         mock.patch.object(division, "choose", return_value=way),
         contextlib.nullcontext() if spin else patient_ranks(),
@@ -98,7 +99,7 @@ def compare(name: str, way: str, size: int, count: int, directory: str, spin: bo
         engine = load_found(found, LoadOptions(hosts=str(size)))
     assert engine.ring is not None
     with _counted() as counts:
-        divided = _answers(engine, count, [tokens for tokens, _ in whole], counts)
+        divided = _answers(engine, MODES, count, [tokens for tokens, _ in whole], counts)
     engine.ring.close()
     pairs = enumerate(zip(whole, divided, strict=True))
     wrong = [at for at, ((tokens, cached), b) in pairs if (tokens, cached) != b[:2]]
@@ -118,14 +119,15 @@ def compare(name: str, way: str, size: int, count: int, directory: str, spin: bo
 
 def _answers(
     engine: Any,
+    modes: Sequence[str],
     count: int,
-    truth: Sequence[Sequence[int]] | None,
+    truth: Sequence[Sequence[int]] = (),
     counts: dict[str, int] | None = None,
 ) -> list[tuple[list[int], int, bool]]:
     """For each mode, greedy and seeded, and each of three prompts: the answer, how many tokens of
     the prompt were cached, and whether all ranks have done and hold the same.
 
-    counts: what rank 0 has done.
+    truth: the answers, for the drafter that knows them. counts: what rank 0 has done.
     """
     from akunu_py.decoding.session import Session
     from akunu_py.types import DraftMode, GenerateOptions, SamplingOptions
@@ -133,24 +135,21 @@ def _answers(
     from tests.support.tiny import Adversary
 
     found: list[tuple[list[int], int, bool]] = []
-    for mode in MODES:
-        adverse = mode == "adversary"
-        draft: DraftMode = "off" if adverse and truth is None else "auto"
-        if mode in ("off", "fixed"):
-            draft = "off" if mode == "off" else "fixed"
+    drafts: dict[str, DraftMode] = {"off": "off", "fixed": "fixed"}
+    for mode in modes:
         for temperature in (0.0, 0.8):
             session = Session(engine)
             first = some(SHARED, 1)
             prompts = [first + some(80, 2), first + some(30, 3)]
             for at in range(3):
                 prompt = prompts[at] if at < 2 else [*prompts[1], *found[-1][0], *some(5, 4)]
-                if adverse and truth is not None:
+                if mode == "adversary":
                     adversary = Adversary(prompt, truth[len(found)])
                     session.drafting.wrap = mock.Mock(return_value=adversary)
                     session.drafting._made_for = None
                 options = GenerateOptions(
                     max_tokens=count if at == 0 else count // SHORTER,
-                    draft=draft,
+                    draft=drafts.get(mode, "auto"),
                     sampling=SamplingOptions(temperature=temperature, seed=7),
                 )
                 answer = session.generate(prompt, options).answer()

@@ -22,13 +22,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tests.support.divided import all_gone, command, ranks, running
-from tests.support.host_models import write_named
+from tests.support.family_table import FAMILIES
+from tests.support.host_models import write_family
 
 _WITHIN = 10.0  # seconds
 _LATEST = 30.0  # seconds after the start of the processes that one is hurt, at most
-_MOST = 600  # bytes of an answer, at most, until one is hurt
 _PASS = 0.1  # seconds; so that it happens anywhere in a pass
 _TOKENS = 4000
+_MODEL = {  # which 2 and 3 divide
+    "hidden_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 6,
+    "intermediate_size": 96,
+}
 
 
 @dataclass
@@ -53,22 +60,24 @@ def main() -> int:
     parser.add_argument("--hosts", type=int, nargs="*", default=(2, 3))
     parser.add_argument("--suspended", action="store_true", help="the ranks are, not killed")
     parser.add_argument("--starting", action="store_true", help="from the processes' start on")
+    parser.add_argument("--most", type=int, default=600, help="bytes of an answer until then")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     chance = random.Random(args.seed)
+    most = 0 if args.starting else args.most
     number = signal.SIGSTOP if args.suspended else signal.SIGKILL
     failed = False
     with tempfile.TemporaryDirectory() as directory:
         model = Path(directory, "llama")
         model.mkdir()
-        write_named(model, "llama")
+        write_family(model, FAMILIES["llama"], **_MODEL)
         whole = _answer(model, "")
         for size in args.hosts:
             found = _Found()
             for _ in range(args.moments):
                 for rank in range(1 if args.suspended else 0, size):
-                    _hurt(model, str(size), rank, number, whole, found, chance, args.starting)
-            right = whole.startswith(_answer(model, str(size), tokens=200).strip())
+                    _hurt(model, str(size), rank, number, whole, found, chance, most)
+            right = whole.startswith(_answer(model, str(size), tokens=200).rstrip())
             failed |= bool(found.wrong or found.mute or found.late or found.left) or not right
             print(json.dumps({"hosts": size} | asdict(found) | {"next_is_right": right}))
             sys.stdout.flush()
@@ -88,18 +97,19 @@ def _hurt(
     whole: str,
     found: _Found,
     chance: random.Random,
-    starting: bool,
+    most: int,
 ) -> None:
-    """Has one rank of a new answer hurt, and adds what came of it to `found`."""
+    """Has one rank of a new answer hurt, and adds what came of it to `found`.
+
+    most: bytes of the answer until then, 0 for any time from the processes' start on.
+    """
     draft = chance.choice(("auto", "off"))
     with running(model, hosts, "--draft", draft, tokens=_TOKENS) as process:
         assert process.stdout is not None
         begun = b""
-        if starting:
-            time.sleep(chance.uniform(0.5, _LATEST))
-        else:
-            begun = _read(process, chance.randint(1, _MOST))
-            time.sleep(chance.uniform(0, _PASS))
+        if most:
+            begun = _read(process, chance.randint(1, most))
+        time.sleep(chance.uniform(0, _PASS) if most else chance.uniform(0.5, _LATEST))
         others = ranks(process)  # in the order in which they were started
         pids = [process.pid, *others]
         os.kill(pids[rank if rank < len(pids) else 0], number)
@@ -107,7 +117,7 @@ def _hurt(
         out, errors = process.communicate(timeout=120)
         took = time.monotonic() - started
     text = (begun + out).decode(errors="replace").rstrip()
-    wrong = not whole.startswith(text)
+    wrong = not whole.startswith(text) or (most > 0 and not begun)
     mute = rank > 0 and len(pids) > rank and b"was " not in errors
     late, left = took > _WITHIN, not all_gone(pids, _WITHIN)
     if wrong or mute or late or left:

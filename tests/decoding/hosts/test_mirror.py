@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from akunu_py.decoding import kvcache
+from akunu_py.decoding import decode, kvcache
 from akunu_py.decoding.hosts import division
 from akunu_py.decoding.hosts.leader import Leader
 from akunu_py.decoding.hosts.messages import LENGTH, Do, encode, rest_of
@@ -19,8 +19,11 @@ from akunu_py.decoding.hosts.messages import decode as decoded
 from akunu_py.decoding.hosts.mirror import Mirror, OutOfStep
 from akunu_py.decoding.prompt_cache.memory import PromptCaches
 from akunu_py.decoding.target import Target
+from akunu_py.ngram.auto import AutoDrafter
+from akunu_py.ngram.fixed import NoDrafter
 from tests.support.families import build, families_of_each_kind
-from tests.support.targets import answer, fresh, some
+from tests.support.targets import Timeless, answer, fresh, read, some
+from tests.support.tiny import VOCABULARY
 
 _COMMANDS = st.lists(st.tuples(*[st.integers(0, 1 << 30)] * 4), max_size=80)
 _QUICK = ("llama", "llama-sliding", "llama4", "deepseek_v41", "qwen3_next")
@@ -90,6 +93,27 @@ def test_a_mirror_holds_what_rank_0_holds(name: str) -> None:
     del target
     pair.assert_alike()
     assert not pair.mirror._caches
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_a_pass_is_a_message_and_an_edit_takes_few() -> None:
+    prompt, count = some(30, 1), 120
+    truth: list[int] = []
+    drafter: Any
+    for drafter, most in ((NoDrafter(), 1.0), (AutoDrafter(), 0.2)):
+        pair = _Pair(build("llama"))
+        target = Timeless(pair.leader)
+        target.reuse_prefix(prompt)
+        read(target)
+        text = [token if at % 40 else (token + 1) % VOCABULARY for at, token in enumerate(truth)]
+        drafter.extend([*text, *prompt])
+        before = pair.leader.messages
+        pieces = list(decode.decode(target, drafter, count, ()))
+        tokens = [token for piece in pieces for token in piece.tokens]
+        truth = truth or tokens
+        assert tokens == truth
+        assert len(pieces) <= pair.leader.messages - before <= most * count
+        pair.assert_alike()
 
 
 def test_a_mirror_that_is_out_of_step_says_so() -> None:
