@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from mlx._distributed_utils.launch import RemoteProcess
+
 from akunu_py.decoding.hosts import follower, process, ring, share
 
 _ROOT = Path(__file__).parents[2]
@@ -27,11 +29,10 @@ def patient_ranks() -> Iterator[None]:
 
     def start(*args: Any) -> Any:
         *others, command = args
-        return remote(
+        return RemoteProcess(
             *others, [each if each != follower.__name__ else __name__ for each in command]
         )
 
-    remote = process.RemoteProcess
     path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
     with (
         mock.patch.dict(os.environ, PYTHONPATH=path),
