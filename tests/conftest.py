@@ -21,7 +21,8 @@ from akunu_py.models.pull import pull
 hypothesis.settings.register_profile("akunu", deadline=None)
 hypothesis.settings.load_profile("akunu")
 
-RELIABILITY = Path(__file__).with_name("reliability")
+TESTS = Path(__file__).parent
+RELIABILITY = TESTS / "reliability"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,8 +30,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     What happens in a real terminal happens in real time, so it runs last, with a core for each of
     two. Modules that need the starter come first: they take longest, and none should be left when
-    the other worker is done.
+    the other worker is done. Those of all wings take turns: some compute, and some mostly wait.
     """
+    wings: dict[str, list[Path]] = {}
+    for path in dict.fromkeys(item.path for item in items):
+        wings.setdefault(path.relative_to(TESTS).parts[0], []).append(path)
+    turn = {path: at / len(wing) for wing in wings.values() for at, path in enumerate(wing)}
     long = set()
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
@@ -41,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("alone")
         if "starter" in fixtures:
             long.add(item.path)
-    items.sort(key=lambda item: item.path not in long)
+    items.sort(key=lambda item: (item.path not in long, turn[item.path], item.path))
 
 
 def pytest_collection_finish() -> None:
