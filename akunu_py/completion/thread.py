@@ -160,8 +160,10 @@ class CompletionThread:
         return self._thread.close(timeout, drain=drain)
 
     def close_or_exit(self, code: int) -> None:
-        """Ends the thread at once, and the program with `code` where a load keeps it busy."""
-        if not self.close(_CLOSE_S):
+        """Ends the thread at once, and the program with `code` where it was loading: MLX's own
+        threads may still be at it, and abort where Python ends under them."""
+        loading = self.state == "loading"
+        if not self.close(_CLOSE_S) or loading:
             exit_without_teardown(code)
 
     def _try_to_load(self) -> None:
