@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from akunu_py.arguments import add_drafting, add_hosts, add_loading, loading_from, positive
-from akunu_py.errors import UsageError
+from akunu_py.errors import HostLost, UsageError
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.models import store
 from akunu_py.settings import load_settings
@@ -123,9 +123,11 @@ def run(args: argparse.Namespace) -> int:
     learned: list[LearnedState] = []
     lost = threading.Event()
 
-    def end() -> None:
+    def end(why: HostLost, told: bool) -> None:
         """Those who wait for answers are told, as where a user ends it."""
         lost.set()
+        if not told:
+            scheduler.abandon(why)
         os.kill(os.getpid(), signal.SIGTERM)
 
     with listen(args.host, args.port) as listening:
@@ -151,7 +153,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _load(
-    args: argparse.Namespace, learned: list[LearnedState], on_lost: Callable[[], None]
+    args: argparse.Namespace,
+    learned: list[LearnedState],
+    on_lost: Callable[[HostLost, bool], None],
 ) -> Session:
     """Loads the model, in the thread that will run it. on_lost: see `Ring`."""
     from akunu_py.decoding.load import engine_from, load_learned

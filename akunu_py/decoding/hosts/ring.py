@@ -41,14 +41,15 @@ class Ring:
     this process, whatever that is.
 
     hosts: all ranks. division: how the model is divided. weights: their format, one for all. holds:
-    what each rank holds, in words. on_lost: called in a thread of its own when a rank is gone and
-    whoever waited for it was told, if that was possible; None ends the process where it was not.
+    what each rank holds, in words. on_lost: called in a thread of its own when a rank is gone, with
+    what is to be said of it, and whether the pass that waited for it ended; it may wait for ever.
+    None ends the process then.
     """
 
     def __init__(self, hosts: Hosts, found: StoredModel, options: LoadOptions) -> None:
         """Starts the processes and connects them. Raises UnsupportedModel where the model cannot be
         divided, before that, HostLost, and UsageError where hosts differ."""
-        self.on_lost: Callable[[], None] | None = None
+        self.on_lost: Callable[[HostLost, bool], None] | None = None
         self.hosts = hosts
         self.holds: list[str] = []
         self._path = found.path
@@ -234,10 +235,11 @@ class Ring:
         told = not busy or self._noticed.wait(_NOTICE)
         if self._closed.is_set():
             return
+        lost = HostLost(f"{self._failure}; {_ASK_AGAIN}")
         if self.on_lost is not None:
-            self.on_lost()
+            self.on_lost(lost, told)
         elif not told:
-            print_warnings([f"{self._failure}; {_ASK_AGAIN}"])
+            print_warnings([str(lost)])
             exit_without_teardown(1)
 
     def _lost(self) -> str:

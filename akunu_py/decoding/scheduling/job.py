@@ -50,7 +50,9 @@ class JobHandle:
         self._wake()
 
     def tell(self, event: Event) -> None:
-        """Hands on an event. A reader that fails wants no more."""
+        """Hands on an event, but none after the last. A reader that fails wants no more."""
+        if self.ended:
+            return
         self.ended = isinstance(event, Ended | Failed)
         try:
             self._on_event(event)

@@ -85,7 +85,7 @@ class Scheduler:
         self._running: list[JobHandle] = []
         self._questions: list[Callable[[Engine | None], None]] = []
         self._counts = Counts()
-        self._closing = False
+        self._closing = self._abandoned = False
         self._thread = ModelThread[bool](
             "model",
             load=self._try_to_load,
@@ -159,6 +159,8 @@ class Scheduler:
         with self._lock:
             self._closing = True
             waiting, self._waiting = self._waiting, []
+        if self._abandoned:
+            return False
         for handle in waiting:
             handle.tell(Failed(closed()))
         if self._thread.close(finish_s, drain=True):
@@ -168,6 +170,18 @@ class Scheduler:
         for handle in running:
             handle.cancel()
         return self._thread.close(_CANCEL_S)
+
+    def abandon(self, why: AkunuError) -> None:
+        """Where a step may never end: all jobs fail now, and `close` waits for nothing."""
+        with self._lock:
+            self._closing = self._abandoned = True
+            handles, self._waiting = [*self._running, *self._waiting], []
+            questions, self._questions = self._questions, []
+        self._error = why
+        for handle in handles:
+            handle.tell(Failed(why))
+        for answer in questions:
+            answer(None)
 
     def _wake(self) -> None:
         self._thread.put(True)

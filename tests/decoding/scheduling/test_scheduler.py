@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import queue
+import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from akunu_py.decoding.events import Begun, Ended, Event, Failed, Reading, Text
 from akunu_py.decoding.scheduling.job import Job, JobHandle
 from akunu_py.decoding.scheduling.scheduler import Scheduler
 from akunu_py.decoding.session import Session
+from akunu_py.errors import AkunuError
 from akunu_py.types import GenerateOptions, Stats
 from tests.support.tiny_fim import byte_level, write_model
 
@@ -151,8 +154,8 @@ def test_a_model_that_does_not_load_fails_its_jobs_until_it_does(directory: Path
     served = Served(directory)
     served.scheduler = Scheduler(load, clock=lambda: now[0])
     served.scheduler.start()
-    for time, works in ((0.0, False), (0.5, False), (1.5, False), (3.0, False), (5.0, True)):
-        now[0] = time
+    for at, works in ((0.0, False), (0.5, False), (1.5, False), (3.0, False), (5.0, True)):
+        now[0] = at
         last = all_of(served.submit(text_job(PROMPT))[1])[-1]
         assert isinstance(last, Ended) == works, time
         assert served.scheduler.state == ("ready" if works else "failed")
@@ -176,6 +179,36 @@ def test_closing_finishes_what_runs_and_nothing_else(directory: Path) -> None:
     assert isinstance(all_of(served.submit(text_job(PROMPT))[1])[0], Failed)
     with pytest.raises(Exception, match="closing"):
         served.scheduler.ask(lambda engine: engine).result(60)
+
+
+def test_a_step_that_never_ends_is_abandoned(directory: Path) -> None:
+    """Whoever waits is told why, once, and nothing waits for the step."""
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def endless(session: Session) -> Iterator[Event | None]:
+        begun.set()
+        goes_on.wait()
+        yield Text("too late")
+        yield Ended("stop", Stats())
+
+    served, why = Served(directory), AkunuError("it is gone")
+    running, told = served.submit(endless)
+    served.scheduler.start()
+    assert begun.wait(60)
+    _, waits = served.submit(text_job(PROMPT))
+    future = served.scheduler.ask(lambda engine: engine)
+    served.scheduler.abandon(why)
+    for events in (told, waits, served.submit(text_job(PROMPT))[1]):
+        (event,) = all_of(events)
+        assert isinstance(event, Failed)
+    with pytest.raises(AkunuError, match="it is gone"):
+        future.result(timeout=60)
+    assert not served.scheduler.close(finish_s=600.0)  # not one second of them
+    goes_on.set()
+    while served.scheduler.counts().ended == 0:
+        time.sleep(0.01)
+    assert told.empty()
+    assert running.ended
 
 
 def test_an_idle_model_is_unloaded_and_comes_back_by_itself(
