@@ -157,7 +157,7 @@ def test_a_model_that_does_not_load_fails_its_jobs_until_it_does(directory: Path
     for at, works in ((0.0, False), (0.5, False), (1.5, False), (3.0, False), (5.0, True)):
         now[0] = at
         last = all_of(served.submit(text_job(PROMPT))[1])[-1]
-        assert isinstance(last, Ended) == works, time
+        assert isinstance(last, Ended) == works, at
         assert served.scheduler.state == ("ready" if works else "failed")
     assert served.scheduler.close()
 
