@@ -31,6 +31,7 @@ from akunu_py.completion.types import (
     SourceFile,
 )
 from akunu_py.errors import INTERRUPTED, ModelError, UsageError
+from akunu_py.interrupts import exit_without_teardown
 from akunu_py.types import Stats
 
 MAX_LINE = 64 << 20  # bytes; longer ones are refused without being kept
@@ -219,7 +220,9 @@ def serve_jsonl(
     except BaseException as error:
         codes = {KeyboardInterrupt: INTERRUPTED, BrokenPipeError: 0}  # 0: nobody reads any more
         acceptance.save()
-        thread.close_or_exit(codes.get(type(error), 1))
+        code = codes.get(type(error), 1)
+        if thread.close_or_exit(code):
+            exit_without_teardown(code)
         raise
     acceptance.save()
     if failed:

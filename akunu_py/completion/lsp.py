@@ -37,6 +37,7 @@ from akunu_py.completion.types import (
     SourceFile,
 )
 from akunu_py.errors import INTERRUPTED, AkunuError
+from akunu_py.interrupts import exit_without_teardown
 from akunu_py.version import __version__
 
 _T = TypeVar("_T")
@@ -401,17 +402,20 @@ def serve_lsp(
     stdout = open(os.dup(sys.stdout.fileno()), "wb")  # noqa: SIM115
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
-    async def run() -> int:
+    async def run() -> tuple[int, bool]:
         code = INTERRUPTED  # unless it comes to its end
         completions = InlineCompletions(load, base, acceptance, unload_s)
         try:
             code = 0 if await serve(completions.server, stdin, stdout) == 0 else 1
         finally:
             completions.acceptance.save()
-            completions.thread.close_or_exit(code)
-        return code
+            loading = completions.thread.close_or_exit(code)
+        return code, loading
 
-    if asyncio.run(run()) != 0:
+    code, loading = asyncio.run(run())  # at its end the last replies go out
+    if loading:
+        exit_without_teardown(code)
+    if code != 0:
         raise AkunuError("expected shutdown, then exit; the client left without")
 
 

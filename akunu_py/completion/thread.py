@@ -159,12 +159,16 @@ class CompletionThread:
         self._draining = True
         return self._thread.close(timeout, drain=drain)
 
-    def close_or_exit(self, code: int) -> None:
-        """Ends the thread at once, and the program with `code` where it was loading: MLX's own
-        threads may still be at it, and abort where Python ends under them."""
+    def close_or_exit(self, code: int) -> bool:
+        """Ends the thread at once, and the program with `code` where a load keeps it busy.
+
+        Whether a load has just ended: MLX's own threads may still be at it, and abort where Python
+        ends under them, so the program is to end by `exit_without_teardown`.
+        """
         loading = self.state == "loading"
-        if not self.close(_CLOSE_S) or loading:
+        if not self.close(_CLOSE_S):
             exit_without_teardown(code)
+        return loading
 
     def _try_to_load(self) -> None:
         self._completer = None
