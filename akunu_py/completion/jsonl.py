@@ -221,7 +221,7 @@ def serve_jsonl(
         codes = {KeyboardInterrupt: INTERRUPTED, BrokenPipeError: 0}  # 0: nobody reads any more
         acceptance.save()
         code = codes.get(type(error), 1)
-        if thread.close_or_exit(code):
+        if thread.close_or_exit(code) and type(error) in codes:
             exit_without_teardown(code)
         raise
     acceptance.save()
