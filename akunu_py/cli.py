@@ -68,6 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_warnings([f"{error.strerror or error}{_at(error.filename)}"])
         return 1
     except BaseException as error:  # noqa: BLE001 - Rust's panics are no Exception
+        if _is_interrupt(error):
+            return INTERRUPTED
         crashes.report(error, debug=debug)
         return 1
 
@@ -117,6 +119,13 @@ def _parser(asked: str) -> argparse.ArgumentParser:
             if name != _BENCH:
                 module.add_options(command)
     return parser
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """An import of MLX that is interrupted fails with an ImportError whose cause tells."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__
+    return error is not None
 
 
 def _replace_closed_streams() -> None:

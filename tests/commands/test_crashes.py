@@ -52,6 +52,17 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     monkeypatch.setattr(info, "run", run)
 
 
+def test_an_interrupted_import_is_an_interrupt(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    error = ImportError("MLX's extension")
+    error.__cause__ = ImportError("a part of it")
+    error.__cause__.__cause__ = KeyboardInterrupt()
+    failing(monkeypatch, error)
+    assert main(["info"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize(
     "error",
     [
