@@ -31,7 +31,7 @@ def test_a_chat_goes_on_after_a_host_was_lost(terminal: Terminal, command: str) 
     terminal.type(command, "Enter")
     terminal.wait_for("rank 1 on 127.0.0.1 holds 1/2 of each layer")
     terminal.type("1 2 3", "Enter")
-    terminal.wait_for("answering")
+    terminal.wait_for(r"1 2 3\n\s+[0-9]+")
     before = ranks_below(int(terminal.shell()))
     assert len(before) == 1
     os.kill(before[0], signal.SIGKILL)
