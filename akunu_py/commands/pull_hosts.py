@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable
 from typing import IO
 
-from akunu_py.decoding.hosts.hostfile import HERE, Hosts
+from akunu_py.decoding.hosts.hostfile import HERE, NOT_REACHED, Hosts
 from akunu_py.errors import FetchError, one_line
 from akunu_py.models.progress import ProgressCallback
 from akunu_py.models.pull_there import SIGN
@@ -19,7 +19,6 @@ from akunu_py.text import say
 
 # Nobody is asked for a password; a network that is gone is noticed within a minute.
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15")
-_NOT_REACHED = 255  # ssh's exit code
 _NO_PROGRAM = (126, 127)  # a shell's
 
 
@@ -101,7 +100,7 @@ def _why(code: int, python: str, errors: IO[bytes]) -> str:
     """Why there was no word of akunu's."""
     lines = errors.read().decode(errors="replace").split("\n")
     said = one_line(next((line for line in reversed(lines) if line.strip()), f"code {code}"))
-    if code == _NOT_REACHED:
+    if code == NOT_REACHED:
         return f"cannot be reached: {said}"
     if code in _NO_PROGRAM or "No module named" in said:
         return (

@@ -14,6 +14,7 @@ from typing import Any
 from akunu_py.errors import UsageError, one_line
 
 HERE = "127.0.0.1"  # mlx.launch starts processes of this host without ssh
+NOT_REACHED = 255  # ssh's exit code, also where a signal ended what it ran
 MOST = 64
 _FIRST_PORT = 32323  # of mlx.launch
 _BACKENDS = ("ring", "jaccl", "jaccl-ring")

@@ -19,12 +19,11 @@ from typing import Any, BinaryIO
 
 from mlx._distributed_utils.launch import RemoteProcess
 
-from akunu_py.decoding.hosts.hostfile import HERE, Hosts
+from akunu_py.decoding.hosts.hostfile import HERE, NOT_REACHED, Hosts
 
 SIGN = "@akunu "  # begins lines that are meant
 _ALIVE = "."
 _LAST_LINES = 20
-_NOT_REACHED = 255  # ssh's exit code, also where a signal ended what it ran
 
 
 class RankProcess:
@@ -80,7 +79,7 @@ class RankProcess:
         if code < 0:
             return f"was killed by {signal.Signals(-code).name}"
         how = f"ended with code {code}"
-        if code == _NOT_REACHED and self.host != HERE:
+        if code == NOT_REACHED and self.host != HERE:
             how = "was killed, or the network is gone" if self._pidfile else "cannot be reached"
         return f"{how}{f': {said}' if said else ''}"
 
