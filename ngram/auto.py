@@ -1,30 +1,29 @@
 """`--draft auto`: drafts as many tokens as pay on this machine, often none.
 
 `index`, `copies` and `memory` find what came next before, `guess` compares it by `acceptance`;
-guesses are chained into a draft, which `planner` cuts by what `cost` knows of a pass; where a
-network drafts too, `networks` says whether its tokens are worth more; and the output teaches them
-all.
+guesses are put in a `chain`, which `planner` cuts by what `cost` knows of a pass; where a network
+drafts too, `networks` says whether its tokens are worth more; and the output teaches them all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, MutableMapping, Sequence
-from math import prod
 
 from akunu_py.ngram.acceptance import CALIBRATION_RATE, AcceptanceModel
 from akunu_py.ngram.answers import find_answers
+from akunu_py.ngram.chain import Continuation, GuessChain
+from akunu_py.ngram.choice import Chooser
 from akunu_py.ngram.copies import CopyTracker
 from akunu_py.ngram.cost import MAX_ROWS, PIPELINED, CostCurve
 from akunu_py.ngram.guess import FROM_GRAMMAR, Guess, Guesser
-from akunu_py.ngram.index import LONGEST_MATCH, SuffixIndex
+from akunu_py.ngram.index import SuffixIndex
 from akunu_py.ngram.memory import Memory
-from akunu_py.ngram.networks import Division, LearnedNetwork, PlannedNetwork, Terms, futures
-from akunu_py.ngram.planner import best_draft, choose_length
+from akunu_py.ngram.networks import Division, LearnedNetwork, PlannedNetwork, Terms
+from akunu_py.ngram.planner import choose_length
 from akunu_py.types import DraftGuide, DraftNetwork
 
 MAX_DRAFT = MAX_ROWS - 1
 HORIZON = MAX_DRAFT + 1  # guesses looked at: the longest draft, and its bonus
-NEGLIGIBLE = 0.1  # chances of a longer draft below this are not worth the time to guess on
 
 _RATE_DECAY = 0.97  # of the rate of tokens per cost, per pass
 _RATE_PRIOR = 6.0  # passes, at one token each
@@ -39,19 +38,6 @@ _FORESEEN, _PROMISED = 0.75, 0.65
 PROBE_EVERY, PROBE_RARELY = 64, 2048  # plain passes between two probes; doubles with each probe
 PROBE_LENGTH = 4
 PROBE_CHANCE = 0.3
-# That a token is accepted which a grammar forces: the first of a text, one inside, where only
-# another spelling can come, and the last, which the target may join with what follows; and the same
-# of a text that is forced as far as the answer keeps to its ways, which its first token tells.
-# Priors, then running averages.
-_FORCED_PRIORS = (0.99, 0.99, 0.85, 0.95, 0.99, 0.8)
-# And that a value ends behind its first token, its second, ..., and what then probably follows.
-_ENDING_PRIORS = (0.3, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.1)
-_FORCED_RATE = 0.05
-_SUREST = 0.99
-# How often guesses are right that were chosen before a network, for each time that they promise it,
-# at first, and how many guesses that counts for.
-_HOLDS, _CHOSEN = 0.95, 10.0
-_Forced = tuple[list[int], bool]  # see `DraftGuide.forced`
 
 
 class AutoDrafter:
@@ -86,11 +72,11 @@ class AutoDrafter:
         self.unread = 0  # tokens at the start of the history that the target never reads
         self.guide: DraftGuide | None = None
         self.alone = True
-        self._forced_chances = [*_FORCED_PRIORS, *_ENDING_PRIORS]
         self.model = AcceptanceModel()
         self.index = SuffixIndex()
         self.tracker = CopyTracker(self.index.tokens, self.model.edit_outcomes)
-        self.guesser = Guesser(self.index, self.model, self.tracker, memory)
+        guesser = Guesser(self.index, self.model, self.tracker, memory)
+        self.chain = GuessChain(guesser, self.stop_tokens)
         self.pipelines = False
         self._recent = 0
         self._idle = 0  # plain steps since the last draft
@@ -98,15 +84,16 @@ class AutoDrafter:
         self._guesses: list[Guess] = []  # of the last proposal, drafted or not
         self._drafted = 0  # for the pass that was observed last
         self._searched = 0  # tokens at the start of the history, for earlier answers
-        self._planned = slice(0)  # which guesses are the last proposal, or begin it
+        self._planned = 0, 0  # the guesses from and to which are the last proposal, or begin it
         known = {} if learned is None else learned
         self.networks = [
             PlannedNetwork(each, known.setdefault(each.key, LearnedNetwork.of(each)))
             for each in networks
         ]
         self._ngrams = ngrams
-        self._network: PlannedNetwork | None = None  # that the last proposal ends with
-        self._promised, self._held = _CHOSEN, _CHOSEN * _HOLDS
+        self._network: PlannedNetwork | None = None  # that is part of the last proposal
+        self._behind: list[Guess] = []  # the guesses of that behind the network's tokens
+        self._chooser = Chooser(self.networks)
         self._answering = False
         self._earned = self._spent = _RATE_PRIOR
         self._since_probe = 0
@@ -131,7 +118,7 @@ class AutoDrafter:
         if network is not None:
             network.learn(tokens)
         if self.networks:
-            self._learn_choice(guesses[self._planned], tokens)
+            self._learn_choice(guesses, tokens)
         if not self._ngrams:
             self.index.extend(tokens)
             return
@@ -144,21 +131,19 @@ class AutoDrafter:
         else:
             self._guesses = guesses[learned:]  # of what a pass that is under way will say
         for token in tokens[learned:]:
-            matches = self.index.matches()
-            guess = self.guesser.guess(self._recent, matches, self.tracker.copies)
+            guess = self.chain.first(self._recent)
             if network is None:
                 self._advance(guess, token)
             else:  # which got there, and n-grams learn from each token
                 self._learn(guess, token)
 
-    def _learn_choice(self, drafted: Sequence[Guess], tokens: Sequence[int]) -> None:
-        """How far those guesses hold what they promised that a network's tokens were not preferred
-        to: of several estimates, all as good, the highest is too high."""
-        for guess, token in zip(drafted, tokens, strict=False):
-            self._promised += guess.probability
-            self._held += guess.token == token
-            if guess.token != token:
-                break
+    def _learn_choice(self, guesses: Sequence[Guess], tokens: Sequence[int]) -> None:
+        start, end = self._planned
+        if start:  # of what comes behind the step under way, whose token this is
+            right = bool(guesses) and guesses[0].token == tokens[0]
+            self._planned = (start - 1, end - 1) if right else (0, 0)
+            return
+        self._chooser.learn(guesses[:end], tokens)
 
     def rewind(self, length: int) -> None:
         """Takes the history back to its first `length` tokens, which another prompt continues.
@@ -182,22 +167,14 @@ class AutoDrafter:
             for answer in find_answers(self.index.tokens, start, self._searched):
                 self.index.mark_answer(*answer)
             self._searched = start
-        if self.guide is not None:
-            self.guide.begin_draft()
-        guesses = self._chain(max(1, min(HORIZON, limit + 1)) + ahead) if self._ngrams else []
-        if self.guide is not None:
-            self.guide.end_draft()
+        most = max(1, min(HORIZON, limit + 1)) + ahead
+        guesses = self.chain.behind_history(self._recent, most, self.guide) if self._ngrams else []
         found = sum(guess.token >= 0 for guess in guesses)
         chances = [guess.probability for guess in guesses[:found]]
         gained = max(self._earned / self._spent, 1.0)  # tokens in the time of a pipelined step
         costs = self._costs(gained, chances[ahead:])
         rate = gained / self.curve.pipelined(self._context)
         ongoing = found == HORIZON + ahead
-        if self.networks:
-            terms = self._terms(costs, rate, limit, ongoing=ongoing)
-            if any(network.competes(longest, terms) for network in self.networks):
-                trust = min(1.0, self._held / self._promised)
-                chances = [trust * chance for chance in chances]
         coming = chances[ahead:]
         if ahead:  # a draft behind the step under way needs that one's token to be guessed right
             chances[:2] = [chances[0] * chances[1]] if found > 1 else []
@@ -209,9 +186,19 @@ class AutoDrafter:
             ongoing=ongoing,
             rerun_on_reject=self.rerun_on_reject,
         )
-        draft = None
+        choice: tuple[Division, PlannedNetwork] | None = None
+        draft: list[int] | None = None
         if self.networks and longest and not (ahead and length):
-            draft = self._from_network(guesses[ahead:found], coming, terms, longest, ahead=ahead)
+            terms = self._terms(costs, rate, limit, ongoing=ongoing)
+            stops = bool(coming) and guesses[found - 1].token in self.stop_tokens
+            choice = self._chooser.choose(coming, terms, longest, stops=stops)
+        if choice is not None:
+            self.pipelines = False
+            if ahead:  # it waits for the step that is under way
+                draft, self._planned = [], (0, 0)
+            else:
+                draft = self._from_network(guesses, *choice, terms)
+                self._planned = 0, choice[0].guesses
         if self._idle:
             place = min(self._idle, len(_RETURN)) - 1
             drafts = bool(length if draft is None else draft)
@@ -222,8 +209,8 @@ class AutoDrafter:
         self._guesses = guesses
         self._answering = True
         if draft is None:
-            self._planned = slice(int(ahead), ahead + length)
-            draft = [guess.token for guess in guesses[self._planned]]
+            self._planned = int(ahead), ahead + length
+            draft = [guess.token for guess in guesses[slice(*self._planned)]]
         self._idle = 0 if draft else self._idle + 1
         return draft
 
@@ -233,55 +220,19 @@ class AutoDrafter:
         return Terms(costs, rate, plain, curve.timed, context, left, ongoing, self.rerun_on_reject)
 
     def _from_network(
-        self,
-        guesses: Sequence[Guess],
-        chances: list[float],
-        terms: Terms,
-        longest: int,
-        *,
-        ahead: bool,
-    ) -> list[int] | None:
-        """A draft that a network makes or ends, where that earns most; None where the guesses
-        alone do, which have these chances. `ahead`, it waits for the step that is under way."""
-        length, values = best_draft(
-            chances,
-            terms.costs,
-            terms.rate,
-            longest,
-            ongoing=terms.ongoing,
-            rerun_on_reject=terms.rerun,
-        )
-        coming = futures(chances, values)
-        if guesses and guesses[-1].token in self.stop_tokens:
-            chances.pop()
-        least = values[0]
-        best: tuple[Division, PlannedNetwork] | None = None
-        for network in self.networks:
-            division = network.division(chances, coming, longest, terms)
-            if division.value > least:
-                least, best = division.value, (division, network)
-            elif not length and best is None and (trial := network.trial(longest, terms)):
-                best = trial, network
-        if best is None:
-            return None
-        self.pipelines, self._planned = False, slice(0)
-        if ahead:
-            return []
-        division, self._network = best
-        self._planned = slice(division.guesses)
-        prefix = [guess.token for guess in guesses[self._planned]]
-        if self.guide is not None:
-            self.guide.begin_draft()
-            for token in prefix:  # which it allowed before
-                self.guide.advance(token)
+        self, guesses: Sequence[Guess], division: Division, network: PlannedNetwork, terms: Terms
+    ) -> list[int]:
+        """A draft of the first of the guesses, tokens of the network, and what is guessed then."""
+        self._network = network
+        drafted = guesses[: division.guesses]
+        prefix = [guess.token for guess in drafted]
         known = self.index.tokens[self.unread :]
-        reached = prod(chances[: len(prefix)])
-        drafted = self._network.draft(
-            known, prefix, reached, division, terms, self.stop_tokens, self.guide
-        )
-        if self.guide is not None:
-            self.guide.end_draft()
-        return [*prefix, *drafted]
+        longest = division.guesses + division.most
+        behind = Continuation(self.chain, guesses, prefix, longest, self.guide)
+        own = network.draft(known, prefix, division, terms, self.stop_tokens, behind.add)
+        behind.end()
+        self._behind = behind.guesses[: network.followed]
+        return [*prefix, *own, *(guess.token for guess in self._behind)]
 
     def _end_answer(self) -> None:
         """What was generated is an earlier answer from now on, whatever the prompts look like."""
@@ -342,86 +293,22 @@ class AutoDrafter:
     @property
     def sources(self) -> list[tuple[str, int]]:
         """Where the last proposal's tokens come from (`Guess.named_source`), until `extend`."""
-        named = [guess.named_source for guess in self._guesses[self._planned]]
+        named = [guess.named_source for guess in self._guesses[slice(*self._planned)]]
         if self._network is not None:
             named += [(self._network.network.name, 0)] * self._network.verified
+            named += [guess.named_source for guess in self._behind]
         return named
 
     @property
     def _context(self) -> int:
         return self.index.size - self.unread
 
-    def _chain(self, longest: int) -> list[Guess]:
-        """Guesses chained: each is taken as accepted when the next one is made. Ends with the first
-        position that nothing is known about, an unlikely one, or a stop token."""
-        index, tracker, guesser = self.index, self.tracker, self.guesser
-        tokens = index.tokens
-        matches = index.matches()
-        copies = tracker.copies
-        recent = self._recent
-        chance = 1.0
-        guesses: list[Guess] = []
-        forced: _Forced = [], True
-        while True:
-            guess = guesser.guess(recent, matches, copies)
-            if self.guide is not None:
-                forced = self._guided(guess, self.guide, forced)
-            guesses.append(guess)
-            token = guess.token
-            chance *= guess.probability
-            if (
-                token < 0
-                or chance < NEGLIGIBLE
-                or len(guesses) >= longest
-                or token in self.stop_tokens
-            ):
-                break
-            copies = tracker.advance(copies, token, guess.copy_guesses, guess.edits, guess.skip)
-            copies = tracker.restart(copies, token, matches)
-            continued = [
-                (position + 1, min(length + 1, LONGEST_MATCH))
-                for position, length in matches
-                if tokens[position] == token
-            ]
-            tokens.append(token)
-            # Matches of 3 tokens and more stay as they are; only shorter ones can have missed
-            # a better place.
-            long = any(length > 2 for _, length in continued)
-            matches = continued if long else index.matches()
-            recent = (recent << 1 | 1) & 7
-        index.drop_tentative()
-        return guesses
-
-    def _guided(self, guess: Guess, guide: DraftGuide, forced: _Forced) -> _Forced:
-        """Makes `guess` what is forced there, or none where it is forbidden. Returns what is forced
-        behind it; `forced`: what was, behind the guess before."""
-        tokens, sure = forced if forced[0] else guide.forced()
-        place = 2 if len(tokens) == 1 else int(bool(forced[0]))
-        bucket = place + 3 * (not sure)
-        if not tokens:
-            tokens, written = guide.ending()
-            bucket = len(_FORCED_PRIORS) - 1 + min(written, len(_ENDING_PRIORS))
-            sure = False
-        if tokens:
-            chance = self._forced_chances[bucket]
-            other = guess.token != tokens[0]
-            if other and not sure and guess.probability > chance and guide.advance(guess.token):
-                return [], sure
-            if other or guess.probability < chance:
-                guess.token, guess.source, guess.bucket = tokens[0], FROM_GRAMMAR, bucket
-                guess.probability = chance
-        if guess.token >= 0 and not guide.advance(guess.token):
-            guess.token, guess.probability = -1, 0.0
-        return tokens[1:], sure
-
     def _learn(self, guess: Guess, token: int) -> None:
         for candidate in guess.candidates:
             candidate.learn(token)
         hit = guess.token == token
         if guess.source == FROM_GRAMMAR and guess.token >= 0:
-            chance = self._forced_chances[guess.bucket]
-            chance = min(chance + _FORCED_RATE * (hit - chance), _SUREST)
-            self._forced_chances[guess.bucket] = chance
+            self.chain.learn_forced(guess, hit)
         elif guess.token >= 0:
             weights = self.model.calibration[guess.source]
             weights[guess.bucket] += CALIBRATION_RATE * (hit - guess.probability)

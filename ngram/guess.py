@@ -65,6 +65,7 @@ class Guess:
     pair: int
     recent: int
     matches: Sequence[SuffixMatch]
+    copies: Copies
     copy_guesses: CopyGuesses
     edits: EditGuesses
     token: int = -1
@@ -121,7 +122,7 @@ class Guesser:
             None if first is None else tracker.guess_edit(first),
             None if second is None else tracker.guess_edit(second),
         )
-        guess = Guess(pair, recent, matches, copy_guesses, edits)
+        guess = Guess(pair, recent, matches, copies, copy_guesses, edits)
         if matches:
             self._from_match(guess)
         for which in (0, 1):

@@ -2,23 +2,23 @@
 how many of them pay.
 
 A draft is guesses of the n-grams, as many as are worth it, then tokens of one network, which make
-the pass longer and are paid for themselves. What earns most is drafted: of all ways to divide a
-draft the one with the greatest value, in the sense of `planner`, where the state behind a network's
-token is worth nothing beforehand. The number of tokens is decided again behind each of them, when
-it is known how sure the network was.
+the pass longer and are paid for themselves, then guesses again. What earns most is drafted: of all
+ways to divide a draft the one with the greatest value, in the sense of `planner`, where the state
+behind a network's token is worth nothing beforehand. The number of tokens is decided again behind
+each of them, when it is known how sure the network was and what is guessed there.
 """
 
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite, log
 from typing import Any
 
 from akunu_py.ngram.acceptance import CALIBRATION_EDGES, sigmoid
 from akunu_py.ngram.cost import MAX_ROWS, PRIOR_SHAPE, CostCurve
-from akunu_py.types import DraftGuide, DraftNetwork
+from akunu_py.types import DraftNetwork
 
 _NEGLIGIBLE = 0.02  # chances of a longer draft below this are not looked at
 _DEPTHS = 8  # tokens of a network in a row that are told apart
@@ -29,14 +29,20 @@ _SURE = 0.999  # a network that is surer of itself is not believed
 # More rows than are read again and again are a text that is read once, which is spread over so many
 # passes at most.
 _CATCHING_UP, _SPREAD = 17, 256.0
-# Where a network does not pay it is tried for so many tokens, at a share of the time that halves
-# with each trial, down to the last.
+# Where a network does not pay it is tried for so many tokens, at a share of the time that doubles
+# where its first one is right, up to the first, and falls where not, down to the last: in all so
+# that it neither rises nor falls where as many are right as would bring in that part of their cost.
 _TRIED = 2
 _TRIAL = -float("inf")  # what a trial is worth
 _TRY, _TRY_LEAST = 0.01, 0.001
+_STEADY, _STEADY_MOST = 0.8, 0.9
 _TRY_UNTIMED = 0.05  # once, before what its tokens cost here was measured
 _BUCKETS = len(CALIBRATION_EDGES) + 1
 _SAVED_TESTS = 1e6
+
+
+Behind = Callable[[int], list[float] | None]
+"""The chances of the guesses behind the network's next token, None where that may not come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +67,13 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """A draft of the first `guesses` of the n-grams, then tokens of a network, `most` at most, and
-    what it is worth."""
+    """A draft of the first `guesses` of the n-grams, which are all accepted with the chance
+    `reached`, then tokens of a network, `most` at most, and what it is worth."""
 
     value: float
     guesses: int
     most: int
+    reached: float = 1.0
 
 
 @dataclass(slots=True)
@@ -144,9 +151,12 @@ class PlannedNetwork:
         self._made: list[_Made] = []
         self._prefix: list[int] = []
         self._saved = 0.0  # for the next trial, as a share of a plain step
+        self._trying = False
+        self._setback = 1.0  # to what the share of the time falls where a trial fails
         self.seconds = self.total_seconds = 0.0  # that the last draft took, and all of them
         self.cost = 0.0  # the same as it is reckoned
         self.verified = 0  # tokens of it that were worth verifying
+        self.followed = 0  # guesses behind them that were, too
 
     def expected(self, depth: int) -> float:
         """The chance of its token behind `depth` others, before it is made."""
@@ -175,7 +185,7 @@ class PlannedNetwork:
                 value = gained - terms.rate * (terms.costs[rows] + spent) - lost
                 value += future + after * _at(coming, rows + 1)
                 if value > best.value:
-                    best = Division(value, guesses, longest - guesses)
+                    best = Division(value, guesses, longest - guesses, reached)
                 if reached * after < _NEGLIGIBLE:
                     break
                 spent += step
@@ -194,37 +204,40 @@ class PlannedNetwork:
     def trial(self, longest: int, terms: Terms) -> Division | None:
         """Now and then a draft to see whether it pays by now: what it is like was learned from
         other text."""
-        learned = self.learned
+        learned, terms, step = self.learned, self._reusing(terms), self._cost(1, terms)
         self._saved += learned.attempts if learned.timed else _TRY_UNTIMED
-        due = self._saved * terms.plain >= _TRIED * self._cost(1, terms)
-        return Division(_TRIAL, 0, min(_TRIED, longest)) if due else None
+        if self._saved * terms.plain < _TRIED * step:
+            return None
+        needed = terms.rate * (terms.costs[1] - terms.costs[0] + step)  # of its tokens
+        steady = min(_STEADY * needed, _STEADY_MOST)
+        self._setback = 2.0 ** (-steady / (1.0 - steady))
+        return Division(_TRIAL, 0, min(_TRIED, longest))
 
     def draft(
         self,
         known: Sequence[int],
         prefix: Sequence[int],
-        reached: float,
         division: Division,
         terms: Terms,
         stop: Collection[int],
-        guide: DraftGuide | None,
+        behind: Behind,
     ) -> list[int]:
-        """Tokens of its own to verify behind `prefix`, the guesses of `division`.
-
-        reached: the chance that the whole prefix is accepted. guide: where it ends."""
+        """Tokens of its own to verify behind `prefix`, the guesses of `division`; then guesses are
+        due again, `followed` of them."""
         network, learned, context = self.network, self.learned, terms.context
         terms = self._reusing(terms)
         self._prefix, self._made = list(prefix), []
         most = min(division.most, network.longest)
-        trial = division.value == _TRIAL
+        trial = self._trying = division.value == _TRIAL
         untimed = trial and not learned.timed  # the first pass over so many rows is not measured
         self._saved = 0.0
-        learned.attempts = max(learned.attempts / 2, _TRY_LEAST) if trial else _TRY
+        if not trial:
+            learned.attempts = _TRY
         rows = max(1, len(known) + len(prefix) - network.read)
         self.cost = 0.0
         started = last = network.clock()
         ready = network.begin([*known, *prefix])
-        chances = [reached]
+        chances, following = [division.reached], list[float]()
         while ready and len(self._made) < most:
             made = self._make()
             now = network.clock()
@@ -232,18 +245,25 @@ class PlannedNetwork:
                 learned.curve.observe(rows, now - last, context)
                 learned.timed = True
             self.cost += self._cost(rows, terms)
-            last, rows = now, 1
-            if made.token < 0 or (guide is not None and not guide.advance(made.token)):
+            rows = 1
+            coming = behind(made.token) if made.token >= 0 else None
+            if coming is None:
                 break
+            # Of guesses nothing is computed beforehand.
+            following = [] if network.reused else coming
             self._made.append(made)
             chances.append(chances[-1] * made.chance)
             if made.token in stop:
                 break
-            if not untimed and not self._goes_on(chances[-1], len(prefix), most, terms):
+            if not untimed and not self._goes_on(chances[-1], following, len(prefix), most, terms):
                 break
+            last = network.clock()
         self.seconds = network.clock() - started
         self.total_seconds += self.seconds
-        self.verified = _worth(chances, len(prefix), terms)
+        chances = _reaching(chances, following, division.most + 1)
+        length, _ = _worth(chances, len(prefix), terms)
+        self.verified = min(length, len(self._made))
+        self.followed = length - self.verified
         return [made.token for made in self._made[: self.verified]]
 
     def learn(self, tokens: Sequence[int]) -> None:
@@ -252,6 +272,9 @@ class PlannedNetwork:
         before = len(self._prefix)
         if list(tokens[:before]) != self._prefix:
             return
+        if self._trying and made and len(tokens) > before:
+            change = 2.0 if made[0].token == tokens[before] else self._setback
+            learned.attempts = min(max(change * learned.attempts, _TRY_LEAST), _TRY)
         for depth, (each, token) in enumerate(zip(made, tokens[before:], strict=False)):
             hit, depth = each.token == token, min(depth, _DEPTHS - 1)
             learned.tests[depth] = min(learned.tests[depth] + 1.0, _SAVED_TESTS)
@@ -279,15 +302,25 @@ class PlannedNetwork:
         chance = sigmoid(hint + self.learned.calibration[bucket] + self.learned.by_depth[depth])
         return _Made(token, bucket, chance)
 
-    def _goes_on(self, reached: float, before: int, most: int, terms: Terms) -> bool:
-        """Whether more tokens of its own are expected to earn what they cost, where all are
-        accepted so far with the chance `reached`."""
+    def _goes_on(
+        self,
+        reached: float,
+        following: Sequence[float],
+        before: int,
+        most: int,
+        terms: Terms,
+    ) -> bool:
+        """Whether more tokens of its own are expected to earn more than the guesses that follow,
+        where all are accepted so far with the chance `reached`."""
         made, gained, step = len(self._made), 0.0, self._cost(1, terms)
+        chances = _reaching([reached], following, most - made + 1)
+        _, least = _worth(chances, before + made, terms)
         here = terms.costs[before + made]
         for more in range(1, most - made + 1):
             reached *= self.expected(made + more - 1)
             gained += reached
-            if gained > terms.rate * (terms.costs[before + made + more] - here + more * step):
+            cost = terms.costs[before + made + more] - here + more * step
+            if gained - terms.rate * cost > least:
                 return True
             if reached < _NEGLIGIBLE:
                 break
@@ -319,9 +352,17 @@ def _at(values: Sequence[float], place: int) -> float:
     return values[place] if place < len(values) else 0.0
 
 
-def _worth(chances: Sequence[float], before: int, terms: Terms) -> int:
-    """How many tokens that were made are worth a row. chances: that the prefix is accepted, and
-    with it 1, 2, ... of them."""
+def _reaching(chances: list[float], following: Sequence[float], most: int) -> list[float]:
+    """`chances` that all up to a place are accepted, and those where guesses follow that have the
+    chances `following`; at most `most`."""
+    for chance in following[: max(0, most - len(chances))]:
+        chances.append(chances[-1] * chance)
+    return chances
+
+
+def _worth(chances: Sequence[float], before: int, terms: Terms) -> tuple[int, float]:
+    """How many tokens that were made are worth a row, and how much together. chances: that the
+    prefix is accepted, and with it 1, 2, ... of them."""
     best, best_value, gained, lost = 0, 0.0, 0.0, 0.0
     for count in range(1, len(chances)):
         gained += chances[count]
@@ -330,7 +371,7 @@ def _worth(chances: Sequence[float], before: int, terms: Terms) -> int:
         value = gained - terms.rate * more - lost
         if value > best_value:
             best, best_value = count, value
-    return best
+    return best, best_value
 
 
 def _rerun(chance: float, rows: int, terms: Terms) -> float:

@@ -155,7 +155,7 @@ def test_the_planner_drafts_as_many_tokens_as_theory_says(curve: str) -> None:
         division = planned.division([], [1.0 - rate], LONGEST, terms)
         drafted: list[int] = []
         if division.value > 1.0 - rate + 1e-9:
-            drafted = planned.draft([0] * 10, [], 1.0, division, terms, (), None)
+            drafted = planned.draft([0] * 10, [], division, terms, (), lambda token: [])
         found[chance, c] = len(drafted), best
     assert all(length == best for length, best in found.values()), found
     assert len({best for _, best in found.values()}) > 3

@@ -1,0 +1,179 @@
+"""Guesses chained into drafts: behind the history, or behind the tokens of a network."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from akunu_py.ngram.guess import FROM_GRAMMAR, Guess, Guesser
+from akunu_py.ngram.index import LONGEST_MATCH
+from akunu_py.types import DraftGuide
+
+NEGLIGIBLE = 0.1  # chances of a longer draft below this are not worth the time to guess on
+
+# That a token is accepted which a grammar forces: the first of a text, one inside, where only
+# another spelling can come, and the last, which the target may join with what follows; and the same
+# of a text that is forced as far as the answer keeps to its ways, which its first token tells.
+# Priors, then running averages.
+_FORCED_PRIORS = (0.99, 0.99, 0.85, 0.95, 0.99, 0.8)
+# And that a value ends behind its first token, its second, ..., and what then probably follows.
+_ENDING_PRIORS = (0.3, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.1)
+_FORCED_RATE = 0.05
+_SUREST = 0.99
+_Forced = tuple[list[int], bool]  # see `DraftGuide.forced`
+_NOTHING_FORCED: _Forced = [], True
+
+
+class GuessChain:
+    """Each guess is taken as accepted when the next one is made.
+
+    A chain ends with the first position that nothing is known about, an unlikely one, or a stop
+    token. guide: the grammar that the answer must match: what it forces is guessed, with other
+    guesses between, and a guess that it forbids is none.
+    """
+
+    def __init__(self, guesser: Guesser, stop_tokens: Collection[int]) -> None:
+        self.stop_tokens = stop_tokens
+        self.index, self.tracker = guesser.index, guesser.tracker
+        self._guesser = guesser
+        self._forced_chances = [*_FORCED_PRIORS, *_ENDING_PRIORS]
+
+    def first(self, recent: int) -> Guess:
+        """The guess behind the history. recent: as in Guess."""
+        return self._guesser.guess(recent, self.index.matches(), self.tracker.copies)
+
+    def behind_history(self, recent: int, longest: int, guide: DraftGuide | None) -> list[Guess]:
+        """At most `longest` guesses."""
+        if guide is not None:
+            guide.begin_draft()
+        guesses = self.behind(self.first(recent), longest, guide)
+        self.index.drop_tentative()
+        if guide is not None:
+            guide.end_draft()
+        return guesses
+
+    def behind(self, guess: Guess, longest: int, guide: DraftGuide | None) -> list[Guess]:
+        """`guess`, which is behind the last tentative token, and those that follow, which are
+        tentative then."""
+        chance, forced = 1.0, _NOTHING_FORCED
+        guesses: list[Guess] = []
+        while True:
+            if guide is not None:
+                forced = self._guided(guess, guide, forced)
+            guesses.append(guess)
+            token = guess.token
+            chance *= guess.probability
+            if (
+                token < 0
+                or chance < NEGLIGIBLE
+                or len(guesses) >= longest
+                or token in self.stop_tokens
+            ):
+                return guesses
+            guess = self.after(guess, token)
+
+    def after(self, guess: Guess, token: int) -> Guess:
+        """The guess behind `token`, which comes where `guess` was made, and is tentative then."""
+        index, tracker = self.index, self.tracker
+        tokens, matches = index.tokens, guess.matches
+        copies = tracker.advance(guess.copies, token, guess.copy_guesses, guess.edits, guess.skip)
+        copies = tracker.restart(copies, token, matches)
+        continued = [
+            (position + 1, min(length + 1, LONGEST_MATCH))
+            for position, length in matches
+            if tokens[position] == token
+        ]
+        tokens.append(token)
+        # Matches of 3 tokens and more stay as they are; only shorter ones can have missed a better
+        # place.
+        long = any(length > 2 for _, length in continued)
+        recent = (guess.recent << 1 | (guess.token == token)) & 7
+        return self._guesser.guess(recent, continued if long else index.matches(), copies)
+
+    def learn_forced(self, guess: Guess, hit: bool) -> None:
+        """Whether a guess from the grammar was right."""
+        chance = self._forced_chances[guess.bucket]
+        self._forced_chances[guess.bucket] = min(chance + _FORCED_RATE * (hit - chance), _SUREST)
+
+    def _guided(self, guess: Guess, guide: DraftGuide, forced: _Forced) -> _Forced:
+        """Makes `guess` what is forced there, or none where it is forbidden. Returns what is forced
+        behind it; `forced`: what was, behind the guess before."""
+        tokens, sure = forced if forced[0] else guide.forced()
+        place = 2 if len(tokens) == 1 else int(bool(forced[0]))
+        bucket = place + 3 * (not sure)
+        if not tokens:
+            tokens, written = guide.ending()
+            bucket = len(_FORCED_PRIORS) - 1 + min(written, len(_ENDING_PRIORS))
+            sure = False
+        if tokens:
+            chance = self._forced_chances[bucket]
+            other = guess.token != tokens[0]
+            if other and not sure and guess.probability > chance and guide.advance(guess.token):
+                return [], sure
+            if other or guess.probability < chance:
+                guess.token, guess.source, guess.bucket = tokens[0], FROM_GRAMMAR, bucket
+                guess.probability = chance
+        if guess.token >= 0 and not guide.advance(guess.token):
+            guess.token, guess.probability = -1, 0.0
+        return tokens[1:], sure
+
+
+class Continuation:
+    """What is guessed behind the tokens of a network, which drafts behind the first of the guesses.
+
+    guesses: the latest, until a token is added.
+    """
+
+    def __init__(
+        self,
+        chain: GuessChain,
+        guesses: Sequence[Guess],
+        prefix: Sequence[int],
+        longest: int,
+        guide: DraftGuide | None,
+    ) -> None:
+        """guesses: behind the history, none where there are to be none. prefix: the tokens of those
+        that the network drafts behind. longest: tokens of a draft at most."""
+        self.guesses: list[Guess] = []
+        self._chain, self._guide, self._longest = chain, guide, longest
+        self._given = list(prefix)
+        self._here: Guess | None = None  # at the place of the network's next token
+        chain.index.tokens += prefix
+        if len(prefix) < len(guesses):
+            self._here = guesses[len(prefix)]
+        elif guesses:
+            del chain.index.tokens[-1]
+            self._here = chain.after(guesses[-1], prefix[-1])
+        if guide is not None:
+            self._walk(guide)
+
+    def add(self, token: int) -> list[float] | None:
+        """`token` is the network's next. Returns the chances of the guesses behind it; None where
+        the grammar forbids it, and nothing changes."""
+        if self._guide is not None and not self._guide.advance(token):
+            return None
+        self._given.append(token)
+        self.guesses = []
+        if self._here is None or token in self._chain.stop_tokens:
+            return []
+        tokens, left = self._chain.index.tokens, self._longest - len(self._given)
+        self._here = self._chain.after(self._here, token)
+        if left > 0:
+            before = len(tokens)
+            found = self._chain.behind(self._here, left, self._guide)
+            del tokens[before:]
+            self.guesses = [guess for guess in found if guess.token >= 0]
+            if self._guide is not None:  # back to behind `token`
+                self._guide.end_draft()
+                self._walk(self._guide)
+        return [guess.probability for guess in self.guesses]
+
+    def end(self) -> None:
+        """The network drafts no more."""
+        self._chain.index.drop_tentative()
+        if self._guide is not None:
+            self._guide.end_draft()
+
+    def _walk(self, guide: DraftGuide) -> None:
+        guide.begin_draft()
+        for token in self._given:  # which it allowed before
+            guide.advance(token)

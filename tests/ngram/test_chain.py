@@ -1,0 +1,169 @@
+"""Guesses chained into drafts, behind the history and behind the tokens of a network."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from akunu_py.bench.curve import parse_curve
+from akunu_py.bench.networks import NetworkFigures, SimulatedNetworks
+from akunu_py.bench.replay import replay, replay_trace
+from akunu_py.bench.trace import Trace, TraceItem
+from akunu_py.ngram.auto import AutoDrafter
+from akunu_py.ngram.chain import Continuation
+from akunu_py.ngram.cost import CostCurve
+from akunu_py.types import DraftNetwork
+
+FREE = {1: 1.0, 33: 1.001}
+RIGHT = NetworkFigures("mtp", 0.06, (0.99,))  # its first token, and no more
+
+
+class Script:
+    """A `DraftGuide` that allows one text, and says so where tokens are even."""
+
+    def __init__(self, text: Sequence[int]) -> None:
+        self.text, self.done = text, 0
+        self.place: int | None = None
+
+    def begin_draft(self) -> None:
+        assert self.place is None
+        self.place = self.done
+
+    def forced(self) -> tuple[list[int], bool]:
+        assert self.place is not None
+        following = self.text[self.place : self.place + 1]
+        return [token for token in following if token % 2 == 0], True
+
+    def ending(self) -> tuple[list[int], int]:
+        return [], 0
+
+    def advance(self, token: int) -> bool:
+        assert self.place is not None
+        allowed = [token] == list(self.text[self.place : self.place + 1])
+        self.place += allowed
+        return allowed
+
+    def end_draft(self) -> None:
+        assert self.place is not None
+        self.place = None
+
+
+def drafter_of(text: Sequence[int], **options: object) -> AutoDrafter:
+    drafter = AutoDrafter(CostCurve(FREE), **options)  # type: ignore[arg-type]
+    drafter.extend(text[:-1])
+    drafter.extend(text[-1:])
+    return drafter
+
+
+@settings(max_examples=80)
+@given(st.lists(st.integers(0, 4), min_size=2, max_size=80), st.booleans(), st.data())
+def test_behind_a_token_that_was_guessed_the_guesses_are_the_same(
+    text: list[int], guided: bool, data: st.DataObject
+) -> None:
+    """Wherever the network begins, and however many tokens it drafts."""
+    drafter = drafter_of(text)
+    guide = None
+    chain, longest = drafter.chain, 20
+    if guided:
+        whole = [guess.token for guess in chain.behind_history(0, longest, None)]
+        guide = Script([token for token in whole if token >= 0])
+    guesses = chain.behind_history(0, longest, guide)
+    found = [guess.token for guess in guesses if guess.token >= 0]
+    begins = data.draw(st.integers(0, max(0, len(found) - 1)))
+    behind = Continuation(chain, guesses, found[:begins], longest, guide)
+    for place, token in enumerate(found[begins:], begins + 1):
+        chances = behind.add(token)
+        assert chances is not None
+        # What is unlikely further ahead may be guessed from here.
+        assert [guess.token for guess in behind.guesses][: len(found) - place] == found[place:]
+        assert drafter.index.tokens == text + found[:place]
+        assert guide is None or guide.place == place
+    behind.end()
+    assert drafter.index.tokens == text
+    assert guide is None or guide.place is None
+
+
+def test_behind_another_token_the_text_goes_on_where_that_came() -> None:
+    text = [*range(100, 120), 7, *range(200, 220), 8, *range(100, 120)]
+    drafter = drafter_of(text)
+    guesses = drafter.chain.behind_history(0, 20, None)
+    assert [guess.token for guess in guesses][:3] == [7, 200, 201]
+    behind = Continuation(drafter.chain, guesses, [], 20, None)
+    assert behind.add(8)
+    assert [guess.token for guess in behind.guesses][:3] == [100, 101, 102]
+    behind.end()
+
+
+def test_what_the_grammar_forbids_ends_it_and_changes_nothing() -> None:
+    text = [*range(40), 99, *range(10)]
+    drafter, guide = drafter_of(text), Script([*range(10, 20), 50])
+    guesses = drafter.chain.behind_history(0, 20, guide)
+    behind = Continuation(drafter.chain, guesses, [10, 11], 20, guide)
+    assert behind.add(13) is None
+    assert behind.guesses == []
+    assert behind.add(12)
+    assert [guess.token for guess in behind.guesses] == [*range(13, 20), 50]
+    assert behind.add(14) is None
+    assert len(behind.guesses) == 8
+    behind.end()
+
+
+def test_nothing_follows_a_stop_token_or_the_longest_draft() -> None:
+    text = [*range(40), 99, *range(10)]
+    drafter = drafter_of(text, stop_tokens=[12])
+    guesses = drafter.chain.behind_history(0, 20, None)
+    assert [guess.token for guess in guesses] == [10, 11, 12]
+    behind = Continuation(drafter.chain, guesses, [10, 11, 12], 20, None)
+    assert behind.add(13)
+    behind.end()
+    behind = Continuation(drafter.chain, guesses, [10, 11], 20, None)
+    assert behind.add(12) == []
+    behind.end()
+    for longest in range(4, 8):
+        behind = Continuation(drafter.chain, guesses, [10, 11], longest, None)
+        assert len(behind.add(20) or ()) == longest - 3
+        behind.end()
+
+
+def changed(seed: int) -> TraceItem:
+    """A text, and a copy in which every tenth token is another."""
+    randomly = random.Random(seed)
+    prompt = [randomly.randrange(5000) for _ in range(300)]
+    output = [token if i % 10 else 5000 + i for i, token in enumerate(prompt)]
+    return TraceItem(tuple(prompt), tuple(output))
+
+
+@pytest.mark.parametrize("curve", ["m5max", "m4pro"])
+def test_a_copy_with_changes_goes_on_behind_the_networks_token(curve: str) -> None:
+    """One token of ten is another, which only the network knows: it is drafted with what is copied
+    behind it, in one pass."""
+    trace, passes = Trace("", {"text": tuple(map(changed, range(3)))}), {}
+    for mode in ("ngram", "auto"):
+        found = replay_trace(trace, parse_curve(curve), mode, networks=[RIGHT])["text"]
+        passes[mode] = found["passes"]
+    assert passes["auto"] < 0.7 * passes["ngram"]
+
+
+class Told(AutoDrafter):
+    """Notes which sources draft together, in which order."""
+
+    def __init__(self, seen: set[tuple[str, ...]], networks: Sequence[DraftNetwork]) -> None:
+        super().__init__(CostCurve(FREE), networks=networks)
+        self.seen = seen
+
+    def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
+        draft = super().propose(limit, ahead=ahead)
+        assert len(self.sources) == len(draft)
+        self.seen.add(tuple(dict.fromkeys(name for name, _ in self.sources)))
+        return draft
+
+
+def test_each_token_has_a_source() -> None:
+    networks, item, seen = SimulatedNetworks([RIGHT]), changed(0), set[tuple[str, ...]]()
+    make = lambda: Told(seen, networks.made("auto"))  # noqa: E731
+    replay([item], make, parse_curve("m5max"), networks=networks)
+    assert any("mtp" in names[:-1] for names in seen), seen
