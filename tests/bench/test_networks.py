@@ -95,6 +95,25 @@ def test_what_a_dear_network_costs_is_learned_early_and_stays_known() -> None:
     assert spent[-1] == pytest.approx(spent[0], abs=0.97 * 4)
 
 
+@pytest.mark.parametrize(("curve", "answers", "least"), [("m4pro", 1, 1.5), ("m1", 2, 1.1)])
+def test_one_that_began_unluckily_is_found_again(curve: str, answers: int, least: float) -> None:
+    """Wrong at each of 150 places: it is given up, tried now and then, and soon drafts again."""
+    costs, scores = parse_curve(curve), []
+    networks, items = SimulatedNetworks([MTP]), text(0.0).workloads["text"]
+    for number, networks.item in enumerate(items):
+
+        def make(first: bool = number == 0) -> AutoDrafter:
+            made = networks.made("auto")
+            start = len(networks.item.prompt)
+            for each in made if first else ():
+                each._luck[start : start + 150] = [1.0] * 150
+            return AutoDrafter(CostCurve(costs.points), networks=made, learned=networks.learned)
+
+        scores.append(replay([networks.item], make, costs, networks=networks)["score"])
+    assert scores[0] < 1.05
+    assert min(scores[answers:]) >= least, scores
+
+
 def test_costs_are_learned_from_the_clock() -> None:
     """On a device whose times are noisy, and by a planner that knows none of them."""
     trace, curve = text(0.3), parse_curve("m4pro")
