@@ -23,7 +23,7 @@ from akunu_py.types import DraftNetwork
 _NEGLIGIBLE = 0.02  # chances of a longer draft below this are not looked at
 _DEPTHS = 8  # tokens of a network in a row that are told apart
 _EXPECTED = 0.7  # chance of a network's token before any was tested
-_RATE, _TESTS = 0.03, 6.0  # of that average, and how many tests it counts for
+_RATE, _TESTS = 0.03, 2.0  # of that average, and how many tests it counts for
 _CALIBRATION_RATE = 0.1
 _SURE = 0.999  # a network that is surer of itself is not believed
 # More rows than are read again and again are a text that is read once, which is spread over so many

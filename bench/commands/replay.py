@@ -61,7 +61,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="that a plain step takes without the network (default: %(default)g)",
     )
     parser.add_argument("--memory", action="store_true", help="learn from item to item")
-    parser.add_argument("--compare", action="store_true", help="beside fixed 4 and prompt lookup")
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="beside fixed 4 and prompt lookup, or networks beside the n-grams and each alone",
+    )
     parser.add_argument("--workload", action="append", metavar="NAME", help="may be repeated")
     parser.add_argument("--record", metavar="OUT", help="answer prompts and write a trace file")
     parser.add_argument(
@@ -91,6 +95,8 @@ def run(options: argparse.Namespace) -> int:
         there = ", ".join(trace.workloads)
         raise UsageError(f"no workload {', '.join(unknown)} in the trace; there are: {there}")
     networks = [parse_network(text) for text in options.network or ()]
+    alone = dict.fromkeys(each.name for each in networks)
+    compared = ("ngram", *alone, "auto") if networks else COMPARED
     if options.device is not None:
         return _replay_on_device(options, curve, trace, networks)
     found = {
@@ -104,7 +110,7 @@ def run(options: argparse.Namespace) -> int:
             networks=networks,
             even=options.even,
         )
-        for drafter in (COMPARED if options.compare else (options.draft,))
+        for drafter in (compared if options.compare else (options.draft,))
     }
     name, draft = options.curve, options.draft
     if options.compare:

@@ -290,5 +290,5 @@ def print_replays(curve: str, drafters: Mapping[str, Mapping[str, Any]]) -> None
     print(f"{'workload':<10}" + "".join(f"{drafter:>20}" for drafter in drafters))
     for name in next(iter(drafters.values())):
         cells = [workloads[name] for workloads in drafters.values()]
-        line = "".join(f"{cell['tokens_per_pass']:>12.2f}{cell['score']:>8.2f}" for cell in cells)
+        line = "".join(f"{cell['tokens_per_pass']:>12.2f}{cell['score']:>8.3f}" for cell in cells)
         print(f"{name:<10}{line}")

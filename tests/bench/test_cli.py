@@ -96,6 +96,15 @@ def test_compare_puts_them_side_by_side(trace: Path) -> None:
     assert both["auto"]["loop"]["score"] > both["fixed 4"]["loop"]["score"]
 
 
+def test_compare_puts_networks_beside_their_parts(trace: Path) -> None:
+    networks = ("--network", "mtp:0.06:0.8,0.65,0.5", "--network", "model:0.2:0.7,0.5")
+    both = bench("replay", str(trace), "--compare", *networks)["drafters"]
+    assert list(both) == ["ngram", "mtp", "model", "auto"]
+    for workload in ("loop", "fresh"):
+        score = {name: found[workload]["score"] for name, found in both.items()}
+        assert score["auto"] >= 0.98 * max(score.values()), workload
+
+
 def test_replay_refuses_what_it_cannot_read(trace: Path, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.gz"
     damaged.write_bytes(trace.read_bytes()[:40])
