@@ -30,12 +30,12 @@ _SURE = 0.999  # a network that is surer of itself is not believed
 # passes at most.
 _CATCHING_UP, _SPREAD = 17, 256.0
 # Where a network does not pay it is tried for so many tokens, at a share of the time that doubles
-# where its first one is right, up to the first, and falls where not, down to the last: in all so
-# that it neither rises nor falls where as many are right as would bring in that part of their cost.
+# where the first of them is right, up to the first, and falls where not, down to the last: by as
+# much as makes it rise where its tokens would earn what they cost.
 _TRIED = 2
 _TRIAL = -float("inf")  # what a trial is worth
 _TRY, _TRY_LEAST = 0.01, 0.001
-_STEADY, _STEADY_MOST = 0.8, 0.9
+_STEADY_MOST = 0.9
 _TRY_UNTIMED = 0.05  # once, before what its tokens cost here was measured
 _BUCKETS = len(CALIBRATION_EDGES) + 1
 _SAVED_TESTS = 1e6
@@ -206,10 +206,11 @@ class PlannedNetwork:
         other text."""
         learned, terms, step = self.learned, self._reusing(terms), self._cost(1, terms)
         self._saved += learned.attempts if learned.timed else _TRY_UNTIMED
-        if self._saved * terms.plain < _TRIED * step:
+        waits = terms.plain - terms.costs[0]  # for the step that another would run behind
+        if self._saved * terms.plain < _TRIED * step + waits:
             return None
         needed = terms.rate * (terms.costs[1] - terms.costs[0] + step)  # of its tokens
-        steady = min(_STEADY * needed, _STEADY_MOST)
+        steady = min(needed, _STEADY_MOST)
         self._setback = 2.0 ** (-steady / (1.0 - steady))
         return Division(_TRIAL, 0, min(_TRIED, longest))
 
