@@ -32,6 +32,7 @@ from akunu_py.types import DraftMode, GenerateOptions, SamplingOptions
 from tests.support.families import build, kinds
 from tests.support.family_answers import prompt_of
 from tests.support.family_table import FAMILIES
+from tests.support.mixture import Mixture
 from tests.support.targets import Timeless, read
 from tests.support.tiny import VOCABULARY, tiny_llama
 from tests.support.tiny_fim import load_tiny
@@ -134,6 +135,22 @@ def test_whatever_they_say_the_answer_is_the_targets(
         assert network.begun
         assert network.compared or not told
     assert seen >= set(range(1, LONGEST))
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED])
+def test_guesses_come_before_their_tokens_and_behind_them(sampling: SamplingOptions) -> None:
+    """What the first layers have read, and what only the guesses bring, is verified together."""
+    model, prompt, ends = build("llama", num_hidden_layers=LAYERS), prompt_of("llama", False), set()
+    truth, _ = answer(Target(model, None), prompt, sampling, NoDrafter())
+    for seed in range(4):
+        target = Timeless(model, None)
+        network = Told(FirstLayers(model, 1), target, [*prompt, *truth], None)
+        drafter = Mixture(network, [*prompt, *truth], VOCABULARY, seed)
+        tokens, _ = answer(target, prompt, sampling, drafter)
+        assert tokens == truth[: len(tokens)]
+        assert network.compared > 3
+        ends |= drafter.ends()
+    assert ends >= {1, 2, 3}
 
 
 def test_families_are_run_in_two_parts_or_refused() -> None:

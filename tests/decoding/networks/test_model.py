@@ -26,6 +26,7 @@ from akunu_py.ngram.fixed import NoDrafter
 from akunu_py.types import Constraint, DraftMode, GenerateOptions, SamplingOptions
 from tests.support.families import build, families_of_each_kind
 from tests.support.family_answers import greedy, prompt_of
+from tests.support.mixture import Mixture
 from tests.support.targets import Counting, Timeless, read
 from tests.support.tiny import VOCABULARY
 from tests.support.tiny_fim import byte_level, sentence_piece, write_model
@@ -126,6 +127,28 @@ def test_whatever_it_says_the_answer_is_the_targets(name: str, temperature: floa
     assert len(accepted) < COUNT / 3
     found = right(prompt_of(name, False), truth, network)
     assert sum(found) >= len(found) - 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@families_of_each_kind(quick=("llama-sliding", "qwen3_next", "jamba"))  # trimmed, cut, restored
+def test_guesses_come_before_its_tokens_and_behind_them(name: str, temperature: float) -> None:
+    """It reads what they bring, and both caches go back to wherever they were wrong."""
+    sampling = SamplingOptions(temperature=temperature, seed=5)
+    truth, prompt, ends = plain(name, sampling), prompt_of(name, False), set[int]()
+    for seed in range(4):
+        target = Timeless(build(name))
+        network = Spoiled(build(name), target, 0.3)
+        drafter = Mixture(network, [*prompt, *truth], VOCABULARY, seed)
+        target.sampler = Sampler(sampling)
+        target.reuse_prefix(prompt)
+        read(target)
+        drafter.extend(prompt)
+        pieces = list(decode.decode(target, drafter, COUNT, ()))
+        assert [token for piece in pieces for token in piece.tokens] == truth
+        found = right(prompt, truth, network)
+        assert sum(found) >= len(found) - 1 > 3
+        ends |= drafter.ends()
+    assert ends >= {1, 2, 3}
 
 
 def test_a_perfect_one_gives_long_drafts() -> None:

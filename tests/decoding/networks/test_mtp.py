@@ -30,6 +30,7 @@ from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import NoDrafter
 from akunu_py.types import Drafter, DraftMode, GenerateOptions, SamplingOptions
+from tests.support.mixture import Mixture
 from tests.support.targets import read
 from tests.support.tiny_mtp import (
     CONFIGS,
@@ -95,7 +96,8 @@ class Told(MtpNetwork):
 
     def compare(self, known: list[int]) -> None:
         assert self._state is not None
-        first, verified, own = self._first, len(known) - self.told, self._head.make_cache()
+        first, own = self._first, self._head.make_cache()
+        verified = len(self._target.tokens) + len(self._target.pending)
         tokens = self._trunk.embed(mx.array([known[first + 1 :]]))
         real = verified - 1 - first
         state = self._head(tokens[:, :real], self.hidden[:, first : verified - 1], own)[:, -1:]
@@ -162,6 +164,30 @@ def test_its_cache_follows_the_targets(
     assert made[0].compared > COUNT
     assert set(accepted) >= set(range(LONGEST))
     assert made[0]._first == (0 if kept == 512 else len(PROMPT) - 1 - kept)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_guesses_come_before_its_tokens_and_behind_them(family: str) -> None:
+    """The states that the target has behind them are the head's next ones."""
+    model, head = loaded(family)
+    truth, ends = plain(model, SEEDED, 2 * COUNT), set[int]()
+    for seed in range(4):
+        networks, made = list[Told](), list[Mixture]()
+
+        def draft(
+            target: Target,
+            seed: int = seed,
+            networks: list[Told] = networks,
+            made: list[Mixture] = made,
+        ) -> Drafter:
+            networks.append(Told(head, target, [*PROMPT, *truth]))
+            made.append(Mixture(networks[0], [*PROMPT, *truth], VOCABULARY, seed))
+            return made[0]
+
+        assert answer(model, SEEDED, draft, 2 * COUNT)[0] == truth
+        assert networks[0].compared > 3
+        ends |= made[0].ends()
+    assert ends >= {1, 2, 3}
 
 
 def test_hidden_states_are_those_of_the_last_pass_at_each_position() -> None:

@@ -1,0 +1,66 @@
+"""A drafter whose drafts are guesses, then tokens of a network, then guesses again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from akunu_py.types import DraftNetwork
+
+
+class Mixture:
+    """A `Drafter` of any number of each, whose guesses are what comes, but for some.
+
+    whole: the prompt and the answer. shapes: how many of each were drafted, and how many of all
+    were accepted.
+    """
+
+    pipelines = False
+
+    def __init__(
+        self, network: DraftNetwork, whole: Sequence[int], vocabulary: int, seed: int
+    ) -> None:
+        self._network, self._whole, self._vocabulary = network, list(whole), vocabulary
+        self._random = random.Random(seed)
+        self._known: list[int] = []
+        self._shape = 0, 0, 0
+        self.shapes: list[tuple[int, int, int, int]] = []
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self._known += tokens
+
+    def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
+        before, own, behind = (self._random.randrange(4) for _ in range(3))
+        draft, left = self._guesses(0, min(before, limit)), limit
+        before, made = len(draft), list[int]()
+        if own and left > before and self._network.begin([*self._known, *draft]):
+            while len(made) < min(own, left - before):
+                token, _ = self._network.guess()
+                if token < 0:
+                    break
+                made.append(token)
+        draft += made
+        draft += self._guesses(len(draft), min(behind, left - len(draft)))
+        self._shape = before, len(made), len(draft) - before - len(made)
+        return draft
+
+    def observe(
+        self, drafted: int, accepted: int, rows: int, seconds: float, *, behind: bool = False
+    ) -> None:
+        self.shapes.append((*self._shape, accepted))
+
+    def _guesses(self, place: int, count: int) -> list[int]:
+        start = len(self._known) + place
+        return [
+            (token + (self._random.random() < 0.1)) % self._vocabulary
+            for token in self._whole[start : start + count]
+        ]
+
+    def ends(self) -> set[int]:
+        """In which parts of drafts that had all three the last accepted token was: in none, the
+        first, second or third."""
+        return {
+            (accepted > 0) + (accepted > before) + (accepted > before + own)
+            for before, own, behind, accepted in self.shapes
+            if before and own and behind
+        }
