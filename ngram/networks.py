@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite, log
+from math import inf, isfinite, log
 from typing import Any
 
 from akunu_py.ngram.acceptance import CALIBRATION_EDGES, sigmoid
@@ -93,7 +93,7 @@ class LearnedNetwork:
     curve: what its passes cost. timed: whether those are times of this device. expected: by depth,
     how likely its token is accepted before it is made; tests: how many it was learned from.
     calibration, by_depth: corrections of how sure it says it is, in logits. attempts: the share of
-    the time that it is tried for while it does not pay.
+    the time that it is tried for while it does not pay; saved: for the next trial, in plain steps.
     """
 
     curve: CostCurve
@@ -103,6 +103,7 @@ class LearnedNetwork:
     calibration: list[float] = field(default_factory=lambda: [0.0] * _BUCKETS)
     by_depth: list[float] = field(default_factory=lambda: [0.0] * _DEPTHS)
     attempts: float = _TRY
+    saved: float = 0.0
 
     @classmethod
     def of(cls, network: DraftNetwork) -> LearnedNetwork:
@@ -125,7 +126,7 @@ class LearnedNetwork:
                 name: [float(value) for value in content[name]]
                 for name in ("expected", "tests", "calibration", "by_depth")
             }
-            attempts = float(content["attempts"])
+            attempts, saved = float(content["attempts"]), float(content.get("saved", 0.0))
             values = [*lists["expected"], *(rate / _SAVED_TESTS for rate in lists["tests"])]
             sizes = [len(values) for values in lists.values()]
             if (
@@ -133,10 +134,12 @@ class LearnedNetwork:
                 or not all(0.0 <= value <= 1.0 for value in values)
                 or not all(isfinite(value) for values in lists.values() for value in values)
                 or not _TRY_LEAST <= attempts <= _TRY
+                or not 0.0 <= saved < inf
             ):
                 raise ValueError("numbers that nobody learns")
             curve = CostCurve.from_dict(content["curve"])
-            return cls(curve, bool(content["timed"]), **lists, attempts=attempts)
+            timed = bool(content["timed"])
+            return cls(curve, timed, **lists, attempts=attempts, saved=saved)
         except (KeyError, TypeError, ValueError, OverflowError) as err:
             raise ValueError(f"expected a saved network, found {content!r:.80}") from err
 
@@ -150,7 +153,6 @@ class PlannedNetwork:
         self.learned = learned or LearnedNetwork.of(network)
         self._made: list[_Made] = []
         self._prefix: list[int] = []
-        self._saved = 0.0  # for the next trial, as a share of a plain step
         self._trying = False
         self._setback = 1.0  # to what the share of the time falls where a trial fails
         self.seconds = self.total_seconds = 0.0  # that the last draft took, and all of them
@@ -205,9 +207,9 @@ class PlannedNetwork:
         """Now and then a draft to see whether it pays by now: what it is like was learned from
         other text."""
         learned, terms, step = self.learned, self._reusing(terms), self._cost(1, terms)
-        self._saved += learned.attempts if learned.timed else _TRY_UNTIMED
+        learned.saved += learned.attempts if learned.timed else _TRY_UNTIMED
         waits = terms.plain - terms.costs[0]  # for the step that another would run behind
-        if self._saved * terms.plain < _TRIED * step + waits:
+        if learned.saved * terms.plain < _TRIED * step + waits:
             return None
         needed = terms.rate * (terms.costs[1] - terms.costs[0] + step)  # of its tokens
         steady = min(needed, _STEADY_MOST)
@@ -231,7 +233,7 @@ class PlannedNetwork:
         most = min(division.most, network.longest)
         trial = self._trying = division.value == _TRIAL
         untimed = trial and not learned.timed  # the first pass over so many rows is not measured
-        self._saved = 0.0
+        learned.saved = 0.0
         if not trial:
             learned.attempts = _TRY
         rows = max(1, len(known) + len(prefix) - network.read)

@@ -95,6 +95,21 @@ def test_what_a_dear_network_costs_is_learned_early_and_stays_known() -> None:
     assert spent[-1] == pytest.approx(spent[0], abs=0.97 * 4)
 
 
+def test_trials_are_due_in_sessions_of_any_length() -> None:
+    """Each of these is over long before one of a dear network is."""
+    networks = SimulatedNetworks([NetworkFigures("model", 0.3, (0.9, 0.8))])
+    costs, scores = parse_curve("m5max"), []
+    (item, *_) = text(0.0).workloads["text"]
+    networks.item = TraceItem(item.prompt, item.output[:25])
+    for _ in range(80):
+        make = partial(drafter_named, "auto", CostCurve(costs.points), None, 4, networks)
+        scores.append(replay([networks.item], make, costs, networks=networks)["score"])
+        if len(scores) == 1:
+            networks.learned["model"].expected[0] = 0.1  # an unlucky start
+    assert max(scores[1:6]) < 1.1
+    assert min(scores[-5:]) > 1.2, scores
+
+
 @pytest.mark.parametrize(("curve", "answers", "least"), [("m4pro", 1, 1.5), ("m1", 2, 1.1)])
 def test_one_that_began_unluckily_is_found_again(curve: str, answers: int, least: float) -> None:
     """Wrong at each of 150 places: it is given up, tried now and then, and soon drafts again."""

@@ -178,13 +178,15 @@ def test_networks_are_kept_with_the_costs() -> None:
         learned.save_costs()
         assert counts.tokens > 1.5 * counts.passes
     saved = opened().networks["model"]
-    assert saved.expected == learned.networks["model"].expected
+    found = saved.to_dict(), learned.networks["model"].to_dict()
+    assert all(each.pop("curve") for each in found)  # of which a few times are kept
+    assert found[0] == found[1]
     assert saved.timed
     assert saved.expected[0] > 0.8
     assert saved.expected[1] < 0.3
     whole = json.loads(learned._curve_file.read_text())
     changes: list[dict[str, Any]] = [{"expected": [2.0] * 8}, {"tests": [-1.0] * 8}]
-    for wrong in [*changes, {"attempts": 9}, {"curve": {}}]:
+    for wrong in [*changes, {"attempts": 9}, {"saved": -1}, {"curve": {}}]:
         content = whole | {"networks": {"model": whole["networks"]["model"] | wrong}}
         learned._curve_file.write_text(json.dumps(content))
         damaged = opened()
