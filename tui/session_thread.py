@@ -166,7 +166,7 @@ class SessionThread:
     loaded again, too: for the request that finds that out, if nothing came of its answer.
 
     load: called in the thread with the name of a model. unload_s: after how many seconds without a
-    request the model is unloaded, None for never.
+    request the model is unloaded, None for never. loading: whether a model is being loaded.
     """
 
     def __init__(
@@ -175,6 +175,7 @@ class SessionThread:
         self._model = model
         self._load = load
         self._loads_first = True
+        self.loading = False
         self._post: Callable[[SessionMessage], object] = lambda message: None
         self._lock = threading.Lock()
         self._requests: dict[int, ChatRequest] = {}  # queued or running, by number
@@ -253,12 +254,15 @@ class SessionThread:
         release_memory()
 
     def _try_to_load(self) -> bool:
+        self.loading = True
         try:
             self._chat = self._load(self._model)
             facts, gauges = self._chat.facts, self._chat.gauges()
         except Exception as error:  # noqa: BLE001 - whatever it is, the user must read it
             self._post(Failed(None, describe(error)))
             return False
+        finally:
+            self.loading = False
         self._post(
             Loaded(
                 facts.name,

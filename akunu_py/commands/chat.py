@@ -111,9 +111,12 @@ def run(args: argparse.Namespace) -> int:
         say(f"to continue this chat: akunu --resume {name}", error=True)
     if own is not None:
         own.close()
-    if not (app.close_downloads(_TIMEOUT_S) and session.close(_TIMEOUT_S) and all_saved):
+    loading = session.loading
+    closed = app.close_downloads(_TIMEOUT_S) and session.close(_TIMEOUT_S) and all_saved
+    if closed:
+        print_warnings(warning for state in learned_states for warning in state.warnings)
+    if loading or not closed:  # MLX's own threads may be at it for a while after a load
         exit_without_teardown(code)  # the screen is restored, and nothing is left to be written
-    print_warnings(warning for state in learned_states for warning in state.warnings)
     return code
 
 

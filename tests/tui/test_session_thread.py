@@ -229,6 +229,27 @@ def test_a_model_that_is_not_here_yet_is_loaded_when_it_is(shallow_starter: Engi
     assert recorder.messages.empty(), "it was tried once"
 
 
+@pytest.mark.parametrize("broken", [False, True])
+def test_it_is_known_whether_a_model_is_being_loaded(
+    shallow_starter: Engine, broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is when the chat is quit, MLX's threads may be at work when the program ends."""
+    recorder, seen = Recorder(shallow_starter), list[bool]()
+    recorder.broken, load = broken, recorder.thread._load
+
+    def loading(name: str) -> Any:
+        seen.append(recorder.thread.loading)
+        return load(name)
+
+    monkeypatch.setattr(recorder.thread, "_load", loading)
+    assert not recorder.thread.loading
+    recorder.thread.start(recorder.messages.put)
+    assert isinstance(recorder.next(), Failed if broken else Loaded)
+    assert recorder.thread.close(timeout=60)
+    assert seen == [True]
+    assert not recorder.thread.loading
+
+
 def test_closing_what_never_started(shallow_starter: Engine) -> None:
     assert Recorder(shallow_starter).thread.close(timeout=0)
 
