@@ -167,3 +167,22 @@ def test_each_token_has_a_source() -> None:
     make = lambda: Told(seen, networks.made("auto"))  # noqa: E731
     replay([item], make, parse_curve("m5max"), networks=networks)
     assert any("mtp" in names[:-1] for names in seen), seen
+
+
+def test_what_was_drafted_ahead_is_judged_by_its_own_tokens() -> None:
+    """Not by that of the step that is under way, which comes first."""
+    networks, text = SimulatedNetworks([RIGHT]), [*range(100), *range(40)]
+    networks.item = TraceItem(tuple(text), tuple(range(40, 60)))
+    drafter = drafter_of(text, networks=networks.made("auto"))
+    chooser = drafter._chooser
+    promised, held = chooser._promised, chooser._held
+    draft = drafter.propose(8, ahead=True)
+    assert draft == list(range(41, 41 + len(draft)))
+    assert len(draft) > 2
+    drafter.observe(0, 0, 1, 1.0)
+    drafter.extend([40])
+    assert (chooser._promised, chooser._held) == (promised, held)
+    drafter.observe(len(draft), len(draft), 1 + len(draft), 1.0)
+    drafter.extend(range(41, 42 + len(draft)))
+    assert chooser._held == held + len(draft)
+    assert held < chooser._held < promised + len(draft)
