@@ -18,6 +18,7 @@ from typing import Any
 
 from akunu_py.ngram.acceptance import CALIBRATION_EDGES, sigmoid
 from akunu_py.ngram.cost import MAX_ROWS, PRIOR_SHAPE, CostCurve
+from akunu_py.ngram.planner import best_draft
 from akunu_py.types import DraftNetwork
 
 _NEGLIGIBLE = 0.02  # chances of a longer draft below this are not looked at
@@ -263,8 +264,9 @@ class PlannedNetwork:
             last = network.clock()
         self.seconds = network.clock() - started
         self.total_seconds += self.seconds
+        then = _futures_behind(chances, following, terms, division.most)
         chances = _reaching(chances, following, division.most + 1)
-        length, _ = _worth(chances, len(prefix), terms)
+        length, _ = _worth(chances, len(prefix), terms, then)
         self.verified = min(length, len(self._made))
         self.followed = length - self.verified
         return [made.token for made in self._made[: self.verified]]
@@ -351,6 +353,18 @@ def futures(chances: Sequence[float], values: Sequence[float]) -> list[float]:
     return found
 
 
+def _futures_behind(
+    chances: Sequence[float], following: Sequence[float], terms: Terms, most: int
+) -> list[float]:
+    """The same for 0, 1, ... tokens behind the prefix, first those that were made, which all are
+    accepted with the last of `chances`, then the guesses that follow, which have these chances."""
+    if not following:
+        return []
+    _, values = best_draft(following, terms.costs, terms.rate, most, rerun_on_reject=terms.rerun)
+    coming = [chances[-1] * value for value in futures(following, values)]
+    return [*[0.0] * (len(chances) - 2), *coming]
+
+
 def _at(values: Sequence[float], place: int) -> float:
     return values[place] if place < len(values) else 0.0
 
@@ -363,15 +377,17 @@ def _reaching(chances: list[float], following: Sequence[float], most: int) -> li
     return chances
 
 
-def _worth(chances: Sequence[float], before: int, terms: Terms) -> tuple[int, float]:
+def _worth(
+    chances: Sequence[float], before: int, terms: Terms, then: Sequence[float] = ()
+) -> tuple[int, float]:
     """How many tokens that were made are worth a row, and how much together. chances: that the
-    prefix is accepted, and with it 1, 2, ... of them."""
-    best, best_value, gained, lost = 0, 0.0, 0.0, 0.0
+    prefix is accepted, and with it 1, 2, ... of them. then: see `_futures_behind`."""
+    best, best_value, gained, lost = 0, _at(then, 0), 0.0, 0.0
     for count in range(1, len(chances)):
         gained += chances[count]
         lost += _rerun(chances[count - 1] - chances[count], before + count, terms)
         more = terms.costs[before + count] - terms.costs[before]
-        value = gained - terms.rate * more - lost
+        value = gained - terms.rate * more - lost + _at(then, count)
         if value > best_value:
             best, best_value = count, value
     return best, best_value

@@ -21,7 +21,7 @@ from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.guess import Guess
-from akunu_py.ngram.networks import PlannedNetwork, Terms
+from akunu_py.ngram.networks import Division, PlannedNetwork, Terms
 
 MTP = NetworkFigures("mtp", 0.06, (0.8, 0.65, 0.5))  # as published for heads of one layer
 DEAR = NetworkFigures("model", 0.9, (0.5, 0.2))
@@ -193,6 +193,29 @@ def test_the_planner_drafts_as_many_tokens_as_theory_says(curve: str) -> None:
         found[chance, c] = len(drafted), best
     assert all(length == best for length, best in found.values()), found
     assert len({best for _, best in found.values()}) > 3
+
+
+@pytest.mark.parametrize("rate", [1.0, 2.5])
+@pytest.mark.parametrize("curve", ["m5max", "m4pro", "m1"])
+def test_a_copy_is_verified_with_a_token_that_is_likely_and_else_behind_it(
+    curve: str, rate: float
+) -> None:
+    """What is drafted early is lost where the token before it is wrong, and cheaper later."""
+    cost, followed = parse_curve(curve), []
+    costs = [cost(rows) for rows in range(1, LONGEST + 2)]
+
+    def copied(token: int) -> list[float]:
+        return [0.97] * (LONGEST - 1)
+
+    for chance in (0.4, 0.6, 0.95):
+        planned, steady = Division(1.0, 0, LONGEST), Steady(chance, 0.06)
+        steady.longest = 1
+        network = PlannedNetwork(steady)
+        terms = Terms(costs, rate, 1.0, True, 10, 1000, False, False)
+        network.draft([0] * 10, [], planned, terms, (), copied)
+        followed.append(network.followed)
+    assert max(followed[:2]) <= 1
+    assert followed[2] == LONGEST - 1
 
 
 @pytest.mark.parametrize(
