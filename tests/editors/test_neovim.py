@@ -280,6 +280,6 @@ def test_an_accepted_ghost_is_as_if_it_had_been_typed(terminal: Terminal, tmp_pa
     terminal.wait_for(r"\n  teh two four *\n~")
     terminal.type("C-f")
     terminal.wait_for(r"\n  the two four *\n~")
-    terminal.type("C-f")
+    terminal.type("C-f", ".")  # at once
     block = "  the two 4.\n"
-    assert written(terminal, path) == f"first\n  last\n{block}{block}  the two 4\n"
+    assert written(terminal, path) == f"first\n  last\n{block * 3}"

@@ -148,30 +148,29 @@ function M.insert()
   if insert then insert() end
 end
 
--- Accepts what `pattern` matches at the beginning of what is being written of a ghost, of the ghost, or
--- of what one has left while it is being requested again; with none, `key` is itself, but for the form
--- feed that nobody wants.
-local function map(key, pattern)
-  local function accept_rest()
-    M.insert() -- what was accepted just before
-    if rest then take(rest.text, rest.item, pattern) end
-  end
-  vim.keymap.set('i', key, function()
-    local get = vim.lsp.inline_completion.get
-    if not outdated and get({ on_accept = on_accept(pattern) }) then return '' end
-    if rest then
-      vim.schedule(accept_rest)
-      return ''
-    end
-    return key == '<C-L>' and '' or key
-  end, { expr = true, desc = 'Accept an inline completion' })
-end
-
 local PATTERNS = {
   accept = '.*', -- all of it
   ['accept-word'] = '^%s*[%w_]*[^%w_%s]*',
   ['accept-line'] = '^\n?[^\n]*',
 }
+
+-- For the keys of `map`.
+function M.accept_rest(action)
+  M.insert() -- what was accepted just before
+  if rest then take(rest.text, rest.item, PATTERNS[action]) end
+end
+
+-- Accepts a part of what is being written of a ghost, of the ghost, or of what one has left while it is
+-- being requested again, before the next key is seen; with none, `key` is itself, but for the form feed
+-- that nobody wants.
+local function map(key, action)
+  vim.keymap.set('i', key, function()
+    local get = vim.lsp.inline_completion.get
+    if not outdated and get({ on_accept = on_accept(PATTERNS[action]) }) then return '' end
+    if rest then return ("<Cmd>lua require('akunu').accept_rest('%s')<CR>"):format(action) end
+    return key == '<C-L>' and '' or key
+  end, { expr = true, desc = 'Accept an inline completion' })
+end
 
 -- ---- the helper
 
@@ -265,7 +264,7 @@ function M.setup(options)
   else
     vim.lsp.inline_completion.enable()
     for action, key in pairs(keys) do
-      if key ~= '' then map(key, PATTERNS[action]) end
+      if key ~= '' then map(key, action) end
     end
   end
   local group = api.nvim_create_augroup('akunu', {})

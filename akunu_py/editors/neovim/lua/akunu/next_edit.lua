@@ -71,9 +71,7 @@ end
 function M.enable(key)
   if key ~= '' then
     vim.keymap.set({ 'n', 'i' }, key, function()
-      if not M.visible() then return key end
-      vim.schedule(M.accept)
-      return ''
+      return M.visible() and "<Cmd>lua require('akunu.next_edit').accept()<CR>" or key
     end, { expr = true, desc = 'Make the next edit' })
   end
   local group = api.nvim_create_augroup('akunu.next_edit', {})
