@@ -228,7 +228,9 @@ class AutoDrafter:
         prefix = [guess.token for guess in drafted]
         known = self.index.tokens[self.unread :]
         longest = division.guesses + division.most
-        behind = Continuation(self.chain, guesses, prefix, longest, self.guide)
+        # Where the network computes a part of the pass, it does so of its own tokens only.
+        goes_on = [] if network.network.reused else guesses
+        behind = Continuation(self.chain, goes_on, prefix, longest, self.guide)
         own = network.draft(known, prefix, division, terms, self.stop_tokens, behind.add)
         behind.end()
         self._behind = behind.guesses[: network.followed]

@@ -253,8 +253,7 @@ class PlannedNetwork:
             coming = behind(made.token) if made.token >= 0 else None
             if coming is None:
                 break
-            # Of guesses nothing is computed beforehand.
-            following = [] if network.reused else coming
+            following = coming
             self._made.append(made)
             chances.append(chances[-1] * made.chance)
             if made.token in stop:
