@@ -1,44 +1,51 @@
-"""What only the machine itself can show, measured in minutes and judged line by line.
+"""`akunu bench check`: what only the machine itself can show, judged line by line.
 
-Most of what is promised is tested wherever the tests run; how Metal's kernels round, what their
-passes cost, and what the system does with memory is not. How MLX multiplies by a quantized matrix
-depends on the rows, the matrix and the chip (mlx/backend/metal/quantized.cpp): a few rows one by
-one, since M3 up to five together; many, which begin between 6 (M1) and 32 (Ultra), in tiles of 32.
-Attention changes above 8 rows, and where rows times the heads that share their keys exceed 32. So
-each number of rows from 1 to 33 is held against one.
+How Metal's kernels round, what passes cost, and what the system does with memory cannot be tested
+elsewhere.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
 import math
-import tempfile
+import subprocess
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import mlx.core as mx
-
-from akunu_py.bench.chat import DECODING, GOAL_MS, GOAL_RATIO, ChatBench, ChatOptions, ChatResult
+from akunu_py.bench.command import FAILED, add_format, exit_code, progress, show, was_interrupted
 from akunu_py.bench.curve import measure_curve
-from akunu_py.bench.result import CHECK_FORMAT, Result, describe_machine, median, today
+from akunu_py.bench.result import (
+    CHECK_FORMAT,
+    Result,
+    describe_machine,
+    json_text,
+    median,
+    today,
+    write_text,
+)
 from akunu_py.bench.runners import PLAIN
 from akunu_py.bench.speed import OURS, Plan, Setup, run_speed
+from akunu_py.bench.tables import Table, to_text
 from akunu_py.bench.workloads import load_workloads
-from akunu_py.decoding import device
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.load import load_found
-from akunu_py.decoding.session import Session
 from akunu_py.errors import AkunuError
 from akunu_py.models import store
 from akunu_py.types import DEFAULT_MODEL, GenerateOptions, LoadOptions, Message
 
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+    from akunu_py.decoding.engine import Engine
+
+SUMMARY = "Check what only this machine can show; exit code 1 if a line fails"
 Verdict = Literal["pass", "FAIL", "not measured", "not on this machine"]
 
-MOST_ROWS = 33  # one more than a draft and its token ever have, and than a tile
 ROUNDING = 16  # steps of the format, relative to the typical output; a wrong kernel is far outside
 NEAR_TIE = 0.5  # logits: two roundings of bfloat16 where logits are 32 to 64
 OFF, AUTO, PROMPT = 0.98, 0.99, 0.95  # times mlx-lm's speed; medians of three vary by a hundredth
@@ -48,8 +55,42 @@ WARM_S, IDLE_S = 0.15, 0.1  # TTFT of a prompt that is known, and how much an id
 START_S, AGAIN_S, LOAD_RATE = 4.0, 3.0, 1e9  # a process to its first token, and bytes a second
 _SPEEDS = (("off", PLAIN, OFF), ("auto", PLAIN, AUTO), ("auto", "off", AUTO))
 _LARGEST = 3.5e9  # bytes of a model that ten minutes are enough for
-_BIT_WIDTHS, _FORMATS = (4, 8), (mx.bfloat16, mx.float16)
-_GROUP, _GROUPS, _KV_HEADS, _HEAD = 64, (4, 8), 2, 64
+_BIT_WIDTHS, _GROUPS = (4, 8), (4, 8)  # of quantized matrices; query heads for each KV head
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model",
+        action="append",
+        metavar="NAME_OR_PATH",
+        help="Model to check besides the starter; repeatable (default: the largest installed "
+        "4-bit model up to 3.5 GB)",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=_json_file,
+        default="akunu-check.json",
+        metavar="FILE.json",
+        help="Result file with all figures (default: %(default)s)",
+    )
+    add_format(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    models = choose_models(options.model or [])
+    found = Check(options.command_line)
+    interrupted = was_interrupted(lambda: run_check(models, default_plan(), found, progress))
+    write_text(options.output, json_text(found.as_dict()), parents=True)
+    show(options, found.as_dict(), lambda: print_check(found))
+    print(f"{options.output}: all figures", file=sys.stderr)
+    return exit_code(interrupted, "checked") or FAILED * found.failed
+
+
+def _json_file(text: str) -> Path:
+    if not text.endswith(".json"):
+        raise argparse.ArgumentTypeError(f"expected a name that ends in .json, got {text!r}")
+    return Path(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +121,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class CheckPlan:
-    """How much is measured of each model. kernels: (inputs, outputs) of matrices; depths:
-    tokens behind the rows of attention. chats: answers in the chat; keys: typed into each."""
+    """How much is measured of each model."""
 
     workloads: Sequence[str] | None = None
     repeats: int = 3
@@ -90,10 +130,9 @@ class CheckPlan:
     contexts: Sequence[int] = (0, 4096, 16384)
     rows: Sequence[int] = (1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12, 14, 16, 18, 24, 32, 33)
     curve_repeats: int = 3
+    # (inputs, outputs) of matrices
     kernels: Sequence[tuple[int, int]] = ((2048, 2048), (4096, 4096), (2560, 9728))
-    depths: Sequence[int] = (512, 4096)
-    chats: int = 2
-    keys: int = 24
+    depths: Sequence[int] = (512, 4096)  # cached tokens in the test of attention
     idle_s: float = 5.0
 
 
@@ -150,6 +189,8 @@ def choose_models(named: Sequence[str]) -> list[store.StoredModel]:
 def default_plan() -> CheckPlan:
     """A processor's half-precision kernels take minutes for matrices of a real model's size, and
     what they show is not of Metal."""
+    from akunu_py.decoding import device
+
     return CheckPlan() if device.on_metal() else CheckPlan(kernels=((64, 64),))
 
 
@@ -172,12 +213,11 @@ def run_check(
     check.complete = True
 
 
-# Kernels
-
-
 def check_kernels(plan: CheckPlan, check: Check) -> None:
-    """Passes over 1 to 33 rows against one row at a time."""
-    for kind in _FORMATS:
+    """Compare passes over 1 to 33 rows with one row at a time."""
+    from akunu_py.bench.numerics.kernels import FORMATS, attention_rows, quantized_rows
+
+    for kind in FORMATS:
         name = str(kind).removeprefix("mlx.core.")
         for bits in _BIT_WIDTHS:
             found = [quantized_rows(bits, kind, *sizes) for sizes in plan.kernels]
@@ -189,12 +229,16 @@ def check_kernels(plan: CheckPlan, check: Check) -> None:
 def _add_rows(
     check: Check, name: str, kind: mx.Dtype, found: Sequence[dict[str, list[float]]]
 ) -> None:
+    import mlx.core as mx
+
+    from akunu_py.decoding import device
+
     check.figures.setdefault("kernels", {})[name] = found
     least = [min(rates) for rates in zip(*(each["identical"] for each in found), strict=True)]
     exact = next((rows for rows, rate in enumerate(least) if rate < 1), len(least))
     check.add(
         "kernels",
-        f"{name}: 1 to {MOST_ROWS} rows differ from one by",
+        f"{name}: 1 to {len(least)} rows differ from one by",
         max(max(each["difference"]) for each in found),
         ROUNDING * mx.finfo(kind).eps,
         here=device.on_metal(),
@@ -203,82 +247,18 @@ def _add_rows(
     )
 
 
-def quantized_rows(bits: int, kind: mx.Dtype, inputs: int, outputs: int) -> dict[str, list[float]]:
-    """A product with a quantized matrix, [rows, inputs] -> [rows, outputs]; see `_compare_rows`."""
-    mx.random.seed(bits)
-    rows = mx.random.normal((MOST_ROWS, inputs)).astype(kind)
-    weight = mx.quantize(
-        mx.random.normal((outputs, inputs)).astype(kind), group_size=_GROUP, bits=bits
-    )
-
-    def product(start: int, stop: int) -> mx.array:
-        return mx.quantized_matmul(
-            rows[start:stop], *weight, transpose=True, group_size=_GROUP, bits=bits
-        )
-
-    return _compare_rows(product)
-
-
-def attention_rows(kind: mx.Dtype, context: int, group: int) -> dict[str, list[float]]:
-    """Causal attention of the last rows, as in a pass behind `context` tokens, where `group` heads
-    share their keys; see `_compare_rows`."""
-    mx.random.seed(0)
-    queries, keys, values = (
-        mx.random.normal((1, heads, context + MOST_ROWS, _HEAD)).astype(kind)
-        for heads in (_KV_HEADS * group, _KV_HEADS, _KV_HEADS)
-    )
-
-    def attend(start: int, stop: int) -> mx.array:
-        mask = "causal" if stop - start > 1 else None  # as mlx-lm asks for it
-        end = context + stop
-        out = mx.fast.scaled_dot_product_attention(
-            queries[:, :, context + start : end], keys[:, :, :end], values[:, :, :end],
-            scale=_HEAD**-0.5, mask=mask,
-        )  # fmt: skip
-        return out[0].swapaxes(0, 1).flatten(1)  # [rows, heads x head]
-
-    return _compare_rows(attend)
-
-
-def _compare_rows(compute: Callable[[int, int], mx.array]) -> dict[str, list[float]]:
-    """By the number of rows, from 1: the share of values that are identical to those of one row at
-    a time, and the largest difference, as a share of the typical value.
-
-    compute: the output of rows from start to stop, [stop - start, outputs].
-    """
-    alone = mx.concatenate([compute(row, row + 1) for row in range(MOST_ROWS)])
-    typical = mx.sqrt(mx.mean(mx.square(alone.astype(mx.float32)))).item()
-    identical, difference = [], []
-    for count in range(1, MOST_ROWS + 1):
-        together, expected = compute(0, count), alone[:count]
-        apart = mx.abs(together.astype(mx.float32) - expected.astype(mx.float32))
-        identical.append(mx.mean(together == expected).item())
-        worst = mx.max(apart).item() / typical if mx.all(mx.isfinite(apart)).item() else math.inf
-        difference.append(worst)
-    return {"identical": identical, "difference": difference}
-
-
-# A model
-
-
 def check_model(
     model: store.StoredModel, plan: CheckPlan, check: Check, progress: Callable[[str], None]
 ) -> None:
-    """Programs first, while this one holds no model."""
+    import mlx.core as mx
+
+    from akunu_py.decoding.load import load_found
 
     def show(what: str) -> None:
         progress(f"{model.name}: {what}" if what else "")
 
     check.figures[model.name] = {}
-    with tempfile.TemporaryDirectory(prefix="akunu-bench-") as directory:
-        prompt = load_workloads(["chat"])[0].turns[-1].user
-        options = ChatOptions(
-            model.path.absolute(), prompt, plan.chats, plan.max_tokens, plan.keys,
-            long=False, draft="auto", weights="auto", force=False,
-        )  # fmt: skip
-        bench = ChatBench(options, Path(directory), show)
-        _check_start(model, bench, check, show)
-        _check_chat(model, bench, check)
+    _check_start(model, check, show)  # while this process holds no model
     show("loading")
     before = mx.get_active_memory()
     engine = load_found(model, LoadOptions())
@@ -295,29 +275,28 @@ def check_model(
     _check_idle(engine, plan, check)
 
 
-def _check_start(
-    model: store.StoredModel, bench: ChatBench, check: Check, show: Callable[[str], None]
-) -> None:
+def _check_start(model: store.StoredModel, check: Check, show: Callable[[str], None]) -> None:
     for when, limit in (("the first time", START_S), ("again", AGAIN_S)):
         show(f"a process to its first token, {when}")
         started = time.perf_counter()
-        bench.run_alone(1)
+        run_process(model.path.absolute())
         seconds = time.perf_counter() - started
         limit += model.size / LOAD_RATE
         check.add(model.name, f"akunu run to its first token, {when}", seconds, limit, unit="s")
 
 
-def _check_chat(model: store.StoredModel, bench: ChatBench, check: Check) -> None:
-    result = ChatResult()
-    bench.measure(result)
-    check.figures[model.name]["chat"] = result.as_dict()
-    keys = result.keys[DECODING]
-    key_ms = 1e3 * keys.median if keys.seconds else None
-    late = f"95 % within {1e3 * keys.p95:.1f} ms, {keys.lost} lost"
-    name, ratio = "the chat's speed beside akunu run's", result.ratio
-    check.add(model.name, "a key while decoding", key_ms, GOAL_MS, unit="ms", note=late)
-    spread = f"± {result.spread:.3f}"
-    check.add(model.name, name, ratio, GOAL_RATIO, unit="x", least=True, note=spread)
+def run_process(model: Path) -> None:
+    """Generate one token in a process of its own. Raises AkunuError if it fails."""
+    words = ["run", "Say hello.", "--model", str(model), "--max-tokens", "1", "--no-memory"]
+    done = subprocess.run(
+        [sys.executable, "-m", "akunu_py", *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        start_new_session=True,  # Ctrl-C is for this process
+    )
+    if done.returncode:
+        why = done.stderr.decode(errors="replace").strip()
+        raise AkunuError(f"akunu run ended with {done.returncode}: {why}")
 
 
 def judge_speed(about: str, result: Result, check: Check) -> None:
@@ -355,14 +334,18 @@ def _ratio(ours: float, theirs: float) -> float | None:
 def _check_curves(
     engine: Engine, plan: CheckPlan, check: Check, before: int, show: Callable[[str], None]
 ) -> None:
-    """What passes cost behind short and long contexts, and the memory that those take.
+    """Check the cost of passes and the memory behind short and long contexts.
 
-    before: bytes that MLX held before the model was loaded.
+    before: bytes that MLX held before it loaded the model.
     """
+    import mlx.core as mx
+
+    from akunu_py.decoding import device
+
     curves = check.figures[engine.name]["curves_s"] = {}
     for context in plan.contexts:
         cost, note = None, f"the context ends at {engine.context_length:,} tokens"
-        if context + MOST_ROWS < engine.context_length:
+        if context + max(plan.rows) < engine.context_length:
             show(f"cost curve behind {context:,} tokens")
             gc.collect()  # sessions that are done with hold their caches
             mx.reset_peak_memory()
@@ -381,7 +364,10 @@ def _check_curves(
 
 
 def _check_idle(engine: Engine, plan: CheckPlan, check: Check) -> None:
-    """A prompt that is known already, at once and after an idle time; and the wired limit."""
+    """Check a cached prompt, at once and after an idle time, and the wired limit."""
+    from akunu_py.decoding import device
+    from akunu_py.decoding.session import Session
+
     session = Session(engine)
     prompt = engine.encode_chat([Message("user", "hi")])
     options = GenerateOptions(max_tokens=1, draft="off", remember=False)
@@ -402,7 +388,9 @@ def _check_idle(engine: Engine, plan: CheckPlan, check: Check) -> None:
 
 
 def wired_limit() -> int:
-    """Bytes that MLX may keep wired. There is no other way to ask than to set it."""
+    """Return the bytes that MLX may keep wired; only setting the limit tells."""
+    import mlx.core as mx
+
     mx.synchronize()
     limit = mx.set_wired_limit(_recommended())
     mx.set_wired_limit(limit)
@@ -410,5 +398,24 @@ def wired_limit() -> int:
 
 
 def _recommended() -> int:
-    """Bytes that macOS recommends to hold at most, 0 elsewhere."""
+    """Return the working set that macOS recommends in bytes, 0 elsewhere."""
+    import mlx.core as mx
+
     return int(mx.device_info().get("max_recommended_working_set_size", 0))
+
+
+def check_table(lines: Sequence[Line]) -> Table:
+    """Promises, the figures that were measured, and what they had to be."""
+    cells = []
+    for line in lines:
+        figure = "" if line.value is None else f"{line.value:.3g} {line.unit}".strip()
+        limit = f"{'at least' if line.least else 'at most'} {line.limit:.3g} {line.unit}".strip()
+        cells.append([line.about, line.name, figure, limit, line.verdict, line.note])
+    return ["of", "promise", "measured", "must be", "verdict", ""], cells
+
+
+def print_check(check: Check) -> None:
+    """The verdicts; the figures behind them are in the file."""
+    print(to_text(check_table(check.lines)))
+    verdicts = Counter(line.verdict for line in check.lines)
+    print(", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()))

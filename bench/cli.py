@@ -1,6 +1,6 @@
-"""`akunu bench` = `python -m akunu_py.bench`: its actions, a module each.
+"""`akunu bench` = `python -m akunu_py.bench`: a module for each action.
 
-Every action imports for itself what it needs, so that one that runs no model loads no MLX.
+An action imports MLX in its functions, so that `--help` and actions without a model stay fast.
 """
 
 from __future__ import annotations
@@ -10,21 +10,15 @@ import shlex
 from types import ModuleType
 
 from akunu_py.arguments import Parser
-from akunu_py.bench.commands import (
-    caches,
-    chat,
+from akunu_py.bench import (
     check,
     compare,
-    complete,
     curve,
-    early_exit,
     fidelity,
-    profile,
     replay,
     report,
     serve,
     speed,
-    structured,
     theory,
 )
 
@@ -53,19 +47,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 _ACTIONS: dict[str, ModuleType] = {
-    "serve": serve,
     "speed": speed,
     "replay": replay,
     "curve": curve,
-    "exit": early_exit,
-    "theory": theory,
-    "fidelity": fidelity,
-    "profile": profile,
-    "complete": complete,
-    "structured": structured,
-    "caches": caches,
-    "chat": chat,
-    "check": check,
-    "report": report,
     "compare": compare,
+    "report": report,
+    "fidelity": fidelity,
+    "theory": theory,
+    "serve": serve,
+    "check": check,
 }

@@ -1,4 +1,4 @@
-"""Is B slower than A, by how much, and is that more than the noise?
+"""`akunu bench compare`: is B slower than A, by how much, and is that more than the noise?
 
 Two results are compared series by series, and each runner over all its series. A verdict needs
 both: a rank test that chance alone rarely passes, and a difference that is worth a word; without
@@ -8,17 +8,73 @@ distribution, as times have a floor and a long tail.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import exp, log
+from pathlib import Path
 from typing import Literal
 
-from akunu_py.bench.result import Result, Series, median
+from akunu_py.bench.command import FAILED, add_format, percent, show
+from akunu_py.bench.result import Result, Series, load_result, median, to_file_keys
+from akunu_py.bench.tables import to_text
+from akunu_py.errors import UsageError
+
+SUMMARY = "Compare two results; exit code 1 if the second is slower"
 
 Verdict = Literal["slower", "faster", "no difference", "too few repetitions"]
 ALL = "all of them"
 
 Pair = tuple[Sequence[float], Sequence[float]]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("before", metavar="A.json", help="First result file")
+    parser.add_argument("after", metavar="B.json", help="Second result file")
+    parser.add_argument(
+        "--threshold",
+        type=percent,
+        default=0.05,
+        metavar="PERCENT",
+        help="Smallest difference that counts (default: 5)",
+    )
+    parser.add_argument(
+        "--alpha",
+        type=percent,
+        default=0.01,
+        metavar="PERCENT",
+        help="Significance level of the rank test (default: 1)",
+    )
+    parser.add_argument(
+        "--against-baseline",
+        action="store_true",
+        help="Compare speedups over the plain loop of the same round, for unsteady machines",
+    )
+    add_format(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    comparisons = compare(
+        [load_result(Path(options.before))],
+        [load_result(Path(options.after))],
+        threshold=options.threshold,
+        alpha=options.alpha,
+        against_baseline=options.against_baseline,
+    )
+    if not comparisons:
+        raise UsageError(
+            f"{options.before} and {options.after} have no test and loop in common; "
+            "measure both with the same options of akunu bench"
+        )
+    slower = any_slower(comparisons)
+    rows = [to_file_keys(asdict(comparison)) for comparison in comparisons]
+    unit = "x plain" if options.against_baseline else "t/s"
+    show(
+        options,
+        {"slower": slower, "comparisons": rows},
+        lambda: print_comparisons(comparisons, unit, slower),
+    )
+    return FAILED if slower else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,3 +227,16 @@ def _convolve(left: list[int], right: list[int]) -> list[int]:
         for j, b in enumerate(right):
             result[i + j] += a * b
     return result
+
+
+def print_comparisons(comparisons: Sequence[Comparison], unit: str, slower: bool) -> None:
+    cells = [
+        [c.runner, c.test, f"{c.before:.2f}", f"{c.after:.2f}", f"{c.ratio - 1:+.1%}",
+         f"{c.p:.2g}", c.verdict]
+        for c in comparisons
+    ]  # fmt: skip
+    headings = ["loop", "test", f"A, {unit}", f"B, {unit}", "change", "p", "verdict"]
+    print(to_text((headings, cells)))
+    if any(c.plain and c.verdict in ("slower", "faster") for c in comparisons):
+        print("A plain loop of others changed too, so the machine did: see --against-baseline.")
+    print(f"B is slower than A: {'yes' if slower else 'no'}")

@@ -1,31 +1,60 @@
-"""What a pass over M rows costs: published for some machines, given as points, or measured here;
-and what the planner makes of it.
-
-Nothing but measuring needs MLX, which is why it is imported there.
-"""
+"""`akunu bench curve`: the cost of a pass by its rows, published, given as points, or measured."""
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from akunu_py.bench.command import add_count, add_format, add_model, add_repeats, show
 from akunu_py.errors import UsageError
 from akunu_py.ngram.cost import CostCurve, interpolate
 from akunu_py.ngram.planner import choose_length
+from akunu_py.types import LoadOptions
 
 if TYPE_CHECKING:
     from akunu_py.decoding.engine import Engine
 
+SUMMARY = "Measure the cost of passes over 1 to 32 positions, and print the planned drafts"
 CONTEXT = 256  # tokens in the cache while measuring
 CHANCES = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99)  # of a drafted token to be accepted
+_BAR_WIDTH = 40  # characters
 CURVES: dict[str, str] = {
     "m5max": "1:1 3:1.11 5:1.42 8:2.2 16:2.6 32:3.2",
     "m4pro": "1:1 2:1.2 3:1.4 4:1.6 5:1.8 6:2.2 10:3.2 16:3.9 32:3.9",
     "m1": "1:1 2:1.5 5:3.0 6:3.4 16:4.0 32:4.5",
     "cpu": "1:1 2:1.15 3:1.36 4:1.5 5:1.55 6:1.58 8:1.67 9:1.71",
 }
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add_repeats(parser, 7)
+    add_count(parser, "--context", CONTEXT, "Number of tokens in the cache")
+    add_model(parser)
+    add_format(parser)
+
+
+def add_curve(parser: argparse.ArgumentParser) -> None:
+    """Add the option that chooses a curve, for other actions."""
+    parser.add_argument(
+        "--curve",
+        default="m5max",
+        metavar="CURVE",
+        help=f"Cost of passes: {', '.join(CURVES)}, points such as 1:1,3:1.11,5:1.42, or both as "
+        "in m5max,33:7 (default: %(default)s)",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    from akunu_py.decoding.load import load_engine
+
+    engine = load_engine(options.model, LoadOptions(options.weights))
+    costs = measure_curve(engine, range(1, 33), options.repeats, options.context)
+    found = as_dict(engine, costs, options.context)
+    show(options, found, lambda: print_curve(describe_setup(engine), costs, found))
+    return 0
 
 
 class Curve:
@@ -153,3 +182,19 @@ def as_dict(engine: Engine, costs: Mapping[int, float], context: int) -> dict[st
             str(chance): planned_length(costs, chance) for chance in CHANCES
         },
     }
+
+
+def print_curve(
+    setup: Mapping[str, str], costs: Mapping[int, float], found: dict[str, Any]
+) -> None:
+    """found: as in JSON."""
+    print(" · ".join(f"{name} {value}" for name, value in setup.items()))
+    print(f"\none pass over N positions, {found['context']} tokens in the cache:")
+    most = max(costs.values())
+    for count, seconds in costs.items():
+        bar = "█" * round(_BAR_WIDTH * seconds / most)
+        print(f"  {count:>2}  {seconds * 1e3:>7.1f} ms  {seconds / costs[1]:>5.2f}  {bar}")
+    lengths = found["draft_tokens_at_acceptance"]
+    print("\nwhat the planner drafts where each token is accepted with the same chance:")
+    print("  chance  " + "".join(f"{float(chance):>6.0%}" for chance in lengths))
+    print("  tokens  " + "".join(f"{length:>6}" for length in lengths.values()))

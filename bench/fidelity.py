@@ -1,4 +1,4 @@
-"""Whether drafting changes a model's output: whole answers, with drafts and without.
+"""`akunu bench fidelity`: whether drafting changes answers.
 
 In exact arithmetic it never would. Floating point rounds a pass over several rows otherwise than a
 pass over one, and where two tokens are nearly a tie that can decide. So this counts, precision by
@@ -7,6 +7,7 @@ precision, how many answers differ, and how near the tie was where they first di
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import tomllib
@@ -14,21 +15,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import mlx.core as mx
-import mlx.nn as nn
-from mlx.utils import tree_unflatten
-
+from akunu_py.bench import command
 from akunu_py.bench.curve import FixedCosts
+from akunu_py.bench.result import describe_machine, median, today
 from akunu_py.bench.runners import Passes
-from akunu_py.bench.runners.akunu import UnsavedState, record_passes
-from akunu_py.decoding import kvcache
-from akunu_py.decoding.drafting import Drafting
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.load import load_engine
-from akunu_py.decoding.sampling import filtered, race
-from akunu_py.decoding.session import Session
+from akunu_py.bench.tables import to_text
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import StoreError, UsageError
 from akunu_py.ngram.cost import PRIOR_SHAPE, CostCurve
@@ -38,9 +31,24 @@ from akunu_py.types import (
     LoadOptions,
     Message,
     SamplingOptions,
-    WeightMode,
 )
 
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+    from akunu_py.decoding.engine import Engine
+    from akunu_py.decoding.session import Session
+
+SUMMARY = "Compare answers with drafts to answers without, and rate the differences"
+# On a CPU a token takes seconds in half precision: see `numerics.precisions`.
+GPU_PRECISIONS = ("float32", "bfloat16", "keep")
+CPU_PRECISIONS = ("float32", "bfloat16", "keep-float32", "bfloat16-blas", "keep-blas")
+_NOTE = """\
+Answers with drafts compared with answers without. Differences occur at near-ties: a pass over
+several rows rounds otherwise than a pass over one. Margin: the difference of the two highest logits
+where an answer first differs; the largest and the median.
+"""
+_DIVERGENCES = 5  # printed for each precision and mode; --format json has all
 MODES: tuple[DraftMode, ...] = ("fixed", "auto")
 
 _GREEDY = SamplingOptions()
@@ -49,21 +57,74 @@ Turns = Sequence[tuple[list[int], list[int]]]
 """The answers of a conversation: (prompt, output), both as token ids."""
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    command.add_model(parser, weights=False)
+    parser.add_argument(
+        "--weights",
+        action="append",
+        choices=list(dict.fromkeys((*GPU_PRECISIONS, *CPU_PRECISIONS))),
+        help="Precision; repeatable (default: all that are quick on this device). keep: as stored; "
+        "keep-float32: unquantized weights in float32; -blas: rounded as on a GPU",
+    )
+    parser.add_argument(
+        "--kv-bits", type=int, choices=(4, 8), help="Bits of the KV cache (default: unquantized)"
+    )
+    parser.add_argument(
+        "--temperature",
+        type=command.temperature,
+        default=0.0,
+        metavar="T",
+        help="Sampling temperature (default: %(default)g)",
+    )
+    command.add_count(parser, "--answers", 100, "Number of answers, up to 300")
+    command.add_count(parser, "--max-tokens", 64, "Maximum tokens of an answer")
+    parser.add_argument(
+        "--keep", type=Path, metavar="FILE", help="File of comparisons to resume and extend"
+    )
+    command.add_format(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    from akunu_py.decoding.device import on_metal
+
+    prompts = load_prompts(options.answers)
+    comparisons = load_comparisons(options.keep) if options.keep else []
+    precisions = options.weights or (GPU_PRECISIONS if on_metal() else CPU_PRECISIONS)
+
+    def measure() -> None:
+        compare_precisions(
+            options.model,
+            precisions,
+            prompts,
+            options.max_tokens,
+            comparisons,
+            options.keep,
+            command.progress,
+            options.kv_bits,
+            options.temperature,
+        )
+
+    interrupted = command.was_interrupted(measure)
+    summaries = summarize(comparisons)
+    as_json = {
+        "command": options.command_line,
+        "date": today(),
+        "machine": describe_machine(),
+        "fidelity": [each.as_dict() for each in summaries],
+    }
+    command.show(options, as_json, lambda: print_fidelity(summaries))
+    return command.exit_code(interrupted, "compared")
+
+
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Where two conversations first differ. position: tokens into the answer of turn `turn`.
-
-    margin: by how much the likeliest token's logit exceeds the second's there, with the noise of
-    the draw where there is one; None where the prompts differed already, or the model is not at
-    hand. expected, found: token ids, -1 for the
-    end of an answer.
-    """
+    """The first difference of two conversations."""
 
     turn: int
-    position: int
-    expected: int
+    position: int  # in the answer of this turn, in tokens
+    expected: int  # token id, -1 for the end of an answer
     found: int
-    margin: float | None
+    margin: float | None  # of the two highest logits; None without a model or if prompts differ
 
 
 def first_divergence(
@@ -72,8 +133,10 @@ def first_divergence(
     found: Turns,
     sampling: SamplingOptions = _GREEDY,
 ) -> Divergence | None:
-    """None where both are the same, token for token. engine: whose output it is, for the margin;
-    sampling: how it was drawn, with a seed where the temperature is above 0."""
+    """Return the first difference of two conversations, None if all tokens are equal.
+
+    engine: the model for the margin. sampling: with a seed where the temperature is above 0.
+    """
     for turn, ((prompt, left), (other, right)) in enumerate(zip(expected, found, strict=True)):
         if prompt != other:
             return Divergence(turn, 0, -1, -1, None)
@@ -86,14 +149,20 @@ def first_divergence(
 
 
 def top_two_margin(engine: Engine, tokens: Sequence[int], sampling: SamplingOptions) -> float:
-    """The best next token's score less the second best's, after `tokens`; see `scores`."""
+    """Return the difference of the two highest scores of the next token; see `scores`."""
+    import mlx.core as mx
+
     second, first = mx.sort(scores(engine, tokens, sampling))[-2:].tolist()
     return float(first - second)
 
 
 def scores(engine: Engine, tokens: Sequence[int], sampling: SamplingOptions) -> mx.array:
-    """What the next token after `tokens` has most of, [vocab]: the logits, and of a draw with a
-    seed the logits with their noise (Gumbel-max), in units of logits."""
+    """Return the next token's logits, [vocab], with the noise of a seeded draw."""
+    import mlx.core as mx
+
+    from akunu_py.decoding import kvcache
+    from akunu_py.decoding.sampling import filtered, race
+
     cache = kvcache.new_cache(engine.model, engine.kv_bits)
     logits = engine.model(mx.array(tokens)[None], cache=cache)[0, -1].astype(mx.float32)
     if sampling.temperature:
@@ -105,32 +174,27 @@ def scores(engine: Engine, tokens: Sequence[int], sampling: SamplingOptions) -> 
 
 @dataclass(frozen=True, slots=True)
 class AnswerComparison:
-    """One answer with drafts beside the same without.
-
-    weights: the precision, in words. tokens: of the answer without drafts. drafted: tokens that
-    were drafted, drafting_passes: passes over more than one row. difference: where and how the
-    answers first differ, None where they are the same.
-    """
+    """An answer with drafts compared with the answer without."""
 
     model: str
-    weights: str
+    weights: str  # the precision, in words
     mode: DraftMode
     prompt: str
     max_tokens: int
-    tokens: int
+    tokens: int  # of the answer without drafts
     drafted: int
-    drafting_passes: int
+    drafting_passes: int  # passes over more than one row
     difference: Divergence | None
 
     @property
     def key(self) -> tuple[str, str, str, str, int]:
-        """The model, and what was asked of it."""
+        """Model and request."""
         return self.model, self.weights, self.mode, self.prompt, self.max_tokens
 
 
 @dataclass(slots=True)
 class FidelitySummary:
-    """How many answers of one precision a drafter left as they were; see `AnswerComparison`."""
+    """Totals of one precision and draft mode; see `AnswerComparison`."""
 
     weights: str
     mode: DraftMode
@@ -169,12 +233,13 @@ def compare_answers(
     done: Collection[AnswerComparison] = (),
     temperature: float = 0.0,
 ) -> Iterator[AnswerComparison]:
-    """Answers each prompt without drafts and in every mode of `MODES`, but for what is `done`.
+    """Compare the answers to each prompt, in the modes of `MODES` that are not `done`.
 
-    temperature: above 0 each prompt has a seed of its own.
-
-    The three answers are of one session, which reads the prompt once and goes back to its end.
+    One session makes all answers to a prompt, with the prompt's number as its seed.
     """
+    from akunu_py.bench.runners.akunu import UnsavedState
+    from akunu_py.decoding.session import Session
+
     known = {each.key for each in done}
     weights = engine.weights + (f", KV cache of {engine.kv_bits} bits" if engine.kv_bits else "")
     weights += f", temperature {temperature:g}" if temperature else ""
@@ -218,8 +283,13 @@ def compare_precisions(
     kv_bits: int | None = None,
     temperature: float = 0.0,
 ) -> None:
-    """Appends to `comparisons`, and to the file `path` if any, what they do not have yet; they
-    grow while it compares. precisions: keys of `PRECISIONS`."""
+    """Append the missing comparisons to `comparisons` and to the file `path`, one by one.
+
+    precisions: keys of `PRECISIONS`.
+    """
+    from akunu_py.bench.numerics.precisions import PRECISIONS
+    from akunu_py.decoding.load import load_engine
+
     for name in precisions:
         weights, change = PRECISIONS[name]
         engine = load_engine(model, LoadOptions(weights, kv_bits))
@@ -286,97 +356,32 @@ def append_comparison(path: Path, comparison: AnswerComparison) -> None:
 def _answer(
     session: Session, prompt: list[int], options: GenerateOptions, passes: Passes
 ) -> list[int]:
-    """With a drafter that has learned nothing yet."""
+    """Return the answer's tokens, from a drafter that has learned nothing yet."""
+    from akunu_py.bench.runners.akunu import UnsavedState, record_passes
+    from akunu_py.decoding.drafting import Drafting
+
     state = UnsavedState(FixedCosts(PRIOR_SHAPE))
     session.drafting = Drafting(session.engine, session.target, state)
     record_passes(session, passes)
     return list(session.generate(prompt, options).answer().tokens)
 
 
-# Precisions
-#
-# MLX's CPU kernels for half precision add up each row by itself, in one order: a pass over five
-# rows rounds exactly as five passes over one, and a token takes up to seconds. A GPU's kernels add
-# in float32, in an order that depends on the number of rows, and round the sum to the format. So do
-# the layers below, through the BLAS, on the weights that the format holds.
-
-_EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
-
-
-class _Rounded(nn.Module):
-    """A product in float32, rounded to `dtype`. weight: [out, in], float32."""
-
-    def __init__(self, weight: mx.array, bias: mx.array | None, dtype: mx.Dtype) -> None:
-        super().__init__()
-        self.weight = weight
-        if bias is not None:
-            self.bias = bias
-        self._dtype = dtype
-
-    def __call__(self, rows: mx.array) -> mx.array:
-        """[..., in] -> [..., out]"""
-        product = (rows.astype(mx.float32) @ self.weight.T).astype(self._dtype)
-        return product + self.bias if "bias" in self else product
-
-
-class _RoundedEmbedding(_Rounded):
-    """A table of embeddings, whose transpose may give the logits."""
-
-    def __call__(self, tokens: mx.array) -> mx.array:
-        """[...] -> [..., in]"""
-        return self.weight[tokens].astype(self._dtype)
-
-    def as_linear(self, rows: mx.array) -> mx.array:
-        """[..., in] -> [..., tokens]"""
-        return super().__call__(rows)
-
-
-def round_products(engine: Engine) -> Engine:
-    """`engine`, whose model is altered in place: every dense or quantized layer rounds as on a
-    GPU."""
-    rounded = [
-        (name, made)
-        for name, module in engine.model.named_modules()
-        if (made := _rounded(module)) is not None
-    ]
-    engine.model.update_modules(tree_unflatten(rounded))
-    mx.eval(engine.model.parameters())
-    return replace(engine, weights=f"{engine.weights}, through the BLAS")
-
-
-def compute_in_float32(engine: Engine) -> Engine:
-    """`engine`, whose model is altered in place: quantized matrices stay, all else is float32."""
-    engine.model.set_dtype(mx.float32)
-    mx.eval(engine.model.parameters())
-    bits = [part for part in engine.weights.split(" + ") if part.endswith("-bit")]
-    return replace(engine, weights=" + ".join([*bits, "float32"]))
-
-
-def _rounded(module: Any) -> nn.Module | None:
-    kind = _RoundedEmbedding if isinstance(module, _EMBEDDINGS) else _Rounded
-    if not isinstance(module, (nn.Linear, nn.QuantizedLinear, *_EMBEDDINGS)):
-        return None
-    weight, dtype = module.weight, module.weight.dtype
-    if "scales" in module:
-        dtype = module.scales.dtype
-        # Exact: in half precision it would round a second time.
-        weight = mx.dequantize(
-            weight,
-            module.scales.astype(mx.float32),
-            None if module.get("biases") is None else module.biases.astype(mx.float32),
-            module.group_size,
-            module.bits,
-            module.mode,
-        )
-    return kind(weight.astype(mx.float32), module.get("bias"), dtype)
-
-
-# How the weights are loaded for each precision, and what is done to the model then.
-PRECISIONS: dict[str, tuple[WeightMode, Callable[[Engine], Engine] | None]] = {
-    "float32": ("float32", None),
-    "bfloat16": ("bfloat16", None),
-    "keep": ("keep", None),
-    "keep-float32": ("keep", compute_in_float32),
-    "bfloat16-blas": ("bfloat16", round_products),
-    "keep-blas": ("keep", round_products),
-}
+def print_fidelity(summaries: Sequence[FidelitySummary]) -> None:
+    print(_NOTE)
+    headings = ["weights", "drafts", "answers", "tokens", "drafted", "drafting passes",
+                "differing", "largest margin", "median"]  # fmt: skip
+    cells = []
+    for each in summaries:
+        margins = [m for _, divergence in each.differences if (m := divergence.margin) is not None]
+        cells.append(
+            [each.weights, each.mode, str(each.answers), str(each.tokens), str(each.drafted),
+             str(each.drafting_passes), str(len(each.differences)),
+             f"{max(margins):.2g}" if margins else "-",
+             f"{median(margins):.2g}" if margins else "-"]
+        )  # fmt: skip
+    print(to_text((headings, cells)), end="")
+    for each in summaries:
+        for prompt, divergence in each.differences[:_DIVERGENCES]:
+            margin = "?" if divergence.margin is None else f"{divergence.margin:.2g}"
+            print(f"{each.weights}, {each.mode}: token {divergence.position} after {prompt!r}, "
+                  f"margin {margin}")  # fmt: skip

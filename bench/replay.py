@@ -1,26 +1,124 @@
-"""Replays recorded outputs through a drafter, counting passes instead of running a model.
+"""`akunu bench replay`: count the passes over recorded answers, without a model.
 
-It drives the same drafter objects as the engine, with a cost curve in place of measured times. The
-score is tokens per unit of cost, where plain decoding has 1.
+The engine's own drafters run on a trace, with a cost curve in place of measured times. The score is
+tokens per unit of cost; plain decoding scores 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import argparse
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from akunu_py.bench.curve import Curve
-from akunu_py.bench.networks import LUCKS, NetworkFigures, SimulatedNetworks
-from akunu_py.bench.trace import Trace, TraceItem
+from akunu_py.bench import command
+from akunu_py.bench.curve import Curve, add_curve, parse_curve
+from akunu_py.bench.trace import Trace, TraceItem, load_trace, read_prompts, record
+from akunu_py.bench.workloads import load_workloads
+from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
 from akunu_py.ngram.memory import Memory
-from akunu_py.types import DEFAULT_DRAFT_TOKENS, Drafter
+from akunu_py.types import DEFAULT_DRAFT_TOKENS, Drafter, LoadOptions
 
+SUMMARY = "Count the passes over recorded answers, without a model and without noise"
 COMPARED = ("fixed 4", "prompt lookup", "auto")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", nargs="?", metavar="TRACES", help="Trace file, gzipped or not")
+    add_curve(parser)
+    add_drafting(parser, ("auto", "ngram", "fixed", "off"))
+    parser.add_argument(
+        "--compare", action="store_true", help="Compare auto with fixed drafts and prompt lookup"
+    )
+    parser.add_argument(
+        "--latency",
+        type=command.milliseconds,
+        default=0.0,
+        metavar="MS",
+        help="Network latency of each pass, for a model split over several hosts (default: none)",
+    )
+    parser.add_argument(
+        "--step",
+        type=command.milliseconds,
+        default=25.0,
+        metavar="MS",
+        help="Duration of a plain step without --latency (default: %(default)g)",
+    )
+    parser.add_argument("--record", metavar="OUT", help="Answer prompts and write a trace file")
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="Prompts for --record, one a line or JSON lines (default: the bench's workloads)",
+    )
+    command.add_count(parser, "--max-tokens", 256, "Maximum tokens of each recorded answer")
+    command.add_model(parser)
+    command.add_format(parser)
+
+
+def add_drafting(parser: argparse.ArgumentParser, modes: Sequence[str]) -> None:
+    """Add the options that choose the drafter and the workloads."""
+    parser.add_argument(
+        "--draft", choices=modes, default="auto", help="Draft mode (default: %(default)s)"
+    )
+    command.add_count(
+        parser, "--draft-tokens", DEFAULT_DRAFT_TOKENS, "Draft length of --draft fixed"
+    )
+    parser.add_argument("--memory", action="store_true", help="Learn from item to item")
+    command.add_workloads(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.record:
+        return _record(options)
+    if not options.file:
+        raise UsageError("expected a trace file: akunu bench replay TRACES (--record makes one)")
+    curve, name = parse_curve(options.curve), options.curve
+    if options.latency:
+        curve = curve.behind(options.latency / options.step)
+        name += f" + {options.latency:g} ms for the network a step of {options.step:g} ms"
+    trace = load_selected(options.file, options.workload)
+    found = {
+        drafter: replay_trace(
+            trace, curve, drafter, draft_tokens=options.draft_tokens, memory=options.memory
+        )
+        for drafter in (COMPARED if options.compare else (options.draft,))
+    }
+    if options.compare:
+        command.show(
+            options, {"curve": name, "drafters": found}, lambda: print_replays(name, found)
+        )
+    else:
+        draft = options.draft
+        as_json = {"curve": name, "draft": draft, "workloads": found[draft]}
+        command.show(options, as_json, lambda: print_replay(name, draft, found[draft]))
+    return 0
+
+
+def load_selected(file: str, workloads: Sequence[str] | None) -> Trace:
+    """Load a trace with only the named workloads, all for None. Raises UsageError."""
+    trace = load_trace(file)
+    if unknown := sorted(set(workloads or ()) - set(trace.workloads)):
+        there = ", ".join(trace.workloads)
+        raise UsageError(f"no workload {', '.join(unknown)} in the trace; there are: {there}")
+    return Trace(
+        trace.tokenizer, {name: trace.workloads[name] for name in workloads or trace.workloads}
+    )
+
+
+def _record(options: argparse.Namespace) -> int:
+    from akunu_py.decoding.load import load_engine
+
+    prompts = read_prompts(options.prompts) if options.prompts else load_workloads()
+    engine = load_engine(options.model, LoadOptions(options.weights))
+    count = record(engine, prompts, Path(options.record), options.max_tokens, command.print_line)
+    print(f"{options.record}: {count} tokens in answers to {len(prompts)} prompts")
+    return 0
 
 
 def replay_trace(
@@ -28,60 +126,34 @@ def replay_trace(
     curve: Curve,
     drafter: str,
     *,
-    workloads: Sequence[str] = (),
     draft_tokens: int = DEFAULT_DRAFT_TOKENS,
     memory: bool = False,
-    networks: Sequence[NetworkFigures] = (),
-    even: bool = False,
 ) -> dict[str, dict[str, Any]]:
-    """Counts and rates by workload, as `replay` gives them; of all workloads where none is named.
+    """Return counts and rates by workload.
 
-    drafter: a draft mode, fixed of `draft_tokens`, or one of COMPARED. memory: auto learns from
-    each item for those behind it in the workload. networks: that draft, too. even: in `LUCKS`
-    replays, in which they are right at each place as often as is stated.
+    drafter: a draft mode, or one of COMPARED. memory: auto learns each output of the workload.
     """
     found = {}
-    for name in workloads or trace.workloads:
-        counts = ReplayCounts()
-        for turn in range(LUCKS if even and networks else 1):
-            simulated = SimulatedNetworks(networks, turn)
-            items = trace.workloads[name]
-            _replay_items(items, curve, drafter, draft_tokens, memory, simulated, counts)
-        found[name] = counts.as_dict()
+    for name, items in trace.workloads.items():
+        learned = Memory() if memory else None
+
+        def make(learned: Memory | None = learned) -> Drafter:
+            return drafter_named(drafter, CostCurve(curve.points), learned, draft_tokens)
+
+        found[name] = replay(items, make, curve, learned)
     return found
-
-
-def _replay_items(
-    items: Sequence[TraceItem],
-    curve: Curve,
-    drafter: str,
-    draft_tokens: int,
-    memory: bool,
-    networks: SimulatedNetworks,
-    counts: ReplayCounts,
-) -> None:
-    learned = Memory() if memory else None
-
-    def make() -> Drafter:
-        return drafter_named(drafter, CostCurve(curve.points), learned, draft_tokens, networks)
-
-    learn = None if learned is None else (lambda item: learned.learn(item.output))
-    replay(items, make, curve, learn, networks, counts)
 
 
 def drafter_named(
     name: str,
     costs: CostCurve,
-    memory: Memory | None,
+    memory: Memory | None = None,
     draft_tokens: int = DEFAULT_DRAFT_TOKENS,
-    networks: SimulatedNetworks | None = None,
 ) -> Drafter:
-    """The drafter of that name: a draft mode, or one of COMPARED."""
+    """Return a new drafter: a draft mode without neural drafters, or one of COMPARED."""
     match name:
-        case "auto" | "ngram" | "mtp" | "model" | "exit":
-            made = networks.made(name) if networks else []
-            known, ngrams = networks.learned if networks else None, name in ("auto", "ngram")
-            return AutoDrafter(costs, memory=memory, networks=made, learned=known, ngrams=ngrams)
+        case "auto" | "ngram":
+            return AutoDrafter(costs, memory=memory)
         case "fixed":
             return FixedDrafter(draft_tokens)
         case "fixed 4":
@@ -95,42 +167,35 @@ def replay(
     items: Iterable[TraceItem],
     make_drafter: Callable[[], Drafter],
     curve: Callable[[int], float],
-    item_done: Callable[[TraceItem], None] | None = None,
-    networks: SimulatedNetworks | None = None,
-    counts: ReplayCounts | None = None,
+    memory: Memory | None = None,
 ) -> dict[str, Any]:
-    """Replays each item through a fresh drafter and returns the counts and rates.
+    """Return the counts of all items, each through a new drafter.
 
-    `item_done` is called after each item, for a memory that learns from one to the next. networks:
-    which `make_drafter` makes drafters with; what they take counts. counts: what came before.
+    memory: learns each output when its item is done.
     """
-    counts, networks = counts or ReplayCounts(), networks or SimulatedNetworks()
+    counts = ReplayCounts()
     for item in items:
-        networks.item = item
-        replay_item(item, make_drafter(), curve, counts, networks)
-        if item_done is not None:
-            item_done(item)
+        replay_item(item, make_drafter(), curve, counts)
+        if memory is not None:
+            memory.learn(item.output)
     return counts.as_dict()
 
 
 @dataclass(slots=True)
 class ReplayCounts:
-    """What the passes over some items added up to.
-
-    tokens: output tokens that passes yielded; each item's first comes from its prefill and is
-    left out. cost: of all passes, where plain decoding costs 1 a token.
-    """
+    """Totals over the passes of some items."""
 
     items: int = 0
-    tokens: int = 0
+    tokens: int = 0  # without each item's first token, which its prefill yields
     passes: int = 0
     drafted: int = 0
     accepted: int = 0
-    cost: float = 0.0
+    cost: float = 0.0  # of all passes, in plain steps
     draft_s: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """The counts and the derived rates, ready for JSON."""
+        """Return the counts and the derived rates, ready for JSON."""
+        draft_us = 1e6 * self.draft_s / self.tokens if self.tokens else 0.0
         return {
             "items": self.items,
             "tokens": self.tokens,
@@ -139,23 +204,17 @@ class ReplayCounts:
             "accepted": self.accepted,
             "tokens_per_pass": round(self.tokens / self.passes, 4) if self.passes else 0.0,
             "score": round(self.tokens / self.cost, 4) if self.cost else 0.0,
-            "draft_us_per_token": round(1e6 * self.draft_s / self.tokens, 2)
-            if self.tokens
-            else 0.0,
+            "draft_us_per_token": round(draft_us, 2),
         }
 
 
 def replay_item(
-    item: TraceItem,
-    drafter: Drafter,
-    curve: Callable[[int], float],
-    counts: ReplayCounts,
-    networks: SimulatedNetworks | None = None,
+    item: TraceItem, drafter: Drafter, curve: Callable[[int], float], counts: ReplayCounts
 ) -> None:
-    """Adds the passes over one item to `counts`.
+    """Add the passes over one item to `counts`.
 
     As in the engine, the prefill yields the first token, and no pass drafts beyond the end.
-    Raises ValueError when the drafter exceeds the limit it was given.
+    Raises ValueError when the drafter exceeds its limit.
     """
     output = item.output
     clock = perf_counter()
@@ -166,14 +225,13 @@ def replay_item(
     done = 1
     while done < len(output):
         limit = len(output) - done - 1
-        before = networks.spent if networks else 0.0
         clock = perf_counter()
         draft = drafter.propose(limit)
         counts.draft_s += perf_counter() - clock
         if len(draft) > limit:
             raise ValueError(f"expected at most {limit} drafted tokens, got {len(draft)}")
         accepted = count_accepted(draft, output, done)
-        cost = curve(1 + len(draft)) + (networks.spent - before if networks else 0.0)
+        cost = curve(1 + len(draft))
         yielded = output[done : done + accepted + 1]
         clock = perf_counter()
         drafter.observe(len(draft), accepted, 1 + len(draft), cost)
@@ -188,7 +246,7 @@ def replay_item(
 
 
 def count_accepted(draft: Sequence[int], output: Sequence[int], start: int) -> int:
-    """How many tokens of `draft` are accepted, where the output continues with `output[start:]`."""
+    """Return how many tokens of `draft` match the output from `start` on."""
     for k, token in enumerate(draft):
         if token != output[start + k]:
             return k
@@ -196,12 +254,10 @@ def count_accepted(draft: Sequence[int], output: Sequence[int], start: int) -> i
 
 
 class PromptLookupDrafter:
-    """Prompt lookup as transformers' `PromptLookupCandidateGenerator` does it, with its defaults: a
-    `Drafter` to compare with, which the engine does not use.
+    """Prompt lookup with the defaults of transformers' `PromptLookupCandidateGenerator`.
 
-    The last n tokens, n from `MAX_NGRAM` down to 1, are searched in the token history, and what
-    followed their first occurrence is the draft. Source: Saxena, Prompt Lookup Decoding (2023), as
-    adopted by transformers. The earliest match wins there, also over a later one.
+    The first occurrence of the last n tokens, for the largest n up to MAX_NGRAM, yields the draft.
+    Source: Saxena, Prompt Lookup Decoding (2023). For comparison only.
     """
 
     pipelines = False
@@ -210,7 +266,7 @@ class PromptLookupDrafter:
 
     def __init__(self) -> None:
         self.history: list[int] = []
-        # First position after each n-gram that something follows, by the n-gram.
+        # Position behind the first occurrence of each n-gram.
         self._first: dict[tuple[int, ...], int] = {}
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -233,3 +289,25 @@ class PromptLookupDrafter:
         self, drafted: int, accepted: int, rows: int, seconds: float, *, behind: bool = False
     ) -> None:
         """Ignored."""
+
+
+def print_replay(curve: str, draft: str, workloads: Mapping[str, Any]) -> None:
+    """Print counts and rates by workload."""
+    print(f"curve {curve}, draft {draft}; score: tokens per cost, plain decoding is 1.00\n")
+    print(f"{'workload':<10}{'items':>6}{'tokens':>8}{'passes':>8}{'tokens/pass':>13}"
+          f"{'accepted':>10}{'score':>8}{'us/token':>10}")  # fmt: skip
+    for name, row in workloads.items():
+        accepted = row["accepted"] / row["drafted"] if row["drafted"] else 0.0
+        print(f"{name:<10}{row['items']:>6}{row['tokens']:>8}{row['passes']:>8}"
+              f"{row['tokens_per_pass']:>13.2f}{accepted:>10.0%}{row['score']:>8.2f}"
+              f"{row.get('draft_us_per_token', '–'):>10}")  # fmt: skip
+
+
+def print_replays(curve: str, drafters: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print drafters side by side, by workload."""
+    print(f"curve {curve}: tokens per pass, and score (tokens per cost, plain decoding is 1.00)\n")
+    print(f"{'workload':<10}" + "".join(f"{drafter:>20}" for drafter in drafters))
+    for name in next(iter(drafters.values())):
+        cells = [workloads[name] for workloads in drafters.values()]
+        line = "".join(f"{cell['tokens_per_pass']:>12.2f}{cell['score']:>8.3f}" for cell in cells)
+        print(f"{name:<10}{line}")

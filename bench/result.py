@@ -315,6 +315,11 @@ def merged(results: Sequence[Result]) -> list[Result]:
     return together
 
 
+def load_merged(files: Sequence[Path]) -> list[Result]:
+    """Load result files and merge those of one model and machine. Raises UsageError."""
+    return merged([each for file in files for each in load_results(file)])
+
+
 def describe_model(engine: Engine) -> dict[str, Any]:
     """size_bytes: of the weights as they lie in memory. hosts: what each rank of a divided model
     holds, in words."""

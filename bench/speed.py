@@ -1,28 +1,24 @@
-"""Tokens per second, side by side in one process.
+"""`akunu bench speed`: tokens per second, compared with other loops in one process.
 
 The runners take turns on each workload, repetition by repetition and each time in another order,
-so that a machine that slows down slows all of them. Times are wall times; the prompt is not counted
-in tokens per second. Every repetition is kept.
-
-Tests of given lengths are llama-bench's: pp512, tg128, at chosen depths. Their tokens are random,
-as there, and stop tokens stop nothing. Drafting is off: what it is worth depends on the text, which
-is what the workloads are for.
+so that a machine that slows down slows all of them. Tokens per second are wall time without the
+prompt. Tests of given lengths are llama-bench's: random tokens, no stop tokens, no drafting.
 """
 
 from __future__ import annotations
 
+import argparse
 import random
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-import mlx.core as mx
-from mlx_lm.generate import generate_step, generation_stream
-from mlx_lm.models.cache import make_prompt_cache
-
+from akunu_py.arguments import add_hosts, check_hosts, positive
+from akunu_py.bench import command
 from akunu_py.bench.curve import CONTEXT, measure_curve
 from akunu_py.bench.fidelity import first_divergence
 from akunu_py.bench.result import (
@@ -35,19 +31,19 @@ from akunu_py.bench.result import (
     loop_start,
     today,
 )
-from akunu_py.bench.runners import PLAIN, Conditions, Run, Runner, peers
-from akunu_py.bench.runners.akunu import OFF, Akunu
-from akunu_py.bench.runners.mlx_lm import MlxLm, MlxLmDraftModel
+from akunu_py.bench.runners import OFF, PLAIN, Conditions, Run, Runner
+from akunu_py.bench.tables import result_text, to_csv, to_jsonl, to_markdown, to_text
 from akunu_py.bench.trace import Trace, load_trace
-from akunu_py.bench.workloads import Workload
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.networks.offers import check_mode
-from akunu_py.decoding.session import Session
+from akunu_py.bench.workloads import NAMES, Workload, load_workloads
 from akunu_py.errors import HostLost, UsageError
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.memory import CAPACITY_BITS, Memory
-from akunu_py.types import DraftMode, GenerateOptions
+from akunu_py.types import DEFAULT_DRAFT_TOKENS, DraftMode, GenerateOptions, LoadOptions
 
+if TYPE_CHECKING:
+    from akunu_py.decoding.engine import Engine
+
+SUMMARY = "Measure tokens per second on your machine, compared with mlx-lm's own loop"
 CURVE_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 MEMORY = "memory"
 OURS = "akunu"
@@ -58,12 +54,169 @@ _WARM_UP_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
-    """Which runners there are. modes: of ours, and memory, which is auto with one. draft_tokens: of
-    fixed, which runs once for each. The others are None to leave them out."""
+class Scope:
+    """Defaults for what is measured."""
 
+    workloads: Sequence[str]
     modes: Sequence[str]
-    draft_tokens: Sequence[int]
+    max_tokens: int
+
+
+QUICK = Scope(("chat", "code", "edit", "json"), ("auto",), 64)
+FULL = Scope(NAMES, ("off", "fixed", "auto"), 256)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--full",
+        action="store_true",
+        help="Measure all workloads, all draft modes, and longer answers",
+    )
+    _add_lengths(parser.add_argument_group("tests of given lengths, as in llama-bench (0: none)"))
+    _add_workloads(parser.add_argument_group("workloads"))
+    others = parser.add_argument_group("other loops, each with its own plain loop")
+    others.add_argument(
+        "--draft-model", metavar="NAME_OR_PATH", help="Draft model for akunu and mlx-lm"
+    )
+    others.add_argument(
+        "--llama-cpp", type=Path, metavar="GGUF", help="Model file for llama-cpp-python"
+    )
+    others.add_argument(
+        "--transformers", type=Path, metavar="FOLDER", help="Checkpoint for transformers with torch"
+    )
+    command.add_repeats(parser, 3)
+    command.add_model(parser)
+    add_hosts(parser)
+    parser.add_argument(
+        "--format",
+        choices=("text", "md", "csv", "json", "jsonl"),
+        default="text",
+        help="Output format (default: %(default)s)",
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="Result file to write, as JSON"
+    )
+
+
+def _add_lengths(group: argparse._ArgumentGroup) -> None:
+    for short, name, default, what in (
+        ("-p", "--n-prompt", [], "Prompt lengths to prefill"),
+        ("-n", "--n-gen", [], "Numbers of tokens to generate"),
+        ("-d", "--n-depth", [0], "Numbers of tokens in the cache before each test (default: 0)"),
+    ):
+        group.add_argument(
+            short, name, type=command.lengths, default=default, metavar="N,...", help=what
+        )
+
+
+def _add_workloads(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--workload",
+        action="append",
+        metavar="NAME",
+        help=f"{', '.join(NAMES)}, or none; repeatable (default: {', '.join(QUICK.workloads)}; "
+        "none with -p or -n)",
+    )
+    group.add_argument(
+        "--draft",
+        action="append",
+        choices=("off", "fixed", "auto", "ngram", "mtp", "exit", MEMORY),
+        metavar="MODE",
+        help="Draft mode: off, fixed, auto, ngram, mtp, exit, or memory, which is auto with the "
+        f"answers to the other workloads; repeatable (default: {', '.join(QUICK.modes)})",
+    )
+    command.add_count(
+        group, "--draft-tokens", DEFAULT_DRAFT_TOKENS, "Draft length of --draft fixed"
+    )
+    group.add_argument(
+        "--memory-from", type=Path, metavar="TRACES", help="Recorded answers for --draft memory"
+    )
+    command.add_temperatures(group)
+    group.add_argument(
+        "--max-tokens",
+        type=positive,
+        metavar="N",
+        help=f"Maximum tokens of an answer (default: {QUICK.max_tokens}, with --full "
+        f"{FULL.max_tokens})",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    from akunu_py.decoding.load import load_engine
+
+    by_length = any(options.n_prompt) or any(options.n_gen)
+    scope = FULL if options.full else QUICK
+    wanted = options.workload or (["none"] if by_length else scope.workloads)
+    workloads = [] if wanted == ["none"] else load_workloads(wanted)
+    if not workloads and not by_length:
+        raise UsageError("nothing to measure: name a workload, or lengths with -p and -n")
+    check_hosts(options.hosts, options.draft or (), draft_model=options.draft_model)
+    command.progress("loading the model")
+    engine = load_engine(options.model, LoadOptions(options.weights, hosts=options.hosts))
+    small = None
+    if options.draft_model:
+        small = load_engine(options.draft_model, LoadOptions(options.weights))
+    setup = Setup(
+        options.draft or scope.modes,
+        [options.draft_tokens],
+        small,
+        options.llama_cpp,
+        options.transformers,
+    )
+    plan = Plan(
+        workloads,
+        options.temperature or [0.0],
+        options.max_tokens or scope.max_tokens,
+        options.repeats,
+        prompts=options.n_prompt,
+        generates=options.n_gen,
+        depths=options.n_depth,
+        memory_from=options.memory_from,
+    )
+    result = run_speed(engine, setup, plan, options.command_line, command.progress)
+    if options.output:
+        result.save(options.output)
+    print_speed(result, options.format, _left_out(options) if workloads else "")
+    if result.lost:
+        raise HostLost(result.lost)
+    return command.exit_code(not result.complete)
+
+
+def _left_out(options: argparse.Namespace) -> str:
+    """Return what a run without --full leaves out by default, "" for nothing."""
+    if options.full:
+        return ""
+    parts = []
+    if not options.workload:
+        names = ", ".join(name for name in FULL.workloads if name not in QUICK.workloads)
+        parts.append(f"the workloads {names}")
+    if not options.draft:
+        modes = ", ".join(mode for mode in FULL.modes if mode not in QUICK.modes)
+        parts.append(f"the draft modes {modes}")
+    if not options.max_tokens:
+        parts.append(f"answers longer than {QUICK.max_tokens} tokens")
+    if not parts:
+        return ""
+    return f"not measured: {'; '.join(parts)}. All of it: akunu bench --full"
+
+
+def print_speed(result: Result, format_: str, left_out: str) -> None:
+    """Print a result as text, md, csv, json or jsonl; for a table or text also `left_out`."""
+    texts = {"csv": to_csv, "json": Result.to_json, "jsonl": to_jsonl}
+    if format_ in texts:
+        print(texts[format_](result), end="")
+    else:
+        print(result_text(result, to_markdown if format_ == "md" else to_text))
+    if left_out:
+        print(left_out, file=sys.stderr if format_ in texts else sys.stdout)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """The runners; None leaves one out."""
+
+    modes: Sequence[str]  # draft modes, and `MEMORY`
+    draft_tokens: Sequence[int]  # `fixed` runs once for each length
     draft_model: Engine | None = None
     llama_cpp: Path | None = None
     transformers: Path | None = None
@@ -71,30 +224,28 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to measure. max_tokens: of an answer, where the workload's own limit is not lower.
-    prompts, generates, depths: lengths in tokens, each pair at each depth. memory_from: a trace
-    file whose answers the memory has too."""
+    """What to measure; lengths are in tokens."""
 
     workloads: Sequence[Workload]
     temperatures: Sequence[float]
-    max_tokens: int
+    max_tokens: int  # of an answer; a workload may have a lower limit
     repeats: int
     prompts: Sequence[int] = ()
     generates: Sequence[int] = ()
-    depths: Sequence[int] = (0,)
-    memory_from: Path | None = None
+    depths: Sequence[int] = (0,)  # of each prompt and generation
+    memory_from: Path | None = None  # trace file with further answers for the memory
 
 
 def run_speed(
-    engine: Engine, setup: Setup, plan: Plan, command: str, progress: Callable[[str], None]
+    engine: Engine, setup: Setup, plan: Plan, command_line: str, progress: Callable[[str], None]
 ) -> Result:
-    """Measures it all. After an interruption (KeyboardInterrupt), or where another host of the
-    model was lost, the result holds what was measured, and is marked as not complete.
+    """Measure everything in `plan`.
 
-    Raises UsageError for what cannot be measured, before anything is.
+    After Ctrl-C or the loss of a host the result is partial and marked as not complete. Raises
+    UsageError before it measures anything.
     """
     result = Result(
-        command=command,
+        command=command_line,
         date=today(),
         model=describe_model(engine),
         machine=describe_machine(),
@@ -124,7 +275,7 @@ def run_speed(
 
 
 def _why_ended(engine: Engine, error: BaseException) -> str:
-    """Which other host was lost, "" for an interruption. Raises `error` where it is neither."""
+    """Return which host was lost, "" for an interruption. Raises any other `error`."""
     if not isinstance(error, RuntimeError):
         return str(error)
     lost = engine.ring.explain(error) if engine.ring else None
@@ -136,12 +287,16 @@ def _why_ended(engine: Engine, error: BaseException) -> str:
 def make_runners(
     engine: Engine, setup: Setup, curve: CostCurve, memories: Mapping[str, Memory]
 ) -> list[Runner]:
-    """mlx-lm's plain loop first; of a divided model, which it cannot run, our own. Ours share
-    `curve`, as they do in use, and read `memories`.
+    """Return mlx-lm's plain loop and all others; without it for a model split over hosts.
 
-    A peer that is not installed is a runner that fails. Raises UsageError where the draft model
-    does not go with the engine's.
+    Our runners share `curve` and read `memories`. A peer that is not installed is a runner that
+    fails. Raises UsageError if the draft model does not fit.
     """
+    from akunu_py.bench.runners import peers
+    from akunu_py.bench.runners.akunu import Akunu
+    from akunu_py.bench.runners.mlx_lm import MlxLm, MlxLmDraftModel
+    from akunu_py.decoding.networks.offers import check_mode
+
     modes = list(setup.modes)
     runners: list[Runner] = [MlxLm(engine)]
     if engine.ring is not None:
@@ -169,7 +324,7 @@ def make_runners(
 
 
 def _seed_curve(curve: CostCurve, curve_s: Mapping[int, float]) -> None:
-    """Lets a planner's curve start from the measured costs; it keeps learning."""
+    """Initialize a planner's curve with the measured costs; it keeps learning."""
     for _ in range(_CURVE_OBSERVATIONS):
         for rows, seconds in curve_s.items():
             curve.observe(rows, seconds, 0)
@@ -178,7 +333,9 @@ def _seed_curve(curve: CostCurve, curve_s: Mapping[int, float]) -> None:
 def make_memories(
     engine: Engine, plan: Plan, trace: Trace | None, progress: Callable[[str], None]
 ) -> dict[str, Memory]:
-    """For each workload a memory of the answers to the other ones, and of those in `trace`."""
+    """Return a memory by workload: the answers to the other workloads and those in `trace`."""
+    from akunu_py.bench.runners.akunu import Akunu
+
     plain = Akunu(engine, "off", CostCurve())
     outputs: dict[str, list[list[int]]] = {}
     for workload in plan.workloads:
@@ -210,10 +367,9 @@ def measure(
     runs: list[Series],
     progress: Callable[[str], None],
 ) -> None:
-    """Appends to `runs` a series for each workload, temperature and runner, in this order.
+    """Append to `runs` a series for each workload, temperature and runner, in this order.
 
-    They grow while it measures: what is in them is valid whenever it is interrupted. A foreign
-    runner that fails is left out from then on; its series say why.
+    The series are valid at any interruption. A foreign runner that fails is left out from then on.
     """
     working = list(runners)
     for workload in plan.workloads:
@@ -248,7 +404,10 @@ def measure(
 def _run_round(
     pairs: list[tuple[Runner, Series]], workload: Workload, conditions: Conditions, repeat: int
 ) -> dict[str, Run]:
-    """One run of each, by the runner's name; those that fail have none."""
+    """Return one run of each runner by name; a foreign runner that fails has none."""
+    import mlx.core as mx
+    from mlx_lm.generate import generation_stream
+
     first = max(repeat, 0) % len(pairs) if pairs else 0
     answers: dict[str, Run] = {}
     for runner, series in [*pairs[first:], *pairs[:first]]:
@@ -271,7 +430,7 @@ def _run_round(
 
 
 def _compare_outputs(engine: Engine, group: Sequence[Series], answers: dict[str, Run]) -> None:
-    """Notes in each series whether its output was that of its reference in this round."""
+    """Note in each series whether its output equals its reference's in this round."""
     for series in group:
         run, reference = answers.get(series.runner), answers.get(series.reference or "")
         if run is None or reference is None:
@@ -284,7 +443,7 @@ def _compare_outputs(engine: Engine, group: Sequence[Series], answers: dict[str,
 
 
 def _record_last(group: Sequence[Series], answers: dict[str, Run]) -> None:
-    """Keeps the text and the passes of the last repetition."""
+    """Store the text and the passes of the last repetition."""
     for series in group:
         run = answers.get(series.runner)
         if run is None:
@@ -310,7 +469,7 @@ def _describe_round(workload: Workload, temperature: float, repeat: int, repeats
 
 @dataclass(frozen=True, slots=True)
 class LengthTest:
-    """Read `prompt` tokens, or generate `generate` (one of the two is 0), behind `depth`."""
+    """Prefill `prompt` tokens or generate `generate` tokens (one is 0) behind `depth` tokens."""
 
     prompt: int
     generate: int
@@ -325,9 +484,9 @@ class LengthTest:
 def make_tests(
     engine: Engine, prompts: Sequence[int], generates: Sequence[int], depths: Sequence[int]
 ) -> list[LengthTest]:
-    """Each length at each depth; lengths of 0 are left out, as in llama-bench.
+    """Return each length at each depth, without lengths of 0.
 
-    Raises UsageError where one does not fit the model's context.
+    Raises UsageError if one does not fit the model's context.
     """
     tests = [
         *(LengthTest(prompt, 0, depth) for depth in depths for prompt in prompts if prompt),
@@ -349,7 +508,10 @@ def run_tests(
     into: list[Throughput],
     progress: Callable[[str], None],
 ) -> None:
-    """Appends two series for each test to `into`; they grow while it measures."""
+    """Append two series for each test to `into`; they are valid at any interruption."""
+    import mlx.core as mx
+    from mlx_lm.generate import generation_stream
+
     endless = replace(engine, stop_tokens=frozenset())
     loops = {PLAIN: _time_mlx_lm, OURS: _time_akunu}
     if engine.ring is not None:
@@ -376,7 +538,11 @@ def _random_tokens(engine: Engine, count: int, seed: int) -> list[int]:
 
 
 def _time_mlx_lm(engine: Engine, test: LengthTest, tokens: list[int]) -> float:
-    """Seconds of the test in mlx-lm's loop."""
+    """Return the duration of the test in mlx-lm's loop."""
+    import mlx.core as mx
+    from mlx_lm.generate import generate_step
+    from mlx_lm.models.cache import make_prompt_cache
+
     cache = make_prompt_cache(engine.model)
     if test.prompt and test.depth:  # max_tokens 0: reads the prompt, generates nothing
         list(generate_step(mx.array(tokens[: test.depth]), engine.model, max_tokens=0,
@@ -397,8 +563,12 @@ def _time_mlx_lm(engine: Engine, test: LengthTest, tokens: list[int]) -> float:
 
 
 def _time_akunu(engine: Engine, test: LengthTest, tokens: list[int]) -> float:
-    """Seconds of the test in our plain loop, scaled to `test.prompt` tokens where a cache that
-    cannot be trimmed had more to read than those."""
+    """Return the duration of the test in our plain loop.
+
+    Scaled to `test.prompt` tokens: a cache that cannot be trimmed prefills more.
+    """
+    from akunu_py.decoding.session import Session
+
     session = Session(engine)
     if test.prompt and test.depth:
         session.generate(tokens[: test.depth], GenerateOptions(max_tokens=1, draft="off")).answer()

@@ -1,4 +1,4 @@
-"""What Leviathan et al. (2023) predict from acceptance and costs, beside what was measured.
+"""`akunu bench theory`: what Leviathan et al. (2023) predict, compared with measurements.
 
 Their tables 1 and 4 for our system. They assume that each drafted token is accepted with the same
 chance a, whatever happened before (section 3.1), that a draft always has g tokens, and that a pass
@@ -9,20 +9,94 @@ with the measured cost of passes of the lengths that were drafted.
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+from akunu_py.bench import command
 from akunu_py.bench.curve import Curve, expected_tokens
-from akunu_py.bench.result import Result, Series
+from akunu_py.bench.result import Result, Series, load_merged
+from akunu_py.bench.tables import Table, heading, to_text
+from akunu_py.bench.workloads import load_workloads
+from akunu_py.errors import UsageError
+from akunu_py.types import LoadOptions
 
+SUMMARY = "Compare the predictions of Leviathan et al. with measurements on this machine"
 LONGEST = 32
 TABLE_1 = ((0.6, 2), (0.7, 3), (0.8, 2), (0.8, 5), (0.9, 2), (0.9, 10))
 """(a, g) of the paper's table 1."""
 
 Cost = Callable[[int], float]
-"""Of a pass over so many rows, where one row costs 1."""
+"""Cost of a pass by its rows; one row costs 1."""
+_TABLE_1_NOTE = """\
+Leviathan et al. (2023), table 1: a is the chance that a drafted token is accepted, g how many are
+drafted; drafting costs nothing. Speed as in the paper, where a pass over any number of positions
+takes as long as one, and by the costs measured here.
+"""
+_TABLE_4_NOTE = """\
+Table 4: drafts of a fixed length. a and c (what drafting a token costs, in plain steps) are
+measured; then tokens a pass and times as fast, predicted and measured.
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "files", nargs="*", type=Path, metavar="FILE", help="Result files (default: measure now)"
+    )
+    parser.add_argument(
+        "--draft-tokens",
+        type=command.lengths,
+        default=[2, 4, 8],
+        metavar="N,...",
+        help="Draft lengths to measure (default: 2,4,8)",
+    )
+    command.add_workloads(parser)
+    command.add_temperatures(parser)
+    command.add_count(parser, "--max-tokens", 256, "Maximum tokens of an answer")
+    command.add_repeats(parser, 3)
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="Save the measurements as JSON"
+    )
+    command.add_model(parser)
+    command.add_format(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    results = load_merged(options.files) if options.files else [_measure_fixed(options)]
+    interrupted = not options.files and not results[0].complete
+    results = [result for result in results if predict(result)]
+    if not results and not interrupted:
+        raise UsageError(
+            "no run with fixed drafts to compare the theory with; make one with: akunu bench theory"
+        )
+    found = [as_dict(result) for result in results]
+
+    def print_all() -> None:
+        for result, each in zip(results, found, strict=True):
+            print_theory(result, each)
+
+    command.show(options, found[0] if len(found) == 1 else found, print_all)
+    return command.exit_code(interrupted)
+
+
+def _measure_fixed(options: argparse.Namespace) -> Result:
+    """Drafts of the lengths that were asked for."""
+    from akunu_py.bench.speed import Plan, Setup, run_speed
+    from akunu_py.decoding.load import load_engine
+
+    if 0 in options.draft_tokens:
+        raise UsageError("--draft-tokens: expected drafts of 1 token or more")
+    workloads = load_workloads(options.workload)
+    plan = Plan(workloads, options.temperature or [0.0], options.max_tokens, options.repeats)
+    engine = load_engine(options.model, LoadOptions(options.weights))
+    setup = Setup(["fixed"], options.draft_tokens)
+    result = run_speed(engine, setup, plan, options.command_line, command.progress)
+    if options.output:
+        result.save(options.output)
+    return result
 
 
 def improvement(chance: float, drafted: int, c: float, cost: Cost = lambda rows: 1.0) -> float:
@@ -130,3 +204,32 @@ def as_dict(result: Result) -> dict[str, Any]:
         ],
         "table_4": [asdict(row) for row in predict(result)],
     }
+
+
+def theory_table(result: Result) -> Table:
+    """Predictions beside what was measured; see `theory.Prediction`."""
+    headings = ["workload", "temp", "g", "a", "c", "tokens/pass", "measured", "speed, paper",
+                "speed, here", "measured", "positions/token", "best g"]  # fmt: skip
+    cells = [
+        [row.workload, f"{row.temperature:g}", str(row.drafted), f"{row.chance:.2f}",
+         f"{row.c:.4f}", f"{row.yielded:.2f}", f"{row.measured:.2f}", f"{row.by_paper:.2f}",
+         f"{row.by_curve:.2f}", "" if row.found is None else f"{row.found:.2f}",
+         f"{row.more_work:.2f}", str(row.best)]
+        for row in predict(result)
+    ]  # fmt: skip
+    return headings, cells
+
+
+def print_theory(result: Result, found: dict[str, Any]) -> None:
+    """Tables 1 and 4 of the paper. found: as in JSON."""
+    print(heading(result), end="\n\n")
+    print(_TABLE_1_NOTE)
+    cells = [
+        [f"{row['chance']:.1f}", str(row["drafted"]), f"{row['operations']:.2f}",
+         f"{row['speed_by_paper']:.2f}", f"{row['speed_by_curve']:.2f}", str(row["best"])]
+        for row in found["table_1"]
+    ]  # fmt: skip
+    headings = ["a", "g", "operations", "speed, paper", "speed, here", "best g here"]
+    print(to_text((headings, cells)))
+    print(_TABLE_4_NOTE)
+    print(to_text(theory_table(result)), end="")

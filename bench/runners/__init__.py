@@ -12,6 +12,7 @@ from akunu_py.bench.workloads import Workload
 
 PLAIN = "mlx-lm"
 """The runner whose speed is 1.00, on the same weights as ours."""
+OFF = "off"
 TURN_BREAK = "\n\n— next turn —\n\n"
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from akunu_py.bench.runners import PLAIN, Conditions, Passes, Run
+from akunu_py.bench.runners import OFF, PLAIN, Conditions, Passes, Run
 from akunu_py.bench.runners.mlx_lm import decode_text, hold_conversation
 from akunu_py.bench.workloads import Workload
 from akunu_py.decoding.engine import Engine
@@ -25,8 +25,6 @@ from akunu_py.types import (
     Message,
     SamplingOptions,
 )
-
-OFF = "off"
 
 
 class Akunu:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,14 @@ import mlx.core as mx
 import pytest
 
 from akunu_py.bench import check
-from akunu_py.bench.chat import DECODING, ChatBench, ChatResult
 from akunu_py.bench.check import Check, CheckPlan, Line
-from akunu_py.bench.report import pages, tables
+from akunu_py.bench.numerics import kernels
 from akunu_py.bench.result import Repeat, Throughput
 from akunu_py.cli import main
 from akunu_py.decoding import device
 from akunu_py.errors import INTERRUPTED, AkunuError
 from akunu_py.models import store
 from akunu_py.models.store import StoredModel
-from akunu_py.types import Stats
 from tests.support.bench_fakes import drafted_series, fake_result
 from tests.support.command import assert_one_line_error, run_here
 from tests.support.tiny_fim import write_chat_model
@@ -40,8 +37,6 @@ QUICK = CheckPlan(
     curve_repeats=1,
     kernels=((64, 64),),
     depths=(16,),
-    chats=1,
-    keys=2,
     idle_s=0.0,
 )
 
@@ -130,12 +125,12 @@ def test_a_kernel_that_is_wrong_beyond_some_rows_is_found(monkeypatch: pytest.Mo
         return rows if stop - start < 13 else rows * mx.where(mx.arange(64) == 5, wrong, 1.0)
 
     for wrong, verdict in ((1.0, "pass"), (1 + 2**-7, "pass"), (1.5, "FAIL"), (math.nan, "FAIL")):
-        found, checked = check._compare_rows(kernel), Check()
+        found, checked = kernels.compare_rows(kernel), Check()
         check._add_rows(checked, "a kernel", mx.bfloat16, [found])
         (line,) = checked.lines
         assert line.verdict == verdict
         assert line.value == (math.inf if math.isnan(wrong) else pytest.approx(wrong - 1))
-        same = [1.0] * check.MOST_ROWS if wrong == 1 else [1.0] * 12 + [63 / 64] * 21
+        same = [1.0] * kernels.MOST_ROWS if wrong == 1 else [1.0] * 12 + [63 / 64] * 21
         assert found["identical"] == pytest.approx(same)
         assert f"up to {33 if wrong == 1 else 12} rows" in line.note
 
@@ -143,48 +138,33 @@ def test_a_kernel_that_is_wrong_beyond_some_rows_is_found(monkeypatch: pytest.Mo
 def test_the_rows_of_a_causal_pass_are_those_of_one_at_a_time() -> None:
     """In float32, where nothing but an error in what is compared could set them apart."""
     for found in (
-        check.attention_rows(mx.float32, 16, 4),
-        check.quantized_rows(4, mx.float32, 64, 64),
+        kernels.attention_rows(mx.float32, 16, 4),
+        kernels.quantized_rows(4, mx.float32, 64, 64),
     ):
         assert max(found["difference"]) < 1e-5
-        assert len(found["identical"]) == check.MOST_ROWS
+        assert len(found["identical"]) == kernels.MOST_ROWS
 
 
-class NoPrograms(ChatBench):
-    """A chat and a command line that answer at once: what starts programs is in test_chat.py."""
-
-    def run_alone(self, max_tokens: int) -> tuple[str, Stats]:
-        return "a", Stats()
-
-    def measure(self, result: ChatResult) -> None:
-        answer = ("a", Stats(generated_tokens=11, decode_s=1.0))
-        result.alone.append(answer)
-        result.chat.append(answer)
-        result.keys[DECODING].seconds.append(0.06)
-
-
+@pytest.mark.parametrize("programs", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    programs: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(check, "ChatBench", NoPrograms)
-    found = _run_command(tmp_path, monkeypatch, capsys)
-    verdicts = {line["name"]: line["verdict"] for line in found["lines"]}
-    assert verdicts["the chat's speed beside akunu run's"] == "pass"
-    assert verdicts["a key while decoding"] == "FAIL"
+    if not programs:
+        monkeypatch.setattr(check, "run_process", lambda model: None)
+    _run_command(tmp_path, monkeypatch, capsys)
 
 
-@pytest.mark.slow
-def test_the_command_with_its_programs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = _run_command(tmp_path, monkeypatch, capsys)
-    (chat,) = [figures["chat"] for figures in found["figures"].values() if "chat" in figures]
-    assert chat["identical"]
+def test_a_process_that_fails_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(AkunuError, match="akunu run ended with"):
+        check.run_process(tmp_path / "none")
 
 
 def _run_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> dict[str, Any]:
+) -> None:
     """All of it on a tiny model."""
     directory = write_chat_model(tmp_path / "model")
     monkeypatch.setattr(check, "DEFAULT_MODEL", str(directory))
@@ -210,10 +190,7 @@ def _run_command(
         assert "not on this machine" not in {line["verdict"] for line in rest}
     (beyond,) = [line for line in lines if "100,000" in line["name"]]
     assert beyond["note"] == "the context ends at 16,384 tokens"
-    assert {line["name"] for line in lines if line["value"] is None} <= {
-        beyond["name"],
-        "a key while decoding",
-    }
+    assert {line["name"] for line in lines if line["value"] is None} == {beyond["name"]}
     (curves,) = [each["curves_s"] for each in found["figures"].values() if "curves_s" in each]
     assert {name: list(costs) for name, costs in curves.items()} == {
         "0": ["1", "2", "32", "33"],
@@ -222,13 +199,9 @@ def _run_command(
     (result,) = found["results"]
     assert {run["contestant"] for run in result["runs"]} == {"mlx-lm", "off", "auto"}
     assert {test["test"] for test in result["throughput"]} == {"pp16"}
-    plots = run_here("bench", "report", str(out))
-    assert plots.returncode == 0, plots.stderr
-    assert "Tokens per second" in plots.stdout
-    page = out.with_suffix(".html").read_text()
-    assert all(f"<td>{escape(line['name'])}</td>" in page for line in lines)
-    assert "<h2>All figures</h2>" in page
-    return found
+    report = run_here("bench", "report", str(out))
+    assert report.returncode == 0, report.stderr
+    assert "tokens/pass" in report.stdout
 
 
 def test_what_breaks_off_a_model_is_a_line_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,20 +224,19 @@ def test_what_breaks_off_a_model_is_a_line_that_fails(monkeypatch: pytest.Monkey
 def test_an_interrupt_keeps_what_was_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(bench: object, tokens: int) -> None:
+    def interrupted(model: Path) -> None:
         raise KeyboardInterrupt
 
     directory = write_chat_model(tmp_path / "model")
     monkeypatch.setattr(check, "DEFAULT_MODEL", str(directory))
     monkeypatch.setattr(check, "default_plan", lambda: QUICK)
-    monkeypatch.setattr(ChatBench, "run_alone", interrupted)
+    monkeypatch.setattr(check, "run_process", interrupted)
     out = tmp_path / "mac.json"
     assert main(["bench", "check", "-o", str(out)]) == INTERRUPTED
     assert "6 " in capsys.readouterr().out  # the kernels
     found = json.loads(out.read_text())
     assert not found["complete"]
     assert len(found["lines"]) == 6
-    assert "interrupted" in out.with_suffix(".html").read_text()
 
 
 def test_the_largest_4_bit_model_that_is_quick_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,25 +262,18 @@ def test_the_largest_4_bit_model_that_is_quick_is_taken(monkeypatch: pytest.Monk
     assert [each.name for each in check.choose_models([])] == ["starter"]
 
 
-def test_the_page_and_the_table_show_every_line() -> None:
-    found = Check(
-        "akunu bench check",
-        lines=[
-            Line("kernels", "<rows>", 0.01234567, 0.125, note="identical up to 13 rows"),
-            Line("starter", "speed", 0.9, 0.99, "x", least=True),
-            Line("starter", "wired", None, 10, here=False),
-        ],
-    )
-    _, cells = tables.check_table(found.lines)
+def test_the_table_shows_every_line() -> None:
+    lines = [
+        Line("kernels", "<rows>", 0.01234567, 0.125, note="identical up to 13 rows"),
+        Line("starter", "speed", 0.9, 0.99, "x", least=True),
+        Line("starter", "wired", None, 10, here=False),
+    ]
+    _, cells = check.check_table(lines)
     assert cells == [
         ["kernels", "<rows>", "0.0123", "at most 0.125", "pass", "identical up to 13 rows"],
         ["starter", "speed", "0.9 x", "at least 0.99 x", "FAIL", ""],
         ["starter", "wired", "", "at most 10", "not on this machine", ""],
     ]
-    page = pages.check_to_html(found)
-    assert "&lt;rows&gt;" in page
-    assert '<td class="FAIL">FAIL</td>' in page
-    assert "interrupted" in page
 
 
 def test_the_result_file_is_json() -> None:

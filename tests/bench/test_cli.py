@@ -63,21 +63,6 @@ def test_replay_modes_and_given_curves(trace: Path) -> None:
     assert dear["workloads"]["loop"]["score"] == 1.0
 
 
-def test_replay_on_a_simulated_device(trace: Path) -> None:
-    device = ("--device", "gap:0.15,noise:0.05,first:5")
-    result = bench("replay", str(trace), *device, "--curve", "m4pro,33:7")
-    assert result["device"] == "gap:0.15,noise:0.05,first:5"
-    loop = result["workloads"]["loop"]
-    assert (loop["items"], loop["tokens"]) == (2, 198)
-    assert loop["passes"] + loop["accepted"] == loop["tokens"]
-    assert loop["score"] > 2
-    table = run_here("bench", "replay", str(trace), "--device", "--draft", "off").stdout
-    assert "on a device (ideal)" in table
-    assert "1.00" in table
-    for args in (("--device", "lag:1"), ("--device", "--compare")):
-        assert_one_line_error(run_here("bench", "replay", str(trace), *args), 2, "--device")
-
-
 def test_memory_learns_from_item_to_item(tmp_path: Path) -> None:
     item = {"prompt": [1, 2, 3], "output": list(range(500, 600))}
     path = tmp_path / "cold.json"
@@ -94,15 +79,6 @@ def test_compare_puts_them_side_by_side(trace: Path) -> None:
     both = bench("replay", str(trace), "--compare", "--workload", "loop")["drafters"]
     assert set(both["auto"]) == {"loop"}
     assert both["auto"]["loop"]["score"] > both["fixed 4"]["loop"]["score"]
-
-
-def test_compare_puts_networks_beside_their_parts(trace: Path) -> None:
-    networks = ("--network", "mtp:0.06:0.8,0.65,0.5", "--network", "model:0.2:0.7,0.5")
-    both = bench("replay", str(trace), "--compare", *networks)["drafters"]
-    assert list(both) == ["ngram", "mtp", "model", "auto"]
-    for workload in ("loop", "fresh"):
-        score = {name: found[workload]["score"] for name, found in both.items()}
-        assert score["auto"] >= 0.98 * max(score.values()), workload
 
 
 def test_replay_refuses_what_it_cannot_read(trace: Path, tmp_path: Path) -> None:
@@ -198,28 +174,6 @@ def test_the_module_prints_tables_and_keeps_the_figures(quick: str, tmp_path: Pa
     assert "story, temperature 0: repetition 1 of 1" in done.stderr
     assert "MiB" in done.stdout
     assert json.loads(out.read_text())["runs"][0]["workload"] == "story"
-
-
-def test_profile_measures_every_stage(quick: str) -> None:
-    result = bench("profile", "--workload", "summary", "--max-tokens", "12", "--repeats", "1",
-                   "--model", quick)  # fmt: skip
-    (one,) = result["profiles"]
-    assert one["tokens"] == 11
-    stages = one["stages_s"]
-    assert list(stages) == [
-        "drafting", "building the graph", "device", "sampling", "detokenising", "the rest",
-    ]  # fmt: skip
-    assert sum(stages.values()) == pytest.approx(one["staged_s"])
-    assert stages["device"] > stages["drafting"] > 0
-    assert one["drawing_s"] > 0
-
-
-def test_exits_are_measured_behind_every_layer(quick: str) -> None:
-    result = bench("exit", "--model", quick)
-    exits = result["exits"]
-    assert [row["layers"] for row in exits] == list(range(1, len(exits) + 1))
-    assert result["chosen"] in range(1, len(exits) + 1)
-    assert all(0.0 <= row["agreement"] <= 1.0 and row["reused"] < row["share"] for row in exits)
 
 
 def test_curve_measures_every_row_count(quick: str) -> None:

@@ -12,12 +12,12 @@ import pytest
 from akunu_py.bench import fidelity
 from akunu_py.bench.fidelity import (
     MODES,
-    PRECISIONS,
     compare_answers,
     load_comparisons,
     load_prompts,
     summarize,
 )
+from akunu_py.bench.numerics.precisions import PRECISIONS
 from akunu_py.decoding import kvcache
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Session

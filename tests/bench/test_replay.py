@@ -92,7 +92,7 @@ def test_memory_learns_from_item_to_item() -> None:
             items,
             lambda: AutoDrafter(CostCurve(curve.points), memory=memory),
             curve,
-            (lambda item: memory.learn(item.output)) if memory is not None else None,
+            memory,
         )
         return int(counts["passes"])
 

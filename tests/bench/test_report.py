@@ -1,190 +1,30 @@
-"""`akunu bench report`: what is drawn, that pages need nothing else, and the README's tables."""
+"""`akunu bench report`: tables as text and as Markdown."""
 
 from __future__ import annotations
 
-import json
-import re
-from html.parser import HTMLParser
 from pathlib import Path
-from xml.etree import ElementTree
 
-import pytest
-
-from akunu_py.bench.report import charts, pages
-from akunu_py.bench.report.readme import regenerate
-from akunu_py.bench.result import Result
+from akunu_py.bench.report import to_markdown
+from akunu_py.bench.tables import result_text, to_text
 from tests.support.bench_fakes import drafted_series, fake_result, plain_series
 from tests.support.command import assert_one_line_error, run_here
-from tests.support.paths import ROOT
-
-README = ROOT / "README.md"
 
 
-@pytest.fixture
-def result() -> Result:
-    fixed = drafted_series("fixed 4", drafted=[4, 4, 4, 4], accepted=[4, 0, 2, 0])
-    return fake_result(
-        [
-            plain_series(),
-            drafted_series(),
-            fixed,
-            plain_series("json"),
-            *(drafted_series(workload="json") for _ in range(2)),
-        ]
-    )
-
-
-def test_figures_count_what_was_tested() -> None:
-    many = [drafted_series() for _ in range(5)]
-    # Of 3 drafts the first token was tested, and accepted in 2; the second in 2, accepted in 1.
-    assert charts.acceptance_by_position(many)[:2] == [(1, 2 / 3), (2, 1 / 2)]
-    assert charts.acceptance_by_position(many[:1]) == []  # too few
-    assert charts.passes_by_length(many) == [(1, 0.5), (2, 0.25), (3, 0), (4, 0), (5, 0.25)]
-    assert charts.chosen_lengths(many) == [(0, 0.25), (1, 0), (2, 0.25), (3, 0), (4, 0.5)]
-    assert [(bar.label, bar.value) for bar in charts.acceptance_by_source(many)] == [
-        ("match 3", 0.75),
-        ("copy", 0.5),
-    ]
-    along = charts.along(many[0])
-    assert [x for x, _ in along] == [2.5, 6, 7.5, 8.5]  # the middle of each pass's tokens
-    assert along[0][1] == 9 / 4
-
-
-def test_sources_stand_in_order() -> None:
-    sources = {name: [1, 1] for name in ("memory", "match 16-31", "copy", "match 3", "match 8-15")}
-    bars = charts.acceptance_by_source([drafted_series(sources=sources)])
-    assert [bar.label for bar in bars] == ["match 3", "match 8-15", "match 16-31", "copy", "memory"]
-
-
-class Page(HTMLParser):
-    """Checks that tags close, and collects what a page names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.links: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
-def test_the_page_is_whole_and_needs_nothing_else(result: Result) -> None:
-    html = pages.to_html([result])
-    page = Page()
-    page.feed(html)
-    page.close()
-    assert page.open == []
-    assert page.links == []
-    assert "script" not in page.tags
-    assert not re.search(r"https?:|@import|url\(", html)
-    assert page.tags.count("svg") >= 6
-    assert "a &lt;machine&gt;" in html
-    assert "said &amp; &lt;done&gt;" in html
-    for svg in re.findall(r"<svg.*?</svg>", html, re.DOTALL):
-        ElementTree.fromstring(svg)  # well-formed
-    for title in ("Tokens per second", "by position", "rested on", "planner chose", "Theory"):
-        assert title in html
-
-
-def test_charts_stay_within_their_frame(result: Result) -> None:
-    svg = charts.svg_bars(charts.speed_bars(result), " t/s")
-    root = ElementTree.fromstring(svg)
-    width = float(root.attrib["viewBox"].split()[2])
-    ends = [float(r.attrib["x"]) + float(r.attrib["width"]) for r in root.iter("rect")]
-    assert max(ends) < width
-    assert min(ends) > 0
-    points = {"one": [(1.0, 1.0), (32.0, 3.2)], "two": [(1.0, 1.0), (8.0, 2.0)]}
-    curves = ElementTree.fromstring(charts.svg_lines(points, "positions"))
-    for line in curves.iter("polyline"):
-        for pair in line.attrib["points"].split():
-            x, y = map(float, pair.split(","))
-            assert 0 <= x <= width
-            assert 0 <= y <= 260
-    assert charts.svg_lines({}, "") == charts.svg_columns([], "") == charts.svg_bars([], "") == ""
-
-
-def test_plots_for_a_terminal(result: Result) -> None:
-    text = pages.to_text([result])
-    assert "█" in text
-    assert "1.91x" in text
-    assert max(map(len, charts.text_columns([(0, 0.25), (4, 0.75)]).splitlines())) < 80
-    assert charts.text_bar(0.5, 4) == "██"
-    assert charts.text_bar(1 / 32, 4) == "▏"
-    assert charts.text_bar(2.0, 4) == "████"
-
-
-def test_report_writes_the_format_of_the_suffix(result: Result, tmp_path: Path) -> None:
-    path = tmp_path / "result.json"
+def test_report_prints_text_and_writes_markdown(tmp_path: Path) -> None:
+    result = fake_result([plain_series(), drafted_series(), plain_series("json")])
+    path, table = tmp_path / "result.json", tmp_path / "report.md"
     result.save(path)
-    page, table = tmp_path / "report.html", tmp_path / "report.md"
-    done = run_here("bench", "report", str(path), "-o", str(page), "-o", str(table))
+    done = run_here("bench", "report", str(path), "-o", str(table))
     assert done.returncode == 0, done.stderr
-    assert page.read_text() == pages.to_html([result])
-    assert table.read_text() == pages.to_markdown([result])
-    shown = run_here("bench", "report", str(path), str(path))
-    assert "Tokens per second" in shown.stdout
-    assert "| edit" in shown.stdout
+    assert table.read_text() == to_markdown([result])
+    assert "| edit" in table.read_text()
+    shown = run_here("bench", "report", str(path))
+    assert shown.stdout == result_text(result, to_text) + "\n"
+    assert "1.91" in shown.stdout
+    assert len(run_here("bench", "report", str(path), str(path)).stdout) > len(shown.stdout)
     for args, word in (
         ((), "FILE"),
-        ((str(path), "-o", "report.pdf"), ".html"),
+        ((str(path), "-o", "report.html"), ".md"),
         ((str(tmp_path / "none.json"),), "none.json"),
-        (("--readme", str(path)), "bench:speed"),
     ):
         assert_one_line_error(run_here("bench", "report", *args), 2, word)
-
-
-def test_readme_tables_are_made_from_results_and_checked(result: Result, tmp_path: Path) -> None:
-    (tmp_path / "results").mkdir()
-    result.save(tmp_path / "results" / "one.json")
-    fake_result([plain_series("chat"), drafted_series(workload="chat")]).save(
-        tmp_path / "results" / "two.json"
-    )
-    readme = tmp_path / "README.md"
-    start, end = "<!-- bench:speed results/one.json results/two.json -->", "<!-- /bench -->"
-    readme.write_text(f"# Before\n\n{start}\nold\n{end}\n\nafter\n")
-    check = ("bench", "report", "--readme", str(readme), "--check")
-    old = run_here(*check)
-    assert_one_line_error(old, 1, "akunu bench report --readme")
-    assert run_here("bench", "report", "--readme", str(readme)).returncode == 0
-    text = readme.read_text()
-    assert text.startswith(f"# Before\n\n{start}\n")
-    assert text.endswith(f"{end}\n\nafter\n")
-    assert "| edit | 49.7 | **95.0 (1.91x)** | 95.0 (1.91x) | 2.25 |" in text
-    assert "| chat | 49.7 | **95.0 (1.91x)** |  | 2.25 |" in text
-    assert "`akunu bench --made-up`" in text
-    assert "mlx 0.32.4" in text
-    assert run_here(*check).returncode == 0
-    readme.write_text(text.replace("49.7", "39.7"))
-    assert run_here(*check).returncode == 1
-
-
-def test_a_replay_in_the_readme_is_counted_again(tmp_path: Path) -> None:
-    words = list(range(100, 160))
-    items = [{"prompt": words, "output": words}, {"prompt": [1], "output": [5, 6] * 20}]
-    trace = {"tokenizer": "letters", "workloads": {"copy": items[:1], "circles": items[1:]}}
-    (tmp_path / "t.json").write_text(json.dumps(trace))
-    readme = tmp_path / "README.md"
-    readme.write_text("<!-- bench:replay t.json 1:1,33:1 1:1,2:40 -->\nold\n<!-- /bench -->\n")
-    text = regenerate(readme)
-    assert "| costs of | copy | circles* |" in text
-    titles = [line.split(" |")[0] for line in text.splitlines() if line.startswith("| 1:1")]
-    assert titles == [
-        "| 1:1,33:1, fixed 4",
-        "| 1:1,33:1, prompt lookup",
-        "| 1:1,33:1, **akunu**",
-        "| 1:1,2:40, **akunu**",
-    ]
-    assert "**akunu** | **1.00** | **1.00** |" in text  # where drafts are dear, none
-    assert "100 tokens generated by letters" in text
-    assert "old" not in text
-
-
-def test_our_readme_agrees_with_its_results() -> None:
-    assert regenerate(README) == README.read_text()

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from akunu_py.bench.serve import ServerTimes, print_servers
-from akunu_py.bench.servers import Server, Talk
+from akunu_py.bench.serve import Server, ServerTimes, Talk, print_servers
 from akunu_py.errors import AkunuError
 from tests.support.command import run_here
 

@@ -15,8 +15,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from akunu_py.bench import tables
 from akunu_py.bench.fidelity import Divergence, first_divergence, top_two_margin
-from akunu_py.bench.report import tables
 from akunu_py.bench.result import Throughput, load_result, loop_start, merged
 from akunu_py.bench.runners import Conditions, Passes
 from akunu_py.bench.runners.akunu import Akunu, RecordingDrafter

@@ -35,7 +35,7 @@ def test_help_names_every_command() -> None:
         "bench --help",
         "bench --max-tokens 0",
         "bench report nofile",
-        "bench chat --workload nope",
+        "bench curve --repeats 0",
         "bench replay nofile",
     ],
 )

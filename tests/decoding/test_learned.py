@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from akunu_py.bench.networks import NetworkFigures, SimulatedNetworks
 from akunu_py.bench.replay import ReplayCounts, replay_item
 from akunu_py.bench.trace import TraceItem
 from akunu_py.decoding import learned as learned_module
@@ -23,6 +22,7 @@ from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.settings import Settings, load_settings, settings_file
 from akunu_py.types import GenerateOptions, Message
+from tests.measure.networks import NetworkCosts, NetworkFigures, SimulatedNetworks
 from tests.support.command import run_here
 
 MODEL = Path("/models/tiny")
@@ -174,7 +174,7 @@ def test_networks_are_kept_with_the_costs() -> None:
         curve = CostCurve({1: 1.0, 33: 1.5})
         drafter = AutoDrafter(curve, networks=[made], learned=learned.networks)
         counts = ReplayCounts()
-        replay_item(network.item, drafter, lambda rows: 1.0, counts, network)
+        replay_item(network.item, drafter, NetworkCosts(lambda rows: 1.0, network), counts)
         learned.save_costs()
         assert counts.tokens > 1.5 * counts.passes
     saved = opened().networks["model"]

@@ -8,8 +8,9 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from akunu_py.bench.check import ROUNDING, attention_rows, quantized_rows, wired_limit
+from akunu_py.bench.check import ROUNDING, wired_limit
 from akunu_py.bench.fidelity import first_divergence
+from akunu_py.bench.numerics.kernels import attention_rows, quantized_rows
 from akunu_py.decoding import device
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Session

@@ -10,13 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from akunu_py.bench.curve import parse_curve
-from akunu_py.bench.networks import NetworkFigures, SimulatedNetworks
-from akunu_py.bench.replay import replay, replay_trace
 from akunu_py.bench.trace import Trace, TraceItem
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.chain import Continuation
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.types import DraftNetwork
+from tests.measure.networks import (
+    NetworkFigures,
+    SimulatedNetworks,
+    replay_mixture,
+    replay_networks,
+)
 
 FREE = {1: 1.0, 33: 1.001}
 RIGHT = NetworkFigures("mtp", 0.06, (0.99,))  # its first token, and no more
@@ -143,7 +147,7 @@ def test_a_copy_with_changes_goes_on_behind_the_networks_token(curve: str) -> No
     behind it, in one pass."""
     trace, passes = Trace("", {"text": tuple(map(changed, range(3)))}), {}
     for mode in ("ngram", "auto"):
-        found = replay_trace(trace, parse_curve(curve), mode, networks=[RIGHT])["text"]
+        found = replay_mixture(trace, parse_curve(curve), mode, [RIGHT])["text"]
         passes[mode] = found["passes"]
     assert passes["auto"] < 0.7 * passes["ngram"]
 
@@ -165,7 +169,7 @@ class Told(AutoDrafter):
 def test_each_token_has_a_source() -> None:
     networks, item, seen = SimulatedNetworks([RIGHT]), changed(0), set[tuple[str, ...]]()
     make = lambda: Told(seen, networks.made("auto"))  # noqa: E731
-    replay([item], make, parse_curve("m5max"), networks=networks)
+    replay_networks([item], make, parse_curve("m5max"), networks)
     assert any("mtp" in names[:-1] for names in seen), seen
 
 

@@ -5,7 +5,7 @@ FILE: as for `tests.reliability.schemas`. The starter answers to ANSWERS schemas
 evenly apart, with TOKENS tokens (default 48), at temperature 0 and 0.8: with drafts, without them,
 and as mlx-lm's model alone has it, each token masked by a matcher that only goes forward. All must
 have the same tokens, of JSON that fits, or of the beginning of some. Passes are counted by source,
-as `akunu bench structured` does. The order is such that any part of them is spread over FILE; from
+as `python -m tests.measure.structured` does. The order spreads any part of them over FILE; from
 START to END is a part.
 
 Answers with drafts are made first, by all that a session has. What the model says behind each of
@@ -34,7 +34,6 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from akunu_py.bench.curve import CURVES, FixedCosts, parse_curve
 from akunu_py.bench.replay import ReplayCounts
-from akunu_py.bench.structured import count
 from akunu_py.bench.trace import TraceItem
 from akunu_py.decoding.constraint.matcher import ConstraintMatcher
 from akunu_py.decoding.engine import Engine
@@ -44,6 +43,7 @@ from akunu_py.decoding.session import Session
 from akunu_py.errors import UsageError
 from akunu_py.models import store
 from akunu_py.types import Constraint, GenerateOptions, Message, SamplingOptions
+from tests.measure.structured import count
 from tests.support.json_schema import is_valid
 
 TEMPERATURES = (0.0, 0.8)

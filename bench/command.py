@@ -1,0 +1,137 @@
+"""What the actions of `akunu bench` share: types of options, progress, output, exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from akunu_py.arguments import positive
+from akunu_py.errors import INTERRUPTED
+from akunu_py.text import rewrite_line
+from akunu_py.types import DEFAULT_MODEL, WEIGHT_MODES
+
+FAILED = 1  # the exit code of a comparison or check that fails
+
+
+def lengths(text: str) -> list[int]:
+    """Parse token counts such as 512 or 0,1024."""
+    try:
+        values = [int(part) for part in text.split(",")]
+    except ValueError:
+        values = [-1]
+    if any(value < 0 for value in values):
+        raise argparse.ArgumentTypeError(f"expected numbers such as 512 or 0,1024, got {text!r}")
+    return values
+
+
+def temperature(text: str) -> float:
+    """Parse a temperature; 0 is greedy."""
+    return _bounded(text, lambda value: 0 <= value <= 100, "a temperature from 0 to 100")
+
+
+def percent(text: str) -> float:
+    """Parse a percentage and return it as a fraction."""
+    expected = "per cent above 0 and below 100"
+    return _bounded(text.removesuffix("%"), lambda value: 0 < value < 100, expected) / 100
+
+
+def milliseconds(text: str) -> float:
+    """Parse a duration in milliseconds."""
+    return _bounded(text, lambda value: 0 < value < 1e6, "milliseconds above 0")
+
+
+def _bounded(text: str, allowed: Callable[[float], bool], expected: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not allowed(value):
+        raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
+    return value
+
+
+def add_model(parser: argparse.ArgumentParser, *, weights: bool = True) -> None:
+    parser.add_argument(
+        "--model",
+        default=DEFAULT_MODEL,
+        metavar="NAME_OR_PATH",
+        help="Model name or directory (default: %(default)s)",
+    )
+    if weights:
+        parser.add_argument(
+            "--weights",
+            choices=WEIGHT_MODES,
+            default="auto",
+            help="Weight format (default: %(default)s)",
+        )
+
+
+def add_count(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup, name: str, default: int, what: str
+) -> None:
+    """Add an option that takes a positive integer."""
+    text = f"{what} (default: {default})"
+    parser.add_argument(name, type=positive, default=default, metavar="N", help=text)
+
+
+def add_repeats(parser: argparse.ArgumentParser, default: int) -> None:
+    add_count(parser, "--repeats", default, "Number of repetitions")
+
+
+def add_temperatures(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    text = "Sampling temperature; repeatable (default: 0)"
+    parser.add_argument("--temperature", type=temperature, action="append", metavar="T", help=text)
+
+
+def add_workloads(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    text = "Workload; repeatable (default: all)"
+    parser.add_argument("--workload", action="append", metavar="NAME", help=text)
+
+
+def add_format(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--format",
+        choices=("text", "json"),
+        default="text",
+        help="Output format (default: %(default)s)",
+    )
+
+
+def progress(line: str) -> None:
+    """Show progress on stderr: one rewritten line on a terminal, separate lines elsewhere."""
+    if sys.stderr.isatty():
+        rewrite_line(line)
+    elif line:
+        print_line(line)
+
+
+def print_line(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def show(options: argparse.Namespace, as_json: Any, print_text: Callable[[], None]) -> None:
+    """Print a result in the requested format."""
+    if options.format == "json":
+        print(json.dumps(as_json, indent=1))
+    else:
+        print_text()
+
+
+def was_interrupted(measure: Callable[[], None]) -> bool:
+    """Run `measure` and return True if Ctrl-C ended it; partial results stay valid."""
+    interrupted = False
+    try:
+        measure()
+    except KeyboardInterrupt:
+        interrupted = True
+    progress("")
+    return interrupted
+
+
+def exit_code(interrupted: bool, done: str = "measured") -> int:
+    if interrupted:
+        print(f"interrupted: this is what was {done} so far", file=sys.stderr)
+    return INTERRUPTED if interrupted else 0

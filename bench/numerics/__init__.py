@@ -1,0 +1,1 @@
+"""How passes over several rows round, compared with passes over one row."""

@@ -1,0 +1,100 @@
+"""Precisions in which `akunu bench fidelity` compares answers.
+
+MLX's CPU kernels for half precision sum each row by itself, in one order, so drafting cannot change
+an answer there. A GPU's kernels sum in float32, in an order that depends on the number of rows, and
+round the sum to the format. The layers below do the same through the BLAS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_unflatten
+
+from akunu_py.decoding.engine import Engine
+from akunu_py.types import WeightMode
+
+_EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
+
+
+class _Rounded(nn.Module):
+    """A product in float32, rounded to `dtype`. weight: [out, in], float32."""
+
+    def __init__(self, weight: mx.array, bias: mx.array | None, dtype: mx.Dtype) -> None:
+        super().__init__()
+        self.weight = weight
+        if bias is not None:
+            self.bias = bias
+        self._dtype = dtype
+
+    def __call__(self, rows: mx.array) -> mx.array:
+        """[..., in] -> [..., out]"""
+        product = (rows.astype(mx.float32) @ self.weight.T).astype(self._dtype)
+        return product + self.bias if "bias" in self else product
+
+
+class _RoundedEmbedding(_Rounded):
+    """A table of embeddings, whose transpose may give the logits."""
+
+    def __call__(self, tokens: mx.array) -> mx.array:
+        """[...] -> [..., in]"""
+        return self.weight[tokens].astype(self._dtype)
+
+    def as_linear(self, rows: mx.array) -> mx.array:
+        """[..., in] -> [..., tokens]"""
+        return super().__call__(rows)
+
+
+def round_products(engine: Engine) -> Engine:
+    """`engine`, whose model is altered in place: every dense or quantized layer rounds as on a
+    GPU."""
+    rounded = [
+        (name, made)
+        for name, module in engine.model.named_modules()
+        if (made := _rounded(module)) is not None
+    ]
+    engine.model.update_modules(tree_unflatten(rounded))
+    mx.eval(engine.model.parameters())
+    return replace(engine, weights=f"{engine.weights}, through the BLAS")
+
+
+def compute_in_float32(engine: Engine) -> Engine:
+    """`engine`, whose model is altered in place: quantized matrices stay, all else is float32."""
+    engine.model.set_dtype(mx.float32)
+    mx.eval(engine.model.parameters())
+    bits = [part for part in engine.weights.split(" + ") if part.endswith("-bit")]
+    return replace(engine, weights=" + ".join([*bits, "float32"]))
+
+
+def _rounded(module: Any) -> nn.Module | None:
+    kind = _RoundedEmbedding if isinstance(module, _EMBEDDINGS) else _Rounded
+    if not isinstance(module, (nn.Linear, nn.QuantizedLinear, *_EMBEDDINGS)):
+        return None
+    weight, dtype = module.weight, module.weight.dtype
+    if "scales" in module:
+        dtype = module.scales.dtype
+        # Exact: in half precision it would round a second time.
+        weight = mx.dequantize(
+            weight,
+            module.scales.astype(mx.float32),
+            None if module.get("biases") is None else module.biases.astype(mx.float32),
+            module.group_size,
+            module.bits,
+            module.mode,
+        )
+    return kind(weight.astype(mx.float32), module.get("bias"), dtype)
+
+
+# How the weights are loaded for each precision, and what is done to the model then.
+PRECISIONS: dict[str, tuple[WeightMode, Callable[[Engine], Engine] | None]] = {
+    "float32": ("float32", None),
+    "bfloat16": ("bfloat16", None),
+    "keep": ("keep", None),
+    "keep-float32": ("keep", compute_in_float32),
+    "bfloat16-blas": ("bfloat16", round_products),
+    "keep-blas": ("keep", round_products),
+}

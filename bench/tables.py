@@ -1,0 +1,256 @@
+"""A result as rows and columns, for Markdown, CSV, JSON lines and terminals.
+
+llama-bench's columns come first: model, size, params, backend, test, t/s. What drafting adds
+follows.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import unicodedata
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from akunu_py.bench.result import Result, Series, Throughput, half_range, median
+
+Row = dict[str, Any]
+Table = tuple[list[str], list[list[str]]]
+"""Headings, and cells row by row, as text."""
+
+
+def flat_rows(result: Result) -> list[Row]:
+    """One row for each test and series, with unrounded figures: what CSV and JSON lines hold."""
+    model, machine = result.model, result.machine
+    common: Row = {
+        "date": result.date,
+        "model": model.get("name"),
+        "size_bytes": model.get("size_bytes"),
+        "params": model.get("params"),
+        "weights": model.get("weights"),
+        "backend": machine.get("backend"),
+        "device": machine.get("device"),
+    }
+    return [
+        *(common | _throughput_row(test) for test in result.throughput),
+        *(common | _series_row(result, series) for series in result.runs),
+    ]
+
+
+def _throughput_row(test: Throughput) -> Row:
+    return _rates_row(test.runner, test.test, None, test.rates) | {"failed": test.failed}
+
+
+def _series_row(result: Result, series: Series) -> Row:
+    repeats = series.repeats
+    return _rates_row(series.runner, series.workload, series.temperature, series.rates) | {
+        "failed": series.failed,
+        "tokens": repeats[-1].tokens if repeats else None,
+        "speedup": result.speedup(series),
+        "tokens_per_pass": series.tokens_per_pass if series.drafted else None,
+        "acceptance_rate": series.acceptance_rate if series.drafted else None,
+        "score": series.score(result.curve_s),
+        "ttft_s": median([repeat.ttft_s for repeat in repeats]) if repeats else None,
+        "peak_bytes": max((repeat.peak_bytes for repeat in repeats), default=None),
+        "identical": series.identical,
+        "difference": json.dumps(series.difference) if series.difference else None,
+        "loop": series.loop,
+    }
+
+
+def _rates_row(runner: str, test: str, temperature: float | None, rates: Sequence[float]) -> Row:
+    return {
+        "contestant": runner,
+        "test": test,
+        "temperature": temperature,
+        "tokens_per_s": median(rates) if rates else None,
+        "spread": half_range(rates) if rates else None,
+        "repeats": " ".join(f"{rate:.3f}" for rate in rates),
+    }
+
+
+def to_csv(result: Result) -> str:
+    rows = flat_rows(result)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def to_jsonl(result: Result) -> str:
+    return "".join(json.dumps(row) + "\n" for row in flat_rows(result))
+
+
+def heading(result: Result) -> str:
+    """What the figures depend on, in a few lines."""
+    machine, model = result.machine, result.model
+    return (
+        f"{model.get('name')}, {model.get('weights')}, {params(model.get('params') or 0)} "
+        f"parameters, {size(model.get('size_bytes') or 0)}, loaded in {result.load_s:.2f} s\n"
+        f"{machine.get('device')}, {machine.get('backend')}, {machine.get('cores')} cores, "
+        f"{size(machine.get('memory_bytes') or 0)}; {machine.get('system')}\n"
+        f"{versions(result)}; {result.date}; {result.command}"
+    )
+
+
+def versions(result: Result) -> str:
+    """Of what was measured and what measured it, and of Python."""
+    packages = result.machine.get("versions") or {}
+    named = [f"{name} {number}" for name, number in packages.items()]
+    return ", ".join([*named, f"Python {result.machine.get('python')}"])
+
+
+def curve_table(result: Result) -> Table:
+    """What a pass over several positions costs."""
+    curve = result.curve_s
+    if 1 not in curve:
+        return [], []
+    headings = ["positions in a pass", *map(str, curve)]
+    times = ["ms", *(f"{seconds * 1e3:.1f}" for seconds in curve.values())]
+    shares = ["x one position", *(f"{seconds / curve[1]:.2f}" for seconds in curve.values())]
+    return headings, [times, shares]
+
+
+def throughput_table(result: Result) -> Table:
+    """llama-bench's columns, and the loop that ran."""
+    model = result.model
+    what = [
+        f"{model.get('name')} {model.get('weights')}",
+        size(model.get("size_bytes") or 0),
+        params(model.get("params") or 0),
+        str(result.machine.get("backend")),
+    ]
+    cells = [
+        [*what, test.runner, test.test, rate(test.rates, test.failed)] for test in result.throughput
+    ]
+    return ["model", "size", "params", "backend", "loop", "test", "t/s"], cells
+
+
+def speed_table(result: Result) -> Table:
+    """One row a series; `x` is times as fast as its baseline."""
+    headings = ["test", "temp", "loop", "tokens", "t/s", "x", "tokens/pass", "accepted", "score",
+                "first token", "memory", "identical"]  # fmt: skip
+    cells = []
+    for series in result.runs:
+        speedup, score = result.speedup(series), series.score(result.curve_s)
+        recorded, repeats = bool(series.drafted), series.repeats
+        peak = max((repeat.peak_bytes for repeat in repeats), default=0)
+        cells.append(
+            [
+                series.workload + ("*" if series.loop is not None else ""),
+                f"{series.temperature:g}",
+                series.runner,
+                str(repeats[-1].tokens) if repeats else "",
+                rate(series.rates, series.failed),
+                "" if speedup is None else f"{speedup:.2f}",
+                f"{series.tokens_per_pass:.2f}" if recorded else "",
+                f"{series.acceptance_rate:.0%}" if sum(series.drafted) else "",
+                "" if score is None else f"{score:.2f}",
+                f"{median([r.ttft_s for r in repeats]) * 1e3:.0f} ms" if repeats else "",
+                size(peak) if peak else "",
+                _identical(series),
+            ]
+        )
+    return headings, cells
+
+
+def result_text(result: Result, layout: Callable[[Table], str]) -> str:
+    """Return a result as a heading, tables, and notes; `layout` is `to_text` or `to_markdown`."""
+    parts = [f"{heading(result)}\n", *map(layout, result_tables(result)), *notes(result)]
+    return "\n".join(parts)
+
+
+def result_tables(result: Result) -> list[Table]:
+    """Return the tables of a result that have rows."""
+    tables = (throughput_table(result), curve_table(result), speed_table(result))
+    return [table for table in tables if table[1]]
+
+
+def notes(result: Result) -> list[str]:
+    """What cells have no room for: ties that flipped, loops, failures, an interruption."""
+    lines = []
+    if hosts := result.model.get("hosts"):
+        lines.append(f"divided, {'; '.join(hosts)}: mlx-lm's own loop does not run, off is 1.00")
+    if any(series.loop is not None for series in result.runs):
+        lines.append("* the answer ends in a loop, which any drafter follows; not a typical speed")
+    for series in result.runs:
+        where = f"{series.workload}, temperature {series.temperature:g}, {series.runner}"
+        if series.failed:
+            lines.append(f"{where} failed: {series.failed}")
+        if (difference := series.difference) is not None:
+            margin = difference["margin"]
+            tie = "" if margin is None else f", where the first two logits are {margin:.3g} apart"
+            lines.append(
+                f"{where} differs from {series.reference} at token {difference['position']} of "
+                f"answer {difference['turn'] + 1}{tie}"
+            )
+    if not result.complete:
+        lines.append("interrupted: not all that was asked for was measured")
+    return lines
+
+
+def _identical(series: Series) -> str:
+    return {None: "", True: "yes", False: "NO"}[series.identical]
+
+
+def rate(rates: Sequence[float], failed: str | None = None) -> str:
+    """The median, ± half the range."""
+    if not rates:
+        return "failed" if failed else "interrupted"
+    return f"{median(rates):.2f} ± {half_range(rates):.2f}"
+
+
+def size(size_bytes: float) -> str:
+    """As llama-bench writes it: MiB or GiB."""
+    mib = size_bytes / 2**20
+    return f"{mib / 1024:.2f} GiB" if mib >= 1024 else f"{mib:.2f} MiB"
+
+
+def params(count: float) -> str:
+    return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.2f} M"
+
+
+def to_markdown(table: Table) -> str:
+    """Columns are padded, so that it reads well unrendered too. Numbers stand at the right."""
+    headings, cells = table
+    right = [_numeric([row[i] for row in cells]) for i in range(len(headings))]
+    widths = [
+        max(3, *(_width(text) for text in column)) for column in zip(headings, *cells, strict=True)
+    ]
+
+    def line(texts: Sequence[str]) -> str:
+        padded = [
+            _pad(t.replace("|", "\\|"), w, r) for t, w, r in zip(texts, widths, right, strict=True)
+        ]
+        return f"| {' | '.join(padded)} |"
+
+    rule = [("-" * (w - 1) + ":") if r else "-" * w for w, r in zip(widths, right, strict=True)]
+    return "\n".join([line(headings), f"| {' | '.join(rule)} |", *map(line, cells)]) + "\n"
+
+
+def to_text(table: Table) -> str:
+    """For a terminal."""
+    headings, cells = table
+    right = [_numeric([row[i] for row in cells]) for i in range(len(headings))]
+    widths = [max(map(_width, column)) for column in zip(headings, *cells, strict=True)]
+    rows = [
+        "  ".join(_pad(text, w, r) for text, w, r in zip(row, widths, right, strict=True)).rstrip()
+        for row in [headings, *cells]
+    ]
+    return "\n".join(rows) + "\n"
+
+
+def _numeric(texts: Sequence[str]) -> bool:
+    return all(text[:1].isdigit() or not text for text in texts) and any(texts)
+
+
+def _pad(text: str, width: int, right: bool) -> str:
+    space = " " * (width - _width(text))
+    return space + text if right else text + space
+
+
+def _width(text: str) -> int:
+    return sum(1 + (unicodedata.east_asian_width(c) in "WF") for c in text)

@@ -1,0 +1,144 @@
+"""Is the definition in the prompt? For calls in real source files whose definition is in another
+file of the same package: how often the model reads that definition, at which budget of tokens.
+
+A definition is what the lexer calls the name of a function or a class; the product's own idea of
+one has no part in it. The other files come in an order of chance, as tabs do.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from zlib import crc32
+
+from pygments.lexers import get_lexer_by_name
+from pygments.token import Name
+
+from akunu_py.completion.related import RelatedFiles, names_near
+from tests.measure.oracle.source import LANGUAGES
+
+BUDGETS = (512, 1024, 2048, 4096)
+FIRST_LINES, RELATED = "first lines", "related"  # of the nearest files; what the product chooses
+_CALL = re.compile(r"\b([A-Za-z_]\w{3,})\(")
+_OPEN_FILES = 16  # beside the buffer
+_CALLS = 6  # of a file
+_DEFINED = (Name.Function, Name.Class)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A cursor behind a call. line: where the other file defines it."""
+
+    path: str
+    prefix: str
+    suffix: str
+    others: tuple[tuple[str, str], ...]
+    line: str
+
+
+def measure_definitions(
+    directory: Path, tokens: Callable[[str], int], progress: Callable[[str], None]
+) -> dict[str, dict[str, list[float]]]:
+    """By language, and by how it is chosen, the share of calls whose definition is read, for each
+    of `BUDGETS`; the language "all" has all of them, "calls" how many there are."""
+    found: dict[str, dict[str, list[int]]] = {}
+    for package in sorted({path.parent for path in directory.rglob("*") if path.is_file()}):
+        for call in calls_of(package):
+            progress(call.path)
+            language = LANGUAGES[Path(call.path).suffix]
+            for name in (language, "all"):
+                counts = found.setdefault(
+                    name, {"calls": [0], **{way: [0] * len(BUDGETS) for way in _WAYS}}
+                )
+                counts["calls"][0] += 1
+            for way, choose in _WAYS.items():
+                for index, budget in enumerate(BUDGETS):
+                    if any(call.line in text for text in choose(call, tokens, budget)):
+                        found[language][way][index] += 1
+                        found["all"][way][index] += 1
+    return {
+        name: {
+            key: [
+                round(value / counts["calls"][0], 4) if key in _WAYS else value for value in values
+            ]
+            for key, values in counts.items()
+        }
+        for name, counts in found.items()
+    }
+
+
+def calls_of(package: Path) -> Iterator[Call]:
+    """Calls in the files of a directory of what another one, and only one, defines there."""
+    texts = {
+        str(path): path.read_text(encoding="utf-8", errors="replace")
+        for path in sorted(package.iterdir())
+        if path.suffix in LANGUAGES and path.is_file()
+    }
+    lines: dict[str, list[tuple[str, str]]] = {}  # where each name is defined: (path, line)
+    for path, text in texts.items():
+        for name, line in _definitions(path, text):
+            lines.setdefault(name, []).append((path, line))
+    for path, text in texts.items():
+        rng = random.Random(crc32(text.encode()))
+        calls = [
+            found
+            for found in _CALL.finditer(text)
+            if len(where := lines.get(found[1], [])) == 1 and where[0][0] != path
+        ]
+        for found in rng.sample(calls, min(_CALLS, len(calls))):
+            home, line = lines[found[1]][0]
+            others = [other for other in texts if other not in (path, home)]
+            chosen = [home, *rng.sample(others, min(_OPEN_FILES - 1, len(others)))]
+            rng.shuffle(chosen)
+            files = tuple((other, texts[other]) for other in chosen)
+            yield Call(path, text[: found.end()], text[text.find("\n", found.end()) :], files, line)
+
+
+def _definitions(path: str, text: str) -> list[tuple[str, str]]:
+    """(name, line) of what a file defines."""
+    found = []
+    for at, kind, value in get_lexer_by_name(LANGUAGES[Path(path).suffix]).get_tokens_unprocessed(
+        text
+    ):
+        start = text.rfind("\n", 0, at) + 1
+        line = text[start : text.find("\n", at)].strip()
+        called = re.match(r"(?:return|await|yield|[\w.]+ ?=[^>]|[.(])", line)
+        if kind in _DEFINED and len(line) > len(value) + 4 and not called and line[-1] != ";":
+            found.append((value, line))
+    names = Counter(name for name, _ in found)
+    return [(name, line) for name, line in found if names[name] == 1]
+
+
+def _first_lines(call: Call, tokens: Callable[[str], int], budget: int) -> Sequence[str]:
+    """The beginning of the nearest files, which is what is read without choosing."""
+    read = []
+    for _, text in call.others:
+        lines = text.splitlines(keepends=True)
+        low, high = 0, len(lines)
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (
+                (middle, high) if tokens("".join(lines[:middle])) <= budget else (low, middle - 1)
+            )
+        if low == 0:
+            break
+        read.append("".join(lines[:low]))
+        budget -= tokens(read[-1])
+    return read
+
+
+def _related(call: Call, tokens: Callable[[str], int], budget: int) -> Sequence[str]:
+    related = RelatedFiles()
+    near = names_near(call.prefix, call.suffix)
+    related.choose(call.others, near, tokens, budget, budget, 0)
+    return [text for _, text in related.chosen()]
+
+
+_WAYS: dict[str, Callable[[Call, Callable[[str], int], int], Sequence[str]]] = {
+    FIRST_LINES: _first_lines,
+    RELATED: _related,
+}

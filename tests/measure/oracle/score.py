@@ -1,0 +1,165 @@
+"""What the rules of completion keep of what a model says that is always right: real source files
+are fed to them as its output, at thousands of cursor places. No model is needed, no time measured.
+
+At every place the output is the text that was taken out, and then nothing ("ends"), what stands
+behind the cursor ("repeats"), or, with nothing behind the cursor, the rest of the file ("goes on").
+Lines that stand there twice are left out of the first two: a model that says them repeats.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from akunu_py.completion.stops import CompletionStops
+from tests.measure.oracle.places import Place, choose_places
+from tests.measure.oracle.source import LANGUAGES, Source, read_source
+
+ENDS, REPEATS, GOES_ON = "ends", "repeats", "goes on"
+_ALONE = ("line", "block", "open", "margin")  # kinds whose cursor may be at the end of a file
+_RUN_ON = 1500  # characters of the output behind what was taken out
+_PIECE = 60  # characters of the output come at once
+
+WHOLE, SHORT, LONGER = "whole", "short", "longer"  # the right text, less lines of it, more lines
+LOST, BROKEN, REPEATED, INDENTED = "lost", "brackets", "repeated", "indentation"
+SAFE = (WHOLE, SHORT, LONGER)
+SAFE_PLACES, COMPLETE = 0.995, 0.95  # the goals: shares of places, and of blocks of each language
+
+
+@dataclass(slots=True)
+class Score:
+    """verdicts: at how many places. blocks: the same of those where lines were taken out."""
+
+    verdicts: Counter[str] = field(default_factory=Counter)
+    blocks: Counter[str] = field(default_factory=Counter)
+
+    def add(self, verdict: str, block: bool) -> None:
+        self.verdicts[verdict] += 1
+        if block:
+            self.blocks[verdict] += 1
+
+    def merge(self, other: Score) -> None:
+        self.verdicts += other.verdicts
+        self.blocks += other.blocks
+
+    def as_dict(self) -> dict[str, Any]:
+        places, blocks = self.verdicts.total(), self.blocks.total()
+        safe = sum(self.verdicts[each] for each in SAFE)
+        return {
+            "places": places,
+            "safe": round(safe / places, 4) if places else 1.0,
+            "blocks": blocks,
+            "complete": round(self.blocks[WHOLE] / blocks, 4) if blocks else 1.0,
+            "verdicts": dict(sorted(self.verdicts.items())),
+        }
+
+
+def ignore_fault(place: Place, mode: str, verdict: str, kept: str) -> None:
+    """Does nothing."""
+
+
+def score_directory(
+    directory: Path,
+    places: int,
+    progress: Callable[[str], None] = lambda text: None,
+    on_fault: Callable[[Place, str, str, str], None] = ignore_fault,
+) -> dict[str, Score]:
+    """The scores by language, of up to `places` places of each file below `directory`.
+
+    on_fault: is given every place that is not whole, how the output went on, the verdict and what
+    was kept.
+    """
+    scores: dict[str, Score] = {}
+    for path in sorted(directory.rglob("*")):
+        if path.suffix not in LANGUAGES or not path.is_file():
+            continue
+        source = read_source(path)
+        if source is None:
+            continue
+        progress(str(path.relative_to(directory)))
+        score = scores.setdefault(source.language, Score())
+        for place, mode in _cases(source, places):
+            verdict, kept = judge(place, mode)
+            score.add(verdict, "\n" in place.taken.strip())
+            if verdict != WHOLE:
+                on_fault(place, mode, verdict, kept)
+    return scores
+
+
+def as_dict(scores: Mapping[str, Score]) -> dict[str, Any]:
+    """Ready for JSON. reached: whether all together are as safe as they must be, and every language
+    as complete."""
+    together = Score()
+    for score in scores.values():
+        together.merge(score)
+    languages = {name: score.as_dict() for name, score in sorted(scores.items())}
+    complete = all(score["complete"] >= COMPLETE for score in languages.values())
+    total = together.as_dict()
+    return {
+        "languages": languages,
+        "all": total,
+        "reached": total["safe"] >= SAFE_PLACES and complete,
+    }
+
+
+def _cases(source: Source, places: int) -> Iterable[tuple[Place, str]]:
+    for place in choose_places(source, places):
+        if not place.stands_twice:
+            yield place, ENDS
+            yield place, REPEATS
+        if place.kind in _ALONE:
+            yield place, GOES_ON
+
+
+def judge(place: Place, mode: str) -> tuple[str, str]:
+    """(verdict, what was kept) of one place."""
+    text = place.source.text
+    alone = mode == GOES_ON
+    behind = "" if alone else place.behind
+    output = place.taken if mode == ENDS else text[place.start : place.widest + _RUN_ON]
+    kept = _keep(CompletionStops(text[: place.start], behind), output)
+    assert output.startswith(kept)
+    return _verdict(place, kept, alone), kept
+
+
+def _keep(stops: CompletionStops, output: str) -> str:
+    """What is kept of `output`, which comes in pieces and ends where the rules end it."""
+    for end in range(_PIECE, len(output), _PIECE):
+        cut = stops.cut(output[:end])
+        if cut.done:
+            return cut.text
+    return stops.cut(output, final=True).text
+
+
+def _verdict(place: Place, kept: str, alone: bool) -> str:
+    source, start = place.source, place.start
+    end = start + len(kept.rstrip())
+    right = start + len(place.taken.rstrip())
+    if end > right:
+        if not alone:
+            return REPEATED
+        inside = source.span(end)
+        if inside and inside[1] == place.widest:  # of a string or comment over lines, more lines
+            return WHOLE
+        if not source.balanced(source.line_start(start), end, may_close=True):
+            return BROKEN
+        return WHOLE if end <= place.widest else LONGER
+    if end < right:
+        rest = source.text[start : source.line_end(start)].strip()
+        if end < right and (not kept.strip() or (rest and end < start + len(rest))):
+            return LOST
+        if source.text[end : end + 1] != "\n" or not source.balanced(end, right):
+            return BROKEN
+        return SHORT
+    return INDENTED if not _closes_right(place, kept, alone) else WHOLE
+
+
+def _closes_right(place: Place, kept: str, alone: bool) -> bool:
+    """Whether what stands behind the cursor is indented as the file has it."""
+    end = place.taken.rpartition("\n")[2]
+    if alone or "\n" not in place.taken or end.strip() or place.behind.startswith("\n"):
+        return True
+    return kept.rpartition("\n")[2] == end

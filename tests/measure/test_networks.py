@@ -1,0 +1,257 @@
+"""Simulated networks that draft: the planner finds what theory says pays, and a mixture is never
+worse than its parts."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from functools import partial
+from itertools import accumulate, product, repeat
+from operator import mul
+from pathlib import Path
+
+import pytest
+
+from akunu_py.bench.curve import parse_curve
+from akunu_py.bench.theory import LONGEST, best_length, improvement
+from akunu_py.bench.trace import Trace, TraceItem
+from akunu_py.errors import UsageError
+from akunu_py.ngram.auto import AutoDrafter
+from akunu_py.ngram.cost import CostCurve
+from akunu_py.ngram.guess import Guess
+from akunu_py.ngram.networks import Division, PlannedNetwork, Terms
+from tests.measure.device import parse_device, replay_on_device
+from tests.measure.networks import (
+    NetworkFigures,
+    SimulatedNetworks,
+    main,
+    network_drafter,
+    parse_network,
+    replay_mixture,
+    replay_networks,
+)
+
+MTP = NetworkFigures("mtp", 0.06, (0.8, 0.65, 0.5))  # as published for heads of one layer
+DEAR = NetworkFigures("model", 0.9, (0.5, 0.2))
+
+
+def text(copied: float, seed: int = 0) -> Trace:
+    """Answers of which so much is copied from the prompt, in runs of 20 tokens."""
+    randomly = random.Random(seed)
+    items = []
+    for _ in range(4):
+        prompt = [randomly.randrange(5000) for _ in range(400)]
+        output: list[int] = []
+        while len(output) < 300:
+            start = randomly.randrange(380)
+            new = [randomly.randrange(5000) for _ in range(20)]
+            output += prompt[start : start + 20] if randomly.random() < copied else new
+        items.append(TraceItem(tuple(prompt), tuple(output)))
+    return Trace("", {"text": tuple(items)})
+
+
+def score(trace: Trace, curve: str, mode: str, *networks: NetworkFigures) -> float:
+    found = replay_mixture(trace, parse_curve(curve), mode, networks)
+    return float(found["text"]["score"])
+
+
+@pytest.mark.parametrize("curve", ["m5max", "m4pro", "m1"])
+@pytest.mark.parametrize("copied", [0.0, 0.3, 0.8])
+def test_the_mixture_is_as_good_as_the_better_part(curve: str, copied: float) -> None:
+    trace = text(copied)
+    alone = score(trace, curve, "ngram"), score(trace, curve, "mtp", MTP)
+    assert score(trace, curve, "auto", MTP) >= 0.98 * max(1.0, *alone)
+
+
+@pytest.mark.parametrize("copied", [0.0, 0.5])
+def test_the_ngrams_learn_from_each_token_that_a_network_drafted(
+    copied: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learn, learned = AutoDrafter._learn, list[int]()
+
+    def noted(drafter: AutoDrafter, guess: Guess, token: int) -> None:
+        learned.append(token)
+        learn(drafter, guess, token)
+
+    monkeypatch.setattr(AutoDrafter, "_learn", noted)
+    trace = text(copied)
+    found = replay_mixture(trace, parse_curve("m5max"), "auto", [MTP])["text"]
+    assert learned == [token for item in trace.workloads["text"] for token in item.output[1:]]
+    assert found["accepted"] > 0.4 * found["tokens"]
+
+
+def test_a_network_that_does_not_pay_is_left_alone() -> None:
+    trace = text(0.0)
+    assert score(trace, "m1", "auto", DEAR) >= 0.98
+    assert score(trace, "m4pro", "auto", DEAR, MTP) >= 0.98 * score(trace, "m4pro", "auto", MTP)
+
+
+def test_what_a_dear_network_costs_is_learned_early_and_stays_known() -> None:
+    """In two tokens: what is known of it outlives an answer."""
+    trace, curve = text(0.0), parse_curve("m4pro")
+    networks = SimulatedNetworks([NetworkFigures("exit", 0.97, (0.5, 0.2))])
+    spent = []
+    for item in trace.workloads["text"]:
+        networks.item = item
+        make = partial(network_drafter, "exit", CostCurve(curve.points), networks)
+        replay_networks([item], make, curve, networks)
+        spent.append(networks.spent)
+    learned = networks.learned["exit"]
+    assert learned.timed
+    assert learned.curve.measured(1)
+    assert spent[0] < 0.03 * len(item.output)
+    assert spent[-1] == pytest.approx(spent[0], abs=0.97 * 4)
+
+
+def test_trials_are_due_in_sessions_of_any_length() -> None:
+    """Each of these is over long before one of a dear network is."""
+    networks = SimulatedNetworks([NetworkFigures("model", 0.3, (0.9, 0.8))])
+    costs, scores = parse_curve("m5max"), []
+    (item, *_) = text(0.0).workloads["text"]
+    networks.item = TraceItem(item.prompt, item.output[:25])
+    for _ in range(80):
+        make = partial(network_drafter, "auto", CostCurve(costs.points), networks)
+        scores.append(replay_networks([networks.item], make, costs, networks)["score"])
+        if len(scores) == 1:
+            networks.learned["model"].expected[0] = 0.1  # an unlucky start
+    assert max(scores[1:6]) < 1.1
+    assert min(scores[-5:]) > 1.2, scores
+
+
+@pytest.mark.parametrize(("curve", "answers", "least"), [("m4pro", 1, 1.5), ("m1", 2, 1.1)])
+def test_one_that_began_unluckily_is_found_again(curve: str, answers: int, least: float) -> None:
+    """Wrong at each of 150 places: it is given up, tried now and then, and soon drafts again."""
+    costs, scores = parse_curve(curve), []
+    networks, items = SimulatedNetworks([MTP]), text(0.0).workloads["text"]
+    for number, networks.item in enumerate(items):
+
+        def make(first: bool = number == 0) -> AutoDrafter:
+            made = networks.made("auto")
+            start = len(networks.item.prompt)
+            for each in made if first else ():
+                each._luck[start : start + 150] = [1.0] * 150
+            return AutoDrafter(CostCurve(costs.points), networks=made, learned=networks.learned)
+
+        scores.append(replay_networks([networks.item], make, costs, networks)["score"])
+    assert scores[0] < 0.9 * scores[-1]
+    assert min(scores[answers:]) >= least, scores
+
+
+def test_costs_are_learned_from_the_clock() -> None:
+    """On a device whose times are noisy, and by a planner that knows none of them."""
+    trace, curve = text(0.3), parse_curve("m4pro")
+    options = parse_device("gap:0.05,noise:0.05,first:3")
+    by_figures = {
+        figures.name: replay_on_device(trace, curve, "auto", options, figures=[figures])["text"]
+        for figures in (MTP, DEAR)
+    }
+    plain = replay_on_device(trace, curve, "ngram", options)["text"]["score"]
+    assert by_figures["mtp"]["score"] > 1.15 * plain
+    assert by_figures["model"]["score"] > 0.95 * plain
+
+
+@pytest.mark.parametrize("c", [0.03, 0.1, 0.3])
+@pytest.mark.parametrize("chance", [0.5, 0.7, 0.9])
+def test_the_planner_earns_what_theory_promises(chance: float, c: float) -> None:
+    """Leviathan et al., theorem 3.8 with the cost of rows, at the best length."""
+    trace, curve = text(0.0), parse_curve("m5max")
+    figures = NetworkFigures("model", c, tuple(accumulate(repeat(chance, 16), mul)))
+    best = max(1.0, improvement(chance, best_length(chance, c, curve), c, curve))
+    assert score(trace, "m5max", "model", figures) == pytest.approx(best, rel=0.1)
+
+
+class Steady:
+    """A `DraftNetwork` whose tokens are always as likely, and cost as much."""
+
+    name = key = "model"
+    longest, reused, read = LONGEST, 0.0, 9
+
+    def __init__(self, chance: float, share: float) -> None:
+        self.chance, self.share = chance, share
+
+    def begin(self, known: Sequence[int]) -> bool:
+        return True
+
+    def guess(self) -> tuple[int, float]:
+        return 1, self.chance
+
+    def forget(self) -> None:
+        """It has read nothing."""
+
+    def clock(self) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize("curve", ["1:1,33:1", "m5max", "m4pro", "m1"])
+def test_the_planner_drafts_as_many_tokens_as_theory_says(curve: str) -> None:
+    """The length of the greatest improvement, by theorem 3.8 with the cost of rows, where a unit of
+    cost is worth that improvement; none where there is none."""
+    cost = parse_curve(curve)
+    costs, found = [cost(rows) for rows in range(1, LONGEST + 2)], {}
+    for chance, c in product((0.3, 0.5, 0.6, 0.7, 0.8, 0.9), (0.01, 0.05, 0.1, 0.2, 0.4)):
+        best = best_length(chance, c, cost)
+        rate = improvement(chance, best, c, cost)
+        planned = PlannedNetwork(Steady(chance, c))
+        planned.learned.expected[:] = [chance] * len(planned.learned.expected)
+        terms = Terms(costs, rate, 1.0, True, 10, 1000, False, False)
+        division = planned.division([], [1.0 - rate], LONGEST, terms)
+        drafted: list[int] = []
+        if division.value > 1.0 - rate + 1e-9:
+            drafted = planned.draft([0] * 10, [], division, terms, (), lambda token: [])
+        found[chance, c] = len(drafted), best
+    assert all(length == best for length, best in found.values()), found
+    assert len({best for _, best in found.values()}) > 3
+
+
+@pytest.mark.parametrize("rate", [1.0, 2.5])
+@pytest.mark.parametrize("curve", ["m5max", "m4pro", "m1"])
+def test_a_copy_is_verified_with_a_token_that_is_likely_and_else_behind_it(
+    curve: str, rate: float
+) -> None:
+    """What is drafted early is lost where the token before it is wrong, and cheaper later."""
+    cost, followed = parse_curve(curve), []
+    costs = [cost(rows) for rows in range(1, LONGEST + 2)]
+
+    def copied(token: int) -> list[float]:
+        return [0.97] * (LONGEST - 1)
+
+    for chance in (0.4, 0.6, 0.95):
+        planned, steady = Division(1.0, 0, LONGEST), Steady(chance, 0.06)
+        steady.longest = 1
+        network = PlannedNetwork(steady)
+        terms = Terms(costs, rate, 1.0, True, 10, 1000, False, False)
+        network.draft([0] * 10, [], planned, terms, (), copied)
+        followed.append(network.followed)
+    assert max(followed[:2]) <= 1
+    assert followed[2] == LONGEST - 1
+
+
+@pytest.mark.parametrize(
+    "wrong", ["mtp", "mtp:0:0.5", "mtp:0.1:0.5,0.6", "head:0.1:0.5", "mtp:x:1"]
+)
+def test_what_is_no_network_is_refused(wrong: str) -> None:
+    assert parse_network("mtp:0.06:0.8,0.65,0.5") == MTP
+    with pytest.raises(UsageError, match=r"such as mtp:0\.06"):
+        parse_network(wrong)
+
+
+def test_the_command_compares_the_mixture_with_its_parts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.json"
+    loop = {"prompt": list(range(50)) * 2, "output": list(range(50)) * 2}
+    fresh = {"prompt": list(range(100, 150)), "output": list(range(200, 290))}
+    workloads = {"loop": [loop, loop], "fresh": [fresh]}
+    path.write_text(json.dumps({"tokenizer": "none", "workloads": workloads}))
+    words = [str(path), "--network", "mtp:0.06:0.8,0.65,0.5", "--network", "model:0.2:0.7,0.5"]
+    assert main([*words, "--compare", "--format", "json"]) == 0
+    both = json.loads(capsys.readouterr().out)["drafters"]
+    assert list(both) == ["ngram", "mtp", "model", "auto"]
+    for workload in workloads:
+        score = {name: found[workload]["score"] for name, found in both.items()}
+        assert score["auto"] >= 0.98 * max(score.values()), workload
+    assert main([*words, "--even", "--workload", "fresh", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["workloads"]["fresh"]["items"] == 10
+    assert main([str(path), "--network", "mtp"]) == 2
+    assert "--network" in capsys.readouterr().err

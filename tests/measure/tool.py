@@ -1,0 +1,42 @@
+"""The command line of a measuring tool: `python -m tests.measure.NAME`."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+
+from akunu_py.arguments import Parser
+from akunu_py.errors import INTERRUPTED, AkunuError
+from akunu_py.text import print_warnings
+
+AddOptions = Callable[[argparse.ArgumentParser], None]
+
+
+def run_tool(
+    name: str,
+    summary: str,
+    add_options: AddOptions,
+    run: Callable[[argparse.Namespace], int],
+    argv: Sequence[str] | None = None,
+) -> int:
+    """Parse the options, run the tool, and return its exit code.
+
+    An AkunuError becomes one line on stderr. argv: the words of the command line for None.
+    """
+    words = sys.argv[1:] if argv is None else list(argv)
+    parser = Parser(prog=f"python -m tests.measure.{name}", description=summary)
+    add_options(parser)
+    try:
+        options = parser.parse_args(words)
+    except SystemExit as end:
+        return int(end.code or 0)
+    options.command_line = shlex.join(["python", "-m", f"tests.measure.{name}", *words])
+    try:
+        return run(options)
+    except AkunuError as error:
+        print_warnings([str(error)])
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
