@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import gc
 import math
+import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -95,22 +97,20 @@ def _json_file(text: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One promise. about: the model, or what else it is of. value: as measured, None where it was
-    not. limit: the largest value that passes, with `least` the smallest. here: whether this machine
-    can say; what holds of Metal is measured elsewhere too, and says nothing there."""
+    """One promise."""
 
-    about: str
+    about: str  # the model, or "kernels"
     name: str
-    value: float | None
-    limit: float
+    value: float | None  # None if not measured
+    limit: float  # the largest value that passes, with `least` the smallest
     unit: str = ""
     least: bool = False
-    here: bool = True
+    here: bool = True  # False for a promise about Metal on another machine
     note: str = ""
 
     @property
     def verdict(self) -> Verdict:
-        """Judged by three digits, which are what is shown."""
+        """Judge by the three digits that are shown."""
         if not self.here:
             return "not on this machine"
         if self.value is None:
@@ -138,14 +138,13 @@ class CheckPlan:
 
 @dataclass(slots=True)
 class Check:
-    """Everything that one run found, as far as it went. figures: behind the lines, by model or
-    `kernels`. results: of the speed bench, one for each model."""
+    """The results of one run; valid at any interruption."""
 
     command: str = ""
     complete: bool = False
     lines: list[Line] = field(default_factory=list)
-    figures: dict[str, dict[str, Any]] = field(default_factory=dict)
-    results: list[Result] = field(default_factory=list)
+    figures: dict[str, dict[str, Any]] = field(default_factory=dict)  # by model or `kernels`
+    results: list[Result] = field(default_factory=list)  # of the speed bench, by model
 
     @property
     def failed(self) -> bool:
@@ -153,7 +152,6 @@ class Check:
 
     def add(self, about: str, name: str, value: float | None, limit: float, *, unit: str = "",
             least: bool = False, here: bool = True, note: str = "") -> None:  # fmt: skip
-        """Adds a line; see `Line`."""
         self.lines.append(Line(about, name, value, limit, unit, least, here, note))
 
     def as_dict(self) -> dict[str, Any]:
@@ -171,8 +169,7 @@ class Check:
 
 
 def choose_models(named: Sequence[str]) -> list[store.StoredModel]:
-    """The starter and those that were named; for none the largest 4-bit model of the store that is
-    small enough for ten minutes, if there is one."""
+    """Return the starter and the named models; for none the largest 4-bit model up to _LARGEST."""
     models = [store.resolve(name) for name in (DEFAULT_MODEL, *named)]
     if not named:
         there = [
@@ -187,8 +184,7 @@ def choose_models(named: Sequence[str]) -> list[store.StoredModel]:
 
 
 def default_plan() -> CheckPlan:
-    """A processor's half-precision kernels take minutes for matrices of a real model's size, and
-    what they show is not of Metal."""
+    """Return the plan; on a CPU with small matrices, as half precision takes minutes there."""
     from akunu_py.decoding import device
 
     return CheckPlan() if device.on_metal() else CheckPlan(kernels=((64, 64),))
@@ -200,7 +196,7 @@ def run_check(
     check: Check,
     progress: Callable[[str], None],
 ) -> None:
-    """Fills `check`, which is valid whenever this is interrupted."""
+    """Fill `check`."""
     parts: list[tuple[str, Callable[[], None]]] = [("kernels", partial(check_kernels, plan, check))]
     parts += [(each.name, partial(check_model, each, plan, check, progress)) for each in models]
     for about, measure in parts:
@@ -276,22 +272,25 @@ def check_model(
 
 
 def _check_start(model: store.StoredModel, check: Check, show: Callable[[str], None]) -> None:
-    for when, limit in (("the first time", START_S), ("again", AGAIN_S)):
-        show(f"a process to its first token, {when}")
-        started = time.perf_counter()
-        run_process(model.path.absolute())
-        seconds = time.perf_counter() - started
-        limit += model.size / LOAD_RATE
-        check.add(model.name, f"akunu run to its first token, {when}", seconds, limit, unit="s")
+    with tempfile.TemporaryDirectory(prefix="akunu-bench-") as directory:
+        for when, limit in (("the first time", START_S), ("again", AGAIN_S)):
+            show(f"a process to its first token, {when}")
+            started = time.perf_counter()
+            run_process(model.path.absolute(), directory)
+            seconds = time.perf_counter() - started
+            limit += model.size / LOAD_RATE
+            check.add(model.name, f"akunu run to its first token, {when}", seconds, limit, unit="s")
 
 
-def run_process(model: Path) -> None:
-    """Generate one token in a process of its own. Raises AkunuError if it fails."""
+def run_process(model: Path, directory: str) -> None:
+    """Generate one token in a process with its data in `directory`. Raises AkunuError."""
+    places = {f"XDG_{name}_HOME": directory for name in ("DATA", "CACHE", "CONFIG")}
     words = ["run", "Say hello.", "--model", str(model), "--max-tokens", "1", "--no-memory"]
     done = subprocess.run(
         [sys.executable, "-m", "akunu_py", *words],
         stdin=subprocess.DEVNULL,
         capture_output=True,
+        env=os.environ | places,
         start_new_session=True,  # Ctrl-C is for this process
     )
     if done.returncode:
@@ -300,7 +299,7 @@ def run_process(model: Path) -> None:
 
 
 def judge_speed(about: str, result: Result, check: Check) -> None:
-    """off and auto against mlx-lm's loop, auto against off, the answers, and reading prompts."""
+    """Check off and auto against mlx-lm, auto against off, the answers, and prefill."""
     by_test = {(series.workload, series.runner): series for series in result.runs}
     for workload in dict.fromkeys(series.workload for series in result.runs):
         for runner, other, limit in _SPEEDS:

@@ -1,9 +1,7 @@
 """`akunu bench compare`: is B slower than A, by how much, and is that more than the noise?
 
-Two results are compared series by series, and each runner over all its series. A verdict needs
-both: a rank test that chance alone rarely passes, and a difference that is worth a word; without
-the second, two runs on one machine would differ for its temperature. The test assumes no normal
-distribution, as times have a floor and a long tail.
+Each series is compared, and each runner over all its series. A verdict needs a significant rank
+test and a difference that matters. The test assumes no normal distribution: times have a long tail.
 """
 
 from __future__ import annotations
@@ -79,17 +77,14 @@ def run(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """ratio: speed of B over that of A. p: how often chance alone would set them this far apart.
-    plain: a baseline, whose speed is the machine's rather than ours."""
-
     runner: str
     test: str
     before: float
     after: float
-    ratio: float
-    p: float
+    ratio: float  # after / before
+    p: float  # how often chance alone would set them this far apart
     verdict: Verdict
-    plain: bool
+    plain: bool  # a baseline: its speed is the machine's
 
 
 def compare(
@@ -100,23 +95,18 @@ def compare(
     alpha: float,
     against_baseline: bool,
 ) -> list[Comparison]:
-    """What both sides measured, compared; runners over all their tests come last.
+    """Compare what both sides measured; runners over all their tests come last.
 
-    threshold: the smallest difference that counts, 0.05 for 5 %. alpha: the largest p that does,
-    shared among all comparisons (Holm 1979). against_baseline: each repetition is measured as a
-    multiple of its baseline's in the same round, which cancels a machine that is slower today.
+    alpha: significance level, shared among all comparisons (Holm 1979). against_baseline: divide
+    each repetition by its baseline's in the same round.
     """
     left, right = (_rates(side, against_baseline) for side in (a, b))
     shared = {key: (left[key], right[key]) for key in left if right.get(key) and left[key]}
     groups: dict[tuple[str, str], list[Pair]] = {key: [pair] for key, pair in shared.items()}
     for (runner, _), pair in shared.items():
         groups.setdefault((runner, ALL), []).append(pair)
-    groups = {  # last of all, and only where it has more than a single test
-        key: groups[key]
-        for last in (False, True)
-        for key in groups
-        if (key[1] == ALL) == last and (not last or len(groups[key]) > 1)
-    }
+    single = {key: pairs for key, pairs in groups.items() if key[1] != ALL}
+    groups = single | {key: pairs for key, pairs in groups.items() if len(pairs) > 1}
     chances = {key: rank_test(pairs) for key, pairs in groups.items()}
     passed = _holm(chances, alpha)
     baselines = {series.baseline for result in (*a, *b) for series in result.runs}
@@ -136,12 +126,12 @@ def compare(
 
 
 def any_slower(comparisons: Sequence[Comparison]) -> bool:
-    """Whether any of ours is. A baseline that is slower means a slower machine."""
+    """Return True if any of our runners is slower; a slower baseline means a slower machine."""
     return any(c.verdict == "slower" and not c.plain for c in comparisons)
 
 
 def _typical(pairs: Sequence[Pair]) -> tuple[float, float, float]:
-    """Medians of either side, over several tests their geometric means, and the ratio."""
+    """Return the geometric means of both sides' medians, and their ratio."""
     before, after = (
         exp(sum(log(median(pair[side])) for pair in pairs) / len(pairs)) for side in (0, 1)
     )
@@ -182,18 +172,15 @@ def _holm(chances: dict[tuple[str, str], float], alpha: float) -> set[tuple[str,
 
 
 def rank_test(pairs: Sequence[Pair]) -> float:
-    """How often chance alone would set the two sides of `pairs` as far apart as they are.
+    """Return how often chance alone would set the two sides of `pairs` this far apart.
 
-    pairs: for each condition (a workload, say) the values of either side; sides may differ in
-    number, a pair with an empty side does not count. Two-sided and exact: the sum of the pairs'
-    Mann-Whitney statistics against its distribution where both sides are alike (Mann and Whitney
-    1947; summed over strata as van Elteren 1960 does, with equal weights).
+    pairs: for each condition the values of both sides; a pair with an empty side does not count.
+    Two-sided and exact: the sum of the pairs' Mann-Whitney statistics (Mann and Whitney 1947;
+    summed over strata as van Elteren 1960 does, with equal weights).
     """
     pairs = [(left, right) for left, right in pairs if left and right]
     # Twice U, so that ties, which count one half, stay whole numbers.
-    seen = sum(
-        2 * (a < b) + (a == b) for left, right in pairs for a in left for b in right
-    )  # fmt: skip
+    seen = sum(2 * (a < b) + (a == b) for left, right in pairs for a in left for b in right)
     middle = sum(len(left) * len(right) for left, right in pairs)
     ways = [1]
     for left, right in pairs:
@@ -204,14 +191,13 @@ def rank_test(pairs: Sequence[Pair]) -> float:
 
 
 def least_p(pairs: Sequence[Pair]) -> float:
-    """The smallest probability that `rank_test` could give for sides of these sizes."""
+    """Return the smallest result of `rank_test` for sides of these sizes."""
     apart = [([0.0] * len(left), [1.0] * len(right)) for left, right in pairs]
     return rank_test(apart)
 
 
 def _ways(m: int, n: int) -> list[int]:
-    """By U, how many orders of m and n values have it: the coefficients of the Gaussian binomial
-    (m + n choose m)."""
+    """Return the number of orders of m and n values by U: Gaussian binomial coefficients."""
     ways = [1] + [0] * (m * n)
     for i in range(1, m + 1):
         for u in range(m * n, n + i - 1, -1):  # times 1 - q^(n + i)

@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class Curve:
-    """Cost of a pass by its rows: linear between the points, the last slope beyond them."""
+    """Cost of a pass by its rows, linear between the points and beyond."""
 
     def __init__(self, points: dict[int, float]) -> None:
         if sorted(points)[:1] != [1]:
@@ -69,26 +69,22 @@ class Curve:
         return interpolate(self.points, rows)
 
     def behind(self, latency: float) -> Curve:
-        """Of a model among several hosts: each pass waits so long for the network, in plain steps
-        of this curve. A plain step is 1 again."""
+        """Return the curve with a network latency in plain steps; a plain step costs 1 again."""
         points = {rows: (cost + latency) / (1 + latency) for rows, cost in self.points.items()}
         return Curve(points)
 
 
 class FixedCosts(CostCurve):
-    """A planner's costs that no measured time changes: what is drafted does not depend on how busy
-    the machine is, nor on its kernels."""
+    """Costs for a planner that measured times do not change."""
 
     def observe(self, rows: int, seconds: float, context: int) -> None:
         """Ignored."""
 
 
 def parse_curve(text: str) -> Curve:
-    """A curve from its name, from points such as `1:1,3:1.11,5:1.42` (commas or spaces), or both:
-    `m5max,33:7` has a step beyond its last point.
+    """Parse a name, points such as `1:1,3:1.11,5:1.42`, or both as in `m5max,33:7`.
 
-    Raises UsageError when `text` is neither, when a cost is not a positive number, when rows
-    repeat, or when the cost of one row is missing.
+    Raises UsageError.
     """
     points: dict[int, float] = {}
     name, _, more = text.replace(",", " ").partition(" ")
@@ -114,7 +110,7 @@ def parse_curve(text: str) -> Curve:
 def measure_curve(
     engine: Engine, rows: Sequence[int], repeats: int, context: int = CONTEXT
 ) -> dict[int, float]:
-    """Median seconds of a pass for each number of rows, interleaved over `repeats` rounds."""
+    """Return the median seconds of a pass by rows, interleaved over `repeats` rounds."""
     import mlx.core as mx
 
     from akunu_py.decoding import kvcache
@@ -141,17 +137,14 @@ def measure_curve(
 
 
 def expected_tokens(chance: float, drafted: int) -> float:
-    """Tokens that a pass yields on average: equation 1, (1 - a^(g+1)) / (1 - a)."""
+    """Return the mean tokens a pass: equation 1 of Leviathan et al., (1 - a^(g+1)) / (1 - a)."""
     if chance >= 1:
         return drafted + 1.0
     return float((1 - chance ** (drafted + 1)) / (1 - chance))
 
 
 def planned_length(costs: Mapping[int, float], chance: float) -> int:
-    """The draft length that the planner ends up with when every token has the same chance.
-
-    The rate that the planner charges with is the one that its own choice earns: a fixed point.
-    """
+    """Return the planner's draft length for a constant chance: a fixed point of rate and length."""
     table = [costs[count] / costs[1] for count in sorted(costs)]
     chances = [chance] * len(table)
     rate, length = 1.0, 0
@@ -162,7 +155,7 @@ def planned_length(costs: Mapping[int, float], chance: float) -> int:
 
 
 def describe_setup(engine: Engine) -> dict[str, str]:
-    """What the costs depend on."""
+    """Return what the costs depend on."""
     from akunu_py.decoding import device
 
     return {
@@ -174,7 +167,7 @@ def describe_setup(engine: Engine) -> dict[str, str]:
 
 
 def as_dict(engine: Engine, costs: Mapping[int, float], context: int) -> dict[str, Any]:
-    """Ready for JSON."""
+    """Return the result of the action, ready for JSON."""
     return describe_setup(engine) | {
         "context": context,
         "curve_s": {str(count): round(seconds, 6) for count, seconds in costs.items()},

@@ -1,8 +1,7 @@
 """`akunu bench fidelity`: whether drafting changes answers.
 
-In exact arithmetic it never would. Floating point rounds a pass over several rows otherwise than a
-pass over one, and where two tokens are nearly a tie that can decide. So this counts, precision by
-precision, how many answers differ, and how near the tie was where they first diverge.
+Floating point rounds a pass over several rows otherwise than a pass over one, which can decide a
+near-tie. This action counts the answers that differ, by precision, with the margin of each tie.
 """
 
 from __future__ import annotations
@@ -211,7 +210,7 @@ class FidelitySummary:
 
 
 def load_prompts(count: int) -> list[str]:
-    """The first `count` prompts (300 at most), such that any few of them are of many kinds."""
+    """Return the first `count` of 300 prompts; neighbors are of different kinds."""
     text = files(__package__).joinpath("fidelity.toml").read_text(encoding="utf-8")
     whole = tomllib.loads(text)
     tasks, topics = whole["tasks"], whole["topics"]
@@ -302,7 +301,7 @@ def compare_precisions(
 
 
 def summarize(comparisons: Sequence[AnswerComparison]) -> list[FidelitySummary]:
-    """One row for each precision and mode, in the order in which they first come."""
+    """Return one row for each precision and mode, in order of appearance."""
     rows: dict[tuple[str, DraftMode], FidelitySummary] = {}
     for each in comparisons:
         row = rows.setdefault((each.weights, each.mode), FidelitySummary(each.weights, each.mode))
@@ -316,8 +315,10 @@ def summarize(comparisons: Sequence[AnswerComparison]) -> list[FidelitySummary]:
 
 
 def load_comparisons(path: Path) -> list[AnswerComparison]:
-    """What `append_comparison` kept in `path`, which need not exist. A last line that was cut off
-    is left out. Raises StoreError for any other line that is none of ours."""
+    """Load the comparisons in `path`, if it exists, without a truncated last line.
+
+    Raises StoreError for any other invalid line.
+    """
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     except FileNotFoundError:
@@ -342,12 +343,12 @@ def load_comparisons(path: Path) -> list[AnswerComparison]:
 
 
 def append_comparison(path: Path, comparison: AnswerComparison) -> None:
-    """Adds a line to `path`, on the disk when this returns. Raises StoreError where it cannot."""
+    """Append a line to `path`. Raises StoreError."""
     try:
         with path.open("a+b") as file:
             file.seek(0)
             whole = file.read().rpartition(b"\n")
-            file.truncate(len(whole[0]) + len(whole[1]))  # a line that was cut off
+            file.truncate(len(whole[0]) + len(whole[1]))  # drops a truncated line
             file.write(json.dumps(asdict(comparison)).encode() + b"\n")
     except OSError as error:
         raise StoreError(f"{path} cannot be written: {error}") from error

@@ -1,5 +1,4 @@
-"""Result files: everything that one run of the speed bench measured, every repetition kept, with
-the model, the machine and the versions that the figures depend on."""
+"""Result files: all repetitions of a run of the speed bench, with model, machine, and versions."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from akunu_py.decoding.engine import Engine
 
 FORMAT, CHECK_FORMAT = "akunu bench 1", "akunu bench check 1"
-_FILE_KEYS = {"runner": "contestant", "sources": "evidence"}  # of the format, for these fields
+_FILE_KEYS = {"runner": "contestant"}  # names of fields in files
 _FIELDS = {key: name for name, key in _FILE_KEYS.items()}
 _PERIOD = 64  # tokens; the longest passage that counts as a loop when it comes again and again
 _ROUNDS = 3
@@ -31,18 +30,17 @@ _VERSIONS = ("mlx", "mlx-lm", "numpy")
 
 
 def median(values: Sequence[float]) -> float:
-    """The median, 0 for none. Never a mean: times have a floor and a long tail."""
+    """Return the median, 0 for none. Means mislead: times have a floor and a long tail."""
     return statistics.median(values) if values else 0.0
 
 
 def half_range(values: Sequence[float]) -> float:
-    """Half the way from the least to the greatest: what stands behind a ± in every table."""
+    """Return half the range, which every table prints behind a ±."""
     return (max(values) - min(values)) / 2 if values else 0.0
 
 
 def loop_start(tokens: Sequence[int]) -> int | None:
-    """From where `tokens` only repeat a passage, to their end and at least three times; None where
-    they do not. Small models answer in circles, which any drafter follows."""
+    """Return where `tokens` start to repeat one passage to their end, None if they do not."""
     for period in range(1, min(_PERIOD, len(tokens) // _ROUNDS) + 1):
         start = len(tokens) - period
         while start > 0 and tokens[start - 1] == tokens[start - 1 + period]:
@@ -54,16 +52,12 @@ def loop_start(tokens: Sequence[int]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """One repetition. Times in seconds, summed over the turns of a conversation.
+    """One repetition, summed over the turns of a conversation."""
 
-    tokens: decoded, without those that came from a prefill. ttft_s: time to first token, the mean
-    of the turns. peak_bytes: the most that MLX held meanwhile, 0 where that was not measured.
-    """
-
-    tokens: int
+    tokens: int  # decoded, without those of the prefill
     decode_s: float
-    ttft_s: float
-    peak_bytes: int = 0
+    ttft_s: float  # time to first token, the mean of the turns
+    peak_bytes: int = 0  # of MLX's memory, 0 if not measured
 
     @property
     def tokens_per_s(self) -> float:
@@ -72,29 +66,22 @@ class Repeat:
 
 @dataclass(slots=True)
 class Series:
-    """All repetitions of one runner on one workload.
-
-    baseline: the runner whose speed is 1.00 for this one. identical: whether its tokens were those
-    of `reference` in every repetition, None where there is no reference.
-    difference: where they first differed, and how near a tie that was; see `fidelity.Divergence`.
-    drafted, accepted, sources: of the last repetition; see `runners.Passes`.
-    loop: token from which the answer only repeats itself, None where it does not.
-    """
+    """All repetitions of one runner on one workload."""
 
     workload: str
     temperature: float
     runner: str
-    baseline: str
-    reference: str | None = None
+    baseline: str  # the runner whose speed is 1.00
+    reference: str | None = None  # the runner whose output must be identical
     prompt_tokens: int = 0
     repeats: list[Repeat] = field(default_factory=list)
-    identical: bool | None = None
-    difference: dict[str, Any] | None = None
+    identical: bool | None = None  # in every repetition; None without a reference
+    difference: dict[str, Any] | None = None  # the first one, see `fidelity.Divergence`
+    # Of the last repetition, see `runners.Passes`.
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
-    sources: dict[str, list[int]] = field(default_factory=dict)
     draft_s: float = 0.0
-    loop: int | None = None
+    loop: int | None = None  # see `loop_start`
     answer: str = ""
     failed: str | None = None
 
@@ -123,10 +110,7 @@ class Series:
         return sum(self.accepted) / drafted if drafted else 0.0
 
     def score(self, curve_s: dict[int, float]) -> float | None:
-        """Tokens per cost by the measured curve, where a plain step costs 1; None without records.
-
-        It has none of the noise of the run, and neither the time that drafting takes.
-        """
+        """Return tokens per cost by the measured curve, without noise and without drafting time."""
         if not self.drafted or 1 not in curve_s:
             return None
         curve = Curve(curve_s)
@@ -136,37 +120,32 @@ class Series:
 
 @dataclass(slots=True)
 class Throughput:
-    """One test in llama-bench's manner: `pp512` reads 512 tokens, `tg128` generates 128, `@ d1024`
-    behind 1024 others. rates: tokens per second, by repetition."""
+    """One test of given lengths, named as in llama-bench: `pp512`, `tg128`, `pp512 @ d1024`."""
 
     test: str
     runner: str
-    rates: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)  # tokens per second, by repetition
     failed: str | None = None
 
 
 @dataclass(slots=True)
 class Result:
-    """One run. complete: False where it was interrupted. lost: which host of a divided model did
-    that, "" for none. load_s: seconds that the model took.
-
-    curve_s: seconds of a pass by rows, with `curve_context` tokens in the cache.
-    """
+    """One run."""
 
     command: str = ""
     date: str = ""
     model: dict[str, Any] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
-    complete: bool = False
-    lost: str = ""
+    complete: bool = False  # False if it was interrupted
+    lost: str = ""  # the host whose loss ended the run
     load_s: float = 0.0
-    curve_context: int = 0
-    curve_s: dict[int, float] = field(default_factory=dict)
+    curve_context: int = 0  # tokens in the cache while the curve was measured
+    curve_s: dict[int, float] = field(default_factory=dict)  # duration of a pass by rows
     throughput: list[Throughput] = field(default_factory=list)
     runs: list[Series] = field(default_factory=list)
 
     def baseline(self, series: Series) -> Series | None:
-        """The series that `series` is measured against, None where it has no repetition."""
+        """Return the series that is 1.00 for `series`, None if it has no repetition."""
         for other in self.runs:
             same = (other.workload, other.temperature) == (series.workload, series.temperature)
             if same and other.runner == series.baseline and other.repeats:
@@ -174,14 +153,14 @@ class Result:
         return None
 
     def speedup(self, series: Series) -> float | None:
-        """Times as fast as its baseline."""
+        """Return the speedup over the baseline."""
         baseline = self.baseline(series)
         if baseline is None or not series.repeats or not baseline.tokens_per_s:
             return None
         return series.tokens_per_s / baseline.tokens_per_s
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, and the figures derived from it, ready for JSON."""
+        """Return all fields and derived figures, ready for JSON."""
         content = {"format": FORMAT} | asdict(self)
         if not self.lost:
             del content["lost"]
@@ -204,31 +183,27 @@ class Result:
         return content
 
     def to_json(self) -> str:
-        """The file's text."""
         return json_text(self.as_dict())
 
     def save(self, path: Path) -> None:
-        """Raises StoreError where the file cannot be written."""
+        """Write the result file. Raises StoreError."""
         write_text(path, self.to_json(), parents=True)
 
 
 def to_file_keys(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a dataclass under the names that they have in files, in the same order."""
+    """Rename the fields of a dataclass to their names in files."""
     return {_FILE_KEYS.get(name, name): value for name, value in entry.items()}
 
 
 def json_text(content: dict[str, Any]) -> str:
-    """A file's text: lists of plain values stand in one line each."""
+    """Return JSON with each list of plain values on one line."""
     text = json.dumps(content, indent=1, ensure_ascii=False)
-    return re.sub(r"\[\n\s+([^][{}\"]*?)\n\s+\]", _one_line, text) + "\n"
-
-
-def _one_line(match: re.Match[str]) -> str:
-    return "[" + re.sub(r",\s+", ", ", match[1]) + "]"
+    lists = re.compile(r"\[\n\s+([^][{}\"]*?)\n\s+\]")
+    return lists.sub(lambda match: "[" + re.sub(r",\s+", ", ", match[1]) + "]", text) + "\n"
 
 
 def write_text(path: Path, text: str, *, parents: bool = False) -> None:
-    """Raises StoreError where the file cannot be written."""
+    """Write a file. Raises StoreError."""
     try:
         if parents:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -238,15 +213,12 @@ def write_text(path: Path, text: str, *, parents: bool = False) -> None:
 
 
 def load_result(path: Path) -> Result:
-    """Reads a result file. Raises UsageError where it cannot be read or is no such file."""
+    """Load a result file. Raises UsageError."""
     return _result(path, _read(path))
 
 
 def load_results(path: Path) -> list[Result]:
-    """Those in a file of `akunu bench check`, one for each model, or the one in any other.
-
-    Raises UsageError as `load_result` does.
-    """
+    """Load a result file, or all results of a file of `akunu bench check`. Raises UsageError."""
     content = _read(path)
     several = isinstance(content, dict) and content.get("format") == CHECK_FORMAT
     parts = content.get("results") if several else [content]
@@ -289,15 +261,13 @@ def _parse(content: dict[str, Any]) -> Result:
 
 
 def _only(kind: Any, entry: dict[str, Any]) -> Any:
-    """The dataclass of `entry`, without the derived figures that stand beside its fields."""
+    """Return the dataclass of `entry` without derived figures."""
     named = {_FIELDS.get(key, key): value for key, value in entry.items()}
-    return kind(
-        **{name: value for name, value in named.items() if name in kind.__dataclass_fields__}
-    )
+    return kind(**{name: named[name] for name in kind.__dataclass_fields__ if name in named})
 
 
 def merged(results: Sequence[Result]) -> list[Result]:
-    """Runs of the same model on the same machine put together: a long bench is run in parts."""
+    """Merge runs of the same model on the same machine."""
     together: list[Result] = []
     for result in results:
         for index, other in enumerate(together):
@@ -321,8 +291,7 @@ def load_merged(files: Sequence[Path]) -> list[Result]:
 
 
 def describe_model(engine: Engine) -> dict[str, Any]:
-    """size_bytes: of the weights as they lie in memory. hosts: what each rank of a divided model
-    holds, in words."""
+    """Return name, format, and size of a model, and its parts if several hosts hold them."""
     import mlx.core as mx
     from mlx.utils import tree_flatten
     from mlx_lm.utils import get_total_parameters
@@ -348,7 +317,7 @@ def describe_model(engine: Engine) -> dict[str, Any]:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Hardware, system and versions."""
+    """Return hardware, system, and versions."""
     from akunu_py.decoding import device
 
     return {
@@ -363,5 +332,5 @@ def describe_machine() -> dict[str, Any]:
 
 
 def today() -> str:
-    """The day, as ISO 8601 has it."""
+    """Return the date in UTC, in ISO 8601."""
     return datetime.datetime.now(datetime.UTC).date().isoformat()

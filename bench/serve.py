@@ -22,15 +22,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from akunu_py.bench import command
+from akunu_py.bench.tables import to_text
 from akunu_py.errors import AkunuError
 
 SUMMARY = "Compare the latencies of akunu serve and of mlx-lm's own server"
@@ -42,7 +42,7 @@ _IDLE_S = 6.0  # between two answers and a restart: a user who reads
 _HEALTH = 200
 CONTEXT = 32_768
 _AKUNU = [sys.executable, "-m", "akunu_py", "serve", "--quiet"]
-# With the BLAS that akunu finds too: it is the caches that are compared.
+# Both use the same BLAS: the caches are compared.
 _WITH_BLAS = (
     "from akunu_py.decoding.blas import load_openblas; load_openblas(); "
     "from mlx_lm.server import main; main()"
@@ -76,7 +76,6 @@ def run(options: argparse.Namespace) -> int:
         options.words,
         options.max_tokens,
         options.clients,
-        command.progress,
     )
     as_json = {name: asdict(each) for name, each in found.items()}
     command.show(options, as_json, lambda: print_servers(found))
@@ -94,17 +93,17 @@ class Reply:
 
     @property
     def ttft(self) -> float:
-        """Seconds to the first token; 0 where none came."""
+        """Return the time to first token in seconds, 0 for an empty answer."""
         return self.times[0] if self.times else 0.0
 
     @property
     def token_s(self) -> float:
-        """Seconds from one token to the next, on the average."""
+        """Return the mean seconds between tokens."""
         return (self.times[-1] - self.times[0]) / max(1, self.tokens - 1) if self.times else 0.0
 
     @property
     def worst_gap(self) -> float:
-        """Seconds of the longest wait between two pieces of text."""
+        """Return the longest time between two pieces of text in seconds."""
         return max((after - before for before, after in pairwise(self.times)), default=0.0)
 
 
@@ -116,14 +115,14 @@ class Talk:
     messages: list[dict[str, str]] = field(default_factory=list)
 
     def say(self, words: int) -> None:
-        """Adds a message of so many words."""
+        """Append a message of that many words."""
         draw = random.Random(f"{self.seed} {len(self.messages)}")
         text = " ".join(draw.choice(_WORDS) for _ in range(words))
         self.messages.append({"role": "user", "content": text})
 
 
 def prepare(source: Path, directory: Path, layers: int) -> None:
-    """Writes the model into an empty directory."""
+    """Write the model with fewer layers into an empty directory."""
     import mlx.core as mx
     from mlx.utils import tree_flatten
     from mlx_lm.utils import dequantize_model, load_model
@@ -143,7 +142,7 @@ def prepare(source: Path, directory: Path, layers: int) -> None:
 
 
 class Server:
-    """A server process on this machine, that can be started again. name: akunu or mlx-lm."""
+    """A server process that can be restarted; its name is akunu or mlx-lm."""
 
     def __init__(self, name: str, model: Path) -> None:
         self.name = name
@@ -164,15 +163,14 @@ class Server:
         end = time.monotonic() + _START_S
         talk = Talk(0)
         talk.say(2)
-        while True:  # it listens before it has loaded, or the other way round
+        while True:  # one server listens before it has loaded, the other afterwards
             try:
                 self.ask(talk)
                 return
             except (OSError, http.client.HTTPException, AkunuError) as error:
                 if self._process.poll() is not None or time.monotonic() > end:
-                    raise AkunuError(
-                        f"the server of {self.name} does not answer: {error}"
-                    ) from error
+                    why = f"the server of {self.name} does not answer: {error}"
+                    raise AkunuError(why) from error
             time.sleep(0.5)
 
     def stop(self) -> None:
@@ -185,8 +183,10 @@ class Server:
                 self._process.wait()
 
     def ask(self, talk: Talk, tokens: int = 8, hang_up_s: float | None = None) -> Reply:
-        """Asks for the next answer, which joins the conversation. hang_up_s: leaves so many seconds
-        after the request instead. Raises OSError, AkunuError."""
+        """Request the next answer and append it to the conversation. Raises OSError, AkunuError.
+
+        hang_up_s: disconnect that many seconds after the request instead.
+        """
         body = {
             "model": self._model.name if self.name == "akunu" else str(self._model),
             "messages": talk.messages, "max_tokens": tokens,
@@ -215,8 +215,8 @@ class Server:
         talk.messages.append({"role": "assistant", "content": text})
         return reply
 
-    def is_well(self, times: int) -> float:
-        """Asks so many times, on one connection, whether it is well. Returns the seconds."""
+    def check_health(self, times: int) -> float:
+        """Return the duration of that many requests of /health on one connection."""
         started = time.perf_counter()
         with contextlib.closing(self._connect()) as connection:
             for _ in range(times):
@@ -246,12 +246,7 @@ class ServerTimes:
 
 
 def compare_servers(
-    source: Path,
-    layers: int,
-    words: int,
-    tokens: int,
-    clients: Sequence[int],
-    progress: Callable[[str], None],
+    source: Path, layers: int, words: int, tokens: int, clients: Sequence[int]
 ) -> dict[str, ServerTimes]:
     """Return the measurements by server; each starts with empty caches.
 
@@ -267,68 +262,52 @@ def compare_servers(
             server, times = Server(name, model), ServerTimes()
             server.start()
             try:
-                _go_back(server, words, times, progress)
-                _interrupt(server, words, times, progress)
-                _write_beside(server, words, tokens, times, progress)
+                _return_to_conversations(server, words, times)
+                _answer_during_prefill(server, words, tokens, times)
                 for count in clients:
-                    progress(f"{name}: {count} at once")
+                    command.progress(f"{name}: {count} at once")
                     times.tokens_per_s[count] = _at_once(server, count, tokens)
-                times.health_per_s = _HEALTH / server.is_well(_HEALTH)
+                times.health_per_s = _HEALTH / server.check_health(_HEALTH)
             finally:
                 server.stop()
             found[name] = times
         return found
 
 
-def _go_back(
-    server: Server, words: int, times: ServerTimes, progress: Callable[[str], None]
-) -> None:
-    def ask(name: str, talk: Talk) -> None:
-        progress(f"{server.name}: {name}")
+def _return_to_conversations(server: Server, words: int, times: ServerTimes) -> None:
+    def ask(name: str, talk: Talk, said: int = _SAY_WORDS) -> None:
+        command.progress(f"{server.name}: {name}")
+        talk.say(said)
         times.requests[name] = server.ask(talk)
 
-    first, second = Talk(1), Talk(2)
-    for talk, name in ((first, "a long prompt"), (second, "another one")):
-        talk.say(words)
-        ask(name, talk)
-    for talk, name in ((first, "back to the first"), (second, "back to the second")):
-        talk.say(_SAY_WORDS)
-        ask(name, talk)
-    agent = Talk(3)
+    first, second, agent = Talk(1), Talk(2), Talk(3)
+    ask("a long prompt", first, words)
+    ask("another one", second, words)
+    ask("back to the first", first)
+    ask("back to the second", second)
     for turn in range(_TURNS):
-        agent.say(_TURN_WORDS)
-        ask(f"agent, turn {turn + 1}", agent)
+        ask(f"agent, turn {turn + 1}", agent, _TURN_WORDS)
     time.sleep(_IDLE_S)
     server.stop()
     server.start()
-    for talk, name in ((first, "first after a restart"), (agent, "agent after a restart")):
-        talk.say(_SAY_WORDS)
-        ask(name, talk)
+    ask("first after a restart", first)
+    ask("agent after a restart", agent)
+    command.progress(f"{server.name}: hung up and asked again")
+    interrupted = Talk(4)
+    interrupted.say(words)
+    server.ask(interrupted, hang_up_s=times.requests["a long prompt"].ttft / 2)
+    times.requests["asked again"] = server.ask(interrupted)
 
 
-def _interrupt(
-    server: Server, words: int, times: ServerTimes, progress: Callable[[str], None]
-) -> None:
-    """A client hangs up when about half of its prompt is read, and asks again."""
-    progress(f"{server.name}: hung up and asked again")
-    talk = Talk(4)
-    talk.say(words)
-    server.ask(talk, hang_up_s=times.requests["a long prompt"].ttft / 2)
-    times.requests["asked again"] = server.ask(talk)
-
-
-def _write_beside(
-    server: Server, words: int, tokens: int, times: ServerTimes, progress: Callable[[str], None]
-) -> None:
-    """An answer alone, and one that is written while another client's prompt is read."""
-    progress(f"{server.name}: an answer beside a prompt")
-    writer = Talk(5)
+def _answer_during_prefill(server: Server, words: int, tokens: int, times: ServerTimes) -> None:
+    """Measure an answer alone, and one during the prefill of another client."""
+    command.progress(f"{server.name}: an answer beside a prompt")
+    writer, reader = Talk(5), Talk(6)
     writer.say(_SAY_WORDS)
-    server.ask(writer, tokens)  # reads the prompt
+    server.ask(writer, tokens)  # prefills the prompt
     writer.messages.pop()
     times.alone = server.ask(writer, tokens)
     writer.messages.pop()
-    reader = Talk(6)
     reader.say(words)
     other = threading.Thread(target=server.ask, args=(reader,))
     other.start()
@@ -337,7 +316,7 @@ def _write_beside(
 
 
 def _at_once(server: Server, count: int, tokens: int) -> float:
-    """Tokens a second of so many clients together."""
+    """Return the tokens a second of `count` clients together."""
     talks = [Talk(100 * count + number) for number in range(count)]
     for talk in talks:
         talk.say(_SAY_WORDS)
@@ -348,33 +327,31 @@ def _at_once(server: Server, count: int, tokens: int) -> float:
 
 
 def print_servers(found: dict[str, ServerTimes]) -> None:
-    """Tables for a terminal."""
     names = list(found)
+    shown = [
+        name
+        for name in found[names[0]].requests
+        if not name.startswith("agent, turn") or name.endswith(f" {_TURNS}")
+    ]
+    cells = []
+    for scenario in shown:
+        replies = [each.requests[scenario] for each in found.values()]
+        cells.append([scenario, f"{replies[0].prompt:,}"])
+        for reply in replies:
+            cells[-1] += [f"{reply.ttft:.2f} s", f"{reply.cached:,}" if reply.cached >= 0 else "?"]
+    headings = ["request", "prompt", *(word for name in names for word in (name, "cached"))]
     print("seconds to the first token, and tokens of the prompt that were cached\n")
-    print(f"{'':<24}{'prompt':>8}", *(f"{name:>20}" for name in names))
-    for scenario, ours in found[names[0]].requests.items():
-        if scenario.startswith("agent, turn") and not scenario.endswith(f" {_TURNS}"):
-            continue
-        cells = []
-        for name in names:
-            each = found[name].requests[scenario]
-            cached = f"{each.cached:,}" if each.cached >= 0 else "?"
-            cells.append(f"{each.ttft:>10.2f} s {cached:>8}")
-        print(f"{scenario:<24}{ours.prompt:>8,}", *cells)
-    rows: list[tuple[str, Callable[[ServerTimes], str]]] = [
-        ("ms a token, alone", lambda each: f"{1000 * each.alone.token_s:.1f}"),
-        ("  beside a prompt", lambda each: f"{1000 * each.beside.token_s:.1f}"),
-        ("  longest wait, ms", lambda each: f"{1000 * each.beside.worst_gap:.0f}"),
-    ]
-    rows += [
-        (f"tokens/s of {count}", partial(_together, count))
-        for count in found[names[0]].tokens_per_s
-    ]
-    rows.append(("/health a second", lambda each: f"{each.health_per_s:.0f}"))
-    print("\nwhat clients have of each other\n")
-    for label, cell in rows:
-        print(f"{label:<32}", *(f"{cell(found[name]):>20}" for name in names))
+    print(to_text((headings, cells)))
+    columns = [_shared_figures(each) for each in found.values()]
+    rows = [[label, *(column[label] for column in columns)] for label in columns[0]]
+    print(to_text((["concurrent clients", *names], rows)), end="")
 
 
-def _together(count: int, times: ServerTimes) -> str:
-    return f"{times.tokens_per_s[count]:.1f}"
+def _shared_figures(times: ServerTimes) -> dict[str, str]:
+    return {
+        "ms a token, alone": f"{1000 * times.alone.token_s:.1f}",
+        "ms a token, beside a prompt": f"{1000 * times.beside.token_s:.1f}",
+        "longest wait, ms": f"{1000 * times.beside.worst_gap:.0f}",
+        **{f"tokens/s of {n}": f"{rate:.1f}" for n, rate in times.tokens_per_s.items()},
+        "/health a second": f"{times.health_per_s:.0f}",
+    }

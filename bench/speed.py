@@ -8,6 +8,7 @@ prompt. Tests of given lengths are llama-bench's: random tokens, no stop tokens,
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import sys
 import time
@@ -261,7 +262,8 @@ def run_speed(
         if plan.workloads:
             progress("cost curve")
             result.curve_s = measure_curve(engine, CURVE_ROWS, _CURVE_REPEATS)
-            _seed_curve(curve, result.curve_s)
+            for rows, seconds in [*result.curve_s.items()] * _CURVE_OBSERVATIONS:
+                curve.observe(rows, seconds, 0)  # the planner's start; it keeps learning
             if MEMORY in setup.modes:
                 memories |= make_memories(engine, plan, trace, progress)
             measure(engine, runners, plan, result.runs, progress)
@@ -278,8 +280,7 @@ def _why_ended(engine: Engine, error: BaseException) -> str:
     """Return which host was lost, "" for an interruption. Raises any other `error`."""
     if not isinstance(error, RuntimeError):
         return str(error)
-    lost = engine.ring.explain(error) if engine.ring else None
-    if lost is None:
+    if engine.ring is None or (lost := engine.ring.explain(error)) is None:
         raise error
     return str(lost)
 
@@ -323,13 +324,6 @@ def make_runners(
     return runners
 
 
-def _seed_curve(curve: CostCurve, curve_s: Mapping[int, float]) -> None:
-    """Initialize a planner's curve with the measured costs; it keeps learning."""
-    for _ in range(_CURVE_OBSERVATIONS):
-        for rows, seconds in curve_s.items():
-            curve.observe(rows, seconds, 0)
-
-
 def make_memories(
     engine: Engine, plan: Plan, trace: Trace | None, progress: Callable[[str], None]
 ) -> dict[str, Memory]:
@@ -342,9 +336,9 @@ def make_memories(
         progress(f"an answer for the memory: {workload.name}")
         run = plain.run(workload, Conditions(min(plan.max_tokens, workload.max_tokens)))
         outputs[workload.name] = [output for _, output in run.turns]
-    recorded = (
-        [item.output for items in trace.workloads.values() for item in items] if trace else []
-    )
+    recorded = [
+        item.output for items in (trace.workloads.values() if trace else ()) for item in items
+    ]
     memories = {}
     for workload in plan.workloads:
         others = (each for name in outputs if name != workload.name for each in outputs[name])
@@ -355,9 +349,6 @@ def make_memories(
         for tokens in known:
             memory.learn(tokens)
     return memories
-
-
-# Workloads
 
 
 def measure(
@@ -371,34 +362,31 @@ def measure(
 
     The series are valid at any interruption. A foreign runner that fails is left out from then on.
     """
-    working = list(runners)
-    for workload in plan.workloads:
-        for temperature in plan.temperatures:
-            group = [
-                Series(
-                    workload.name,
-                    temperature,
-                    runner.name,
-                    runner.baseline,
-                    _if_present(runner.reference(temperature), runners),
-                )
-                for runner in working
-            ]
-            runs += group
-            limit = min(plan.max_tokens, workload.max_tokens)
-            # The round before the first warms up, and no other has its seed.
-            for repeat in range(-1, plan.repeats):
-                progress(_describe_round(workload, temperature, repeat, plan.repeats))
-                conditions = Conditions(limit, temperature, repeat + 1)
-                if repeat < 0:
-                    conditions = replace(conditions, max_tokens=min(limit, _WARM_UP_TOKENS))
-                pairs = list(zip(working, group, strict=True))
-                answers = _run_round(pairs, workload, conditions, repeat)
-                if repeat >= 0:
-                    _compare_outputs(engine, group, answers)
-                    _record_last(group, answers)
-                working = [runner for runner, series in pairs if series.failed is None]
-                group = [series for series in group if series.failed is None]
+    working, names = list(runners), {runner.name for runner in runners}
+    groups = list(itertools.product(plan.workloads, plan.temperatures))
+    for number, (workload, temperature) in enumerate(groups):
+        references = [runner.reference(temperature) for runner in working]
+        group = [
+            Series(workload.name, temperature, runner.name, runner.baseline,
+                   reference if reference in names else None)
+            for runner, reference in zip(working, references, strict=True)
+        ]  # fmt: skip
+        runs += group
+        limit = min(plan.max_tokens, workload.max_tokens)
+        # The round before the first warms up; its seed is its own.
+        for repeat in range(-1, plan.repeats):
+            what = "warming up" if repeat < 0 else f"repetition {repeat + 1} of {plan.repeats}"
+            done = (number * (plan.repeats + 1) + repeat + 1) / (len(groups) * (plan.repeats + 1))
+            progress(f"{done:4.0%} {workload.name}, temperature {temperature:g}: {what}")
+            conditions = Conditions(limit, temperature, repeat + 1)
+            if repeat < 0:
+                conditions = replace(conditions, max_tokens=min(limit, _WARM_UP_TOKENS))
+            pairs = list(zip(working, group, strict=True))
+            answers = _run_round(pairs, workload, conditions, repeat)
+            if repeat >= 0:
+                _record_round(engine, group, answers)
+            working = [runner for runner, series in pairs if series.failed is None]
+            group = [series for series in group if series.failed is None]
 
 
 def _run_round(
@@ -429,42 +417,23 @@ def _run_round(
     return answers
 
 
-def _compare_outputs(engine: Engine, group: Sequence[Series], answers: dict[str, Run]) -> None:
-    """Note in each series whether its output equals its reference's in this round."""
+def _record_round(engine: Engine, group: Sequence[Series], answers: dict[str, Run]) -> None:
+    """Compare each output with its reference, and store the text and passes of this round."""
     for series in group:
         run, reference = answers.get(series.runner), answers.get(series.reference or "")
-        if run is None or reference is None:
-            continue
-        same_weights = series.baseline in (PLAIN, OFF)
-        divergence = first_divergence(engine if same_weights else None, reference.turns, run.turns)
-        series.identical = series.identical is not False and divergence is None
-        if divergence is not None and series.difference is None:
-            series.difference = asdict(divergence)
-
-
-def _record_last(group: Sequence[Series], answers: dict[str, Run]) -> None:
-    """Store the text and the passes of the last repetition."""
-    for series in group:
-        run = answers.get(series.runner)
         if run is None:
             continue
+        if reference is not None:
+            weights = engine if series.baseline in (PLAIN, OFF) else None
+            divergence = first_divergence(weights, reference.turns, run.turns)
+            series.identical = series.identical is not False and divergence is None
+            if divergence is not None and series.difference is None:
+                series.difference = asdict(divergence)
         series.prompt_tokens = sum(len(prompt) for prompt, _ in run.turns)
         series.drafted, series.accepted = run.passes.drafted, run.passes.accepted
-        series.sources, series.draft_s = run.passes.sources, run.passes.draft_s
+        series.draft_s = run.passes.draft_s
         series.loop = loop_start(run.turns[-1][1])
         series.answer = run.text
-
-
-def _if_present(name: str | None, runners: Sequence[Runner]) -> str | None:
-    return name if any(runner.name == name for runner in runners) else None
-
-
-def _describe_round(workload: Workload, temperature: float, repeat: int, repeats: int) -> str:
-    what = "warming up" if repeat < 0 else f"repetition {repeat + 1} of {repeats}"
-    return f"{workload.name}, temperature {temperature:g}: {what}"
-
-
-# Given lengths
 
 
 @dataclass(frozen=True, slots=True)

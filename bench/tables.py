@@ -1,8 +1,4 @@
-"""A result as rows and columns, for Markdown, CSV, JSON lines and terminals.
-
-llama-bench's columns come first: model, size, params, backend, test, t/s. What drafting adds
-follows.
-"""
+"""A result as rows and columns, for Markdown, CSV, JSON lines and terminals."""
 
 from __future__ import annotations
 
@@ -21,31 +17,33 @@ Table = tuple[list[str], list[list[str]]]
 
 
 def flat_rows(result: Result) -> list[Row]:
-    """One row for each test and series, with unrounded figures: what CSV and JSON lines hold."""
+    """Return one row for each test and series, with unrounded figures."""
     model, machine = result.model, result.machine
-    common: Row = {
-        "date": result.date,
-        "model": model.get("name"),
-        "size_bytes": model.get("size_bytes"),
-        "params": model.get("params"),
-        "weights": model.get("weights"),
-        "backend": machine.get("backend"),
-        "device": machine.get("device"),
-    }
+    common: Row = {"date": result.date, "model": model.get("name")}
+    common |= {name: model.get(name) for name in ("size_bytes", "params", "weights")}
+    common |= {name: machine.get(name) for name in ("backend", "device")}
     return [
-        *(common | _throughput_row(test) for test in result.throughput),
+        *(common | _test_row(test, test.test, None) for test in result.throughput),
         *(common | _series_row(result, series) for series in result.runs),
     ]
 
 
-def _throughput_row(test: Throughput) -> Row:
-    return _rates_row(test.runner, test.test, None, test.rates) | {"failed": test.failed}
+def _test_row(of: Series | Throughput, test: str, temperature: float | None) -> Row:
+    rates = of.rates
+    return {
+        "contestant": of.runner,
+        "test": test,
+        "temperature": temperature,
+        "tokens_per_s": median(rates) if rates else None,
+        "spread": half_range(rates) if rates else None,
+        "repeats": " ".join(f"{rate:.3f}" for rate in rates),
+        "failed": of.failed,
+    }
 
 
 def _series_row(result: Result, series: Series) -> Row:
     repeats = series.repeats
-    return _rates_row(series.runner, series.workload, series.temperature, series.rates) | {
-        "failed": series.failed,
+    return _test_row(series, series.workload, series.temperature) | {
         "tokens": repeats[-1].tokens if repeats else None,
         "speedup": result.speedup(series),
         "tokens_per_pass": series.tokens_per_pass if series.drafted else None,
@@ -56,17 +54,6 @@ def _series_row(result: Result, series: Series) -> Row:
         "identical": series.identical,
         "difference": json.dumps(series.difference) if series.difference else None,
         "loop": series.loop,
-    }
-
-
-def _rates_row(runner: str, test: str, temperature: float | None, rates: Sequence[float]) -> Row:
-    return {
-        "contestant": runner,
-        "test": test,
-        "temperature": temperature,
-        "tokens_per_s": median(rates) if rates else None,
-        "spread": half_range(rates) if rates else None,
-        "repeats": " ".join(f"{rate:.3f}" for rate in rates),
     }
 
 
@@ -214,42 +201,39 @@ def params(count: float) -> str:
 
 
 def to_markdown(table: Table) -> str:
-    """Columns are padded, so that it reads well unrendered too. Numbers stand at the right."""
+    """Return a Markdown table with padded columns; numbers are right-aligned."""
     headings, cells = table
-    right = [_numeric([row[i] for row in cells]) for i in range(len(headings))]
-    widths = [
-        max(3, *(_width(text) for text in column)) for column in zip(headings, *cells, strict=True)
-    ]
-
-    def line(texts: Sequence[str]) -> str:
-        padded = [
-            _pad(t.replace("|", "\\|"), w, r) for t, w, r in zip(texts, widths, right, strict=True)
-        ]
-        return f"| {' | '.join(padded)} |"
-
-    rule = [("-" * (w - 1) + ":") if r else "-" * w for w, r in zip(widths, right, strict=True)]
-    return "\n".join([line(headings), f"| {' | '.join(rule)} |", *map(line, cells)]) + "\n"
+    escaped = [[text.replace("|", "\\|") for text in row] for row in [headings, *cells]]
+    right = _right_aligned(cells, len(headings))
+    widths = [max(3, *map(_width, column)) for column in zip(*escaped, strict=True)]
+    rule = ["-" * (w - 1) + ":" if r else "-" * w for w, r in zip(widths, right, strict=True)]
+    first, *rest = (_padded(row, widths, right) for row in escaped)
+    return "".join(f"| {' | '.join(row)} |\n" for row in (first, rule, *rest))
 
 
 def to_text(table: Table) -> str:
-    """For a terminal."""
+    """Return a table for a terminal."""
     headings, cells = table
-    right = [_numeric([row[i] for row in cells]) for i in range(len(headings))]
-    widths = [max(map(_width, column)) for column in zip(headings, *cells, strict=True)]
-    rows = [
-        "  ".join(_pad(text, w, r) for text, w, r in zip(row, widths, right, strict=True)).rstrip()
-        for row in [headings, *cells]
+    rows, right = [headings, *cells], _right_aligned(cells, len(headings))
+    widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
+    return "".join("  ".join(_padded(row, widths, right)).rstrip() + "\n" for row in rows)
+
+
+def _right_aligned(cells: Sequence[Sequence[str]], columns: int) -> list[bool]:
+    """Return which columns hold numbers."""
+    return [_numeric([row[i] for row in cells]) for i in range(columns)]
+
+
+def _padded(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> list[str]:
+    spaces = [" " * (width - _width(text)) for text, width in zip(row, widths, strict=True)]
+    return [
+        space + text if at_right else text + space
+        for text, space, at_right in zip(row, spaces, right, strict=True)
     ]
-    return "\n".join(rows) + "\n"
 
 
 def _numeric(texts: Sequence[str]) -> bool:
     return all(text[:1].isdigit() or not text for text in texts) and any(texts)
-
-
-def _pad(text: str, width: int, right: bool) -> str:
-    space = " " * (width - _width(text))
-    return space + text if right else text + space
 
 
 def _width(text: str) -> int:

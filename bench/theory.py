@@ -1,10 +1,8 @@
 """`akunu bench theory`: what Leviathan et al. (2023) predict, compared with measurements.
 
-Their tables 1 and 4 for our system. They assume that each drafted token is accepted with the same
-chance a, whatever happened before (section 3.1), that a draft always has g tokens, and that a pass
-over g + 1 positions takes as long as one over a single position. The first holds for no text, the
-others not for n-grams on small machines, which is why the prediction is given twice: theirs, and
-with the measured cost of passes of the lengths that were drafted.
+Their tables 1 and 4. They assume a constant chance a of acceptance (section 3.1), drafts of g
+tokens, and that a pass over g + 1 positions costs as much as one over a single position. So there
+are two predictions: theirs, and with the measured costs of passes.
 """
 
 from __future__ import annotations
@@ -100,51 +98,43 @@ def _measure_fixed(options: argparse.Namespace) -> Result:
 
 
 def improvement(chance: float, drafted: int, c: float, cost: Cost = lambda rows: 1.0) -> float:
-    """Times as fast as plain decoding: theorem 3.8, where `cost` is 1 for any number of rows.
+    """Return the speedup over plain decoding: theorem 3.8 if `cost` is 1 for any number of rows.
 
-    c: what drafting a token costs, where a plain step costs 1.
+    c: cost of drafting a token, in plain steps.
     """
     return expected_tokens(chance, drafted) / (cost(drafted + 1) + drafted * c)
 
 
 def operations(chance: float, drafted: int) -> float:
-    """Times as many arithmetic operations as plain decoding: theorem 3.11, with none for drafting,
-    as an n-gram table has none."""
+    """Return the factor of arithmetic operations: theorem 3.11, with none for drafting."""
     return (drafted + 1) / expected_tokens(chance, drafted)
 
 
 def best_length(chance: float, c: float, cost: Cost) -> int:
-    """The number of drafted tokens up to LONGEST with the greatest improvement, 0 for none."""
+    """Return the draft length up to LONGEST with the greatest improvement, 0 for none."""
     return max(range(LONGEST + 1), key=lambda drafted: improvement(chance, drafted, c, cost))
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A row of their table 4.
-
-    chance: a, the share of tested tokens that were accepted; a position for which nothing was
-    drafted counts as a rejection. c: of drafting a token. yielded, measured: tokens a pass, as
-    predicted and as measured. by_paper, by_curve, found: times as fast as plain decoding, as
-    predicted by theorem 3.8, the same with measured costs, and as measured. more_work: positions
-    computed a token, as measured. best: the fixed length with the greatest improvement.
-    """
+    """A row of their table 4."""
 
     workload: str
     temperature: float
     drafted: int
-    chance: float
-    c: float
-    yielded: float
-    measured: float
-    by_paper: float
-    by_curve: float
-    found: float | None
-    more_work: float
-    best: int
+    chance: float  # a: accepted share of the tested tokens; a position without a draft counts
+    c: float  # of drafting a token
+    yielded: float  # tokens a pass, predicted
+    measured: float  # tokens a pass
+    by_paper: float  # speedup by theorem 3.8
+    by_curve: float  # speedup with measured costs
+    found: float | None  # measured speedup
+    more_work: float  # positions computed a token
+    best: int  # the fixed length with the greatest improvement
 
 
 def predict(result: Result) -> list[Prediction]:
-    """A prediction for each series of `fixed` in `result`, if its cost curve was measured."""
+    """Return a prediction for each series of `fixed`, if `result` has a cost curve."""
     found = []
     for series in result.runs:
         match = re.fullmatch(r"fixed (\d+)", series.runner)

@@ -1,5 +1,4 @@
-"""Trace files: prompts and recorded outputs as token ids, JSON or gzipped JSON; read, and recorded
-from real runs, so that users can replay their own work.
+"""Trace files: prompts and recorded outputs as token ids, in JSON or gzipped JSON.
 
 `{"tokenizer": ..., "workloads": {name: [{"prompt": [ids], "output": [ids]}, ...]}}`
 """
@@ -42,10 +41,7 @@ class Trace:
 
 
 def load_trace(path: str | Path) -> Trace:
-    """Reads a trace file, gzipped or plain JSON.
-
-    Raises UsageError when the file cannot be read or is not a trace.
-    """
+    """Load a trace file. Raises UsageError."""
     try:
         data = Path(path).read_bytes()
         if data.startswith(GZIP_MAGIC):
@@ -64,7 +60,7 @@ def load_trace(path: str | Path) -> Trace:
 
 
 def parse_trace(content: object, name: str = "trace") -> Trace:
-    """Checks decoded JSON and makes a Trace of it. Raises UsageError where it is malformed."""
+    """Validate decoded JSON. Raises UsageError."""
     if not isinstance(content, dict) or not isinstance(content.get("workloads"), dict):
         raise UsageError(f'expected {{"tokenizer": ..., "workloads": {{...}}}} in {name}')
     tokenizer = content.get("tokenizer", "")
@@ -97,10 +93,7 @@ def _parse_item(item: object, where: str) -> TraceItem:
 
 
 def read_prompts(path: Path) -> list[Workload]:
-    """Prompts from a text file, one a line; or from JSON lines {"workload", "prompt"}.
-
-    Raises UsageError where the file cannot be read or holds no prompt.
-    """
+    """Load prompts from a text file, one a line or JSON lines. Raises UsageError."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -132,9 +125,9 @@ def record(
     max_tokens: int,
     progress: Callable[[str], None],
 ) -> int:
-    """Answers each prompt greedily and writes the trace file `path`. Returns the answers' tokens.
+    """Record greedy answers in the trace file `path` and return the number of their tokens.
 
-    Raises StoreError where the file cannot be written.
+    Raises StoreError if the file cannot be written.
     """
     from akunu_py.decoding.session import Session
 

@@ -1,7 +1,4 @@
-"""Runners: what the bench measures, side by side. Each answers a workload once, timed.
-
-`mlx_lm` has mlx-lm's loops, `akunu` our engine, `peers` the loops of other makers.
-"""
+"""Runners: loops that answer a workload once, timed. The bench compares them."""
 
 from __future__ import annotations
 
@@ -18,43 +15,32 @@ TURN_BREAK = "\n\n— next turn —\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """How to answer. temperature 0 is greedy; above it nothing else filters."""
+    """Sampling conditions of one run."""
 
     max_tokens: int
-    temperature: float = 0.0
+    temperature: float = 0.0  # 0 is greedy; above it there is no other filter
     seed: int = 0
 
 
 @dataclass(slots=True)
 class Passes:
-    """The passes of one answer, or of several in turn.
+    """The passes of one or several answers."""
 
-    drafted, accepted: tokens, by pass. sources: what drafted tokens came from -> [how many were
-    tested, how many accepted]; a token behind a rejected one is not tested.
-    draft_s: seconds spent in the drafter, from pass to pass: without learning a prompt.
-    """
-
-    drafted: list[int] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)  # tokens by pass
     accepted: list[int] = field(default_factory=list)
-    sources: dict[str, list[int]] = field(default_factory=dict)
-    draft_s: float = 0.0
+    draft_s: float = 0.0  # in the drafter, without the prompt
 
 
 @dataclass(slots=True)
 class Run:
-    """One conversation. turns: (prompt, output) of each answer, as token ids.
+    """One conversation."""
 
-    decoded: output tokens after the first of each answer, which comes from the prefill.
-    decode_s: how long those took. ttft_s: time to the first token of each answer.
-    peak_bytes: the most that MLX held, 0 where that was not measured.
-    """
-
-    turns: list[tuple[list[int], list[int]]] = field(default_factory=list)
-    decoded: int = 0
+    turns: list[tuple[list[int], list[int]]] = field(default_factory=list)  # prompt, output
+    decoded: int = 0  # output tokens without those of the prefill
     decode_s: float = 0.0
-    ttft_s: list[float] = field(default_factory=list)
+    ttft_s: list[float] = field(default_factory=list)  # time to first token of each answer
     passes: Passes = field(default_factory=Passes)
-    peak_bytes: int = 0
+    peak_bytes: int = 0  # of MLX's memory, 0 if not measured
     text: str = ""
 
     def add(
@@ -65,7 +51,7 @@ class Run:
         decode_s: float,
         prefilled: int = 1,
     ) -> None:
-        """Adds an answer, `prefilled` of whose tokens came with the prefill."""
+        """Add an answer; the prefill yielded `prefilled` of its tokens."""
         self.turns.append((prompt, output))
         self.decoded += max(0, len(output) - prefilled)
         self.ttft_s.append(ttft_s)
@@ -73,15 +59,14 @@ class Run:
 
 
 class Runner(Protocol):
-    """baseline: the name of the runner whose speed counts as 1.00. foreign: what it runs is not
-    ours, so that it may fail without ending the bench."""
+    """A loop that answers workloads."""
 
     name: str
-    baseline: str
-    foreign: bool
+    baseline: str  # the runner whose speed is 1.00
+    foreign: bool  # not our code: its failure does not end the bench
 
     def reference(self, temperature: float) -> str | None:
-        """The runner whose output must be the same, token for token; None for none."""
+        """Return the name of the runner whose output must be identical, if any."""
 
     def run(self, workload: Workload, conditions: Conditions) -> Run:
-        """Answers the turns of `workload`."""
+        """Answer the turns of `workload`."""

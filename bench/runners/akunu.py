@@ -12,9 +12,7 @@ from akunu_py.bench.workloads import Workload
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.learned import LearnedState
 from akunu_py.decoding.session import Session
-from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
-from akunu_py.ngram.fixed import LONGEST_CONTEXT, ORDERS, FixedDrafter, Predictor, fnv1a
 from akunu_py.ngram.memory import Memory
 from akunu_py.ngram.networks import LearnedNetwork
 from akunu_py.types import (
@@ -28,11 +26,9 @@ from akunu_py.types import (
 
 
 class Akunu:
-    """Our engine, each conversation in a fresh session. Detokenising is part of it.
+    """Our engine, with a new session for each conversation. Times include detokenizing.
 
-    curve: what is known of the costs of passes; what the runs teach it stays.
-    memory: answers that may be known beforehand, by workload; it is read, and learns nothing.
-    baseline: mlx-lm's loop, or our own plain one where a model is divided, which no other loop is.
+    curve: learned costs of passes, shared by runs. memory: read-only answers by workload.
     """
 
     foreign = False
@@ -56,7 +52,7 @@ class Akunu:
             self.name += f" {draft_tokens}"
 
     def reference(self, temperature: float) -> str | None:
-        """At temperature 0 the baseline; above it our own plain loop, which draws likewise."""
+        """Return the baseline; above temperature 0 our own plain loop, which samples alike."""
         reference = self.baseline if temperature == 0 else OFF
         return None if reference == self.name else reference
 
@@ -83,8 +79,7 @@ class Akunu:
 
 
 class UnsavedState(LearnedState):
-    """A learned state in memory: a curve, which keeps learning, and a memory, which does not.
-    Nothing touches the disk."""
+    """A learned state that never touches the disk, with a read-only memory."""
 
     def __init__(
         self,
@@ -97,26 +92,24 @@ class UnsavedState(LearnedState):
         self.warnings = []
 
     def remember(self, tokens: Any) -> None:
-        """Drops `tokens`: an answer that was learned once would be known the next time."""
+        """Ignored: a learned answer would be known in the next repetition."""
 
     def save_costs(self) -> None:
-        """Saves nothing: the bench is not how the machine is used."""
+        """Ignored."""
 
 
 def record_passes(session: Session, passes: Passes) -> None:
-    """Adds the passes of all that `session` generates from now on to `passes`."""
+    """Add all later passes of `session` to `passes`."""
     session.drafting.wrap = lambda drafter: RecordingDrafter(drafter, passes)
 
 
 class RecordingDrafter:
-    """A `Drafter` that does exactly what another one does, and adds each pass to `passes`."""
+    """A `Drafter` that wraps another one and adds each pass to `passes`."""
 
     def __init__(self, drafter: Drafter, passes: Passes) -> None:
         self._drafter = drafter
         self._passes = passes
         self.pipelines = drafter.pipelines
-        self._draft: list[int] = []
-        self._sources: list[str] = []
         self._passed = False  # whether the next tokens to extend by are what a pass yielded
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -128,11 +121,10 @@ class RecordingDrafter:
 
     def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
         started = time.perf_counter()
-        self._draft = self._drafter.propose(limit, ahead=ahead)
+        draft = self._drafter.propose(limit, ahead=ahead)
         self.pipelines = self._drafter.pipelines
         self._passes.draft_s += time.perf_counter() - started
-        self._sources = _sources(self._drafter, self._draft)
-        return self._draft
+        return draft
 
     def observe(
         self, drafted: int, accepted: int, rows: int, seconds: float, *, behind: bool = False
@@ -144,38 +136,3 @@ class RecordingDrafter:
         passes.draft_s += time.perf_counter() - started
         passes.drafted.append(drafted)
         passes.accepted.append(accepted)
-        for index, name in enumerate(self._sources[:drafted][: accepted + 1]):
-            counts = passes.sources.setdefault(name, [0, 0])
-            counts[0] += 1
-            counts[1] += index < accepted
-
-
-def _sources(drafter: Drafter, draft: Sequence[int]) -> list[str]:
-    """What each token of `draft` came from; for a match with the range of its order."""
-    if isinstance(drafter, AutoDrafter):
-        return [
-            f"match {_order_range(order)}" if order else name for name, order in drafter.sources
-        ]
-    if isinstance(drafter, FixedDrafter):
-        return _ngram_orders(drafter.predictor, draft)
-    return []
-
-
-def _order_range(order: int) -> str:
-    for low, high in ((4, 5), (6, 7), (8, 15), (16, 31)):
-        if low <= order <= high:
-            return f"{low}-{high}"
-    return str(order)
-
-
-def _ngram_orders(predictor: Predictor, draft: Sequence[int]) -> list[str]:
-    names = []
-    context = [*predictor.history[-LONGEST_CONTEXT:], *draft]
-    for end in range(len(context) - len(draft), len(context)):
-        known = (
-            order - 1
-            for order in reversed(ORDERS)
-            if end >= order - 1 and fnv1a(context[end - order + 1 : end]) in predictor.tables[order]
-        )
-        names.append(f"match {next(known, 0)}")
-    return names

@@ -23,8 +23,7 @@ _DRAFT_TOKENS = 3  # what mlx-lm's own command line drafts with a draft model
 
 
 class MlxLm:
-    """mlx-lm's plain loop, `generate_step`. Like its own chat, it keeps the cache from turn to
-    turn. Detokenising is not part of it."""
+    """mlx-lm's plain loop, `generate_step`, without detokenizing; the cache stays between turns."""
 
     name = baseline = PLAIN
     foreign = True
@@ -105,8 +104,7 @@ class MlxLmDraftModel:
 
 
 def hold_conversation(run: Run, workload: Workload, answer: Callable[[list[Message]], str]) -> None:
-    """Lets `answer` give the answers of `workload`; the text and the peak of memory go into
-    `run`."""
+    """Answer the turns of `workload`; store text and peak memory in `run`."""
     mx.reset_peak_memory()
     run.text = TURN_BREAK.join(workload.talk(answer))
     run.peak_bytes = mx.get_peak_memory()

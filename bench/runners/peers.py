@@ -1,8 +1,6 @@
-"""Loops of other makers, measured where they are installed: llama-cpp-python, and transformers.
+"""Loops of llama-cpp-python and transformers: plain, and with prompt lookup.
 
-Each comes with its own plain loop, which its prompt lookup is compared with: like with like. They
-read the same text in the same chat template, with their own tokenizer and their own weights.
-Whatever a peer raises ends its part of the bench, not the bench.
+They get the same text in the same chat template, with their own tokenizer and weights.
 """
 
 from __future__ import annotations
@@ -28,10 +26,10 @@ Emit = Callable[[Sequence[int]], None]
 
 
 class Peer:
-    """A loop that takes a prompt's text and emits its output tokens as they come.
+    """A loop that emits output tokens.
 
-    generate: (prompt, conditions, emit) -> the prompt's token ids; `emit` gets the output, one
-    token or more at a time, up to and with the end token. decode: token ids -> text.
+    generate: (prompt text, conditions, emit) -> the prompt's token ids; `emit` gets one or more
+    tokens at a time, up to and with the end token.
     """
 
     foreign = True
@@ -74,20 +72,13 @@ class Peer:
         return run
 
 
-class MissingPeer:
-    """Stands in for a peer that could not be loaded: its run fails with the reason."""
+def _missing(name: str, engine: Engine, reason: str) -> list[Runner]:
+    """Return a peer whose run fails with the reason."""
 
-    foreign = True
+    def fail(text: str, conditions: Conditions, emit: Emit) -> list[int]:
+        raise UsageError(reason)
 
-    def __init__(self, name: str, reason: str) -> None:
-        self.name = self.baseline = name
-        self._reason = reason
-
-    def reference(self, temperature: float) -> str | None:
-        return None
-
-    def run(self, workload: Workload, conditions: Conditions) -> Run:
-        raise UsageError(self._reason)
+    return [Peer(name, name, engine, fail, str)]
 
 
 def llama_cpp(engine: Engine, gguf: Path) -> list[Runner]:
@@ -97,7 +88,7 @@ def llama_cpp(engine: Engine, gguf: Path) -> list[Runner]:
         from llama_cpp import Llama
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
     except ImportError as error:
-        return [MissingPeer(name, f"pip install llama-cpp-python ({error})")]
+        return _missing(name, engine, f"pip install llama-cpp-python ({error})")
 
     def load(drafter: Any) -> Any:
         return Llama(
@@ -115,7 +106,7 @@ def llama_cpp(engine: Engine, gguf: Path) -> list[Runner]:
             _llama_peer(f"{name} + lookup", name, engine, load(lookup)),
         ]
     except (ValueError, OSError) as error:
-        return [MissingPeer(name, f"cannot load {gguf}: {error}")]
+        return _missing(name, engine, f"cannot load {gguf}: {error}")
 
 
 def _llama_peer(name: str, baseline: str, engine: Engine, model: Any) -> Runner:
@@ -145,14 +136,14 @@ def transformers(engine: Engine, directory: Path) -> list[Runner]:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ImportError as error:
-        return [MissingPeer(name, f"pip install torch ({error})")]
+        return _missing(name, engine, f"pip install torch ({error})")
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
         model = AutoModelForCausalLM.from_pretrained(
             directory, dtype=torch.float32, local_files_only=True
         )
     except (OSError, ValueError) as error:
-        return [MissingPeer(name, f"cannot load {directory}: {error}")]
+        return _missing(name, engine, f"cannot load {directory}: {error}")
     return [
         _transformers_peer(name, name, engine, model, tokenizer, None),
         _transformers_peer(f"{name} + lookup", name, engine, model, tokenizer, LOOKUP_TOKENS),

@@ -1,7 +1,6 @@
-"""The workloads of the speed bench: one TOML file each, named after it, with maker and licence.
+"""The workloads of the speed bench, one TOML file each.
 
-A workload is a conversation. Turns whose answer is given are examples; the others are answered by
-the runner, each with its earlier answers in the prompt.
+A workload is a conversation. Turns with a given answer are examples; a runner answers the others.
 """
 
 from __future__ import annotations
@@ -19,29 +18,25 @@ NAMES = ("chat", "story", "code", "edit", "json", "summary", "question", "multi-
 
 @dataclass(frozen=True, slots=True)
 class WorkloadTurn:
-    """A user's message. assistant: the answer where it is given, None where it is measured."""
+    """A turn of a conversation."""
 
     user: str
-    assistant: str | None = None
+    assistant: str | None = None  # the given answer; None if it is measured
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A named conversation, to be put through the model's chat template.
-
-    max_tokens: where an answer is cut off, so that no loop of a small model is measured.
-    """
+    """A named conversation."""
 
     name: str
     turns: tuple[WorkloadTurn, ...]
     about: str = ""
     maker: str = ""
     licence: str = ""
-    max_tokens: int = 128
+    max_tokens: int = 128  # limit of an answer, so that no loop of a small model is measured
 
     def talk(self, answer: Callable[[list[Message]], str]) -> list[str]:
-        """Calls `answer` with the messages so far for each answer that is not given. Returns
-        these answers."""
+        """Return the answers that are not given, from calls of `answer` with the messages."""
         messages: list[Message] = []
         answers = []
         for turn in self.turns:
@@ -55,10 +50,7 @@ class Workload:
 
 
 def load_workloads(names: Sequence[str] | None = None) -> list[Workload]:
-    """The workloads of these names, all of them for None, in the order of `NAMES`.
-
-    Raises UsageError for a name that is not among them.
-    """
+    """Return the named workloads in the order of `NAMES`, all for None. Raises UsageError."""
     if unknown := sorted(set(names or ()) - set(NAMES)):
         raise UsageError(f"no workload {', '.join(unknown)}; there are: {', '.join(NAMES)}")
     return [_load(name) for name in NAMES if names is None or name in names]

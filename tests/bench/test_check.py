@@ -153,13 +153,13 @@ def test_the_command(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     if not programs:
-        monkeypatch.setattr(check, "run_process", lambda model: None)
+        monkeypatch.setattr(check, "run_process", lambda *_: None)
     _run_command(tmp_path, monkeypatch, capsys)
 
 
 def test_a_process_that_fails_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(AkunuError, match="akunu run ended with"):
-        check.run_process(tmp_path / "none")
+        check.run_process(tmp_path / "none", str(tmp_path))
 
 
 def _run_command(
@@ -224,7 +224,7 @@ def test_what_breaks_off_a_model_is_a_line_that_fails(monkeypatch: pytest.Monkey
 def test_an_interrupt_keeps_what_was_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(model: Path) -> None:
+    def interrupted(model: Path, directory: str) -> None:
         raise KeyboardInterrupt
 
     directory = write_chat_model(tmp_path / "model")

@@ -50,7 +50,7 @@ def test_what_a_server_streams_is_timed_and_joins_the_conversation(
         talk.say(3)
         found = server.ask(talk)
         assert not server.ask(Talk(2), hang_up_s=0.0).times
-        assert server.is_well(3) > 0
+        assert server.check_health(3) > 0
         fake.shutdown()
         thread.join()
     assert (found.prompt, found.cached, found.tokens) == (9, 7, 2)

@@ -36,7 +36,6 @@ Points = list[tuple[float, float]]
 
 _LEAST_TESTED = 5  # drafted tokens; a share of fewer says nothing
 _WINDOW = 4  # passes to either side
-_SOURCES = ("match", "copy", "correction", "leap", "memory")  # the order of their bars
 
 
 # Figures
@@ -97,26 +96,6 @@ def acceptance_by_position(series: Sequence[Series]) -> Points:
                 tested[position + 1] += 1
                 accepted[position + 1] += position < kept
     return [(p, accepted[p] / tested[p]) for p in sorted(tested) if tested[p] >= _LEAST_TESTED]
-
-
-def acceptance_by_source(series: Sequence[Series]) -> list[Bar]:
-    """The share accepted of the tokens tested, by what they came from; matches by their order."""
-    counts: dict[str, list[int]] = {}
-    for one in series:
-        for name, (tested, accepted) in one.sources.items():
-            total = counts.setdefault(name, [0, 0])
-            total[0] += tested
-            total[1] += accepted
-
-    def order(name: str) -> tuple[int, int]:
-        kind, _, size = name.partition(" ")
-        first = int(size.partition("-")[0]) if size else 0
-        return _SOURCES.index(kind) if kind in _SOURCES else len(_SOURCES), first
-
-    return [
-        Bar(name, kept / tested, kept / tested, kept / tested, f"{kept / tested:.0%} of {tested}")
-        for name, (tested, kept) in sorted(counts.items(), key=lambda item: order(item[0]))
-    ]
 
 
 def passes_by_length(series: Sequence[Series]) -> Points:

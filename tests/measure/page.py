@@ -69,8 +69,6 @@ def _sections(result: Result) -> list[tuple[str, str, str]]:
     """(title, explanation, HTML: empty where there is nothing to show)."""
     auto = charts.auto_series(result)
     cost = {"cost": charts.curve_points(result)}
-    sources = [("", charts.acceptance_by_source(auto))] if auto else []
-    by_order = f"auto; the number behind match is its order, in tokens. {_TESTED}"
     yielded, chosen = charts.passes_by_length(auto), charts.chosen_lengths(auto)
     figures_table = _html_table(tables.speed_table(result)) + _html_notes(result)
     theory = _html_table(theory_table(result))
@@ -87,7 +85,6 @@ def _sections(result: Result) -> list[tuple[str, str, str]]:
             _TESTED,
             charts.svg_lines(_positions(result), "position", percent=True),
         ),
-        ("Accepted, by what the guess rested on", by_order, charts.svg_bars(sources, "")),
         (
             "Tokens that a pass yielded",
             "auto, share of passes.",
@@ -153,9 +150,6 @@ def to_text(results: Sequence[Result]) -> str:
             "Tokens per second": charts.text_bars(charts.speed_bars(result), " t/s"),
             "Cost of a pass by its positions": charts.text_bars([("", costs)], ""),
             "Accepted, by position in the draft": charts.sparklines(_positions(result)),
-            "Accepted, by what the guess rested on (auto)": charts.text_bars(
-                [("", charts.acceptance_by_source(auto))], ""
-            ),
             "Tokens that a pass yielded (auto)": charts.text_columns(charts.passes_by_length(auto)),
             "Lengths that the planner chose (auto)": charts.text_columns(
                 charts.chosen_lengths(auto)

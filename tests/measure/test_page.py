@@ -36,19 +36,9 @@ def test_figures_count_what_was_tested() -> None:
     assert charts.acceptance_by_position(many[:1]) == []  # too few
     assert charts.passes_by_length(many) == [(1, 0.5), (2, 0.25), (3, 0), (4, 0), (5, 0.25)]
     assert charts.chosen_lengths(many) == [(0, 0.25), (1, 0), (2, 0.25), (3, 0), (4, 0.5)]
-    assert [(bar.label, bar.value) for bar in charts.acceptance_by_source(many)] == [
-        ("match 3", 0.75),
-        ("copy", 0.5),
-    ]
     along = charts.along(many[0])
     assert [x for x, _ in along] == [2.5, 6, 7.5, 8.5]  # the middle of each pass's tokens
     assert along[0][1] == 9 / 4
-
-
-def test_sources_stand_in_order() -> None:
-    sources = {name: [1, 1] for name in ("memory", "match 16-31", "copy", "match 3", "match 8-15")}
-    bars = charts.acceptance_by_source([drafted_series(sources=sources)])
-    assert [bar.label for bar in bars] == ["match 3", "match 8-15", "match 16-31", "copy", "memory"]
 
 
 class Page(HTMLParser):
@@ -84,7 +74,7 @@ def test_the_page_is_whole_and_needs_nothing_else(result: Result) -> None:
     assert "said &amp; &lt;done&gt;" in html
     for svg in re.findall(r"<svg.*?</svg>", html, re.DOTALL):
         ElementTree.fromstring(svg)  # well-formed
-    for title in ("Tokens per second", "by position", "rested on", "planner chose", "Theory"):
+    for title in ("Tokens per second", "by position", "planner chose", "Theory"):
         assert title in html
 
 

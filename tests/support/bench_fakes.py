@@ -108,7 +108,6 @@ def drafted_series(runner: str = "auto", workload: str = "edit", **more: Any) ->
         "reference": "mlx-lm",
         "drafted": [4, 4, 0, 2],
         "accepted": [4, 1, 0, 0],
-        "sources": {"match 3": [4, 3], "copy": [4, 2]},
         "answer": "said & <done>",
     }
     return Series(workload, 0.0, runner, "mlx-lm", **(fields | more))
