@@ -10,17 +10,7 @@ import shlex
 from types import ModuleType
 
 from akunu_py.arguments import Parser
-from akunu_py.bench import (
-    check,
-    compare,
-    curve,
-    fidelity,
-    replay,
-    report,
-    serve,
-    speed,
-    theory,
-)
+from akunu_py.bench import check, compare, curve, fidelity, replay, report, serve, speed, theory
 
 
 def run(args: argparse.Namespace) -> int:

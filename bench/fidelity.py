@@ -24,13 +24,7 @@ from akunu_py.bench.tables import to_text
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import StoreError, UsageError
 from akunu_py.ngram.cost import PRIOR_SHAPE, CostCurve
-from akunu_py.types import (
-    DraftMode,
-    GenerateOptions,
-    LoadOptions,
-    Message,
-    SamplingOptions,
-)
+from akunu_py.types import DraftMode, GenerateOptions, LoadOptions, Message, SamplingOptions
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -89,21 +83,9 @@ def run(options: argparse.Namespace) -> int:
     prompts = load_prompts(options.answers)
     comparisons = load_comparisons(options.keep) if options.keep else []
     precisions = options.weights or (GPU_PRECISIONS if on_metal() else CPU_PRECISIONS)
-
-    def measure() -> None:
-        compare_precisions(
-            options.model,
-            precisions,
-            prompts,
-            options.max_tokens,
-            comparisons,
-            options.keep,
-            command.progress,
-            options.kv_bits,
-            options.temperature,
-        )
-
-    interrupted = command.was_interrupted(measure)
+    interrupted = command.was_interrupted(
+        lambda: compare_precisions(options, precisions, prompts, comparisons)
+    )
     summaries = summarize(comparisons)
     as_json = {
         "command": options.command_line,
@@ -113,6 +95,34 @@ def run(options: argparse.Namespace) -> int:
     }
     command.show(options, as_json, lambda: print_fidelity(summaries))
     return command.exit_code(interrupted, "compared")
+
+
+def compare_precisions(
+    options: argparse.Namespace,
+    precisions: Sequence[str],
+    prompts: Sequence[str],
+    comparisons: list[AnswerComparison],
+) -> None:
+    """Append the missing comparisons to `comparisons` and to the file --keep, one by one."""
+    from akunu_py.bench.numerics.precisions import PRECISIONS
+    from akunu_py.decoding.load import load_engine
+
+    for name in precisions:
+        weights, change = PRECISIONS[name]
+        engine = load_engine(options.model, LoadOptions(weights, options.kv_bits))
+        engine = change(engine) if change else engine
+        made = compare_answers(
+            engine,
+            prompts,
+            options.max_tokens,
+            command.progress,
+            tuple(comparisons),
+            options.temperature,
+        )
+        for each in made:
+            comparisons.append(each)
+            if options.keep:
+                append_comparison(options.keep, each)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +137,7 @@ class Divergence:
 
 
 def first_divergence(
-    engine: Engine | None,
-    expected: Turns,
-    found: Turns,
-    sampling: SamplingOptions = _GREEDY,
+    engine: Engine | None, expected: Turns, found: Turns, sampling: SamplingOptions = _GREEDY
 ) -> Divergence | None:
     """Return the first difference of two conversations, None if all tokens are equal.
 
@@ -269,35 +276,6 @@ def compare_answers(
                 drafting_passes=sum(count > 0 for count in passes.drafted),
                 difference=first_divergence(engine, *answers, sampling),
             )
-
-
-def compare_precisions(
-    model: str,
-    precisions: Sequence[str],
-    prompts: Sequence[str],
-    max_tokens: int,
-    comparisons: list[AnswerComparison],
-    path: Path | None,
-    progress: Callable[[str], None],
-    kv_bits: int | None = None,
-    temperature: float = 0.0,
-) -> None:
-    """Append the missing comparisons to `comparisons` and to the file `path`, one by one.
-
-    precisions: keys of `PRECISIONS`.
-    """
-    from akunu_py.bench.numerics.precisions import PRECISIONS
-    from akunu_py.decoding.load import load_engine
-
-    for name in precisions:
-        weights, change = PRECISIONS[name]
-        engine = load_engine(model, LoadOptions(weights, kv_bits))
-        engine = change(engine) if change else engine
-        done = tuple(comparisons)
-        for each in compare_answers(engine, prompts, max_tokens, progress, done, temperature):
-            comparisons.append(each)
-            if path is not None:
-                append_comparison(path, each)
 
 
 def summarize(comparisons: Sequence[AnswerComparison]) -> list[FidelitySummary]:

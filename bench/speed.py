@@ -152,7 +152,6 @@ def run(options: argparse.Namespace) -> int:
     if not workloads and not by_length:
         raise UsageError("nothing to measure: name a workload, or lengths with -p and -n")
     check_hosts(options.hosts, options.draft or (), draft_model=options.draft_model)
-    command.progress("loading the model")
     engine = load_engine(options.model, LoadOptions(options.weights, hosts=options.hosts))
     small = None
     if options.draft_model:
@@ -185,20 +184,16 @@ def run(options: argparse.Namespace) -> int:
 
 def _left_out(options: argparse.Namespace) -> str:
     """Return what a run without --full leaves out by default, "" for nothing."""
-    if options.full:
-        return ""
     parts = []
     if not options.workload:
-        names = ", ".join(name for name in FULL.workloads if name not in QUICK.workloads)
-        parts.append(f"the workloads {names}")
+        parts.append(f"the workloads {', '.join(sorted({*FULL.workloads} - {*QUICK.workloads}))}")
     if not options.draft:
-        modes = ", ".join(mode for mode in FULL.modes if mode not in QUICK.modes)
-        parts.append(f"the draft modes {modes}")
+        parts.append(f"the draft modes {', '.join(sorted({*FULL.modes} - {*QUICK.modes}))}")
     if not options.max_tokens:
         parts.append(f"answers longer than {QUICK.max_tokens} tokens")
-    if not parts:
+    if options.full or not parts:
         return ""
-    return f"not measured: {'; '.join(parts)}. All of it: akunu bench --full"
+    return f"not measured: {'; '.join(parts)}. Measure everything with: akunu bench --full"
 
 
 def print_speed(result: Result, format_: str, left_out: str) -> None:
