@@ -57,12 +57,13 @@ format: $(VENV)/.installed-dev ## format the sources
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: setup ## measure this machine
+bench: setup ## measure this machine, in about two minutes
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	@$(BIN)/akunu bench
 
 check-mac: setup ## what only a Mac can show, judged line by line: docs/bench.md
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
+	@$(BIN)/python -m tests.measure.chat $(if $(MODEL),--model $(MODEL))
 	@$(BIN)/akunu bench check $(if $(MODEL),--model $(MODEL))
 
 pictures: setup ## draw the pictures of the README anew, from a real conversation

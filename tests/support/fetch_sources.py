@@ -1,4 +1,4 @@
-"""Real source files of many languages for `akunu bench complete --oracle DIR`, from packages of
+"""Real source files of many languages for `python -m tests.measure.oracle DIR`, from packages of
 Debian, PyPI and npm, through their own clients.
 
     python -m tests.support.fetch_sources DIR
