@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from akunu_py.decoding.blas import _missing_instructions
+from akunu_py.workarounds.openblas import _missing_instructions
 
 _ZEN3 = " fpu sse2 avx fma avx2 bmi2"
 _SKYLAKE = _ZEN3 + " avx512f avx512dq"

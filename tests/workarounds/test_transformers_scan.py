@@ -8,7 +8,7 @@ from pathlib import Path
 import transformers
 from transformers.utils import import_utils
 
-from akunu_py.decoding.transformers_scan import QuickScan
+from akunu_py.workarounds.transformers_scan import QuickScan
 
 MODELS = Path(transformers.__path__[0], "models")
 

@@ -1,9 +1,11 @@
-"""Half of the time that `import mlx_lm` takes, saved.
+"""Halve the time of `import mlx_lm`.
 
-To know what it exports, transformers reads each of its 1,600 source files line by line when it is
-imported. mlx-lm makes it do so twice: its cache takes one directory for two if it is named as a
-Path and as text. With this it does so once, and looks only where the names are. The outcome is the
-same.
+Works around: transformers reads each of its 1,600 source files line by line when it is imported, to
+    find what they export. mlx-lm makes it do so twice: the cache takes one directory for two when
+    it is named as a Path and as text. With the patch every file is read once, and only from its
+    last `__all__` on. The outcome is the same.
+Upstream: https://github.com/huggingface/transformers/issues/44246, with transformers 5.23.
+Remove when: `import transformers` takes less than 0.2 s without the patch.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ _SCANNER = "transformers.utils.import_utils"
 
 
 class QuickScan:
-    """Finds one module for `import`, and steps aside."""
+    """A finder that patches one module when it is imported, then removes itself."""
 
     @classmethod
     def find_spec(cls, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
@@ -37,14 +39,14 @@ class QuickScan:
 
 
 def _alter(module: Any) -> None:
-    """Leaves a version of transformers that has other functions as it is."""
+    """Patch the scanner; a version of transformers without its functions stays as it is."""
     fetch = getattr(module, "fetch__all__", None)
     scan = getattr(module, "create_import_structure_from_path", None)
     if fetch is None or scan is None:
         return
 
     def fetch_last(content: str) -> Any:
-        """From the line on that counts, the last that begins with the word."""
+        """Parse from the last `__all__` on."""
         return fetch(content[max(0, content.rfind("\n__all__") + 1) :])
 
     def scan_once(path: Any) -> Any:
@@ -56,4 +58,6 @@ def _alter(module: Any) -> None:
     module.create_import_structure_from_path = scan_once
 
 
-sys.meta_path.insert(0, QuickScan)
+def install() -> None:
+    """Patch transformers when it is imported."""
+    sys.meta_path.insert(0, QuickScan)

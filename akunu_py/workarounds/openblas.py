@@ -1,8 +1,12 @@
-"""Loads OpenBLAS into the process before MLX's CPU backend is imported.
+"""Load OpenBLAS before MLX's CPU backend.
 
-MLX's Linux wheel links netlib's reference BLAS, where a product with 5 rows costs 5 times one row.
-Symbols of a library that was loaded globally before take precedence, so loading OpenBLAS first
-makes MLX use it. Without OpenBLAS everything works, only slower, and `akunu info` says why.
+Works around: MLX's Linux wheel links netlib's reference BLAS, where a product with 5 rows costs 5
+    times one row. Symbols of a library that was loaded globally before take precedence, so MLX uses
+    OpenBLAS when it is loaded first. Without OpenBLAS everything works, only slower, and
+    `akunu info` says why. OpenBLAS's wheel in turn needs libgfortran.so.5 from the system.
+Upstream: no issue found; seen with mlx 0.32.4 and cmeel-openblas 0.3.29.
+Remove when: the mlx-cpu wheel links OpenBLAS. `_provide_gfortran` alone: when cmeel-openblas brings
+    its Fortran runtime.
 """
 
 from __future__ import annotations
@@ -17,7 +21,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-
 # Builds for one kind of CPU stop the process on a CPU without its instructions.
 _REQUIRED_FEATURES = {
     "avx512f": frozenset({"SKYLAKEX", "COOPERLAKE", "SAPPHIRERAPIDS"}),
@@ -27,9 +30,9 @@ _REQUIRED_FEATURES = {
 
 @functools.cache
 def load_openblas() -> str:
-    """Loads OpenBLAS once. Call before `mlx.core` is imported.
+    """Load OpenBLAS once; call before `mlx.core` is imported.
 
-    Returns the BLAS behind MLX's CPU backend, and why it is not OpenBLAS where it is not.
+    Returns the name of the BLAS behind MLX's CPU backend, with the reason if it is not OpenBLAS.
     """
     if sys.platform == "darwin":
         return "Accelerate"
@@ -50,10 +53,10 @@ def load_openblas() -> str:
 
 
 def _candidates() -> Iterator[str]:
-    """Libraries to try: the wheel's, then the system's, which other programs are run to find."""
+    """Yield the library of the wheel, then the system's."""
     for path in _site_libraries("cmeel.prefix/lib*/libopenblas.so"):
         yield str(path)
-    with contextlib.suppress(OSError):  # a disk without room for their temporary files
+    with contextlib.suppress(OSError):  # find_library runs programs that write temporary files
         if system := ctypes.util.find_library("openblas"):
             yield system
 
@@ -97,11 +100,10 @@ def _cpu_flags() -> str:
 
 
 def _provide_gfortran() -> None:
-    """Makes the Fortran runtime inside MLX's wheel answer to the name that OpenBLAS asks for.
+    """Load the Fortran runtime of MLX's wheel under the name that OpenBLAS needs.
 
-    OpenBLAS's wheel needs libgfortran.so.5 from the system, which a fresh machine lacks. MLX's
-    wheel carries the same library under a mangled SONAME, and the loader matches by SONAME: a
-    copy in memory with the plain name satisfies it, and nothing is written to disk.
+    A fresh machine lacks libgfortran.so.5. MLX's wheel carries the library under a mangled SONAME,
+    and the loader matches by SONAME. A copy in memory with the plain name satisfies it.
     """
     for helper in _site_libraries("mlx_cpu.libs/libquadmath-*"):
         ctypes.CDLL(str(helper))
@@ -122,7 +124,7 @@ def _provide_gfortran() -> None:
 
 
 def _site_libraries(pattern: str) -> list[Path]:
-    """Files that match `pattern` in the site-packages directory which holds MLX."""
+    """Return the files that match `pattern` in the site-packages directory of MLX."""
     spec = importlib.util.find_spec("mlx")
     packages = spec.submodule_search_locations if spec else None
     directories = {Path(package).parent for package in packages or []}
