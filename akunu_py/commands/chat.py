@@ -175,14 +175,14 @@ def session_thread(
             stored = model if model and wanted == model.name else store.resolve(wanted)
         remember = settings.memory and not args.no_memory
         if own is not None:
-            from akunu_py.serve.own.chat import ServedChat
+            from akunu_py.serve.own.served import ServedChat
 
             client, served = own.have(stored or store.resolve(wanted))
             note = "\n".join(filter(None, (own.holds(), served.model.note)))
             facts = replace(served.model, server="", note=note)
             return ServedChat(client, facts, remember=remember)
         if found := server_for(choice, wanted, stored, loading):
-            from akunu_py.serve.own.chat import ServedChat
+            from akunu_py.serve.own.served import ServedChat
 
             client, served = found
             return ServedChat(client, served.model, remember=remember)

@@ -86,7 +86,7 @@ def load_completer(args: argparse.Namespace, asked: str | None, server: str) -> 
     model = store.resolve(args.model) if server == "auto" else None
     found = server_for(server, asked, model, loading_from(args))
     if found is not None:
-        from akunu_py.serve.own.completer import ServedCompleter
+        from akunu_py.serve.own.served import ServedCompleter
 
         client, facts = found
         if not facts.fills_in and _should_fill_in(args):

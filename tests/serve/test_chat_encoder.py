@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from akunu_py.decoding.events import Event
-from akunu_py.serve.openai.chat_encoder import ChatEncoder, ChatHead, whole_chat
+from akunu_py.serve.openai.chat import ChatEncoder, ChatHead, whole_chat
 from tests.support.serve_events import answers, put_together
 
 HEAD = ChatHead("tiny")

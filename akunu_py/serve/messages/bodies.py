@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from akunu_py.decoding.chat_format.effort import Effort
-from akunu_py.serve.bodies import Body, Ignored
+from akunu_py.serve.dialect.bodies import Body, Ignored
 
 
 class TextBlock(Body):
@@ -83,13 +83,13 @@ Block = Annotated[
 ]
 
 
-class Turn(Body):
+class MessagesTurn(Body):
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
     cache_control: Ignored = None
 
 
-class ToolBody(Body):
+class MessagesTool(Body):
     """A tool. Those of another type than "custom" have further parameters."""
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -106,7 +106,7 @@ class ToolBody(Body):
     input_examples: Ignored = None
 
 
-class ToolChoiceBody(Body):
+class MessagesToolChoice(Body):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
@@ -120,14 +120,14 @@ class ThinkingBody(Body):
     display: Literal["summarized", "omitted"] | None = None
 
 
-class JsonFormat(Body):
+class OutputFormat(Body):
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
 class OutputConfig(Body):
     effort: Effort | None = None
-    format: JsonFormat | None = None
+    format: OutputFormat | None = None
 
 
 class ContextEdit(Body):
@@ -145,10 +145,10 @@ class PromptBody(Body):
     """What the model reads."""
 
     model: str
-    messages: list[Turn] = Field(min_length=1)
+    messages: list[MessagesTurn] = Field(min_length=1)
     system: str | list[TextBlock] | None = None
-    tools: list[ToolBody] | None = None
-    tool_choice: ToolChoiceBody | None = None
+    tools: list[MessagesTool] | None = None
+    tool_choice: MessagesToolChoice | None = None
     thinking: ThinkingBody | None = None
     output_config: OutputConfig | None = None
     context_management: ContextManagement | None = None

@@ -27,10 +27,8 @@ from akunu_py.decoding.events import (
     Thinking,
     Told,
 )
-from akunu_py.serve import sse
-from akunu_py.serve.dialect import WholeAnswer
-from akunu_py.serve.errors import ErrorKind, RequestError
-from akunu_py.serve.statistics import statistics
+from akunu_py.serve.dialect.errors import ErrorKind, RequestError
+from akunu_py.serve.dialect.interface import WholeAnswer, frame, statistics
 from akunu_py.types import FinishReason, ToolCall
 
 _STOP_REASONS: dict[FinishReason, str] = {
@@ -217,4 +215,4 @@ class MessageEncoder:
 
 
 def _frame(value: dict[str, Any]) -> bytes:
-    return sse.frame(value, value["type"])
+    return frame(value, value["type"])

@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
 from akunu_py.decoding.chat_format.effort import Effort
+from akunu_py.decoding.events import (
+    Begun,
+    CallArguments,
+    CallBegun,
+    CallEnded,
+    Ended,
+    Event,
+    Failed,
+    Logprobs,
+    Reading,
+    Text,
+    Thinking,
+)
 from akunu_py.decoding.scheduling.jobs import chat_job
-from akunu_py.serve.bodies import Body, Ignored
-from akunu_py.serve.dialect import Prepared
-from akunu_py.serve.errors import RequestError
-from akunu_py.serve.openai.chat_encoder import ChatEncoder, ChatHead, whole_chat
-from akunu_py.serve.openai.messages import MessageBody, TextPart, messages_of
-from akunu_py.serve.openai.tools import ChoiceBody, ToolBody, choice_of, tools_of
-from akunu_py.serve.sampling import (
+from akunu_py.serve.dialect.bodies import Body, Ignored, effort_variables
+from akunu_py.serve.dialect.errors import RequestError
+from akunu_py.serve.dialect.interface import (
+    DONE,
+    CommentHeartbeat,
+    Prepared,
+    WholeAnswer,
+    frame,
+    statistics,
+)
+from akunu_py.serve.dialect.sampling import (
     JSON_OBJECT,
     SamplingBody,
     choices,
@@ -22,16 +43,25 @@ from akunu_py.serve.sampling import (
     includes_usage,
     schema_constraint,
 )
-from akunu_py.serve.service import Service
-from akunu_py.serve.turns import effort_variables
-from akunu_py.types import Constraint
+from akunu_py.serve.dialect.service import Service
+from akunu_py.serve.openai.bodies import (
+    ChatText,
+    ChatTool,
+    ChoiceBody,
+    MessageBody,
+    choice_of,
+    messages_of,
+    tools_of,
+)
+from akunu_py.serve.openai.shapes import chat_logprobs, error_body, finish_reason, usage
+from akunu_py.types import Constraint, TokenLogprobs
 
 
 class TextFormat(Body):
     type: Literal["text"]
 
 
-class JsonFormat(Body):
+class JsonObjectFormat(Body):
     type: Literal["json_object"]
 
 
@@ -49,14 +79,14 @@ class SchemaFormat(Body):
     json_schema: NamedSchema
 
 
-Format = Annotated[TextFormat | JsonFormat | SchemaFormat, Field(discriminator="type")]
+Format = Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")]
 
 
-class Prediction(Body):
+class PredictionBody(Body):
     """What the answer may repeat, with changes."""
 
     type: Literal["content"]
-    content: str | list[TextPart]
+    content: str | list[ChatText]
 
     @property
     def text(self) -> str:
@@ -71,10 +101,10 @@ class ChatBody(SamplingBody):
     messages: list[MessageBody] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     response_format: Format | None = None
-    tools: list[ToolBody] | None = None
+    tools: list[ChatTool] | None = None
     tool_choice: ChoiceBody | None = None
     parallel_tool_calls: bool | None = None
-    prediction: Prediction | None = None
+    prediction: PredictionBody | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     reasoning_effort: Effort | None = None
@@ -118,4 +148,130 @@ def prepare_chat(body: ChatBody, service: Service) -> Prepared:
 def _constraint(format: Format | None) -> Constraint | None:
     if isinstance(format, SchemaFormat):
         return schema_constraint(format.json_schema.json_schema)
-    return JSON_OBJECT if isinstance(format, JsonFormat) else None
+    return JSON_OBJECT if isinstance(format, JsonObjectFormat) else None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatHead:
+    """What all chunks of a reply have in common."""
+
+    model: str
+    id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def object(self, kind: str, choices: Sequence[Any], **more: Any) -> dict[str, Any]:
+        common = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return common | {"choices": choices} | more
+
+
+class ChatEncoder(CommentHeartbeat):
+    """The chunks of a streamed answer; the first of each choice has the role."""
+
+    def __init__(self, head: ChatHead, count: int = 1, *, usage: bool = False) -> None:
+        """count: of choices. usage: whether a last chunk tells it."""
+        self._head, self._count, self._usage = head, count, usage
+        self._calls = [0] * count
+        self._begun = [False] * count
+        self._logprobs: list[list[TokenLogprobs]] = [[] for _ in range(count)]
+        self._ended: list[Ended] = []
+
+    def encode(self, event: Event, choice: int) -> list[bytes]:
+        """See `Encoder`."""
+        if isinstance(event, Ended):
+            return self._end(event, choice)
+        if isinstance(event, Logprobs):
+            self._logprobs[choice] += event.tokens
+            return []
+        delta = self._delta(event, choice)
+        if delta is None:
+            return []
+        return [*self._role(choice), self._chunk(choice, delta)] if delta else self._role(choice)
+
+    def fail(self, error: RequestError) -> list[bytes]:
+        """See `Encoder`."""
+        return [frame(error_body(error))]
+
+    def _delta(self, event: Event, choice: int) -> dict[str, Any] | None:
+        """What is new with an event; empty where that is only that it began, None for nothing."""
+        match event:
+            case Begun():
+                return {}
+            case Text(text):
+                return {"content": text}
+            case Thinking(text):
+                return {"reasoning_content": text}
+            case CallBegun(id, name):
+                self._calls[choice] += 1
+                function = {"name": name, "arguments": ""}
+                more = {"id": id, "type": "function", "function": function}
+            case CallArguments(text):
+                more = {"function": {"arguments": text}}
+            case Reading() | Logprobs() | CallEnded() | Ended() | Failed():
+                return None
+        return {"tool_calls": [{"index": self._calls[choice] - 1, **more}]}
+
+    def _role(self, choice: int) -> list[bytes]:
+        if self._begun[choice]:
+            return []
+        self._begun[choice] = True
+        return [self._chunk(choice, {"role": "assistant", "content": ""})]
+
+    def _end(self, event: Ended, choice: int) -> list[bytes]:
+        self._ended.append(event)
+        reason = finish_reason(event, calls=self._calls[choice] > 0)
+        extra = {"akunu": statistics(event)}
+        frames = [*self._role(choice), self._chunk(choice, {}, reason, extra)]
+        if len(self._ended) < self._count:
+            return frames
+        if self._usage:
+            frames.append(self._frame([], {"usage": usage(self._ended[:1], self._ended)}))
+        return [*frames, DONE]
+
+    def _chunk(
+        self,
+        choice: int,
+        delta: Mapping[str, Any],
+        reason: str | None = None,
+        extra: Mapping[str, Any] = {},
+    ) -> bytes:
+        entry = {"index": choice, "delta": delta, "logprobs": None, "finish_reason": reason}
+        if self._logprobs[choice] and "role" not in delta:
+            entry["logprobs"] = chat_logprobs(self._logprobs[choice])
+            self._logprobs[choice] = []
+        return self._frame([entry], {**({"usage": None} if self._usage else {}), **extra})
+
+    def _frame(self, choices: list[Any], extra: Mapping[str, Any]) -> bytes:
+        return frame(self._head.object("chat.completion.chunk", choices, **extra))
+
+
+def whole_chat(head: ChatHead, answers: Sequence[WholeAnswer]) -> dict[str, Any]:
+    """The body of a reply that is not streamed."""
+    ended = [answer.ended for answer in answers if answer.ended]
+    return head.object(
+        "chat.completion",
+        [_choice(number, answer) for number, answer in enumerate(answers)],
+        usage=usage(ended[:1], ended),
+        akunu=statistics(*ended),
+    )
+
+
+def _choice(number: int, answer: WholeAnswer) -> dict[str, Any]:
+    calls = [
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for call in answer.calls
+    ]
+    message = {
+        "role": "assistant",
+        "content": None if calls and not answer.text else answer.text,
+        "refusal": None,
+        **({"reasoning_content": answer.thinking} if answer.thinking else {}),
+        **({"tool_calls": calls} if calls else {}),
+    }
+    assert answer.ended is not None
+    reason = finish_reason(answer.ended, calls=bool(calls))
+    logprobs = chat_logprobs(answer.logprobs) if answer.logprobs else None
+    return {"index": number, "message": message, "logprobs": logprobs, "finish_reason": reason}

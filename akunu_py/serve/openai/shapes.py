@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from akunu_py.decoding.events import Ended
-from akunu_py.serve.errors import ErrorKind, RequestError
+from akunu_py.serve.dialect.errors import ErrorKind, RequestError
 from akunu_py.types import TokenLogprobs
 
 _ERROR_TYPES: dict[ErrorKind, str] = {

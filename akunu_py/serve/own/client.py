@@ -82,9 +82,9 @@ class ServerClient:
         with contextlib.suppress(AkunuError):
             self._asked("POST", "/akunu/end", {"id": request})
 
-    def answer(self, path: str, body: Mapping[str, Any]) -> Answer:
+    def answer(self, path: str, body: Mapping[str, Any]) -> AnswerStream:
         """Posts a request whose answer is streamed. Closing it frees the server of it."""
-        return Answer(self, path, body)
+        return AnswerStream(self, path, body)
 
     def gone(self, error: object) -> ServerGone:
         """Why there is no answer."""
@@ -130,7 +130,7 @@ class ServerClient:
         return kind(str(told["message"]))
 
 
-class Answer:
+class AnswerStream:
     """The frames of a streamed answer, as they come; its own thread reads them."""
 
     def __init__(self, client: ServerClient, path: str, body: Mapping[str, Any]) -> None:
@@ -159,7 +159,7 @@ class Answer:
         with contextlib.suppress(AkunuError):
             self.next(END_S)
 
-    def __enter__(self) -> Answer:
+    def __enter__(self) -> AnswerStream:
         return self
 
     def __exit__(self, *_: object) -> None:

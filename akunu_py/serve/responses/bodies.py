@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from akunu_py.decoding.chat_format.effort import Effort
-from akunu_py.serve.bodies import Body, Ignored
+from akunu_py.serve.dialect.bodies import Body, Ignored
 
 
 class Item(Body):
@@ -21,7 +21,7 @@ class Item(Body):
     internal_chat_message_metadata_passthrough: Ignored = None
 
 
-class TextPart(Body):
+class ItemText(Body):
     type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
     text: str
     annotations: Ignored = None
@@ -30,12 +30,12 @@ class TextPart(Body):
     prompt_cache_breakpoint: Ignored = None
 
 
-class RefusalPart(Body):
+class ItemRefusal(Body):
     type: Literal["refusal"]
     refusal: str
 
 
-class OtherPart(Body):
+class ItemOther(Body):
     """What is no text."""
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -53,9 +53,9 @@ def _kind(value: Any) -> str:
 
 
 Part = Annotated[
-    Annotated[TextPart, Tag("text")]
-    | Annotated[RefusalPart, Tag("refusal")]
-    | Annotated[OtherPart, Tag("other")],
+    Annotated[ItemText, Tag("text")]
+    | Annotated[ItemRefusal, Tag("refusal")]
+    | Annotated[ItemOther, Tag("other")],
     Discriminator(_kind),
 ]
 
@@ -98,8 +98,8 @@ class OutputItem(Item):
 
 class ReasoningItem(Item):
     type: Literal["reasoning"]
-    summary: list[TextPart] = Field(default=[])
-    content: list[TextPart] | None = None
+    summary: list[ItemText] = Field(default=[])
+    content: list[ItemText] | None = None
     encrypted_content: str | None = None
 
 
@@ -155,7 +155,7 @@ class PlainText(Body):
     type: Literal["text"]
 
 
-class ToolBody(Body):
+class ResponsesTool(Body):
     """A tool: a function, a custom one that takes a text, a namespace of such, or one that a server
     runs, which has further parameters."""
 
@@ -167,13 +167,13 @@ class ToolBody(Body):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     format: Annotated[Grammar | PlainText, Field(discriminator="type")] | None = None
-    tools: list[ToolBody] | None = None
+    tools: list[ResponsesTool] | None = None
     allowed_callers: Ignored = None
     defer_loading: Ignored = None
     output_schema: Ignored = None
 
 
-class ToolChoiceBody(Body):
+class ResponsesToolChoice(Body):
     type: str
     name: str | None = None
     namespace: str | None = None
@@ -201,7 +201,7 @@ class ReasoningBody(Body):
     context: Ignored = None
 
 
-class StreamOptions(Body):
+class ResponsesStreamOptions(Body):
     include_obfuscation: Ignored = None
 
 
@@ -212,8 +212,8 @@ class ResponsesBody(Body):
     input: str | list[InputItem]
     instructions: str | None = None
     max_output_tokens: int | None = Field(default=None, ge=1)
-    tools: list[ToolBody] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ToolChoiceBody | None = None
+    tools: list[ResponsesTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextBody | None = None
     reasoning: ReasoningBody | None = None
@@ -232,7 +232,7 @@ class ResponsesBody(Body):
     moderation: dict[str, Any] | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ResponsesStreamOptions | None = None
     max_tool_calls: Ignored = None  # those that the server makes
     client_metadata: Ignored = None
     prompt_cache_key: Ignored = None

@@ -5,21 +5,42 @@ Nothing is kept from one request to the next, so what refers to an earlier respo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from akunu_py.decoding.constraint.matcher import compile_constraint, matches
 from akunu_py.decoding.scheduling.jobs import chat_job, text_job
-from akunu_py.serve.dialect import Dialect, Endpoint, Prepared
-from akunu_py.serve.errors import RequestError
+from akunu_py.serve.dialect.bodies import effort_variables, joined
+from akunu_py.serve.dialect.errors import RequestError
+from akunu_py.serve.dialect.interface import Dialect, Endpoint, Prepared
+from akunu_py.serve.dialect.sampling import (
+    JSON_OBJECT,
+    SamplingBody,
+    generate_options,
+    schema_constraint,
+)
+from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.openai.shapes import error_body
-from akunu_py.serve.responses.bodies import ResponsesBody
-from akunu_py.serve.responses.conversation import messages_of
-from akunu_py.serve.responses.reply import Reply, ResponseEncoder, whole_response
-from akunu_py.serve.responses.tools import dictated_job, offered_tools
-from akunu_py.serve.sampling import JSON_OBJECT, SamplingBody, generate_options, schema_constraint
-from akunu_py.serve.service import Service
-from akunu_py.serve.turns import effort_variables
-from akunu_py.types import Constraint
+from akunu_py.serve.responses.bodies import (
+    CustomToolCallItem,
+    FunctionCallItem,
+    InputItem,
+    ItemOther,
+    ItemRefusal,
+    ItemText,
+    MessageItem,
+    OutputItem,
+    ReasoningItem,
+    ResponsesBody,
+)
+from akunu_py.serve.responses.reply import (
+    ResponseContext,
+    ResponseEncoder,
+    unsealed,
+    whole_response,
+)
+from akunu_py.serve.responses.tools import as_arguments, dictated_job, known_name, offered_tools
+from akunu_py.types import Constraint, Message, ToolCall
 
 _SEALED = "reasoning.encrypted_content"
 # What a response could include of tools that a server runs: there are none.
@@ -57,7 +78,7 @@ def prepare_response(body: ResponsesBody, service: Service) -> Prepared:
             parallel=parallel,
             variables=variables,
         )
-    reply = Reply(
+    reply = ResponseContext(
         _repeated(body, service),
         tools,
         _SEALED in (body.include or ()),
@@ -123,6 +144,61 @@ def _repeated(body: ResponsesBody, service: Service) -> dict[str, Any]:
         "truncation": "disabled",
         **given,
     }
+
+
+def messages_of(body: ResponsesBody) -> list[Message]:
+    """Raises RequestError, which names the item that no model here can read."""
+    found = [Message("system", body.instructions)] if body.instructions else []
+    if isinstance(body.input, str):
+        return [*found, Message("user", body.input)]
+    names: dict[str, str] = {}  # of tools, by the id of the call
+    found += [_message(item, f"input.{number}", names) for number, item in enumerate(body.input)]
+    turns = joined(found)
+    if not any(turn.role != "system" for turn in turns):
+        raise RequestError("input: there is nothing to answer", param="input")
+    return turns
+
+
+def _message(item: InputItem, place: str, names: dict[str, str]) -> Message:
+    if isinstance(item, MessageItem):
+        role = "system" if item.role == "developer" else item.role
+        return Message(role, _text(item.content, f"{place}.content"))
+    if isinstance(item, FunctionCallItem | CustomToolCallItem):
+        name = names[item.call_id] = known_name(item.name, item.namespace)
+        if isinstance(item, FunctionCallItem):
+            arguments = item.arguments
+        else:
+            arguments = as_arguments(item.input)
+        return Message("assistant", "", tool_calls=(ToolCall(name, arguments, item.call_id),))
+    if isinstance(item, OutputItem):
+        text = _text(item.output, f"{place}.output")
+        return Message("tool", text, tool_call_id=item.call_id, name=names.get(item.call_id, ""))
+    if isinstance(item, ReasoningItem):
+        return Message("assistant", "", thinking=_thinking(item))
+    if item.type == "item_reference":
+        message = f"{place}: responses are not kept here, so send the whole item"
+        raise RequestError(message, param=place)
+    message = f"{place}: items of the type {item.type[:100]} are not supported"
+    raise RequestError(message, param=f"{place}.type")
+
+
+def _text(content: str | Sequence[ItemText | ItemRefusal | ItemOther], place: str) -> str:
+    if isinstance(content, str):
+        return content
+    texts = []
+    for number, part in enumerate(content):
+        if isinstance(part, ItemOther):
+            where = f"{place}.{number}"
+            message = f"{where}: {part.type[:100]} is not supported, only text is"
+            raise RequestError(message, param=where)
+        texts.append(part.text if isinstance(part, ItemText) else part.refusal)
+    return "\n\n".join(text for text in texts if text)
+
+
+def _thinking(item: ReasoningItem) -> str:
+    if item.content:
+        return "".join(part.text for part in item.content)
+    return unsealed(item.encrypted_content or "")
 
 
 RESPONSES = Dialect(

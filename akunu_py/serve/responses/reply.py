@@ -5,6 +5,8 @@ A response that is not streamed is put together in the same way.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -25,19 +27,17 @@ from akunu_py.decoding.events import (
     Thinking,
     Told,
 )
-from akunu_py.serve import sse
-from akunu_py.serve.dialect import WholeAnswer
-from akunu_py.serve.errors import RequestError
-from akunu_py.serve.responses.conversation import sealed
+from akunu_py.serve.dialect.errors import RequestError
+from akunu_py.serve.dialect.interface import WholeAnswer, frame, statistics
 from akunu_py.serve.responses.tools import Matches, OfferedTool, OfferedTools, input_of
-from akunu_py.serve.statistics import statistics
 from akunu_py.types import ToolCall
 
 Values = dict[str, Any]
+_SEAL = "akunu."  # marks thinking that a client carries for us without reading it
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ResponseContext:
     """What is to be said of a response. request: what it repeats of the request. tools: that were
     offered. seals: whether reasoning has its content sealed, too. count: tokens of a text. matches:
     whether a text is one of a grammar."""
@@ -53,7 +53,7 @@ class ResponseBuilder:
     """A response while it grows. `add` returns what a stream says of an event, each with its type
     and without its number."""
 
-    def __init__(self, reply: Reply) -> None:
+    def __init__(self, reply: ResponseContext) -> None:
         self._reply = reply
         self.response: Values = {
             "id": f"resp_{secrets.token_hex(16)}",
@@ -249,7 +249,7 @@ class ResponseBuilder:
         return {"type": f"response.{what}", **place, **values}
 
 
-def whole_response(reply: Reply, answers: Sequence[WholeAnswer]) -> Values:
+def whole_response(reply: ResponseContext, answers: Sequence[WholeAnswer]) -> Values:
     """The one answer as a response."""
     builder = ResponseBuilder(reply)
     answer = answers[0]
@@ -269,7 +269,7 @@ def whole_response(reply: Reply, answers: Sequence[WholeAnswer]) -> Values:
 class ResponseEncoder:
     """Writes a response down as it grows. Its heartbeat says that it is still in progress."""
 
-    def __init__(self, reply: Reply) -> None:
+    def __init__(self, reply: ResponseContext) -> None:
         self._builder = ResponseBuilder(reply)
         self._number = 0
 
@@ -294,4 +294,19 @@ class ResponseEncoder:
     def _frame(self, value: Values) -> bytes:
         numbered = {"type": value["type"], "sequence_number": self._number} | value
         self._number += 1
-        return sse.frame(numbered, value["type"])
+        return frame(numbered, value["type"])
+
+
+def sealed(thinking: str) -> str:
+    """Thinking as clients carry it from one request to the next."""
+    return _SEAL + base64.b64encode(thinking.encode()).decode()
+
+
+def unsealed(text: str) -> str:
+    """The thinking; none where another server sealed it."""
+    if not text.startswith(_SEAL):
+        return ""
+    try:
+        return base64.b64decode(text[len(_SEAL) :], validate=True).decode()
+    except (binascii.Error, ValueError):
+        return ""

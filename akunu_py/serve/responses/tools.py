@@ -17,8 +17,8 @@ from pydantic_core import from_json
 from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Ended, Event, Text
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.decoding.session import Session
-from akunu_py.serve.errors import RequestError
-from akunu_py.serve.responses.bodies import Grammar, ToolBody, ToolChoiceBody
+from akunu_py.serve.dialect.errors import RequestError
+from akunu_py.serve.responses.bodies import Grammar, ResponsesTool, ResponsesToolChoice
 from akunu_py.types import Constraint, Tool, ToolChoice
 
 _INPUT = "input"  # the one argument of a custom tool
@@ -83,7 +83,8 @@ def input_of(arguments: str) -> str:
 
 
 def offered_tools(
-    bodies: Sequence[ToolBody], choice: Literal["none", "auto", "required"] | ToolChoiceBody | None
+    bodies: Sequence[ResponsesTool],
+    choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None,
 ) -> OfferedTools:
     """Raises RequestError for tools that a server is to run, and for a choice of none of them."""
     found: dict[str, OfferedTool] = {}
@@ -95,7 +96,7 @@ def offered_tools(
     return _chosen(OfferedTools(found), choice or "auto")
 
 
-def _offered(body: ToolBody, namespace: str, place: str) -> list[OfferedTool]:
+def _offered(body: ResponsesTool, namespace: str, place: str) -> list[OfferedTool]:
     if body.type in _DISPENSABLE:
         return []
     if body.type not in ("function", "custom", "namespace") or (
@@ -125,7 +126,7 @@ def _offered(body: ToolBody, namespace: str, place: str) -> list[OfferedTool]:
     return [OfferedTool(body.name, namespace, tool)]
 
 
-def _custom(body: ToolBody, known: str, namespace: str) -> OfferedTool:
+def _custom(body: ResponsesTool, known: str, namespace: str) -> OfferedTool:
     """The model is told the grammar. To a regular expression it is held as it writes; whether it
     kept to another is seen when the call is whole."""
     assert body.name is not None
@@ -143,7 +144,7 @@ def _custom(body: ToolBody, known: str, namespace: str) -> OfferedTool:
 
 
 def _chosen(
-    offered: OfferedTools, choice: Literal["none", "auto", "required"] | ToolChoiceBody
+    offered: OfferedTools, choice: Literal["none", "auto", "required"] | ResponsesToolChoice
 ) -> OfferedTools:
     if isinstance(choice, str):
         if choice == "required" and not offered.by_name:

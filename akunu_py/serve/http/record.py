@@ -19,7 +19,7 @@ from akunu_py.decoding.events import (
     Thinking,
     Told,
 )
-from akunu_py.serve.statistics import statistics
+from akunu_py.serve.dialect.interface import statistics
 from akunu_py.types import Stats
 
 _GONE = 499  # the status that nginx logs where the client went away first

@@ -12,6 +12,7 @@ All that is particular to a dialect is pure: bodies in, jobs out; events in, byt
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -31,10 +32,9 @@ from akunu_py.decoding.events import (
     Told,
 )
 from akunu_py.decoding.scheduling.job import Job
-from akunu_py.serve import sse
-from akunu_py.serve.bodies import Body
-from akunu_py.serve.errors import RequestError
-from akunu_py.serve.service import Service
+from akunu_py.serve.dialect.bodies import Body
+from akunu_py.serve.dialect.errors import RequestError
+from akunu_py.serve.dialect.service import Service
 from akunu_py.types import TokenLogprobs, ToolCall
 
 
@@ -142,4 +142,33 @@ class CommentHeartbeat:
     """The heartbeat of dialects that have none of their own: a comment."""
 
     def heartbeat(self) -> bytes:
-        return sse.COMMENT
+        return COMMENT
+
+
+DONE = b"data: [DONE]\n\n"
+COMMENT = b": still at it\n\n"  # which clients skip
+
+
+def frame(value: Any, event: str = "") -> bytes:
+    """A JSON value as the data of an event, which has a name in some dialects."""
+    data = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    name = f"event: {event}\n" if event else ""
+    return f"{name}data: {data}\n\n".encode()
+
+
+def statistics(*answers: Ended) -> dict[str, Any]:
+    """Of all of them together, for those who look for it; clients ignore it."""
+    stats = [each.stats for each in answers]
+    drafted, accepted = sum(each.drafted for each in stats), sum(each.accepted for each in stats)
+    passes = sum(each.target_passes for each in stats)
+    decoded = sum(each.decoded_tokens for each in stats)
+    decode_s = sum(each.decode_s for each in stats)
+    return {
+        "target_passes": passes,
+        "drafted": drafted,
+        "accepted": accepted,
+        "tokens_per_pass": round(decoded / passes, 4) if passes else 0.0,
+        "tokens_per_s": round(decoded / decode_s, 4) if decode_s > 0 else 0.0,
+        "prefill_s": round(sum(each.prefill_s for each in stats), 4),
+        "decode_s": round(decode_s, 4),
+    }

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
-from akunu_py.serve.bodies import Body, Ignored
-from akunu_py.serve.errors import RequestError
-from akunu_py.serve.service import Service
+from akunu_py.serve.dialect.bodies import Body, Ignored
+from akunu_py.serve.dialect.errors import RequestError
+from akunu_py.serve.dialect.service import Service
 from akunu_py.types import Constraint, ConstraintKind, GenerateOptions
 
 _MAX_SEED = 2**32

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic.json_schema import models_json_schema
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
@@ -22,16 +23,20 @@ from starlette.types import Receive, Scope, Send
 from akunu_py.decoding.events import Event
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.errors import AkunuError
-from akunu_py.serve import bodies
-from akunu_py.serve.answering import HEARTBEAT_S, Answering, ClientGone, send_json
-from akunu_py.serve.dialect import Dialect, Endpoint, Prepared
-from akunu_py.serve.dialects import DIALECTS, dialect_of
-from akunu_py.serve.errors import RequestError, request_error
-from akunu_py.serve.guard import Access, Guard
-from akunu_py.serve.openapi import describe
+from akunu_py.serve.dialect import bodies
+from akunu_py.serve.dialect.errors import STATUS, RequestError, request_error
+from akunu_py.serve.dialect.interface import Dialect, Endpoint, Prepared
+from akunu_py.serve.dialect.service import Service, check_model
+from akunu_py.serve.http.answering import HEARTBEAT_S, Answering, ClientGone, send_json
+from akunu_py.serve.http.guard import Access, Guard
+from akunu_py.serve.http.record import Record, Records
+from akunu_py.serve.llamacpp import LLAMACPP
+from akunu_py.serve.messages.dialect import MESSAGES
+from akunu_py.serve.openai.dialect import OPENAI
+from akunu_py.serve.own.dialect import OWN
 from akunu_py.serve.own.running import proof
-from akunu_py.serve.record import Record, Records
-from akunu_py.serve.service import Service, check_model
+from akunu_py.serve.responses.dialect import RESPONSES
+from akunu_py.version import __version__
 
 _CHALLENGE = 100  # characters
 _MOST = 256  # requests that wait
@@ -199,3 +204,64 @@ def _http_error(request: Request, error: Exception) -> Response:
         failure = request_error(error)
     body = dialect_of(request.url.path).error(failure, request.scope.get("request_id", ""))
     return JSONResponse(dict(body), failure.status, headers=headers)
+
+
+_REF = "#/components/schemas/{model}"
+_GET = {
+    "/v1/models": "The model that is served.",
+    "/health": "Whether the server is up.",
+    "/openapi.json": "This description.",
+}
+
+
+def describe(dialects: Sequence[Dialect]) -> dict[str, Any]:
+    """The description, ready for JSON."""
+    endpoints = [endpoint for dialect in dialects for endpoint in dialect.endpoints]
+    models = {endpoint.body for endpoint in endpoints}
+    references, schemas = models_json_schema(
+        [(model, "validation") for model in sorted(models, key=lambda model: model.__name__)],
+        ref_template=_REF,
+    )
+    refused: dict[str, Any] = {
+        str(status): {"description": kind, "content": {"application/json": {"schema": {}}}}
+        for kind, status in STATUS.items()
+    }
+    paths: dict[str, Any] = {
+        path: {"get": {"summary": summary, "responses": {"200": _answer(), **refused}}}
+        for path, summary in _GET.items()
+    }
+    for endpoint in endpoints:
+        schema = references[endpoint.body, "validation"]
+        paths[endpoint.path] = {
+            "post": {
+                "summary": endpoint.summary,
+                "requestBody": {
+                    "required": True,
+                    "content": {"application/json": {"schema": schema}},
+                },
+                "responses": {"200": _answer("text/event-stream"), **refused},
+            }
+        }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "akunu serve", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": schemas.get("$defs", {})},
+    }
+
+
+def _answer(*more: str) -> dict[str, Any]:
+    return {
+        "description": "The answer.",
+        "content": {kind: {"schema": {}} for kind in ("application/json", *more)},
+    }
+
+
+DIALECTS: tuple[Dialect, ...] = (OPENAI, RESPONSES, MESSAGES, LLAMACPP, OWN)
+
+_BY_PATH = {endpoint.path: each for each in DIALECTS for endpoint in each.endpoints}
+
+
+def dialect_of(path: str) -> Dialect:
+    """The one in whose shape errors on `path` are; the first for paths of none."""
+    return _BY_PATH.get(path, DIALECTS[0])

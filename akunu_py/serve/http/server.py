@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -18,16 +19,16 @@ import uvicorn
 from akunu_py.decoding.events import Event
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.decoding.scheduling.scheduler import Scheduler, State
-from akunu_py.errors import AkunuError, UsageError
-from akunu_py.serve.app import Backend, create_app
-from akunu_py.serve.defaults import model_defaults
-from akunu_py.serve.engine_thread import events_of
-from akunu_py.serve.guard import Access
+from akunu_py.errors import AkunuError, DamagedModel, UsageError
+from akunu_py.models.model_files import read_settings
+from akunu_py.serve.dialect.service import Service
+from akunu_py.serve.http.answering import events_of
+from akunu_py.serve.http.app import Backend, create_app
+from akunu_py.serve.http.guard import Access
+from akunu_py.serve.http.record import Record, Records
 from akunu_py.serve.own.running import RunningServer, announced
-from akunu_py.serve.record import Record, Records
-from akunu_py.serve.service import Service
 from akunu_py.text import displayable, say
-from akunu_py.types import GenerateOptions
+from akunu_py.types import GenerateOptions, SamplingOptions
 
 _BACKLOG = 128
 _KEEP_ALIVE_S = 60.0  # that a connection stays open between two requests
@@ -195,3 +196,28 @@ def _printer(options: ServeOptions) -> Callable[[Record], None]:
                         say(f"{mark} {line}", error=True)
 
     return show
+
+
+_CLIENTS_EXPECT = 1.0  # OpenAI's default temperature
+_RANGES = {  # what is read, and believed
+    "temperature": (0.0, 5.0),
+    "top_p": (0.01, 1.0),
+    "top_k": (0, 1_000_000),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.5, 2.0),
+}
+
+
+def model_defaults(path: Path, sampling: SamplingOptions) -> SamplingOptions:
+    """`sampling` with what generation_config.json in the directory of a model says, as vLLM and
+    transformers do; temperature 1, as OpenAI's clients expect, where it says nothing."""
+    try:
+        found = read_settings(path / "generation_config.json")
+    except DamagedModel:  # there is none
+        found = {}
+    given: dict[str, Any] = {"temperature": _CLIENTS_EXPECT}
+    for name, (low, high) in _RANGES.items():
+        value = found.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high:
+            given[name] = int(value) if name == "top_k" else float(value)
+    return replace(sampling, **given)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
+from akunu_py.decoding.chat_format.effort import Effort, thinking_variables
 from akunu_py.files import parse_json
-from akunu_py.serve.errors import RequestError
+from akunu_py.serve.dialect.errors import RequestError
+from akunu_py.serve.dialect.service import Service
 from akunu_py.text import on_one_line
+from akunu_py.types import Message
 
 MAX_BYTES = 32 << 20  # of a body: more than any context holds, with room for what is not text
 MAX_DEPTH = 64  # of JSON in JSON
@@ -99,3 +103,36 @@ def _place(value: Any, location: Sequence[str | int]) -> list[str]:
             found.append(str(part))
             value = value[part]
     return found
+
+
+BETWEEN = "\n\n"  # two parts of a text that a template knows one of
+
+
+def joined(messages: Iterable[Message]) -> list[Message]:
+    """The conversation with neighbours of a role made one turn, as templates expect it. Results of
+    tools stay apart, and so do texts of an assistant behind its calls."""
+    turns: list[Message] = []
+    for message in messages:
+        last = turns[-1] if turns else None
+        apart = last is None or last.role != message.role or message.role == "tool"
+        if last is None or apart or (last.tool_calls and message.content):
+            turns.append(message)
+            continue
+        turns[-1] = replace(
+            last,
+            content=BETWEEN.join(text for text in (last.content, message.content) if text),
+            thinking=BETWEEN.join(text for text in (last.thinking, message.thinking) if text),
+            tool_calls=last.tool_calls + message.tool_calls,
+        )
+    return turns
+
+
+def effort_variables(service: Service, effort: Effort | None, param: str) -> dict[str, Any]:
+    """The chat template's variables for how much to think. Raises RequestError where the model
+    cannot be told that."""
+    variables = thinking_variables(service.engine.tokenizer).of(effort)
+    if variables is None:
+        raise RequestError(
+            f"{param}: {service.name} cannot be told {effort!r}; leave it out", param=param
+        )
+    return variables
