@@ -1,4 +1,4 @@
-"""/infill: its paths, and from a body to a job."""
+"""/infill, as llama.cpp's server has it for llama.vim and llama.vscode."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from akunu_py.completion.types import (
     FINISH_REASONS,
     MAX_COMPLETION_TOKENS,
     CompleteOptions,
-    Completion,
     CompletionReason,
     CompletionRequest,
     SourceFile,
@@ -25,7 +24,7 @@ from akunu_py.decoding.text.stop_sequences import StopText
 from akunu_py.serve.dialect.bodies import Body, Ignored
 from akunu_py.serve.dialect.errors import RequestError
 from akunu_py.serve.dialect.interface import (
-    CommentHeartbeat,
+    CommentEncoder,
     Dialect,
     Endpoint,
     Prepared,
@@ -34,15 +33,49 @@ from akunu_py.serve.dialect.interface import (
     statistics,
 )
 from akunu_py.serve.dialect.sampling import SamplingBody, generate_options
-from akunu_py.serve.dialect.service import Service
+from akunu_py.serve.dialect.service import Service, check_model, completion_events
 from akunu_py.serve.openai.shapes import error_body as openai_error
-from akunu_py.types import SamplingOptions, Stats
+from akunu_py.types import SamplingOptions
+
+
+class ExtraBody(Body):
+    """A piece of another file; llama.vim leaves out the name."""
+
+    text: str
+    filename: str = ""
+    time: Ignored = None
+
+
+class InfillBody(Body):
+    """The body of /infill; the buffer is input_prefix, prompt, the cursor, input_suffix."""
+
+    input_prefix: str = ""
+    input_suffix: str = ""
+    prompt: str = ""
+    input_extra: list[ExtraBody] = Field(default=[])
+    model: str | None = None
+    n_predict: int = -1  # 0: prefill only; below 0: no limit
+    stream: bool = False
+    stop: list[str] = Field(default=[])
+    temperature: float = Field(default=0.0, ge=0, le=100)  # 0: greedy
+    top_k: int | None = None
+    top_p: float | None = Field(default=None, ge=0, le=1)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    seed: int = -1
+    t_max_predict_ms: float | None = None  # after the first token, once there is a whole line
+    response_fields: list[str] | None = None  # paths; the reply has only these
+    cache_prompt: Ignored = None
+    id_slot: Ignored = None
+    n_indent: Ignored = None
+    n_probs: Ignored = None
+    samplers: Ignored = None
+    t_max_prompt_ms: Ignored = None  # the next request continues the prefill
 
 
 def prepare_infill(body: InfillBody, service: Service) -> Prepared:
-    """Raises RequestError for what cannot be honoured."""
+    """Return the job and the encoder. Raises RequestError."""
     if body.model and body.model.strip():
-        service.check_model(body.model)
+        check_model(body.model, service.names)
     wanted = body.n_predict if body.n_predict >= 0 else MAX_COMPLETION_TOKENS
     request = CompletionRequest(
         body.input_prefix + body.prompt,
@@ -75,43 +108,6 @@ def prepare_infill(body: InfillBody, service: Service) -> Prepared:
     )
 
 
-class ExtraBody(Body):
-    """A piece of another file. llama.vim has it without a name, too."""
-
-    text: str
-    filename: str = ""
-    time: Ignored = None
-
-
-class InfillBody(Body):
-    """The buffer is input_prefix, prompt, the cursor, input_suffix. n_predict: 0 to only read,
-    below 0 for as many as may be. A completion is greedy unless `temperature` is above 0; what
-    comes then of top_k and its like is as with a chat. t_max_predict_ms: once it has a whole line,
-    so long after its first token. response_fields: what of the reply is wanted."""
-
-    input_prefix: str = ""
-    input_suffix: str = ""
-    prompt: str = ""
-    input_extra: list[ExtraBody] = Field(default=[])
-    model: str | None = None
-    n_predict: int = -1
-    stream: bool = False
-    stop: list[str] = Field(default=[])
-    temperature: float = Field(default=0.0, ge=0, le=100)
-    top_k: int | None = None
-    top_p: float | None = Field(default=None, ge=0, le=1)
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    seed: int = -1
-    t_max_predict_ms: float | None = None
-    response_fields: list[str] | None = None
-    cache_prompt: Ignored = None
-    id_slot: Ignored = None
-    n_indent: Ignored = None
-    n_probs: Ignored = None
-    samplers: Ignored = None
-    t_max_prompt_ms: Ignored = None  # neither does llama.cpp stop reading: the next one would too
-
-
 def completion_job(
     completer: Callable[[Session], Completer],
     request: CompletionRequest,
@@ -119,82 +115,75 @@ def completion_job(
     stop: tuple[str, ...] = (),
     seconds: float | None = None,
 ) -> Job:
-    """completer: for a session, called in its thread. stop: texts that end the completion, and are
-    no part of it. seconds: from its first token on, after which it ends if it has a line."""
+    """Return the job of a completion.
+
+    completer: called in the session's thread. stop: texts that end the completion. seconds: after
+    the first token, when a completion with a whole line ends.
+    """
 
     def events(session: Session) -> Iterator[Event | None]:
-        making = _PartialCompletion(session, stop, seconds)
+        partial = _PartialCompletion(session, stop, seconds)
         made = completer(session)
-        steps = made.steps(made.share(session), request, making.ended, making.add, sampling)
-        completion: Completion | None = None
-        while completion is None:
-            try:
-                step = next(steps)
-            except StopIteration as last:
-                completion = last.value
-            else:
-                if isinstance(step, Begun):
-                    making.since = time.monotonic()
-                yield step
-            yield from making.new()
-        assert completion is not None
-        yield from making.rest()
-        reason = "stop" if making.found else FINISH_REASONS[completion.finish_reason]
-        yield Ended(reason, completion.stats, making.found)
+        steps = made.steps(made.share(session), request, partial.ended, partial.add, sampling)
+        completion = yield from completion_events(steps, partial.drain)
+        yield from partial.rest()
+        reason = "stop" if partial.found else FINISH_REASONS[completion.finish_reason]
+        yield Ended(reason, completion.stats, partial.found)
 
     return events
 
 
 class _PartialCompletion:
-    """A completion while it is made. since: its first token, by the monotonic clock."""
+    """The text of a completion so far."""
 
     def __init__(self, session: Session, stop: tuple[str, ...], seconds: float | None) -> None:
         self._session, self._seconds = session, seconds
         self._stops = StopText(stop)
         self._new: list[str] = []
         self._has_line = False
-        self.since: float | None = None
+        self._since: float | None = None  # when the prompt was processed, monotonic
 
     @property
     def found(self) -> str:
-        """The stop sequence that ended it, "" for none."""
+        """The stop sequence that ended the completion, or ""."""
         return self._stops.found or ""
 
     def add(self, text: str) -> None:
-        """More of it."""
         self._new += [run.text for run in self._stops.add(text)]
         self._has_line = self._has_line or "\n" in text
 
     def ended(self) -> CompletionReason | None:
-        """Why to end now."""
-        # What a stop sequence of this request ended is no completion to be kept for others.
+        """Return why the completion must end now, or None."""
+        # A completion cut at this request's stop sequence is not cached for other requests.
         if self.found or self._session.turn.cancelled:
             return "cancelled"
-        if self._seconds is None or self.since is None or not self._has_line:
+        if self._seconds is None or self._since is None or not self._has_line:
             return None
-        return "time" if time.monotonic() - self.since > self._seconds else None
+        return "time" if time.monotonic() - self._since > self._seconds else None
 
-    def new(self) -> list[Text]:
-        """What is certain now."""
+    def drain(self, step: Event | None) -> list[Text]:
+        """Return the new text that is certain after a step."""
+        if isinstance(step, Begun):
+            self._since = time.monotonic()
         text, self._new = "".join(self._new), []
         return [Text(text)] if text else []
 
     def rest(self) -> list[Text]:
-        """What was held back because a stop sequence might have begun with it."""
+        """Return the text held back as the possible beginning of a stop sequence."""
         text = "".join(run.text for run in self._stops.finish())
         return [Text(text)] if text else []
 
 
 def error_body(error: RequestError, request_id: str = "") -> dict[str, Any]:
-    """An error as llama.cpp's clients read it."""
-    told = openai_error(error)["error"]
-    return {"error": {"code": error.status, "message": error.message, "type": told["type"]}}
+    """Return an error in llama.cpp's shape."""
+    kind = openai_error(error)["error"]["type"]
+    return {"error": {"code": error.status, "message": error.message, "type": kind}}
 
 
 def whole_completion(
     model: str, fields: Sequence[str] | None, answers: Sequence[WholeAnswer]
 ) -> dict[str, Any]:
-    """fields: the only ones that are wanted, each a path, by which they are named then."""
+    """Return the body of a reply that is not streamed. fields: paths of the only values in it."""
     ended = answers[0].ended
     assert ended is not None
     values = {"content": answers[0].text} | _end(model, ended)
@@ -216,6 +205,7 @@ def _chosen(values: dict[str, Any], fields: Sequence[str]) -> dict[str, Any]:
 def _end(model: str, ended: Ended) -> dict[str, Any]:
     stats = ended.stats
     limited = ended.reason in ("length", "context")
+    prefilled = stats.prompt_tokens - stats.cached_tokens
     return {
         "index": 0,
         "id_slot": 0,
@@ -227,17 +217,12 @@ def _end(model: str, ended: Ended) -> dict[str, Any]:
         "stop_type": "limit" if limited else "word" if ended.stop else "eos",
         "stopping_word": ended.stop,
         "tokens_cached": stats.prompt_tokens + stats.generated_tokens,
-        "timings": _timings(stats),
+        "timings": {
+            "cache_n": stats.cached_tokens,
+            **_timed("prompt", prefilled, stats.prefill_s),
+            **_timed("predicted", stats.generated_tokens, stats.decode_s),
+        },
         "akunu": statistics(ended),
-    }
-
-
-def _timings(stats: Stats) -> dict[str, float]:
-    read = stats.prompt_tokens - stats.cached_tokens
-    return {
-        "cache_n": stats.cached_tokens,
-        **_timed("prompt", read, stats.prefill_s),
-        **_timed("predicted", stats.generated_tokens, stats.decode_s),
     }
 
 
@@ -250,23 +235,20 @@ def _timed(name: str, tokens: int, seconds: float) -> dict[str, float]:
     }
 
 
-class InfillEncoder(CommentHeartbeat):
-    """Writes a completion down as it comes."""
+class InfillEncoder(CommentEncoder):
+    """Encodes a streamed completion."""
+
+    error_body = staticmethod(error_body)
 
     def __init__(self, model: str) -> None:
         self._model = model
 
     def encode(self, event: Event, choice: int) -> list[bytes]:
-        """See `Encoder`."""
         if isinstance(event, Text):
             return [frame({"index": 0, "content": event.text, "stop": False, "id_slot": 0})]
         if isinstance(event, Ended):
             return [frame({"content": ""} | _end(self._model, event))]
         return []
-
-    def fail(self, error: RequestError) -> list[bytes]:
-        """See `Encoder`."""
-        return [frame(error_body(error))]
 
 
 LLAMACPP = Dialect(

@@ -1,43 +1,40 @@
-"""Bodies of requests: JSON within bounds, then a pydantic model of it."""
+"""Bodies of requests: bounded JSON, pydantic models, conversations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from akunu_py.decoding.chat_format.effort import Effort, thinking_variables
 from akunu_py.files import parse_json
-from akunu_py.serve.dialect.errors import RequestError
-from akunu_py.serve.dialect.service import Service
+from akunu_py.serve.dialect.errors import RequestError, invalid
 from akunu_py.text import on_one_line
 from akunu_py.types import Message
 
-MAX_BYTES = 32 << 20  # of a body: more than any context holds, with room for what is not text
+MAX_BYTES = 32 << 20  # of a body, more than any context holds
 MAX_DEPTH = 64  # of JSON in JSON
-_KINDS = ("str", "int", "float", "bool", "none")  # of values, as locations name them
-_EXACT = 2.0**53  # floats below it are the integers that they look like
-_LONGEST = 300  # characters of a message that repeats what was sent
+_KINDS = ("str", "int", "float", "bool", "none")  # in pydantic's locations
+_EXACT = 2.0**53  # floats below it represent integers exactly
+_LONGEST = 300  # characters of an error message
 
 BodyType = TypeVar("BodyType", bound="Body")
 
 
 class Body(BaseModel):
-    """A body, or a part of one. What it does not name is refused: parameters that would change
-    nothing are declared, as `Ignored`; a number in quotes is no number."""
+    """A body or a part of one; unknown parameters are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
 
-# A parameter that tells a provider about its customer, and nothing about the answer.
+# A parameter that does not change the answer.
 Ignored = Any
 
 
 def parse(data: bytes, kind: type[BodyType]) -> BodyType:
-    """Raises RequestError, which names the parameter at fault."""
+    """Parse a body. Raises RequestError, which names the parameter at fault."""
     try:
         value = parse_json(data)
     except ValueError as error:
@@ -52,8 +49,10 @@ def parse(data: bytes, kind: type[BodyType]) -> BodyType:
 
 
 def _check(value: Any) -> None:
-    """Raises RequestError where it is nested too deeply, or has text that is none. Makes integers
-    of numbers that are: to JSON 2.0 is one, and languages without them write it so."""
+    """Raise RequestError for deep nesting and lone surrogates; make integers of 2.0 and the like.
+
+    Languages without integers write them as floats.
+    """
     level = [value]
     for _ in range(MAX_DEPTH):
         inner: list[Any] = []
@@ -78,8 +77,7 @@ def _check(value: Any) -> None:
 
 
 def _refusal(value: Any, errors: list[ErrorDetails]) -> RequestError:
-    """Of the first thing that is wrong; a parameter that is not known comes first, and of the kinds
-    in a union that which came furthest."""
+    """Return one of the errors: an unknown parameter if there is any, else the deepest."""
     unknown = [error for error in errors if error["type"] == "extra_forbidden"]
     error = max(unknown or errors, key=lambda error: len(error["loc"]))
     name = ".".join(_place(value, error["loc"]))
@@ -91,8 +89,7 @@ def _refusal(value: Any, errors: list[ErrorDetails]) -> RequestError:
 
 
 def _place(value: Any, location: Sequence[str | int]) -> list[str]:
-    """The names and numbers of a location. Between them it has the names of the kinds in unions,
-    and at its end what may be missing."""
+    """Return the names and numbers of a location, without the names of union members."""
     found: list[str] = []
     for number, part in enumerate(location):
         last = number == len(location) - 1
@@ -105,17 +102,24 @@ def _place(value: Any, location: Sequence[str | int]) -> list[str]:
     return found
 
 
-BETWEEN = "\n\n"  # two parts of a text that a template knows one of
+BETWEEN = "\n\n"  # separates parts of a text
 
 
-def joined(messages: Iterable[Message]) -> list[Message]:
-    """The conversation with neighbours of a role made one turn, as templates expect it. Results of
-    tools stay apart, and so do texts of an assistant behind its calls."""
+def joined(messages: Iterable[Message], param: str) -> list[Message]:
+    """Merge neighboring messages of a role, as templates expect.
+
+    Tool results stay apart, and so does an assistant's text after its calls. Raises RequestError
+    if there is nothing to answer. param: of the messages.
+    """
     turns: list[Message] = []
     for message in messages:
         last = turns[-1] if turns else None
-        apart = last is None or last.role != message.role or message.role == "tool"
-        if last is None or apart or (last.tool_calls and message.content):
+        if (
+            last is None
+            or last.role != message.role
+            or message.role == "tool"
+            or (last.tool_calls and message.content)
+        ):
             turns.append(message)
             continue
         turns[-1] = replace(
@@ -124,15 +128,19 @@ def joined(messages: Iterable[Message]) -> list[Message]:
             thinking=BETWEEN.join(text for text in (last.thinking, message.thinking) if text),
             tool_calls=last.tool_calls + message.tool_calls,
         )
+    if not any(turn.role != "system" for turn in turns):
+        raise invalid(param, "there is nothing to answer")
     return turns
 
 
-def effort_variables(service: Service, effort: Effort | None, param: str) -> dict[str, Any]:
-    """The chat template's variables for how much to think. Raises RequestError where the model
-    cannot be told that."""
-    variables = thinking_variables(service.engine.tokenizer).of(effort)
-    if variables is None:
-        raise RequestError(
-            f"{param}: {service.name} cannot be told {effort!r}; leave it out", param=param
-        )
-    return variables
+def refuse_extra(body: Body, place: str) -> None:
+    """Raise RequestError if a body that allows extra parameters has one."""
+    if body.model_extra:
+        name = f"{place}.{next(iter(body.model_extra))}"
+        raise RequestError(f"unsupported parameter: {name}", param=name)
+
+
+def check_tool(name: str, names: Collection[str], param: str = "tool_choice") -> None:
+    """Raise RequestError if a chosen tool is not offered."""
+    if name not in names:
+        raise RequestError(f"tool_choice: there is no tool {name[:100]!r}", param=param)

@@ -1,4 +1,4 @@
-"""What a request is refused with, before a dialect writes it down in its own shape."""
+"""Errors of requests, before a dialect encodes them."""
 
 from __future__ import annotations
 
@@ -31,9 +31,11 @@ STATUS: dict[ErrorKind, int] = {
 
 
 class RequestError(Exception):
-    """A request that cannot be honoured. param: the parameter at fault, "" where none is. code: the
-    name that clients know the error by, where it has one: "context_length_exceeded",
-    "model_not_found"."""
+    """A request that cannot be served.
+
+    param: the parameter at fault, or "". code: the error's name for clients, or "", for example
+    "context_length_exceeded" or "model_not_found".
+    """
 
     def __init__(
         self, message: str, kind: ErrorKind = "invalid", *, param: str = "", code: str = ""
@@ -46,20 +48,27 @@ class RequestError(Exception):
 
     @property
     def status(self) -> int:
-        """Of HTTP."""
+        """The HTTP status."""
         return STATUS[self.kind]
 
 
+def invalid(param: str, reason: str) -> RequestError:
+    """Return the error of one parameter."""
+    return RequestError(f"{param}: {reason}", param=param)
+
+
 class Stopping(RequestError):
-    """An answer that the end of the server cuts off."""
+    """The server is stopping and cuts the answer off."""
 
     def __init__(self) -> None:
         super().__init__("the server is stopping", "unavailable")
 
 
 def request_error(error: Exception) -> RequestError:
-    """What a client is told of an exception. One that nobody foresaw is kept as a crash is, and its
-    details are not told."""
+    """Return what a client learns of an exception.
+
+    An unexpected exception is saved as a crash; the client does not see its details.
+    """
     if isinstance(error, RequestError):
         return error
     if isinstance(error, PromptTooLong):
@@ -69,7 +78,7 @@ def request_error(error: Exception) -> RequestError:
         return RequestError(str(error), "not_found", param="model", code="model_not_found")
     if isinstance(error, UsageError | UnsupportedModel):
         return RequestError(str(error))
-    if isinstance(error, AkunuError):  # no model, no memory, or the end of the server
+    if isinstance(error, AkunuError):  # no model, no memory, or a stopping server
         return RequestError(str(error), "unavailable")
     crashes.report(error)
     return RequestError("the server failed to answer; its terminal has the details", "internal")

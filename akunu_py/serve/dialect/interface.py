@@ -1,13 +1,12 @@
-"""The seam between HTTP and the dialects that clients speak: Chat Completions, Messages, ...
+"""The interface between HTTP and the dialects that clients use: Chat Completions, Messages, ...
 
-A dialect is a module that makes one `Dialect`, and `dialects.py` names them all. For each path that
-is posted to it has an `Endpoint`: the pydantic model of the body, and a function that turns such a
-body into what the engine shall do, a `Prepared` request, or into a reply that needs no engine. The
-rest is the same for all: `app.py` checks and parses what comes in, `answering.py` runs the jobs,
-sends what the encoder makes of their events, keeps the connection alive, and cancels what nobody
-waits for.
+A dialect is a module with one `Dialect`, listed in `http/app.py`. Each `Endpoint` has a path, the
+pydantic model of its body, and a function that turns a body into a `Prepared` request, or into a
+reply that needs no engine. `http/app.py` checks and parses requests; `http/answering.py` runs the
+jobs, sends what the encoder makes of their events, keeps the connection alive, and cancels the
+jobs when the client disconnects.
 
-All that is particular to a dialect is pure: bodies in, jobs out; events in, bytes out.
+Dialects are pure: bodies in, jobs out; events in, bytes out.
 """
 
 from __future__ import annotations
@@ -35,29 +34,52 @@ from akunu_py.decoding.scheduling.job import Job
 from akunu_py.serve.dialect.bodies import Body
 from akunu_py.serve.dialect.errors import RequestError
 from akunu_py.serve.dialect.service import Service
-from akunu_py.types import TokenLogprobs, ToolCall
+from akunu_py.types import Stats, TokenLogprobs, ToolCall
+
+DONE = b"data: [DONE]\n\n"
+_COMMENT = b": still at it\n\n"
+
+
+def frame(value: Any, event: str = "") -> bytes:
+    """Return a JSON value as a server-sent event (WHATWG HTML, section 9.2)."""
+    data = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    name = f"event: {event}\n" if event else ""
+    return f"{name}data: {data}\n\n".encode()
 
 
 class Encoder(Protocol):
-    """Writes down a streamed answer: a new one for each request."""
+    """Encodes one streamed answer; each request has a new one."""
 
     def encode(self, event: Event, choice: int) -> list[bytes]:
-        """The frames for an event of the job of that number. Never gets Failed. `Ended` comes once
-        for each job; the frames for the last of them end the stream."""
+        """Return the frames of an event of job number `choice`; never called with Failed.
+
+        `Ended` comes once for each job; the frames of the last one end the stream.
+        """
 
     def heartbeat(self) -> bytes:
-        """What tells a client that waits that there is nothing yet."""
+        """Return the frame that keeps the connection alive."""
 
     def fail(self, error: RequestError) -> list[bytes]:
-        """The frames that end the stream where there will be no more of the answer."""
+        """Return the frames that end the stream after an error."""
+
+
+class CommentEncoder:
+    """Base of encoders whose heartbeat is a comment and whose last frame may be an error."""
+
+    error_body: Callable[[RequestError], Mapping[str, Any]]
+
+    def heartbeat(self) -> bytes:
+        return _COMMENT
+
+    def fail(self, error: RequestError) -> list[bytes]:
+        return [frame(self.error_body(error))]
 
 
 @dataclass(slots=True)
 class WholeAnswer:
-    """The events of one job, put together. parts: in the order in which they came, with neighbours
-    of a kind joined."""
+    """The events of one job, merged."""
 
-    parts: list[Thinking | Text | ToolCall] = field(default_factory=list)
+    parts: list[Thinking | Text | ToolCall] = field(default_factory=list)  # in order
     begun: Begun | None = None
     ended: Ended | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -100,75 +122,49 @@ class WholeAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request that was understood.
+    """A parsed request, ready to run."""
 
-    jobs: what the engine is to do, one for each choice, one after the other. whole: makes the body
-    of the reply of the answers to all jobs. encoder: where the answer is streamed; None where not.
-    short: little to read and few tokens to write, so others may wait for it.
-    """
-
-    jobs: Sequence[Job]
-    whole: Callable[[Sequence[WholeAnswer]], Mapping[str, Any]]
-    encoder: Encoder | None = None
-    short: bool = False
+    jobs: Sequence[Job]  # one for each choice, run one after the other
+    whole: Callable[[Sequence[WholeAnswer]], Mapping[str, Any]]  # builds the body of the reply
+    encoder: Encoder | None = None  # None: not streamed
+    short: bool = False  # few tokens to prefill and to generate, so other requests may wait
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """What is posted to `path`.
+    """A path for POST requests.
 
-    prepare: raises RequestError or AkunuError for what cannot be honoured. It runs in a thread of
-    its own, so it may render templates, tokenize and compile, but not touch arrays.
-    summary: for the OpenAPI description.
+    prepare: raises RequestError or AkunuError. Runs in a worker thread: it may render templates,
+    tokenize and compile, but not touch arrays.
     """
 
     path: str
     body: type[Body]
     prepare: Callable[[Any, Service], Prepared | Mapping[str, Any]]
-    summary: str
+    summary: str  # for the OpenAPI description
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """endpoints: with the aliases of their paths as further ones. error: the body of a reply that
-    refuses, with the id of the request."""
+    """One API: its endpoints, and the body of an error reply, given the error and request id."""
 
     name: str
     endpoints: Sequence[Endpoint]
     error: Callable[[RequestError, str], Mapping[str, Any]]
 
 
-class CommentHeartbeat:
-    """The heartbeat of dialects that have none of their own: a comment."""
-
-    def heartbeat(self) -> bytes:
-        return COMMENT
-
-
-DONE = b"data: [DONE]\n\n"
-COMMENT = b": still at it\n\n"  # which clients skip
-
-
-def frame(value: Any, event: str = "") -> bytes:
-    """A JSON value as the data of an event, which has a name in some dialects."""
-    data = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    name = f"event: {event}\n" if event else ""
-    return f"{name}data: {data}\n\n".encode()
-
-
 def statistics(*answers: Ended) -> dict[str, Any]:
-    """Of all of them together, for those who look for it; clients ignore it."""
-    stats = [each.stats for each in answers]
-    drafted, accepted = sum(each.drafted for each in stats), sum(each.accepted for each in stats)
-    passes = sum(each.target_passes for each in stats)
-    decoded = sum(each.decoded_tokens for each in stats)
-    decode_s = sum(each.decode_s for each in stats)
+    """Return the drafting statistics of several answers together; clients ignore them."""
+    total = Stats()
+    for answer in answers:
+        total.include(answer.stats)
+    decoded = sum(answer.stats.decoded_tokens for answer in answers)
     return {
-        "target_passes": passes,
-        "drafted": drafted,
-        "accepted": accepted,
-        "tokens_per_pass": round(decoded / passes, 4) if passes else 0.0,
-        "tokens_per_s": round(decoded / decode_s, 4) if decode_s > 0 else 0.0,
-        "prefill_s": round(sum(each.prefill_s for each in stats), 4),
-        "decode_s": round(decode_s, 4),
+        "target_passes": total.target_passes,
+        "drafted": total.drafted,
+        "accepted": total.accepted,
+        "tokens_per_pass": round(decoded / total.target_passes, 4) if total.target_passes else 0.0,
+        "tokens_per_s": round(decoded / total.decode_s, 4) if total.decode_s > 0 else 0.0,
+        "prefill_s": round(total.prefill_s, 4),
+        "decode_s": round(total.decode_s, 4),
     }

@@ -1,5 +1,4 @@
-"""How an answer is generated, as requests ask for it: by OpenAI's names, into which the other
-dialects turn theirs."""
+"""Sampling parameters under OpenAI's names; other dialects convert theirs."""
 
 from __future__ import annotations
 
@@ -9,28 +8,26 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
+from akunu_py.decoding.chat_format.effort import Effort, thinking_variables
 from akunu_py.serve.dialect.bodies import Body, Ignored
-from akunu_py.serve.dialect.errors import RequestError
+from akunu_py.serve.dialect.errors import invalid
 from akunu_py.serve.dialect.service import Service
 from akunu_py.types import Constraint, ConstraintKind, GenerateOptions
 
 _MAX_SEED = 2**32
-# What `json_object` asks for: of all JSON an object, as OpenAI has it.
+# OpenAI's `json_object`
 JSON_OBJECT = Constraint("json_schema", '{"type": "object"}')
 
 TokenId = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
 
 
 class StreamOptions(Body):
-    """include_usage: a last chunk tells how many tokens it was."""
-
-    include_usage: bool | None = None
+    include_usage: bool | None = None  # in a last chunk
     include_obfuscation: Ignored = None
 
 
 class StructuredOutputs(Body):
-    """What vLLM has in the place of `guided_*` from 0.12 on. disable_any_whitespace: JSON is
-    compact, that of a `response_format` too."""
+    """vLLM's replacement of `guided_*` from 0.12 on."""
 
     model_config = ConfigDict(extra="forbid", strict=True, serialize_by_alias=True)
 
@@ -39,11 +36,11 @@ class StructuredOutputs(Body):
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
-    disable_any_whitespace: bool | None = None
+    disable_any_whitespace: bool | None = None  # applies to `response_format`, too
 
 
 class SamplingBody(Body):
-    """Parameters of both; those in the last two groups are not OpenAI's own."""
+    """Parameters of Chat Completions and Completions."""
 
     model: str | None = None
     stream: bool | None = None
@@ -57,7 +54,7 @@ class SamplingBody(Body):
     presence_penalty: float | None = Field(default=None, ge=-100, le=100)
     frequency_penalty: float | None = Field(default=None, ge=-100, le=100)
     logit_bias: dict[TokenId, float] | None = None
-    # They say who asks and what for; nothing about the answer.
+    # These describe the caller, not the answer.
     user: Ignored = None
     metadata: Ignored = None
     store: Ignored = None
@@ -83,13 +80,15 @@ def generate_options(
     constraint: Constraint | None = None,
     logprobs: int | None = None,
 ) -> GenerateOptions:
-    """How to answer; what the body leaves open is as the service has it. constraint: beside those
-    in the body. logprobs: see `SamplingOptions`. Raises RequestError."""
+    """Return the options of an answer, with the service's defaults. Raises RequestError.
+
+    constraint: from outside the body. logprobs: see `SamplingOptions`.
+    """
     constraint = _guided(body, constraint)
     given: dict[str, Any] = {
         "temperature": body.temperature,
         "top_p": body.top_p,
-        "top_k": None if body.top_k is None else max(0, body.top_k),  # vLLM's -1 is none, too
+        "top_k": None if body.top_k is None else max(0, body.top_k),  # vLLM writes -1 for none
         "min_p": body.min_p,
         "repetition_penalty": body.repetition_penalty,
         "presence_penalty": body.presence_penalty,
@@ -109,14 +108,14 @@ def generate_options(
 
 
 def includes_usage(body: SamplingBody) -> bool:
-    """Whether a last chunk shall tell the usage. Raises RequestError where there are no chunks."""
+    """Return True if a last chunk has the usage. Raises RequestError without a stream."""
     if body.stream_options is not None and not body.stream:
-        raise RequestError("stream_options: only with stream", param="stream_options")
+        raise invalid("stream_options", "only with stream")
     return body.stream_options is not None and bool(body.stream_options.include_usage)
 
 
 def choices(options: GenerateOptions, count: int) -> list[GenerateOptions]:
-    """The options of each of several answers to one prompt: seeded ones differ in their seeds."""
+    """Return the options of several answers to one prompt, with seeds that differ."""
     seed = options.sampling.seed
     if seed is None:
         return [options] * count
@@ -127,44 +126,47 @@ def choices(options: GenerateOptions, count: int) -> list[GenerateOptions]:
 
 
 def schema_constraint(schema: Any) -> Constraint:
-    """What fits a JSON Schema."""
+    """Return the constraint for a JSON Schema."""
     return Constraint("json_schema", schema if isinstance(schema, str) else json.dumps(schema))
 
 
 def _guided(body: SamplingBody, other: Constraint | None) -> Constraint | None:
-    """The one that there is. other: beside those in the body. Raises RequestError."""
+    """Return the only constraint, of the body or `other`. Raises RequestError if there are more."""
     outputs = body.structured_outputs or StructuredOutputs(json=None)
     given = {
-        "guided_json": _schema(body.guided_json),
-        "guided_regex": _text("regex", body.guided_regex),
-        "guided_choice": _choice(body.guided_choice),
-        "guided_grammar": _text("grammar", body.guided_grammar),
-        "structured_outputs.json": _schema(outputs.json_schema),
-        "structured_outputs.regex": _text("regex", outputs.regex),
-        "structured_outputs.choice": _choice(outputs.choice),
-        "structured_outputs.grammar": _text("grammar", outputs.grammar),
-        "structured_outputs.json_object": JSON_OBJECT if outputs.json_object else None,
+        "guided_json": body.guided_json,
+        "guided_regex": body.guided_regex,
+        "guided_choice": body.guided_choice,
+        "guided_grammar": body.guided_grammar,
+        "structured_outputs.json": outputs.json_schema,
+        "structured_outputs.regex": outputs.regex,
+        "structured_outputs.choice": outputs.choice,
+        "structured_outputs.grammar": outputs.grammar,
     }
-    found = {name: constraint for name, constraint in given.items() if constraint is not None}
+    found = {name: _constraint(name, each) for name, each in given.items() if each is not None}
+    if outputs.json_object:
+        found["structured_outputs.json_object"] = JSON_OBJECT
     if len(found) + (other is not None) > 1:
-        name = [*found][-1]
-        raise RequestError(f"{name}: an answer can match one constraint only", param=name)
+        raise invalid([*found][-1], "an answer can match one constraint only")
     constraint = next(iter(found.values()), other)
     if not outputs.disable_any_whitespace:
         return constraint
     if constraint is None or constraint.kind != "json_schema":
-        name = "structured_outputs.disable_any_whitespace"
-        raise RequestError(f"{name}: only for an answer in JSON", param=name)
+        raise invalid("structured_outputs.disable_any_whitespace", "only for an answer in JSON")
     return replace(constraint, compact=True)
 
 
-def _schema(schema: Any) -> Constraint | None:
-    return None if schema is None else schema_constraint(schema)
+def _constraint(name: str, value: Any) -> Constraint:
+    kinds: tuple[ConstraintKind, ...] = ("regex", "choice", "grammar")
+    kind = next((kind for kind in kinds if name.endswith(kind)), None)
+    if kind is None:
+        return schema_constraint(value)
+    return Constraint(kind, choices=tuple(value)) if kind == "choice" else Constraint(kind, value)
 
 
-def _text(kind: ConstraintKind, text: str | None) -> Constraint | None:
-    return None if text is None else Constraint(kind, text)
-
-
-def _choice(choices: list[str] | None) -> Constraint | None:
-    return None if choices is None else Constraint("choice", choices=tuple(choices))
+def effort_variables(service: Service, effort: Effort | None, param: str) -> dict[str, Any]:
+    """Return the chat template's variables for an effort. Raises RequestError if it has none."""
+    variables = thinking_variables(service.engine.tokenizer).of(effort)
+    if variables is None:
+        raise invalid(param, f"{service.name} cannot be told {effort!r}; leave it out")
+    return variables

@@ -1,10 +1,10 @@
-"""What all requests share: the model that is served, what it is called, and how it answers."""
+"""What all requests share: the served model, its names and its defaults."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -14,29 +14,28 @@ from akunu_py.completion.completer import Completer
 from akunu_py.completion.fim import FimFamily, find_family
 from akunu_py.completion.prompt import Budgets, make_prompt, name_files
 from akunu_py.completion.tokens import CodeTokens
-from akunu_py.completion.types import CompleteOptions
+from akunu_py.completion.types import CompleteOptions, Completion
 from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.events import Event
 from akunu_py.decoding.session import Session
 from akunu_py.serve.dialect.errors import RequestError
 from akunu_py.types import GenerateOptions
 
-_COMPLETERS = 4  # with other options each, that are kept
+_COMPLETERS = 4  # kept, for different options
 _ENDING = 64
 
 
 @dataclass(frozen=True)
 class Service:
-    """names: what a request may call the model, its own name first. defaults: how an answer is made
-    where the request says nothing of it. max_tokens: of such an answer, None for as many as the
-    context holds. created: seconds since 1970. completers: see `completer`. ending: the ids of
-    requests that shall end with what they have, as our own clients ask."""
+    """The loaded model."""
 
     engine: Engine
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # accepted in requests; the model's own name first
     defaults: GenerateOptions
-    max_tokens: int | None = None
+    max_tokens: int | None = None  # of answers without a limit; None: up to the context length
     created: int = field(default_factory=lambda: int(time.time()))
     completers: dict[CompleteOptions, Completer] = field(default_factory=dict)
+    # ids of requests of akunu's own clients that are to stop with the text so far
     ending: deque[str] = field(default_factory=lambda: deque(maxlen=_ENDING))
 
     @property
@@ -45,11 +44,11 @@ class Service:
 
     @property
     def most_tokens(self) -> int:
-        """That an answer may have where the request sets no limit."""
+        """Maximum tokens of an answer whose request sets no limit."""
         return self.max_tokens or self.engine.context_length
 
     def completer(self, session: Session, options: CompleteOptions) -> Completer:
-        """The one that completes so; to be called in the thread of the session."""
+        """Return the completer for these options; call in the session's thread."""
         if options not in self.completers:
             while len(self.completers) >= _COMPLETERS:
                 del self.completers[next(iter(self.completers))]
@@ -59,12 +58,12 @@ class Service:
 
     @cached_property
     def infill(self) -> Infill:
-        """How the model is asked to fill in the middle."""
+        """The model's fill-in-the-middle format."""
         return Infill(self.engine)
 
     @property
     def description(self) -> dict[str, Any]:
-        """The model as OpenAI's and Anthropic's clients list one."""
+        """The model as OpenAI's and Anthropic's clients list it."""
         date = datetime.fromtimestamp(self.created, UTC).isoformat().replace("+00:00", "Z")
         return {
             "id": self.name,
@@ -77,15 +76,10 @@ class Service:
             "context_length": self.engine.context_length,
         }
 
-    def check_model(self, asked: str | None) -> None:
-        """Raises RequestError where a request asks for another model than the served one."""
-        if asked is not None:
-            check_model(asked, self.names)
 
-
-def check_model(asked: str, names: Sequence[str]) -> None:
-    """Raises RequestError where `asked` is none of the names of the served model."""
-    if asked not in names:
+def check_model(asked: str | None, names: Sequence[str]) -> None:
+    """Raise RequestError if a request names another model than the served one."""
+    if asked is not None and asked not in names:
         raise RequestError(
             f"this server has {names[0]} loaded, not {asked[:100]!r}; ask for that, "
             f"or start another one: akunu serve --model NAME",
@@ -97,16 +91,15 @@ def check_model(asked: str, names: Sequence[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class InfillPrompt:
-    """tokens: what the model reads. stop_tokens: what ends the middle. draft_context: what is
-    drafted from besides."""
+    """A fill-in-the-middle prompt."""
 
     tokens: list[int]
-    stop_tokens: tuple[int, ...]
-    draft_context: list[tuple[int, ...]]
+    stop_tokens: tuple[int, ...]  # end the middle
+    draft_context: list[tuple[int, ...]]  # more text to draft from
 
 
 class Infill:
-    """The tokenizer of a model, as filling in needs it, and its format."""
+    """The fill-in-the-middle format of a model, with its tokenizer."""
 
     def __init__(self, engine: Engine) -> None:
         self._code = CodeTokens(engine.tokenizer, engine.vocabulary)
@@ -114,12 +107,30 @@ class Infill:
         self.family: FimFamily | None = find_family("auto", self._code, engine.name)
 
     def prompt(self, prefix: str, suffix: str) -> InfillPrompt:
-        """The prompt for what is between two texts, however long they are. Where the model has no
-        format, it continues the prefix."""
+        """Return the prompt for the text between two others, however long they are.
+
+        A model without a format continues the prefix.
+        """
         room = Budgets(self._context, self._context, 0)
         names = name_files("", "", "", [])
         made = make_prompt(self._code, self.family, room, prefix, suffix, names)
         stops = self._code.marker_ids(self.family.stop) if self.family else frozenset()
-        # Nobody samples the end of the prefix again here.
-        tokens = [*made.tokens, *self._code.encode(made.healed)]
+        tokens = [*made.tokens, *self._code.encode(made.healed)]  # the answer omits the prefix
         return InfillPrompt(tokens, tuple(sorted(stops)), made.draft_context)
+
+
+def completion_events(
+    steps: Generator[Event | None, None, Completion],
+    drain: Callable[[Event | None], Iterable[Event]],
+) -> Generator[Event | None, None, Completion]:
+    """Yield the steps of a completer, each followed by the events that `drain` returns for it."""
+    while True:
+        try:
+            step = next(steps)
+        except StopIteration as last:
+            yield from drain(None)
+            completion: Completion = last.value
+            return completion
+        new = drain(step)
+        yield step
+        yield from new

@@ -1,5 +1,4 @@
-"""The reply to a request that the engine works for: streamed or whole, kept alive while there is
-nothing to send, and given up as soon as its client is."""
+"""Replies that the engine works for: streamed or whole, kept alive, cancelled on disconnect."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,43 +18,39 @@ from akunu_py.decoding.scheduling.scheduler import Scheduler
 from akunu_py.serve.dialect.errors import RequestError, Stopping, request_error
 from akunu_py.serve.dialect.interface import Dialect, Encoder, Prepared, WholeAnswer
 
-HEARTBEAT_S = 4.0  # clients and what lies between give up after 5 or more
+HEARTBEAT_S = 4.0  # clients and proxies time out after 5 or more
 
-Run = Callable[[Job], AsyncGenerator[Event]]  # closing it cancels the job
+ChoiceEvent = tuple[int, Event]  # an event with the number of its job
 
 
 class ClientGone(Exception):
-    """Nobody reads the reply any more."""
+    """The client disconnected."""
 
 
 @dataclass(slots=True)
 class Answering:
-    """One request while it is answered. on_event: is told of all that happens.
-
-    Raises ClientGone; everything else becomes an error in the dialect's shape.
-    """
+    """One running request. Raises ClientGone; other errors become replies of the dialect."""
 
     prepared: Prepared
-    run: Run
+    run: Callable[[Job], AsyncGenerator[Event]]  # closing the generator cancels the job
     dialect: Dialect
     request_id: str
-    on_event: Callable[[Event], None]
+    on_event: Callable[[Event], None]  # called with every event
     heartbeat_s: float = HEARTBEAT_S
 
     async def reply(self, receive: Receive, send: Send) -> int:
-        """Sends the reply, whose body was read before. Returns its status."""
+        """Send the reply and return its status; the request's body must have been received."""
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
             async with contextlib.aclosing(self._events()) as events:
-                waited = _Waited(events, gone)
                 if self.prepared.encoder is None:
-                    return await self._send_whole(waited, send)
-                return await self._send_stream(self.prepared.encoder, waited, send)
+                    return await self._send_whole(_waited(events, gone), send)
+                return await self._send_stream(self.prepared.encoder, events, gone, send)
         finally:
             gone.cancel()
 
-    async def _events(self) -> AsyncGenerator[tuple[int, Event]]:
-        """The events of all jobs, each with the number of its job. Raises RequestError."""
+    async def _events(self) -> AsyncGenerator[ChoiceEvent]:
+        """Yield the events of all jobs. Raises RequestError."""
         for choice, job in enumerate(self.prepared.jobs):
             async with contextlib.aclosing(self.run(job)) as events:
                 async for event in events:
@@ -63,45 +58,49 @@ class Answering:
                         raise request_error(event.error) from event.error
                     self.on_event(event)
                     if isinstance(event, Ended) and event.reason == "cancelled":
-                        # Not by the client: then nobody would be here to read it.
-                        raise Stopping
+                        raise Stopping  # after a disconnect nothing runs here any more
                     yield choice, event
 
-    async def _send_whole(self, events: _Waited, send: Send) -> int:
+    async def _send_whole(self, events: AsyncGenerator[ChoiceEvent | None], send: Send) -> int:
         answers = [WholeAnswer() for _ in self.prepared.jobs]
         try:
-            async for choice, event in events:
-                answers[choice].add(event)
+            async for found in events:
+                if found is not None:
+                    answers[found[0]].add(found[1])
             body = self.prepared.whole(answers)
         except ClientGone:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, the client must read it
+        except Exception as error:  # noqa: BLE001 - the client gets every error
             return await self._send_error(request_error(error), send)
         return await send_json(send, 200, body)
 
     async def _send_error(self, error: RequestError, send: Send) -> int:
         return await send_json(send, error.status, self.dialect.error(error, self.request_id))
 
-    async def _send_stream(self, encoder: Encoder, events: _Waited, send: Send) -> int:
-        """The status is sent with the first frame, so that what fails at once has its own."""
+    async def _send_stream(
+        self,
+        encoder: Encoder,
+        events: AsyncGenerator[ChoiceEvent],
+        gone: asyncio.Future[None],
+        send: Send,
+    ) -> int:
+        """Send the status with the first frame, so that an early error has its own status."""
         stream, ended = _Stream(send), 0
         try:
-            while True:
-                due = max(0.0, stream.last_sent + self.heartbeat_s - time.monotonic())
-                try:
-                    choice, event = await events.next(due)
-                except TimeoutError:
+            async for found in _waited(
+                events, gone, lambda: stream.last_sent + self.heartbeat_s - time.monotonic()
+            ):
+                if found is None:
                     await stream.write([encoder.heartbeat()])
                     continue
-                except StopAsyncIteration:
-                    break
+                choice, event = found
                 await stream.write(encoder.encode(event, choice))
                 ended += isinstance(event, Ended)
         except ClientGone:
             if ended < len(self.prepared.jobs):
                 raise
-            return 200  # it had all, and did not wait for the end of the connection
-        except Exception as error:  # noqa: BLE001 - whatever it is, the client must read it
+            return 200  # the client had everything and closed the connection first
+        except Exception as error:  # noqa: BLE001 - the client gets every error
             failure = request_error(error)
             if not stream.begun:
                 return await self._send_error(failure, send)
@@ -111,7 +110,7 @@ class Answering:
 
 
 class _Stream:
-    """A reply in frames."""
+    """A reply sent in frames."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -138,43 +137,37 @@ class _Stream:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-class _Waited(AsyncIterator[tuple[int, Event]]):
-    """Events, as long as the client is there to read them. Raises ClientGone."""
-
-    def __init__(
-        self, events: AsyncGenerator[tuple[int, Event]], gone: asyncio.Future[None]
-    ) -> None:
-        self._events, self._gone = events, gone
-        self._next: asyncio.Future[tuple[int, Event]] | None = None
-
-    async def __anext__(self) -> tuple[int, Event]:
-        return await self.next(None)
-
-    async def next(self, seconds: float | None) -> tuple[int, Event]:
-        """Raises TimeoutError where none comes for so long; asking again loses nothing."""
-        if self._next is None:
-            self._next = asyncio.ensure_future(anext(self._events))
-        try:
-            waited: set[asyncio.Future[Any]] = {self._next, self._gone}
-            done, _ = await asyncio.wait(
-                waited, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+async def _waited(
+    events: AsyncGenerator[ChoiceEvent],
+    gone: asyncio.Future[None],
+    seconds: Callable[[], float | None] = lambda: None,
+) -> AsyncGenerator[ChoiceEvent | None]:
+    """Yield events, and None when none arrives within `seconds()`. Raises ClientGone."""
+    following: asyncio.Future[ChoiceEvent | None] | None = None
+    try:
+        while True:
+            following = following or asyncio.ensure_future(anext(events, None))
+            limit = seconds()
+            both: set[asyncio.Future[Any]] = {following, gone}
+            await asyncio.wait(
+                both,
+                timeout=None if limit is None else max(0.0, limit),
+                return_when=asyncio.FIRST_COMPLETED,
             )
-        except asyncio.CancelledError:
-            await self._give_up()
-            raise
-        if self._gone in done:
-            await self._give_up()
-            raise ClientGone
-        if not done:
-            raise TimeoutError
-        event, self._next = self._next, None
-        return event.result()
-
-    async def _give_up(self) -> None:
-        assert self._next is not None
-        self._next.cancel()
-        with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration, RequestError):
-            await self._next
+            if gone.done():
+                raise ClientGone
+            if not following.done():
+                yield None
+                continue
+            event, following = following.result(), None
+            if event is None:
+                return
+            yield event
+    finally:
+        if following is not None:
+            following.cancel()
+            with contextlib.suppress(asyncio.CancelledError, RequestError):
+                await following
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -183,7 +176,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 async def send_json(send: Send, status: int, value: Mapping[str, Any]) -> int:
-    """Sends a whole reply. Returns its status."""
+    """Send a whole reply and return its status."""
     body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
     headers = [
         (b"content-type", b"application/json"),
@@ -197,11 +190,10 @@ async def send_json(send: Send, status: int, value: Mapping[str, Any]) -> int:
 async def events_of(
     scheduler: Scheduler, job: Job, *, client: str = "", short: bool = False
 ) -> AsyncGenerator[Event]:
-    """The events of a job, which is submitted now; the last is Ended or Failed. Closing the
-    generator cancels the job.
+    """Submit a job and yield its events; the last one is Ended or Failed.
 
-    client, short: see `Scheduler.submit`. A reader that is slow finds what came meanwhile merged,
-    so that it never takes more memory than the text that waits.
+    Closing the generator cancels the job. Events that wait for a slow reader are merged, so they
+    never take more memory than their text. client, short: see `Scheduler.submit`.
     """
     mailbox = _Mailbox()
     handle = scheduler.submit(job, mailbox.put, client=client, short=short)
@@ -216,20 +208,19 @@ async def events_of(
 
 
 class _Mailbox:
-    """Events on their way from the thread of the model to the event loop that made it."""
+    """Events on their way from the model's thread to the event loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._arrived = asyncio.Event()
-        self._events: list[Event] = []  # for the loop alone
+        self._events: list[Event] = []  # used in the event loop only
 
     def put(self, event: Event) -> None:
-        """From any thread. Raises RuntimeError where the loop is closed."""
+        """Add an event from any thread. Raises RuntimeError when the loop is closed."""
         self._loop.call_soon_threadsafe(self._add, event)
 
     def _add(self, event: Event) -> None:
-        last = self._events[-1] if self._events else None
-        merged = None if last is None else _merged(last, event)
+        merged = _merged(self._events[-1], event) if self._events else None
         if merged is None:
             self._events.append(event)
         else:
@@ -237,7 +228,7 @@ class _Mailbox:
         self._arrived.set()
 
     async def get(self) -> Event:
-        """The next event."""
+        """Wait for the next event."""
         while not self._events:
             self._arrived.clear()
             await self._arrived.wait()
@@ -245,7 +236,7 @@ class _Mailbox:
 
 
 def _merged(first: Event, second: Event) -> Event | None:
-    """One event that tells what both do, None where there is none."""
+    """Return one event that replaces two, or None."""
     if isinstance(first, Reading) and isinstance(second, Reading):
         return second
     for kind in (Text, Thinking, CallArguments):

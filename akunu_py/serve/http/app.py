@@ -1,4 +1,4 @@
-"""The application: paths, bodies, errors. What is said on them is the dialects' business."""
+"""The ASGI application: routes, bodies, errors. Dialects define what is in them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from akunu_py.decoding.events import Event
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.errors import AkunuError
-from akunu_py.serve.dialect import bodies
+from akunu_py.serve.dialect.bodies import MAX_BYTES, parse
 from akunu_py.serve.dialect.errors import STATUS, RequestError, request_error
 from akunu_py.serve.dialect.interface import Dialect, Endpoint, Prepared
 from akunu_py.serve.dialect.service import Service, check_model
@@ -39,27 +39,33 @@ from akunu_py.serve.responses.dialect import RESPONSES
 from akunu_py.version import __version__
 
 _CHALLENGE = 100  # characters
-_MOST = 256  # requests that wait
-_BODY_S = 60.0  # that a client may take to send a body
+_MOST = 256  # waiting requests
+_BODY_S = 60.0  # for a client to send a body
 _KINDS = {404: "not_found", 405: "method"}
+
+
+DIALECTS: tuple[Dialect, ...] = (OPENAI, RESPONSES, MESSAGES, LLAMACPP, OWN)
+_BY_PATH = {endpoint.path: each for each in DIALECTS for endpoint in each.endpoints}
+
+
+def dialect_of(path: str) -> Dialect:
+    """Return the dialect that encodes errors on `path`; OpenAI's for unknown paths."""
+    return _BY_PATH.get(path, DIALECTS[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What the application runs on. names: of the model. description: of it, for which it need not
-    be loaded a second time. service: waits for the model, where it is not loaded; raises
-    AkunuError where it cannot be. run: the events of a job, of a client, and whether the job is
-    short; closing it cancels the job. records: what becomes of requests."""
+    """What the application runs on."""
 
-    names: Sequence[str]
-    service: Callable[[], Service]
-    description: Callable[[], Mapping[str, Any]]
-    run: Callable[[Job, str, bool], AsyncGenerator[Event]]
+    names: Sequence[str]  # of the model
+    service: Callable[[], Service]  # waits until the model is loaded; raises AkunuError
+    description: Callable[[], Mapping[str, Any]]  # of the model, even while it is unloaded
+    run: Callable[[Job, str, bool], AsyncGenerator[Event]]  # job, client, short; see `events_of`
     records: Records
 
 
 def create_app(backend: Backend, access: Access, *, heartbeat_s: float = HEARTBEAT_S) -> Starlette:
-    """The ASGI application."""
+    """Return the ASGI application."""
     routes: list[BaseRoute] = [
         Route(endpoint.path, _Post(endpoint, dialect, backend, heartbeat_s), methods=["POST"])
         for dialect in DIALECTS
@@ -69,7 +75,7 @@ def create_app(backend: Backend, access: Access, *, heartbeat_s: float = HEARTBE
     if access.origins:
         middleware.insert(0, _cors(access.origins))
     return Starlette(
-        routes=[*routes, *_reading(backend, access)],
+        routes=[*routes, *_get_routes(backend, access)],
         middleware=middleware,
         exception_handlers=dict.fromkeys(
             (HTTPException, RequestError, AkunuError, Exception), _http_error
@@ -87,8 +93,8 @@ def _cors(origins: Sequence[str]) -> Middleware:
     )
 
 
-def _reading(backend: Backend, access: Access) -> list[BaseRoute]:
-    """What is read and changes nothing."""
+def _get_routes(backend: Backend, access: Access) -> list[BaseRoute]:
+    """Return the routes for GET."""
 
     async def models(request: Request) -> Response:
         found = await run_in_threadpool(backend.description)
@@ -121,7 +127,7 @@ def _reading(backend: Backend, access: Access) -> list[BaseRoute]:
 
 
 class _Post:
-    """What is done with a body that was posted: an ASGI application for one endpoint."""
+    """The ASGI application of one endpoint."""
 
     def __init__(
         self, endpoint: Endpoint, dialect: Dialect, backend: Backend, heartbeat_s: float
@@ -141,7 +147,7 @@ class _Post:
             if not isinstance(prepared, Prepared):
                 record.status = await send_json(send, 200, prepared)
                 return
-            # A connection is a client: programs that ask for much at once open several.
+            # A connection is a client: programs with parallel requests open several.
             client = "{}:{}".format(*(scope.get("client") or ("", 0)))
             answering = Answering(
                 prepared,
@@ -162,7 +168,7 @@ class _Post:
 
         def prepare() -> Any:
             try:
-                body = bodies.parse(data, self._endpoint.body)
+                body = parse(data, self._endpoint.body)
                 return self._endpoint.prepare(body, self._backend.service())
             except Exception as error:
                 raise request_error(error) from error
@@ -171,10 +177,10 @@ class _Post:
 
 
 async def _read(headers: Headers, receive: Receive) -> bytes:
-    """The body of a request. Raises RequestError where it is too large or too slow, ClientGone."""
-    too_large = RequestError(f"a body may have {bodies.MAX_BYTES:,} bytes", "too_large")
+    """Return the body. Raises ClientGone, and RequestError if it is too large or too slow."""
+    too_large = RequestError(f"a body may have {MAX_BYTES:,} bytes", "too_large")
     length = headers.get("content-length", "")
-    if length.isdigit() and int(length[:20]) > bodies.MAX_BYTES:
+    if length.isdigit() and int(length[:20]) > MAX_BYTES:
         raise too_large
     data, more = bytearray(), True
     try:
@@ -185,7 +191,7 @@ async def _read(headers: Headers, receive: Receive) -> bytes:
                     raise ClientGone
                 data += message.get("body", b"")
                 more = message.get("more_body", False)
-                if len(data) > bodies.MAX_BYTES:
+                if len(data) > MAX_BYTES:
                     raise too_large
     except TimeoutError:
         raise RequestError(f"the body did not come within {_BODY_S:g} seconds") from None
@@ -193,7 +199,7 @@ async def _read(headers: Headers, receive: Receive) -> bytes:
 
 
 def _http_error(request: Request, error: Exception) -> Response:
-    """For paths that do not exist, and what failed on those that do."""
+    """Return the reply for unknown paths and for exceptions."""
     headers = None
     if isinstance(error, HTTPException):
         kind = _KINDS.get(error.status_code, "invalid")
@@ -206,7 +212,6 @@ def _http_error(request: Request, error: Exception) -> Response:
     return JSONResponse(dict(body), failure.status, headers=headers)
 
 
-_REF = "#/components/schemas/{model}"
 _GET = {
     "/v1/models": "The model that is served.",
     "/health": "Whether the server is up.",
@@ -215,12 +220,12 @@ _GET = {
 
 
 def describe(dialects: Sequence[Dialect]) -> dict[str, Any]:
-    """The description, ready for JSON."""
+    """Return the OpenAPI 3.1 description of the endpoints and their bodies."""
     endpoints = [endpoint for dialect in dialects for endpoint in dialect.endpoints]
     models = {endpoint.body for endpoint in endpoints}
     references, schemas = models_json_schema(
         [(model, "validation") for model in sorted(models, key=lambda model: model.__name__)],
-        ref_template=_REF,
+        ref_template="#/components/schemas/{model}",
     )
     refused: dict[str, Any] = {
         str(status): {"description": kind, "content": {"application/json": {"schema": {}}}}
@@ -255,13 +260,3 @@ def _answer(*more: str) -> dict[str, Any]:
         "description": "The answer.",
         "content": {kind: {"schema": {}} for kind in ("application/json", *more)},
     }
-
-
-DIALECTS: tuple[Dialect, ...] = (OPENAI, RESPONSES, MESSAGES, LLAMACPP, OWN)
-
-_BY_PATH = {endpoint.path: each for each in DIALECTS for endpoint in each.endpoints}
-
-
-def dialect_of(path: str) -> Dialect:
-    """The one in whose shape errors on `path` are; the first for paths of none."""
-    return _BY_PATH.get(path, DIALECTS[0])

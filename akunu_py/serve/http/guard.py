@@ -1,8 +1,8 @@
-"""Who may ask: looks at the headers of every request before anything else does.
+"""Access control: checks the headers of every request first.
 
-A page in a browser can reach loopback, too. What it sends under a name of its own that resolves to
-127.0.0.1 (DNS rebinding) has that name in the Host header; what it sends to 127.0.0.1 itself has
-its Origin. Both are refused, unless named at the start.
+Web pages can reach loopback, too. A page whose own name resolves to 127.0.0.1 (DNS rebinding) sends
+that name in the Host header; a page that connects to 127.0.0.1 sends its Origin. Both are refused
+unless --cors names them.
 """
 
 from __future__ import annotations
@@ -26,21 +26,15 @@ _OPEN = ("/health",)  # needs no key
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """host: that the server is bound to. key: that requests must have, "" for none. origins: of
-    pages that may ask, "*" for all. token: a further key, of our own clients on this machine."""
+    """Who may send requests."""
 
-    host: str = "127.0.0.1"
-    key: str = ""
-    origins: tuple[str, ...] = ()
-    token: str = ""
-
-    @property
-    def is_local(self) -> bool:
-        """Whether only this machine can connect."""
-        return is_loopback(self.host)
+    host: str = "127.0.0.1"  # bound by the server
+    key: str = ""  # required API key, if any
+    origins: tuple[str, ...] = ()  # allowed web pages, "*" for all
+    token: str = ""  # a second key, for akunu's own clients on this machine
 
     def refusal(self, headers: Headers, path: str) -> RequestError | None:
-        """Why a request is refused; None where it is not."""
+        """Return why a request is refused, or None."""
         if not self._names_us(headers.get("host", "")):
             message = f"this server is not called {headers.get('host', '')[:100]!r}"
             return RequestError(f"{message}; ask for {self.host}", "forbidden")
@@ -59,8 +53,8 @@ class Access:
         return None
 
     def _names_us(self, host: str) -> bool:
-        """A server that others may connect to has any number of names; its key guards it."""
-        return not self.is_local or is_loopback(_name(host))
+        """Check the Host header; a server for other machines has any name, and a key."""
+        return not is_loopback(self.host) or is_loopback(_name(host))
 
     def _knows(self, origin: str, host: str) -> bool:
         own = origin.partition("://")[2].lower() == host.lower()
@@ -76,7 +70,7 @@ class Access:
 
 
 def is_loopback(name: str) -> bool:
-    """Whether a name of a host, or an address, is this machine's own."""
+    """Return True if a host name or address is loopback."""
     if name.lower() == "localhost":
         return True
     try:
@@ -86,7 +80,7 @@ def is_loopback(name: str) -> bool:
 
 
 def _name(host: str) -> str:
-    """The name in a Host header, without its port; "" where it is none."""
+    """Return the name in a Host header without its port, or ""."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
@@ -94,7 +88,7 @@ def _name(host: str) -> str:
 
 
 class Guard:
-    """ASGI middleware: gives every reply the id of its request, and refuses what `Access` does."""
+    """ASGI middleware: adds a request id to every reply, and enforces `Access`."""
 
     def __init__(self, app: ASGIApp, access: Access, dialect_of: Callable[[str], Dialect]) -> None:
         self._app, self._access, self._dialect_of = app, access, dialect_of

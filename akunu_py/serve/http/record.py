@@ -1,6 +1,6 @@
-"""What becomes of requests: counted for Prometheus, and a line of each on the terminal.
+"""Records of requests: counters for Prometheus, and a line each on the terminal.
 
-What was said is in neither, unless it is asked for.
+Neither holds content unless it is asked for.
 """
 
 from __future__ import annotations
@@ -20,60 +20,60 @@ from akunu_py.decoding.events import (
     Told,
 )
 from akunu_py.serve.dialect.interface import statistics
-from akunu_py.types import Stats
 
-_GONE = 499  # the status that nginx logs where the client went away first
-_HELP = {
+_GONE = 499  # nginx's status for a client that disconnected first
+_REQUEST_HELP = {
     "requests": "Requests by path and status; 499: the client went away.",
     "request_seconds": "Seconds that requests took, by path.",
     "answers": "Answers by how they ended.",
-    "prompt_tokens": "Tokens of prompts, those that were cached among them.",
-    "cached_tokens": "Tokens of prompts that were not read again.",
-    "generated_tokens": "Tokens of answers.",
-    "target_passes": "Passes of the model for the tokens behind the first ones.",
-    "drafted_tokens": "Tokens that were drafted.",
-    "accepted_tokens": "Drafted tokens that the model accepted.",
-    "prefill_seconds": "Seconds spent on reading prompts.",
-    "decode_seconds": "Seconds spent on answers behind their first tokens.",
 }
+_COUNTED = {  # metric: (field of Stats, help)
+    "prompt_tokens": ("prompt_tokens", "Tokens of prompts, those that were cached among them."),
+    "cached_tokens": ("cached_tokens", "Tokens of prompts that were not read again."),
+    "generated_tokens": ("generated_tokens", "Tokens of answers."),
+    "target_passes": (
+        "target_passes",
+        "Passes of the model for the tokens behind the first ones.",
+    ),
+    "drafted_tokens": ("drafted", "Tokens that were drafted."),
+    "accepted_tokens": ("accepted", "Drafted tokens that the model accepted."),
+    "prefill_seconds": ("prefill_s", "Seconds spent on reading prompts."),
+    "decode_seconds": ("decode_s", "Seconds spent on answers behind their first tokens."),
+}
+_HELP = _REQUEST_HELP | {name: words for name, (_, words) in _COUNTED.items()}
 
 
 @dataclass(slots=True)
 class Record:
-    """One request. status: of its reply. begun: whether the model works for it, or did. answers:
-    those that ended. asked, said: its body and the text of its answer, where content is kept."""
+    """One request."""
 
     path: str
     started: float = field(default_factory=time.monotonic)
     status: int = _GONE
-    begun: bool = False
+    begun: bool = False  # the model works for it, or did
     answers: list[Ended] = field(default_factory=list)
     keeps_content: bool = False
-    asked: str = ""
-    said: str = ""
+    asked: str = ""  # the body, if content is kept
+    said: str = ""  # the answer, if content is kept
 
     def add(self, event: Event) -> None:
-        """Takes in what happens."""
+        """Record an event."""
         self.begun = True
         match event:
             case Ended():
                 self.answers.append(event)
-            case Text(text) | Thinking(text) | CallArguments(text) if self.keeps_content:
-                self.said += text
-            case Told(text) if self.keeps_content:
-                self.said += text
+            case Text(text) | Thinking(text) | CallArguments(text) | Told(text):
+                self.said += text if self.keeps_content else ""
             case CallBegun() if self.keeps_content:
                 self.said += f"\n{event.name} "
-            case _:
-                pass
 
     @property
     def seconds(self) -> float:
-        """Since it came."""
+        """Seconds since the request arrived."""
         return time.monotonic() - self.started
 
     def line(self) -> str:
-        """What the terminal shows of it."""
+        """Return the line for the terminal."""
         parts = [f"{self.path} {self.status if self.status != _GONE else 'client gone'}"]
         if self.answers:
             first, drafts = self.answers[0].stats, statistics(*self.answers)
@@ -87,7 +87,7 @@ class Record:
 
 
 class Records:
-    """All requests since the start. For the thread of the event loop alone."""
+    """All requests since the start; used in the event loop only."""
 
     def __init__(
         self, on_done: Callable[[Record], None] = lambda record: None, *, keep_content: bool = False
@@ -99,17 +99,17 @@ class Records:
 
     @property
     def running(self) -> int:
-        """Requests that the model works for."""
+        """Number of requests that the model works for."""
         return sum(record.begun for record in self._open)
 
     @property
     def waiting(self) -> int:
-        """Requests that it does not work for yet."""
+        """Number of requests that wait for the model."""
         return len(self._open) - self.running
 
     @contextlib.contextmanager
     def request(self, path: str) -> Iterator[Record]:
-        """A request, while it lasts."""
+        """Record one request while the block runs."""
         record = Record(path, keeps_content=self._keep_content)
         self._open.append(record)
         try:
@@ -124,14 +124,14 @@ class Records:
         self._add(f'request_seconds{{path="{record.path}"}}', record.seconds)
         for answer in record.answers:
             self._add(f'answers{{reason="{answer.reason}"}}', 1)
-            for name, value in _counted(answer.stats).items():
-                self._add(name, value)
+            for name, (attribute, _) in _COUNTED.items():
+                self._add(name, getattr(answer.stats, attribute))
 
     def _add(self, series: str, value: float) -> None:
         self._sums[series] = self._sums.get(series, 0) + value
 
     def metrics(self) -> str:
-        """The counts in Prometheus's text format, version 0.0.4."""
+        """Return the counters in Prometheus's text format, version 0.0.4."""
         lines = []
         gauges = {
             "running": ("Requests that are answered.", self.running),
@@ -148,16 +148,3 @@ class Records:
                 if of == name:
                     lines.append(f"{full}{brace}{labels} {value:.9g}")
         return "\n".join(lines) + "\n"
-
-
-def _counted(stats: Stats) -> dict[str, float]:
-    return {
-        "prompt_tokens": stats.prompt_tokens,
-        "cached_tokens": stats.cached_tokens,
-        "generated_tokens": stats.generated_tokens,
-        "target_passes": stats.target_passes,
-        "drafted_tokens": stats.drafted,
-        "accepted_tokens": stats.accepted,
-        "prefill_seconds": stats.prefill_s,
-        "decode_seconds": stats.decode_s,
-    }

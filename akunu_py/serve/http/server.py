@@ -1,4 +1,4 @@
-"""The server as a process: its socket, its model's thread, its signals, its end."""
+"""The server process: socket, model, signals, shutdown."""
 
 from __future__ import annotations
 
@@ -38,72 +38,70 @@ _LAST_S = 5.0  # for the last bytes of replies, when the time to finish is over
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """names: what requests may call the model, its own first. defaults: how answers are made;
-    temperature: None for what the model's makers say; max_tokens: None for all that fit. grace_s:
-    for running answers, at the end. quiet: no line for each request. log_content: what was said,
-    too. running: how this user's other programs find it."""
+    """How to serve a model."""
 
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # accepted in requests; the model's own name first
     access: Access
     defaults: GenerateOptions
-    temperature: float | None = None
-    max_tokens: int | None = None
-    grace_s: float = 20.0
-    quiet: bool = False
+    temperature: float | None = None  # None: recommended by the model's makers
+    max_tokens: int | None = None  # None: up to the context length
+    grace_s: float = 20.0  # for running answers on shutdown
+    quiet: bool = False  # no line for each request
     log_content: bool = False
-    running: RunningServer | None = None
+    running: RunningServer | None = None  # how this user's other programs find the server
 
 
 class ServedModel:
-    """A scheduler as the application's backend sees it."""
+    """The scheduler of a model that may be unloaded, as the application's backend."""
 
     def __init__(self, scheduler: Scheduler, options: ServeOptions) -> None:
         self._scheduler, self._options = scheduler, options
-        self.names = options.names
         self._service: Service | None = None
         self._description: dict[str, Any] = {}
         scheduler.on_state = self._on_state
 
     def _on_state(self, state: State) -> None:
-        if state == "unloaded":  # which a reference would prevent
-            self._service = None
+        if state == "unloaded":
+            self._service = None  # its reference would keep the model in memory
 
     def service(self) -> Service:
-        """Waits for the model, where it is not loaded. Raises what loading it raises."""
+        """Return the service, after loading the model if needed; raises what loading raises."""
         engine = self._scheduler.engine or self._scheduler.ask(lambda engine: engine).result()
         if self._service is None or self._service.engine is not engine:
-            defaults = self._options.defaults
-            sampling = model_defaults(engine.path, defaults.sampling)
-            if self._options.temperature is not None:
-                sampling = replace(sampling, temperature=self._options.temperature)
-            defaults = replace(defaults, sampling=sampling)
-            self._service = Service(engine, self._options.names, defaults, self._options.max_tokens)
+            options = self._options
+            sampling = model_defaults(engine.path, options.defaults.sampling)
+            if options.temperature is not None:
+                sampling = replace(sampling, temperature=options.temperature)
+            defaults = replace(options.defaults, sampling=sampling)
+            self._service = Service(engine, options.names, defaults, options.max_tokens)
         return self._service
 
     def description(self) -> dict[str, Any]:
-        """Of the model, as clients list it; waits for it the first time only."""
+        """Return the model as clients list it; loads the model only the first time."""
         self._description = self._description or self.service().description
         return self._description
 
-    def backend(self, records: Records) -> Backend:
-        """For the application."""
-        return Backend(self.names, self.service, self.description, self.run, records)
-
     def run(self, job: Job, client: str, short: bool) -> AsyncGenerator[Event]:
-        """The events of a job; closing it cancels the job."""
+        """Yield the events of a job; closing the generator cancels the job."""
         return events_of(self._scheduler, job, client=client, short=short)
+
+    def backend(self, records: Records) -> Backend:
+        """Return the application's backend."""
+        return Backend(self._options.names, self.service, self.description, self.run, records)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that is bound, and takes connections. Raises UsageError for what is no host of this
-    machine, AkunuError where the port is taken."""
+    """Return a listening socket.
+
+    Raises UsageError for an address that is not of this machine, AkunuError if the port is taken.
+    """
     try:
         family, *_, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         bound = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
-        # asyncio switches Nagle's algorithm off, which would hold back each piece of an answer for
-        # up to 40 ms, only on sockets that are told to be TCP's.
+        # asyncio sets TCP_NODELAY, without which each piece of an answer waits for up to 40 ms,
+        # only on sockets with an explicit protocol.
         return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, bound.detach())
     except (OSError, OverflowError, UnicodeError) as error:
         if getattr(error, "errno", None) == errno.EADDRINUSE:
@@ -116,7 +114,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(scheduler: Scheduler, listening: socket.socket, options: ServeOptions, url: str) -> None:
-    """Serves until SIGINT or SIGTERM; then the answers that are running have some time to end.
+    """Serve until SIGINT or SIGTERM, then until running answers end or their time is over.
 
     scheduler: not started. Raises what loading the model raises.
     """
@@ -126,7 +124,7 @@ def serve(scheduler: Scheduler, listening: socket.socket, options: ServeOptions,
     try:
         name = model.service().name
         app = create_app(model.backend(records), options.access)
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # what fails, the app tells
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # the app reports errors
         config = uvicorn.Config(
             app,
             http="h11",
@@ -149,7 +147,7 @@ def serve(scheduler: Scheduler, listening: socket.socket, options: ServeOptions,
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, with other manners at the end: a signal does not end the process again."""
+    """uvicorn's server, without raising the signal again after shutdown."""
 
     def __init__(self, config: uvicorn.Config, ready: str, finish: Callable[[], object]) -> None:
         super().__init__(config)
@@ -159,12 +157,12 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """The first asks to end, a second does it at once."""
+        """Stop gracefully on the first signal, at once on the second."""
         loop = asyncio.get_running_loop()
         signals = (signal.SIGINT, signal.SIGTERM)
         before = {number: signal.getsignal(number) for number in signals}
         for number in signals:
-            loop.add_signal_handler(number, self._asked_to_end)
+            loop.add_signal_handler(number, self._on_signal)
         try:
             yield
         finally:
@@ -173,11 +171,11 @@ class _Server(uvicorn.Server):
                 signal.signal(number, before[number])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Says that it is ready when it is."""
+        """Announce the server once it accepts connections."""
         await super().startup(sockets)
         say(self._ready, error=True)
 
-    def _asked_to_end(self) -> None:
+    def _on_signal(self) -> None:
         if self.should_exit:
             self.force_exit = True
             return
@@ -187,7 +185,7 @@ class _Server(uvicorn.Server):
 
 def _printer(options: ServeOptions) -> Callable[[Record], None]:
     def show(record: Record) -> None:
-        with contextlib.suppress(OSError):  # nobody reads it any more
+        with contextlib.suppress(OSError):  # stderr is closed
             if not options.quiet:
                 say(f"{time.strftime('%H:%M:%S')} {record.line()}", error=True)
             if options.log_content:
@@ -198,8 +196,8 @@ def _printer(options: ServeOptions) -> Callable[[Record], None]:
     return show
 
 
-_CLIENTS_EXPECT = 1.0  # OpenAI's default temperature
-_RANGES = {  # what is read, and believed
+_DEFAULT_TEMPERATURE = 1.0  # OpenAI's
+_RANGES = {  # accepted values
     "temperature": (0.0, 5.0),
     "top_p": (0.01, 1.0),
     "top_k": (0, 1_000_000),
@@ -209,13 +207,12 @@ _RANGES = {  # what is read, and believed
 
 
 def model_defaults(path: Path, sampling: SamplingOptions) -> SamplingOptions:
-    """`sampling` with what generation_config.json in the directory of a model says, as vLLM and
-    transformers do; temperature 1, as OpenAI's clients expect, where it says nothing."""
+    """Apply the model's generation_config.json, as vLLM and transformers do."""
     try:
         found = read_settings(path / "generation_config.json")
-    except DamagedModel:  # there is none
+    except DamagedModel:  # no such file
         found = {}
-    given: dict[str, Any] = {"temperature": _CLIENTS_EXPECT}
+    given: dict[str, Any] = {"temperature": _DEFAULT_TEMPERATURE}
     for name, (low, high) in _RANGES.items():
         value = found.get(name)
         if isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high:

@@ -1,4 +1,4 @@
-"""Messages: its paths, and from a body to what the engine does."""
+"""Messages: its paths, and jobs from bodies."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import Any, Literal
 
 from akunu_py.decoding.chat_format.effort import thinking_variables
 from akunu_py.decoding.scheduling.jobs import chat_job
-from akunu_py.serve.dialect.bodies import BETWEEN, joined
-from akunu_py.serve.dialect.errors import RequestError
+from akunu_py.serve.dialect.bodies import BETWEEN, check_tool, joined, refuse_extra
+from akunu_py.serve.dialect.errors import RequestError, invalid
 from akunu_py.serve.dialect.interface import Dialect, Endpoint, Prepared
-from akunu_py.serve.dialect.sampling import SamplingBody, generate_options
-from akunu_py.serve.dialect.service import Service
+from akunu_py.serve.dialect.sampling import SamplingBody, generate_options, schema_constraint
+from akunu_py.serve.dialect.service import Service, check_model
 from akunu_py.serve.messages.bodies import (
     Block,
     CountBody,
-    DocumentBlock,
     ImageBlock,
     MessagesBody,
     MessagesTool,
@@ -33,10 +32,17 @@ from akunu_py.serve.messages.bodies import (
 from akunu_py.serve.messages.reply import MessageEncoder, error_body, whole_message
 from akunu_py.types import Constraint, Message, Tool, ToolCall, ToolChoice
 
+_CHOICES: dict[str, Literal["auto", "required", "named", "none"]] = {
+    "auto": "auto",
+    "any": "required",
+    "tool": "named",
+    "none": "none",
+}
+
 
 def prepare_message(body: MessagesBody, service: Service) -> Prepared:
-    """Raises RequestError for what cannot be honoured."""
-    service.check_model(body.model)
+    """Return the job and the encoder. Raises RequestError."""
+    check_model(body.model, service.names)
     sampling = SamplingBody(
         temperature=body.temperature,
         top_p=body.top_p,
@@ -65,17 +71,19 @@ def prepare_message(body: MessagesBody, service: Service) -> Prepared:
 
 
 def count_tokens(body: CountBody, service: Service) -> Mapping[str, Any]:
-    """How many tokens the model would read. Raises RequestError."""
-    service.check_model(body.model)
+    """Return the number of prompt tokens. Raises RequestError."""
+    check_model(body.model, service.names)
     variables = variables_of(body, service)
     prompt = service.engine.encode_chat(messages_of(body), tools_of(body), variables)
     return {"input_tokens": len(prompt)}
 
 
 def variables_of(body: PromptBody, service: Service) -> dict[str, Any]:
-    """The chat template's variables for how much to think, as far as it has any: Anthropic's
-    clients ask for thinking whatever the model. One that cannot but think is not shown thinking,
-    where none is asked for."""
+    """Return the chat template's variables for thinking, if it has any.
+
+    Anthropic's clients ask any model for thinking. The thinking of a model that cannot stop it is
+    hidden if the client disables it.
+    """
     asked = body.thinking.type if body.thinking else None
     known = thinking_variables(service.engine.tokenizer)
     if asked == "disabled":
@@ -85,20 +93,17 @@ def variables_of(body: PromptBody, service: Service) -> dict[str, Any]:
 
 
 def shows_thinking(asked: ThinkingBody | None) -> bool:
-    """Whether what a reasoning model thinks is told."""
+    """Return True if the reply has the model's thinking."""
     return asked is None or not (asked.type == "disabled" or asked.display == "omitted")
 
 
 def messages_of(body: PromptBody) -> list[Message]:
-    """Raises RequestError, which names the block that no model here can read."""
+    """Return the conversation. Raises RequestError, which names a block that is not supported."""
     found = [Message("system", _text(body.system, "system"))] if body.system else []
-    tools: dict[str, str] = {}  # by the id of the call
+    tools: dict[str, str] = {}  # names by the ids of the calls
     for number, turn in enumerate(body.messages):
         found += _of_turn(turn, f"messages.{number}.content", tools)
-    turns = joined(found)
-    if not any(turn.role != "system" for turn in turns):
-        raise RequestError("messages: there is nothing to answer", param="messages")
-    return turns
+    return joined(found, "messages")
 
 
 def _of_turn(turn: MessagesTurn, place: str, tools: dict[str, str]) -> Iterator[Message]:
@@ -129,7 +134,7 @@ def _of_turn(turn: MessagesTurn, place: str, tools: dict[str, str]) -> Iterator[
 
 def _only(role: Any, turn: MessagesTurn, block: Block, where: str) -> Any:
     if turn.role != role:
-        raise RequestError(f"{where}: {block.type} is a block of the {role}'s turns", param=where)
+        raise invalid(where, f"{block.type} is a block of the {role}'s turns")
     return role
 
 
@@ -144,19 +149,16 @@ def _block_text(block: ResultBlock, where: str) -> str:
     if isinstance(block, TextBlock):
         return block.text
     if isinstance(block, ImageBlock):
-        raise RequestError(f"{where}: images are not supported, only text is", param=where)
-    return _document_text(block, where)
-
-
-def _document_text(block: DocumentBlock, where: str) -> str:
+        raise invalid(where, "images are not supported, only text is")
     data = block.source.get("data")
     if block.source.get("type") != "text" or not isinstance(data, str):
-        raise RequestError(f"{where}: a document must be a plain text", param=f"{where}.source")
+        message = f"{where}: a document must be a plain text"
+        raise RequestError(message, param=f"{where}.source")
     return BETWEEN.join(text for text in (block.title, block.context, data) if text)
 
 
 def tools_of(body: PromptBody) -> list[Tool]:
-    """Raises RequestError for tools that only Anthropic's servers have, or its models know."""
+    """Return the tools. Raises RequestError for those that Anthropic's servers or models bring."""
     return [_tool(tool, f"tools.{number}") for number, tool in enumerate(body.tools or [])]
 
 
@@ -167,37 +169,27 @@ def _tool(tool: MessagesTool, place: str) -> Tool:
             "input_schema are",
             param=f"{place}.type",
         )
-    if tool.model_extra:
-        name = f"{place}.{next(iter(tool.model_extra))}"
-        raise RequestError(f"unsupported parameter: {name}", param=name)
+    refuse_extra(tool, place)
     if tool.input_schema is None:
-        raise RequestError(f"{place}.input_schema: field required", param=f"{place}.input_schema")
+        raise invalid(f"{place}.input_schema", "field required")
     return Tool(tool.name, tool.description or "", tool.input_schema, bool(tool.strict))
 
 
 def choice_of(body: PromptBody, tools: Sequence[Tool]) -> tuple[ToolChoice, bool]:
-    """Whether tools are called, and whether there may be several calls. Raises RequestError."""
+    """Return the choice, and whether several calls are allowed. Raises RequestError."""
     asked = body.tool_choice
     if asked is None:
         return ToolChoice(), True
-    if asked.type == "tool" and asked.name not in [tool.name for tool in tools]:
-        message = f"tool_choice: there is no tool {(asked.name or '')[:100]!r}"
-        raise RequestError(message, param="tool_choice.name")
+    if asked.type == "tool":
+        check_tool(asked.name or "", [tool.name for tool in tools], "tool_choice.name")
     if asked.type == "any" and not tools:
-        raise RequestError("tool_choice: there are no tools", param="tool_choice")
-    modes: dict[str, Literal["auto", "required", "named", "none"]] = {
-        "auto": "auto",
-        "any": "required",
-        "tool": "named",
-        "none": "none",
-    }
-    return ToolChoice(modes[asked.type], asked.name or ""), not asked.disable_parallel_tool_use
+        raise invalid("tool_choice", "there are no tools")
+    return ToolChoice(_CHOICES[asked.type], asked.name or ""), not asked.disable_parallel_tool_use
 
 
 def constraint_of(body: PromptBody) -> Constraint | None:
-    """What the answer must match."""
     wanted = body.output_config.format if body.output_config else None
-    return Constraint("json_schema", json.dumps(wanted.schema_)) if wanted else None
+    return schema_constraint(wanted.schema_) if wanted else None
 
 
 MESSAGES = Dialect(

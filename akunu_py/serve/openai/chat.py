@@ -1,35 +1,25 @@
-"""Chat Completions: bodies in, jobs out."""
+"""Chat Completions: jobs from bodies, chunks or one object from events."""
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import ConfigDict, Field
-
-from akunu_py.decoding.chat_format.effort import Effort
 from akunu_py.decoding.events import (
     Begun,
     CallArguments,
     CallBegun,
-    CallEnded,
     Ended,
     Event,
-    Failed,
     Logprobs,
-    Reading,
     Text,
     Thinking,
 )
 from akunu_py.decoding.scheduling.jobs import chat_job
-from akunu_py.serve.dialect.bodies import Body, Ignored, effort_variables
-from akunu_py.serve.dialect.errors import RequestError
+from akunu_py.serve.dialect.errors import invalid
 from akunu_py.serve.dialect.interface import (
     DONE,
-    CommentHeartbeat,
+    CommentEncoder,
     Prepared,
     WholeAnswer,
     frame,
@@ -37,94 +27,44 @@ from akunu_py.serve.dialect.interface import (
 )
 from akunu_py.serve.dialect.sampling import (
     JSON_OBJECT,
-    SamplingBody,
     choices,
+    effort_variables,
     generate_options,
     includes_usage,
     schema_constraint,
 )
-from akunu_py.serve.dialect.service import Service
+from akunu_py.serve.dialect.service import Service, check_model
 from akunu_py.serve.openai.bodies import (
-    ChatText,
-    ChatTool,
-    ChoiceBody,
-    MessageBody,
+    ChatBody,
+    Format,
+    JsonObjectFormat,
+    SchemaFormat,
     choice_of,
     messages_of,
     tools_of,
 )
-from akunu_py.serve.openai.shapes import chat_logprobs, error_body, finish_reason, usage
+from akunu_py.serve.openai.shapes import (
+    ReplyHead,
+    chat_logprobs,
+    error_body,
+    finish_reason,
+    usage,
+)
 from akunu_py.types import Constraint, TokenLogprobs
 
 
-class TextFormat(Body):
-    type: Literal["text"]
-
-
-class JsonObjectFormat(Body):
-    type: Literal["json_object"]
-
-
-class NamedSchema(Body):
-    model_config = ConfigDict(extra="forbid", strict=True, serialize_by_alias=True)
-
-    name: str = ""
-    description: str | None = None
-    json_schema: dict[str, Any] | bool = Field(True, alias="schema")
-    strict: bool | None = None
-
-
-class SchemaFormat(Body):
-    type: Literal["json_schema"]
-    json_schema: NamedSchema
-
-
-Format = Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")]
-
-
-class PredictionBody(Body):
-    """What the answer may repeat, with changes."""
-
-    type: Literal["content"]
-    content: str | list[ChatText]
-
-    @property
-    def text(self) -> str:
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.text for part in self.content)
-
-
-class ChatBody(SamplingBody):
-    """The body of /v1/chat/completions."""
-
-    messages: list[MessageBody] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
-    response_format: Format | None = None
-    tools: list[ChatTool] | None = None
-    tool_choice: ChoiceBody | None = None
-    parallel_tool_calls: bool | None = None
-    prediction: PredictionBody | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    reasoning_effort: Effort | None = None
-    verbosity: Ignored = None  # a hint at how long to write, of which models have no notion
-    modalities: list[Literal["text"]] | None = None
-
-
 def prepare_chat(body: ChatBody, service: Service) -> Prepared:
-    """Raises RequestError for what cannot be honoured."""
-    service.check_model(body.model)
+    """Return the jobs and the encoder. Raises RequestError."""
+    check_model(body.model, service.names)
     messages = messages_of(body.messages)
     limit = body.max_completion_tokens or body.max_tokens or service.most_tokens
     if body.top_logprobs is not None and not body.logprobs:
-        raise RequestError("top_logprobs: only with logprobs", param="top_logprobs")
+        raise invalid("top_logprobs", "only with logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     constraint = _constraint(body.response_format)
     options = generate_options(body, service, limit, constraint, logprobs)
     tools = tools_of(body.tools or ())
     choice = choice_of(body.tool_choice, tools)
-    predicted = body.prediction.text if body.prediction else ""
     variables = effort_variables(service, body.reasoning_effort, "reasoning_effort")
     jobs = [
         chat_job(
@@ -134,12 +74,12 @@ def prepare_chat(body: ChatBody, service: Service) -> Prepared:
             tools,
             choice,
             parallel=body.parallel_tool_calls is not False,
-            predicted=predicted,
+            predicted=body.prediction.text if body.prediction else "",
             variables=variables,
         )
         for each in choices(options, body.n or 1)
     ]
-    head = ChatHead(service.name)
+    head = ReplyHead(service.name, "chatcmpl")
     usage = includes_usage(body)
     encoder = ChatEncoder(head, len(jobs), usage=usage) if body.stream else None
     return Prepared(jobs, lambda answers: whole_chat(head, answers), encoder)
@@ -151,24 +91,13 @@ def _constraint(format: Format | None) -> Constraint | None:
     return JSON_OBJECT if isinstance(format, JsonObjectFormat) else None
 
 
-@dataclass(frozen=True, slots=True)
-class ChatHead:
-    """What all chunks of a reply have in common."""
+class ChatEncoder(CommentEncoder):
+    """Encodes chunks; the first one of each choice has the role."""
 
-    model: str
-    id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
-    created: int = field(default_factory=lambda: int(time.time()))
+    error_body = staticmethod(error_body)
 
-    def object(self, kind: str, choices: Sequence[Any], **more: Any) -> dict[str, Any]:
-        common = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
-        return common | {"choices": choices} | more
-
-
-class ChatEncoder(CommentHeartbeat):
-    """The chunks of a streamed answer; the first of each choice has the role."""
-
-    def __init__(self, head: ChatHead, count: int = 1, *, usage: bool = False) -> None:
-        """count: of choices. usage: whether a last chunk tells it."""
+    def __init__(self, head: ReplyHead, count: int = 1, *, usage: bool = False) -> None:
+        """count: number of choices. usage: send it in a last chunk."""
         self._head, self._count, self._usage = head, count, usage
         self._calls = [0] * count
         self._begun = [False] * count
@@ -176,7 +105,6 @@ class ChatEncoder(CommentHeartbeat):
         self._ended: list[Ended] = []
 
     def encode(self, event: Event, choice: int) -> list[bytes]:
-        """See `Encoder`."""
         if isinstance(event, Ended):
             return self._end(event, choice)
         if isinstance(event, Logprobs):
@@ -187,12 +115,8 @@ class ChatEncoder(CommentHeartbeat):
             return []
         return [*self._role(choice), self._chunk(choice, delta)] if delta else self._role(choice)
 
-    def fail(self, error: RequestError) -> list[bytes]:
-        """See `Encoder`."""
-        return [frame(error_body(error))]
-
     def _delta(self, event: Event, choice: int) -> dict[str, Any] | None:
-        """What is new with an event; empty where that is only that it began, None for nothing."""
+        """Return the delta of an event: empty for Begun, None for events without one."""
         match event:
             case Begun():
                 return {}
@@ -206,7 +130,7 @@ class ChatEncoder(CommentHeartbeat):
                 more = {"id": id, "type": "function", "function": function}
             case CallArguments(text):
                 more = {"function": {"arguments": text}}
-            case Reading() | Logprobs() | CallEnded() | Ended() | Failed():
+            case _:
                 return None
         return {"tool_calls": [{"index": self._calls[choice] - 1, **more}]}
 
@@ -244,8 +168,8 @@ class ChatEncoder(CommentHeartbeat):
         return frame(self._head.object("chat.completion.chunk", choices, **extra))
 
 
-def whole_chat(head: ChatHead, answers: Sequence[WholeAnswer]) -> dict[str, Any]:
-    """The body of a reply that is not streamed."""
+def whole_chat(head: ReplyHead, answers: Sequence[WholeAnswer]) -> dict[str, Any]:
+    """Return the body of a reply that is not streamed."""
     ended = [answer.ended for answer in answers if answer.ended]
     return head.object(
         "chat.completion",

@@ -1,4 +1,4 @@
-"""The dialect of our own clients: all that the chat and the completion helper show of an answer."""
+"""The API of akunu's own clients: everything that the chat and completions show."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from akunu_py.completion.completer import Completer
 from akunu_py.completion.types import (
     FINISH_REASONS,
     CompleteOptions,
-    Completion,
     CompletionReason,
     CompletionRequest,
 )
@@ -25,56 +24,46 @@ from akunu_py.decoding.session import Session
 from akunu_py.serve.dialect.bodies import Body
 from akunu_py.serve.dialect.errors import RequestError, Stopping
 from akunu_py.serve.dialect.interface import (
-    CommentHeartbeat,
+    CommentEncoder,
     Dialect,
     Endpoint,
     Prepared,
     WholeAnswer,
     frame,
 )
-from akunu_py.serve.dialect.service import Service
+from akunu_py.serve.dialect.service import Service, completion_events
 from akunu_py.types import GenerateOptions, Message
 
 Value = TypeVar("Value")
 
 
 class ModelBody(Body):
-    """Nothing."""
-
-
-class OwnCompleteBody(Body):
-    """id: by which it can be ended. request, options: the fields of a CompletionRequest and of
-    CompleteOptions."""
-
-    id: str = Field(max_length=64)
-    request: dict[str, Any]
-    options: dict[str, Any]
-
-
-class OwnChatBody(Body):
-    """id: by which it can be ended. messages, options: the fields of Messages and of
-    GenerateOptions."""
-
-    id: str = Field(max_length=64)
-    messages: list[dict[str, Any]] = Field(min_length=1)
-    options: dict[str, Any]
+    """Empty."""
 
 
 class EndBody(Body):
-    """id: of the request that shall end with what it has."""
+    id: str = Field(max_length=64)  # of a request that is to end with the text so far
 
-    id: str = Field(max_length=64)
+
+class OwnCompleteBody(EndBody):
+    request: dict[str, Any]  # fields of a CompletionRequest
+    options: dict[str, Any]  # fields of CompleteOptions
+
+
+class OwnChatBody(EndBody):
+    messages: list[dict[str, Any]] = Field(min_length=1)  # fields of Messages
+    options: dict[str, Any]  # fields of GenerateOptions
 
 
 def prepare_model(body: ModelBody, service: Service) -> Mapping[str, Any]:
-    """What our clients tell their users of the model."""
+    """Return what clients show of the model."""
     facts = asdict(facts_of(service.engine))
-    del facts["server"]  # which its client knows better
+    del facts["server"]  # set by the client
     return {"model": facts, "fills_in": service.infill.family is not None}
 
 
 def prepare_complete(body: OwnCompleteBody, service: Service) -> Prepared:
-    """Raises RequestError for what cannot be honoured."""
+    """Return the job and the encoder. Raises RequestError."""
     request = _value(CompletionRequest, body.request, "request")
     options = _value(CompleteOptions, body.options, "options")
     job = complete_job(
@@ -86,7 +75,7 @@ def prepare_complete(body: OwnCompleteBody, service: Service) -> Prepared:
 
 
 def prepare_chat(body: OwnChatBody, service: Service) -> Prepared:
-    """Raises RequestError for what cannot be honoured."""
+    """Return the job and the encoder. Raises RequestError."""
     messages = _value(list[Message], body.messages, "messages")
     options = _value(GenerateOptions, body.options, "options")
     job = chat_job(messages, options, lambda: body.id in service.ending)
@@ -94,13 +83,13 @@ def prepare_chat(body: OwnChatBody, service: Service) -> Prepared:
 
 
 def prepare_end(body: EndBody, service: Service) -> Mapping[str, Any]:
-    """Has a request end soon, whether or not it has begun."""
+    """End a request soon, even one that has not begun."""
     service.ending.append(body.id)
     return {}
 
 
 def _value(kind: type[Value], given: Any, name: str) -> Value:
-    """A value of ours that was sent as JSON."""
+    """Return a dataclass from its fields. Raises RequestError."""
     try:
         return TypeAdapter(kind).validate_json(json.dumps(given), strict=True)
     except ValidationError as error:
@@ -110,30 +99,27 @@ def _value(kind: type[Value], given: Any, name: str) -> Value:
 
 
 def _whole(answers: Sequence[WholeAnswer]) -> Mapping[str, Any]:
-    raise NotImplementedError  # all is streamed
-
-
-class OwnEncoder(CommentHeartbeat):
-    """Writes down how far the prompt is read, then what the job tells."""
-
-    def encode(self, event: Event, choice: int) -> list[bytes]:
-        """See `Encoder`."""
-        if isinstance(event, Reading):
-            return [frame({"reading": [event.done, event.total]})]
-        return [frame(event.value)] if isinstance(event, Told) else []
-
-    def fail(self, error: RequestError) -> list[bytes]:
-        """See `Encoder`."""
-        return [frame(error_body(error))]
+    raise NotImplementedError  # every answer is streamed
 
 
 def error_body(error: RequestError, request_id: str = "") -> dict[str, Any]:
-    """gone: whether the server is about to be."""
+    """Return an error. gone: the server is stopping."""
     gone = isinstance(error, Stopping)
     return {"error": {"message": error.message, "kind": error.kind, "gone": gone}}
 
 
-_GAUGES_S = 1 / 16  # a chat shows them no oftener
+class OwnEncoder(CommentEncoder):
+    """Encodes prefill progress, then the events of the job."""
+
+    error_body = staticmethod(error_body)
+
+    def encode(self, event: Event, choice: int) -> list[bytes]:
+        if isinstance(event, Reading):
+            return [frame({"reading": [event.done, event.total]})]
+        return [frame(event.value)] if isinstance(event, Told) else []
+
+
+_GAUGES_S = 1 / 16  # between two updates
 
 
 def complete_job(
@@ -141,8 +127,10 @@ def complete_job(
     request: CompletionRequest,
     ending: Callable[[], bool],
 ) -> Job:
-    """A completion; in the end all of it is told again. completer: for a session, called in its
-    thread. ending: whether it shall end as if its time was over."""
+    """Return the job of a completion: its pieces, then all of it.
+
+    completer: called in the session's thread. ending: returns True to stop the completion.
+    """
 
     def events(session: Session) -> Iterator[Event | None]:
         def ended() -> CompletionReason | None:
@@ -150,18 +138,14 @@ def complete_job(
                 return "cancelled"
             return "time" if ending() else None
 
+        def drain(step: Event | None) -> list[Event]:
+            text = "".join(new)
+            new.clear()
+            return [Told(text, {"text": text})] if text else []
+
         made, new = completer(session), list[str]()
         steps = made.steps(made.share(session), request, ended, new.append)
-        completion: Completion | None = None
-        while completion is None:
-            try:
-                yield next(steps)
-            except StopIteration as last:
-                completion = last.value
-            if new:
-                text = "".join(new)
-                new.clear()
-                yield Told(text, {"text": text})
+        completion = yield from completion_events(steps, drain)
         if completion.finish_reason != "cancelled":
             yield Told("", {"completion": asdict(completion)})
         yield Ended(FINISH_REASONS[completion.finish_reason], completion.stats)
@@ -172,8 +156,10 @@ def complete_job(
 def chat_job(
     messages: Sequence[Message], options: GenerateOptions, ending: Callable[[], bool]
 ) -> Job:
-    """The answer to a conversation: its pieces, each with the counts until then, and from time to
-    time the gauges. ending: whether it shall end with what it has."""
+    """Return the job of an answer: pieces with statistics, and gauges from time to time.
+
+    ending: returns True to stop the answer.
+    """
 
     def events(session: Session) -> Iterator[Event | None]:
         answer, measured = LoadedAnswer(session, messages, options), 0.0
@@ -192,7 +178,7 @@ def chat_job(
         if not session.turn.cancelled:
             gauges = asdict(answer.gauges())
             yield Told("", {"ended": reason, "stats": asdict(stats), "gauges": gauges})
-            # It was not the server that gave it up.
+            # The client ended it, not the server.
             reason = "stop" if reason == "cancelled" else reason
         yield Ended(reason, stats)
 

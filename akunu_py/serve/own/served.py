@@ -1,10 +1,10 @@
-"""Answers of a model that a running server has, as the chat shows them."""
+"""Answers and completions of a running server, for the chat and for editors."""
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -22,66 +22,60 @@ from akunu_py.completion.types import (
 )
 from akunu_py.decoding.chat_model import Gauges, ModelFacts, ShownPiece
 from akunu_py.decoding.events import Reading
-from akunu_py.serve.own.client import END_S, LOOK_S, AnswerStream, ServerClient
+from akunu_py.serve.own.client import ServerClient
 from akunu_py.types import FinishReason, GenerateOptions, Message, Piece, Stats, TextPiece
 
 
 class ServedChat:
-    """A model that a server has; see `ChatModel`. remember: whether answers may join its memory."""
+    """A served model; see `ChatModel`. remember: answers may join the answer cache."""
 
     def __init__(self, client: ServerClient, facts: ModelFacts, *, remember: bool = True) -> None:
         self.facts = facts
         self._client, self._remember = client, remember
 
     def gauges(self) -> Gauges:
-        """What a server takes, it tells with its answers."""
+        """Return nothing: the server sends gauges with its answers."""
         return Gauges()
 
     def answer(self, messages: Sequence[Message], options: GenerateOptions) -> ServedAnswer:
-        """See `ChatModel`."""
         options = replace(options, remember=options.remember and self._remember)
         return ServedAnswer(self._client, messages, options)
 
     def save_idle(self, stopped: Callable[[], bool], seconds: float | None) -> bool:
-        """What was read, the server keeps."""
+        """Do nothing: the server saves its prompt caches."""
         return False
 
 
 class ServedAnswer:
-    """One answer of a server; see `ShownAnswer`."""
+    """An answer of a server; see `ShownAnswer`."""
 
     def __init__(
         self, client: ServerClient, messages: Sequence[Message], options: GenerateOptions
     ) -> None:
         self._client = client
-        self._id = secrets.token_hex(8)
         asked = [asdict(message) for message in messages]
-        self.body = {"id": self._id, "messages": asked, "options": asdict(options)}
+        self.body = {
+            "id": secrets.token_hex(8),
+            "messages": asked,
+            "options": asdict(options),
+        }
         self._cancelled = threading.Event()
         self._gauges = Gauges()
         self.stats = Stats()
         self.finish_reason: FinishReason | None = None
 
     def cancel(self) -> None:
-        """See `ShownAnswer`."""
         self._cancelled.set()
 
     def gauges(self) -> Gauges:
-        """See `ShownAnswer`."""
         return self._gauges
 
     def steps(self) -> Iterator[Reading | ShownPiece]:
-        """See `ShownAnswer`."""
-        late = 0.0
-        with self._client.answer("/akunu/chat", self.body) as answer:
-            while self.finish_reason is None:
-                if self._cancelled.is_set() and not late:
-                    late = time.monotonic() + END_S
-                    self._client.end(self._id)
-                if late and time.monotonic() > late:
-                    self.finish_reason = "cancelled"
-                    return
-                frame = answer.next(LOOK_S) or {}
+        frames = self._client.frames(
+            "/akunu/chat", self.body, lambda: "time" if self._cancelled.is_set() else None
+        )
+        with contextlib.closing(frames):
+            for frame in frames:
                 if "reading" in frame:
                     yield Reading(*frame["reading"])
                 if "stats" in frame:
@@ -91,7 +85,7 @@ class ServedAnswer:
                 if "piece" in frame:
                     yield _piece(frame["piece"])
                 self.finish_reason = frame.get("ended")
-            answer.finish()
+        self.finish_reason = self.finish_reason or "cancelled"
 
 
 def _piece(told: Mapping[str, Any]) -> ShownPiece:
@@ -109,8 +103,7 @@ def _piece(told: Mapping[str, Any]) -> ShownPiece:
 
 
 class ServedCompleter:
-    """Makes completions with a server, one at a time; see `Completer`. What was completed is
-    remembered here, so that recalling it asks nobody."""
+    """Completes with a server, one request at a time, with a local cache; see `Completer`."""
 
     def __init__(self, client: ServerClient, name: str, options: CompleteOptions) -> None:
         self.name = name
@@ -119,13 +112,12 @@ class ServedCompleter:
         self._cache = CompletionCache()
 
     def relieve(self) -> None:
-        """The server's memory is the server's."""
+        """Do nothing: the memory is the server's."""
 
     def close(self) -> None:
-        """What is learned, the server learns."""
+        """Do nothing: the server saves what it learned."""
 
     def recall(self, request: CompletionRequest) -> Completion | None:
-        """See `Completer.recall`."""
         return self._cache.find(request)
 
     def complete(
@@ -134,7 +126,7 @@ class ServedCompleter:
         ended: Ended | None = None,
         on_text: Callable[[str], None] = lambda text: None,
     ) -> Completion:
-        """See `Completer.steps`. Raises ServerGone, and AkunuError for what the server refuses."""
+        """Complete; see `Completer.steps`. Raises ServerGone, AkunuError."""
         check_request(request)
         ended = ended or time_limit(request.seconds)
         known = self.recall(request) if request.max_tokens else None
@@ -142,33 +134,35 @@ class ServedCompleter:
             if known.text:
                 on_text(known.text)
             return known
-        number = secrets.token_hex(8)
-        asked = asdict(replace(request, seconds=None))  # whose time it is, we know
-        body = {"id": number, "request": asked, "options": self._options}
-        with self._client.answer("/akunu/complete", body) as answer:
-            completion = self._read(answer, number, ended, on_text)
+        body = {
+            "id": secrets.token_hex(8),
+            "request": asdict(replace(request, seconds=None)),  # the time limit is `ended`'s
+            "options": self._options,
+        }
+        completion = self._ask(body, ended, on_text)
         self._cache.add(request, completion)
         return completion
 
-    def _read(
-        self, answer: AnswerStream, number: str, ended: Ended, on_text: Callable[[str], None]
+    def _ask(
+        self, body: Mapping[str, Any], ended: Ended, on_text: Callable[[str], None]
     ) -> Completion:
-        text, late = "", 0.0
+        text = ""
         reason: CompletionReason | None = None
-        while True:
+
+        def asked_to_end() -> CompletionReason | None:
+            nonlocal reason
             reason = ended() or reason
-            if reason == "cancelled" or (late and time.monotonic() > late):
-                return Completion(text, reason or "time", Stats())
-            if reason and not late:
-                late = time.monotonic() + END_S
-                self._client.end(number)
-            frame = answer.next(LOOK_S) or {}
-            if "text" in frame:
-                text += frame["text"]
-                on_text(frame["text"])
-            if "completion" in frame:
-                answer.finish()
-                return _completion(frame["completion"])
+            return reason
+
+        frames = self._client.frames("/akunu/complete", body, asked_to_end)
+        with contextlib.closing(frames):
+            for frame in frames:
+                if "text" in frame:
+                    text += frame["text"]
+                    on_text(frame["text"])
+                if "completion" in frame:
+                    return _completion(frame["completion"])
+        return Completion(text, reason or "time", Stats())
 
 
 def _completion(told: Mapping[str, Any]) -> Completion:

@@ -1,11 +1,8 @@
-"""What clients of Responses send.
-
-Items of the input may carry back whatever a response had in them.
-"""
+"""Bodies of Responses; items of the input may carry back all fields of a response."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
@@ -14,15 +11,18 @@ from akunu_py.serve.dialect.bodies import Body, Ignored
 
 
 class Item(Body):
-    """Of an input or an output."""
+    """An item of an input or an output."""
 
     id: Ignored = None
     status: Ignored = None
     internal_chat_message_metadata_passthrough: Ignored = None
 
 
+TextKind = Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
+
+
 class ItemText(Body):
-    type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
+    type: TextKind
     text: str
     annotations: Ignored = None
     logprobs: Ignored = None
@@ -36,7 +36,7 @@ class ItemRefusal(Body):
 
 
 class ItemOther(Body):
-    """What is no text."""
+    """A part other than text."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -44,12 +44,9 @@ class ItemOther(Body):
 
 
 def _kind(value: Any) -> str:
-    """Of a part of a content, by its type."""
+    """Return the tag of a part."""
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", "")
-    if kind == "refusal":
-        return "refusal"
-    texts = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
-    return "text" if kind in texts else "other"
+    return "refusal" if kind == "refusal" else "text" if kind in get_args(TextKind) else "other"
 
 
 Part = Annotated[
@@ -67,23 +64,22 @@ class MessageItem(Item):
     phase: Ignored = None
 
 
-class FunctionCallItem(Item):
-    type: Literal["function_call"]
+class CallItem(Item):
     call_id: str
     name: str
+    namespace: str | None = None
+    caller: Ignored = None
+
+
+class FunctionCallItem(CallItem):
+    type: Literal["function_call"]
     arguments: str
     parsed_arguments: Ignored = None
-    namespace: str | None = None
-    caller: Ignored = None
 
 
-class CustomToolCallItem(Item):
+class CustomToolCallItem(CallItem):
     type: Literal["custom_tool_call"]
-    call_id: str
-    name: str
     input: str
-    namespace: str | None = None
-    caller: Ignored = None
 
 
 class OutputItem(Item):
@@ -104,7 +100,7 @@ class ReasoningItem(Item):
 
 
 class OtherItem(Body):
-    """What only a server that keeps responses, or runs tools, can make something of."""
+    """An item for servers that keep responses or run tools."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -122,7 +118,7 @@ _ITEMS = {
 
 
 def _with_type(value: Any) -> Any:
-    """Messages may be without one."""
+    """Add the type to messages without one."""
     if isinstance(value, dict) and "type" not in value and "role" in value:
         return {"type": "message", **value}
     return value
@@ -156,8 +152,7 @@ class PlainText(Body):
 
 
 class ResponsesTool(Body):
-    """A tool: a function, a custom one that takes a text, a namespace of such, or one that a server
-    runs, which has further parameters."""
+    """A function, a custom tool, a namespace of both, or a tool that servers run."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -206,7 +201,7 @@ class ResponsesStreamOptions(Body):
 
 
 class ResponsesBody(Body):
-    """seed is an extension: the same one makes the same answer."""
+    """The body of /v1/responses."""
 
     model: str
     input: str | list[InputItem]
@@ -220,7 +215,7 @@ class ResponsesBody(Body):
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, ge=0, le=1)
     top_logprobs: int | None = None
-    seed: int | None = None
+    seed: int | None = None  # an extension
     stream: bool | None = None
     include: list[str] | None = None
     truncation: Literal["auto", "disabled"] | None = None
@@ -233,7 +228,7 @@ class ResponsesBody(Body):
     metadata: dict[str, str] | None = None
     store: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
-    max_tool_calls: Ignored = None  # those that the server makes
+    max_tool_calls: Ignored = None  # for tools that servers run
     client_metadata: Ignored = None
     prompt_cache_key: Ignored = None
     prompt_cache_options: Ignored = None
