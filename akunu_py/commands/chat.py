@@ -18,8 +18,7 @@ from akunu_py.arguments import (
     loading_from,
     options_from,
 )
-from akunu_py.commands.own_server import OwnServer
-from akunu_py.commands.server_option import add_server, is_address, name_at, server_for
+from akunu_py.commands.servers import OwnServer, add_server, is_address, name_at, server_for
 from akunu_py.errors import AkunuError, UnknownModel, UsageError
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.models import store
