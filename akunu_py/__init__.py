@@ -1,16 +1,18 @@
 """akunu-py: a local LLM app that drafts tokens with n-gram tables.
 
-Importing the package loads OpenBLAS where MLX needs it. It must happen here, before any module
-can import `mlx.core`, because MLX binds to the BLAS that the process already holds.
+Importing the package installs the workarounds that must come before `mlx.core`, mlx-lm and
+transformers are imported: MLX binds to the BLAS that the process already holds.
 """
 
 from akunu_py.sigint import end_at_once
 
-end_at_once()  # from the first moment; the rest takes some
+end_at_once()  # first, because the other imports take a while
 
-from akunu_py.decoding.blas import load_openblas  # noqa: E402
 from akunu_py.version import __version__  # noqa: E402
+from akunu_py.workarounds import open_files, openblas, transformers_scan  # noqa: E402
 
-load_openblas()
+open_files.install()
+transformers_scan.install()
+openblas.load_openblas()
 
 __all__ = ["__version__"]

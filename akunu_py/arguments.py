@@ -42,6 +42,18 @@ class Parser(argparse.ArgumentParser):
         (file or sys.stderr).write(message)
 
 
+def as_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace) -> list[str]:
+    """Return the options in `args` that differ from the parser's defaults, for another process."""
+    found: list[str] = []
+    for action in parser._actions:
+        value = getattr(args, action.dest, action.default)
+        if value == action.default or not action.option_strings:
+            continue
+        shown = f"{value / 1e9:.9f}GB" if action.type is _size else str(value)
+        found += action.option_strings[-1:] if value is True else [action.option_strings[-1], shown]
+    return found
+
+
 def positive(text: str) -> int:
     """The type of an option that must be an integer above 0."""
     try:

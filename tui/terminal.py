@@ -6,7 +6,6 @@ import asyncio
 import os
 import re
 import select
-import selectors
 import shlex
 import shutil
 import subprocess
@@ -15,17 +14,13 @@ import tempfile
 import termios
 import time
 import tty
-from codecs import getincrementaldecoder
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-
-from textual._xterm_parser import XTermParser
-from textual.drivers.linux_driver import LinuxDriver
-from textual.message import Message
 
 from akunu_py.text import on_one_line, typeable
 from akunu_py.tui.themes import Background
 from akunu_py.tui.widths import keep_columns
+from akunu_py.workarounds.textual_driver import SteadyDriver
 
 _QUERY = b"\x1b]11;?\x1b\\\x1b[c"
 _COLOUR = re.compile(rb"\x1b\]11;rgba?:([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})")
@@ -164,46 +159,6 @@ async def edit_text(text: str, command: Sequence[str] | None = None) -> str:
         return text if failed else typeable(path.read_text("utf-8", "replace"))
 
 
-_PASTE_START, _PASTE_END = "\x1b[200~", "\x1b[201~"
-
-
-class PasteParser(XTermParser):
-    """Textual's parser of what a terminal sends, for which all of a bracketed paste is text.
-
-    Textual takes an escape character in a paste for the beginning of a key, and what follows is
-    missing from the text. Here a paste is what could have been typed.
-    """
-
-    def __init__(self, debug: bool = False) -> None:
-        self._before = ""  # the end of what was read, as much as may begin a mark
-        self._pasted: list[str] | None = None  # None: outside
-        super().__init__(debug)
-
-    def feed(self, data: str) -> Iterable[Message]:
-        if not data:
-            yield from super().feed("")  # the end
-        while data:
-            mark = _PASTE_START if self._pasted is None else _PASTE_END
-            place = (self._before + data).find(mark)
-            end = len(data) if place < 0 else place + len(mark) - len(self._before)
-            part, data = data[:end], data[end:]
-            self._before = (self._before + part)[1 - len(mark) :] if place < 0 else ""
-            if self._pasted is None:
-                yield from super().feed(part)
-                self._pasted = None if place < 0 else []
-            else:
-                self._pasted.append(part)
-                if place >= 0:
-                    text = "".join(self._pasted).removesuffix(_PASTE_END)
-                    self._pasted = None
-                    yield from super().feed(typeable(text) + _PASTE_END)
-
-    def tick(self) -> Iterable[Message]:
-        for message in super().tick():
-            self._before = ""  # what had come was taken for keys
-            yield message
-
-
 # XTWINOPS of xterm; who does not know it leaves the last title there.
 _PUSH_TITLE, _POP_TITLE = "\x1b[22;2t", "\x1b[23;2t"
 
@@ -213,20 +168,13 @@ def has_title(environ: Mapping[str, str] = os.environ) -> bool:
     return environ.get("TERM", "") not in _MUTE
 
 
-class ChatDriver(LinuxDriver):
-    """Textual's driver, with our parser, and bytes that are no UTF-8 end nothing. What it writes
-    keeps its columns, and it survives SIGSTOP and SIGCONT from outside too. For Linux and Macs.
+class ChatDriver(SteadyDriver):
+    """The chat's driver: aligns wide characters and sets the terminal's title."""
 
-    Textual takes every SIGCONT for the end of a suspension that it began itself (Ctrl+Z). After a
-    SIGSTOP, which no program can catch, it would read the terminal twice, keep raw mode for what
-    was there before, and never end.
-    """
-
-    _is_suspended = False
     _title = ""
 
     def write(self, data: str) -> None:
-        if not self._is_suspended:  # else the terminal is another program's
+        if not self.is_suspended:  # else the terminal is another program's
             super().write(keep_columns(data))
 
     def start_application_mode(self) -> None:
@@ -246,32 +194,3 @@ class ChatDriver(LinuxDriver):
         if title and has_title():
             self.write(f"\x1b]2;{on_one_line(title)}\x07")
             self.flush()
-
-    def run_input_thread(self) -> None:
-        parser = PasteParser(self._debug)
-        decode = getincrementaldecoder("utf-8")("replace").decode
-        with selectors.SelectSelector() as selector:
-            selector.register(self.fileno, selectors.EVENT_READ)
-            while not self.exit_event.is_set():
-                if selector.select(0.1) and (data := os.read(self.fileno, 4096)):
-                    for message in parser.feed(decode(data)):
-                        self.process_message(message)
-                for message in parser.tick():
-                    self.process_message(message)
-
-    def _run_input_thread(self) -> None:
-        try:
-            self.run_input_thread()
-        except Exception as error:  # noqa: BLE001 - it ends the chat, which reports it
-            self._app.call_later(self._app._handle_exception, error)
-
-    def suspend_application_mode(self) -> None:
-        super().suspend_application_mode()
-        self._is_suspended = True
-
-    def resume_application_mode(self) -> None:
-        if not self._is_suspended:
-            self.suspend_application_mode()
-        self._is_suspended = False
-        super().resume_application_mode()
-        self._app.call_later(self._app.refresh, layout=True)  # the terminal's page is a new one

@@ -18,8 +18,7 @@ from akunu_py.arguments import (
     loading_from,
     options_from,
 )
-from akunu_py.commands.own_server import OwnServer
-from akunu_py.commands.server_option import add_server, is_address, name_at, server_for
+from akunu_py.commands.servers import OwnServer, add_server, is_address, name_at, server_for
 from akunu_py.errors import AkunuError, UnknownModel, UsageError
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.models import store
@@ -175,14 +174,14 @@ def session_thread(
             stored = model if model and wanted == model.name else store.resolve(wanted)
         remember = settings.memory and not args.no_memory
         if own is not None:
-            from akunu_py.serve.own.chat import ServedChat
+            from akunu_py.serve.own.served import ServedChat
 
             client, served = own.have(stored or store.resolve(wanted))
             note = "\n".join(filter(None, (own.holds(), served.model.note)))
             facts = replace(served.model, server="", note=note)
             return ServedChat(client, facts, remember=remember)
         if found := server_for(choice, wanted, stored, loading):
-            from akunu_py.serve.own.chat import ServedChat
+            from akunu_py.serve.own.served import ServedChat
 
             client, served = found
             return ServedChat(client, served.model, remember=remember)

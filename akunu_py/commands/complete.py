@@ -9,7 +9,7 @@ from pathlib import Path
 
 from akunu_py import paths
 from akunu_py.arguments import Parser, add_drafting, add_loading, loading_from, positive
-from akunu_py.commands.server_option import add_server, is_address, server_for
+from akunu_py.commands.servers import add_server, is_address, server_for
 from akunu_py.completion.acceptance import Acceptance, read_counts, stats_table
 from akunu_py.completion.editor_config import EDITORS, editor_config
 from akunu_py.completion.types import CompleteOptions, CompletionMaker, CompletionRequest
@@ -86,7 +86,7 @@ def load_completer(args: argparse.Namespace, asked: str | None, server: str) -> 
     model = store.resolve(args.model) if server == "auto" else None
     found = server_for(server, asked, model, loading_from(args))
     if found is not None:
-        from akunu_py.serve.own.completer import ServedCompleter
+        from akunu_py.serve.own.served import ServedCompleter
 
         client, facts = found
         if not facts.fills_in and _should_fill_in(args):

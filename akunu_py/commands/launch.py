@@ -1,5 +1,4 @@
-"""`akunu launch`: a coding agent on a model of this machine, with what it must be told and nothing
-else: no file of it is written or changed."""
+"""`akunu launch`: start a coding agent on a local model, without writing any of its files."""
 
 from __future__ import annotations
 
@@ -10,50 +9,45 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
-import tempfile
-import time
+import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from akunu_py.arguments import positive
 from akunu_py.commands.serve import DEFAULT_PORT, KEY_VARIABLE
-from akunu_py.errors import AkunuError, UsageError, one_line
+from akunu_py.commands.servers import ServeProcess
+from akunu_py.errors import UsageError
 from akunu_py.models import store
 from akunu_py.settings import load_settings
 from akunu_py.text import for_output, say
 
-_ANSWER_S = 5.0  # for a server that runs to say so
-_LOAD_S = 600.0  # for a model to be loaded
-_LOOK_S = 0.1
-_END_S = 30.0
-_NO_KEY = "none"  # clients insist on one
+_ANSWER_S = 5.0  # for a running server
+_NO_KEY = "none"  # clients need one
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A server. context: tokens that the model holds, 0 where that is not known. key: that requests
-    must have, "" for none."""
+    """A server and its model."""
 
     url: str
     model: str
-    context: int = 0
+    context: int = 0  # tokens; 0: unknown
     key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What is run: a program, and what is in its environment beside ours."""
+    """A client's command and additional environment."""
 
     command: list[str]
     environment: dict[str, str] = field(default_factory=dict)
 
 
 def _codex(served: Served) -> Launch:
-    """Source: Codex's docs/config.md. It has web search on, which only OpenAI's servers run."""
+    """Source: Codex's docs/config.md. Only OpenAI's servers run its web search."""
     provider = "model_providers.akunu"
     values: dict[str, Any] = {
         "model": served.model,
@@ -68,12 +62,10 @@ def _codex(served: Served) -> Launch:
         values["model_context_window"] = served.context
     if served.key:
         values[f"{provider}.env_key"] = KEY_VARIABLE
-    options = [part for name, value in values.items() for part in ("-c", _toml(name, value))]
+    options = [
+        part for name, value in values.items() for part in ("-c", f"{name}={json.dumps(value)}")
+    ]
     return Launch(["codex", *options], {KEY_VARIABLE: served.key} if served.key else {})
-
-
-def _toml(name: str, value: Any) -> str:
-    return f"{name}={json.dumps(value)}"
 
 
 def _opencode(served: Served) -> Launch:
@@ -165,8 +157,7 @@ def run(args: argparse.Namespace) -> int:
     if shutil.which(name) is None:
         raise UsageError(f"there is no program {name} here; install it, then launch it again")
     with contextlib.nullcontext(found) if found else started(args, url, key) as served:
-        launch = _asked(args, served)
-        return _wait(launch)
+        return _wait(_asked(args, served))
 
 
 def _asked(args: argparse.Namespace, served: Served) -> Launch:
@@ -175,25 +166,25 @@ def _asked(args: argparse.Namespace, served: Served) -> Launch:
 
 
 def shown(launch: Launch) -> str:
-    """A launch as one types it into a shell."""
+    """Return the shell command of a launch."""
     values = [f"{name}={shlex.quote(value)}" for name, value in launch.environment.items()]
     return " ".join([*values, shlex.join(launch.command)])
 
 
 def _wait(launch: Launch) -> int:
-    """The client, which has the terminal, and its signals, to itself."""
+    """Run the client, which gets the terminal's signals, and return its exit code."""
     process = subprocess.Popen(launch.command, env={**os.environ, **launch.environment})
     while True:
         try:
             return process.wait()
-        except KeyboardInterrupt:  # which the client has got too
+        except KeyboardInterrupt:  # the client got it too
             continue
 
 
 def find_server(url: str, key: str) -> Served | None:
-    """What is served at `url`; None where nobody answers. Raises UsageError where it is not
-    akunu, or wants another key."""
-    request = urllib.request.Request(f"{url}/v1/models", headers=_headers(key))
+    """Return the server at `url`, or None. Raises UsageError for other programs and keys."""
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    request = urllib.request.Request(f"{url}/v1/models", headers=headers)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=_ANSWER_S) as reply:
@@ -208,40 +199,13 @@ def find_server(url: str, key: str) -> Served | None:
         return None
 
 
-def _headers(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"} if key else {}
-
-
 @contextlib.contextmanager
 def started(args: argparse.Namespace, url: str, key: str) -> Iterator[Served]:
-    """A server that runs as long as the client does."""
-    command = [sys.executable, "-m", "akunu_py", "serve", "--port", str(args.port), "--quiet"]
-    command += ["--model", args.model] if args.model else []
+    """Serve the model while the block runs."""
     say(f"starting a server at {url}", error=True)
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,  # a Ctrl-C is the client's
-        )
-        try:
-            yield _loaded(process, output, url, key)
-        finally:
-            process.terminate()
-            try:
-                process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-
-
-def _loaded(process: subprocess.Popen[bytes], output: Any, url: str, key: str) -> Served:
-    end = time.monotonic() + _LOAD_S
-    while process.poll() is None and time.monotonic() < end:
-        if served := find_server(url, key):
-            return served
-        time.sleep(_LOOK_S)
-    output.seek(0)
-    said: Sequence[bytes] = output.read().splitlines() or [b"no word of why"]
-    raise AkunuError(f"no server: {one_line(said[-1].decode(errors='replace'))}")
+    options = ["--model", args.model] if args.model else []
+    process = ServeProcess(["--port", str(args.port), *options])
+    try:
+        yield process.wait_for(lambda: find_server(url, key), threading.Event())
+    finally:
+        process.end()

@@ -101,9 +101,9 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"expected a port from 0 to 65535, got {args.port}")
     key = os.environ.get(KEY_VARIABLE, "") if args.api_key is None else args.api_key
     from akunu_py.decoding.scheduling.scheduler import Scheduler
-    from akunu_py.serve.guard import Access, is_loopback
+    from akunu_py.serve.http.guard import Access, is_loopback
+    from akunu_py.serve.http.server import ServeOptions, listen, serve
     from akunu_py.serve.own.running import RunningServer, own_url
-    from akunu_py.serve.server import ServeOptions, listen, serve
 
     if not key and not is_loopback(args.host):
         raise UsageError(
@@ -180,8 +180,8 @@ def _end_with_input(grace: float) -> None:
 
 def _start_again() -> None:
     """In the place of this process, which cannot connect hosts a second time."""
-    from akunu_py.decoding.hosts.quiet import undo
+    from akunu_py.workarounds.ring_output import restore_stderr
 
     print_warnings(["another host was lost; starting again"])
-    undo()
+    restore_stderr()
     os.execv(sys.executable, sys.orig_argv)

@@ -6,9 +6,7 @@ import contextlib
 import ctypes
 import os
 import platform
-import stat
 import sys
-import tempfile
 import threading
 import weakref
 from collections.abc import Iterator
@@ -20,9 +18,10 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model
 
-from akunu_py.decoding.blas import load_openblas
 from akunu_py.models.speed import Machine
 from akunu_py.types import WeightMode
+from akunu_py.workarounds.openblas import load_openblas
+from akunu_py.workarounds.private_kernels import keep_kernels_private
 
 Pressure = Literal["normal", "warning", "critical"]
 
@@ -44,43 +43,6 @@ _SHARE_OF_FREE_MEMORY = 0.7  # the rest is for the KV cache, activations and eve
 _wiring = threading.RLock()  # a model may be collected while another one is loaded
 _wired_for: set[int] = set()  # ids of models
 _limits_before: list[int] = []  # the limit to go back to, while there are any
-
-
-def keep_kernels_private() -> None:
-    """Points MLX, and the compiler that it starts, to a directory of this user's alone.
-
-    MLX's CPU backend compiles shared libraries into `mlx` below the directory for temporary files,
-    and loads the ones that it finds there. That directory is often everybody's, and then so would
-    be the choice of what runs here. Call before it compiles. On a Mac, and where the directory is
-    private already, nothing changes.
-    """
-    base = Path(tempfile.gettempdir())  # which tempfile keeps to, whatever the variable says later
-    if sys.platform != "linux" or not _is_open(base):
-        return
-    own = base / f"akunu-{os.getuid()}"
-    try:
-        own.mkdir(mode=0o700, exist_ok=True)
-        if not _is_mine(own):
-            own = Path(tempfile.mkdtemp(prefix="akunu-"))
-    except OSError:  # nothing can be written, so MLX finds nothing either
-        return
-    os.environ["TMPDIR"] = str(own)
-
-
-def _is_open(directory: Path) -> bool:
-    """Whether others may write into it."""
-    try:
-        return bool(directory.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH))
-    except OSError:
-        return False
-
-
-def _is_mine(directory: Path) -> bool:
-    """Whether it is a directory, no link to one, that nobody else made or may write into."""
-    found = directory.lstat()
-    closed = stat.S_IMODE(found.st_mode) & 0o077 == 0
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and closed
-
 
 keep_kernels_private()
 

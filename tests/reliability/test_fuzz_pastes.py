@@ -16,7 +16,8 @@ from textual import events
 from textual._xterm_parser import XTermParser
 
 from akunu_py.text import typeable
-from akunu_py.tui.terminal import ChatDriver, PasteParser
+from akunu_py.tui.terminal import ChatDriver
+from akunu_py.workarounds.textual_driver import PasteParser
 from tests.reliability.fuzz import explore, lengths
 
 _START, _END = "\x1b[200~", "\x1b[201~"

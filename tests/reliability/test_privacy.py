@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from akunu_py.chats.store import ConversationStore
-from akunu_py.decoding.device import keep_kernels_private
+from akunu_py.workarounds.private_kernels import keep_kernels_private
 from tests.reliability.watched import Home, can_trace
 from tests.support.chats import exchange_of
 from tests.support.terminal import Terminal, needs_tmux

@@ -43,11 +43,11 @@ from akunu_py.decoding.scheduling.job import Job
 from akunu_py.decoding.scheduling.scheduler import Scheduler
 from akunu_py.decoding.session import Session
 from akunu_py.models import store
-from akunu_py.serve.app import create_app
-from akunu_py.serve.engine_thread import events_of
-from akunu_py.serve.guard import Access
-from akunu_py.serve.record import Records
-from akunu_py.serve.server import ServedModel, ServeOptions, listen
+from akunu_py.serve.http.answering import events_of
+from akunu_py.serve.http.app import create_app
+from akunu_py.serve.http.guard import Access
+from akunu_py.serve.http.record import Records
+from akunu_py.serve.http.server import ServedModel, ServeOptions, listen
 from akunu_py.types import GenerateOptions, Stats
 from tests.support.serving import LONG_CONTEXT, write_long_model
 

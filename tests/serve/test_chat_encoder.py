@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from akunu_py.decoding.events import Event
-from akunu_py.serve.openai.chat_encoder import ChatEncoder, ChatHead, whole_chat
+from akunu_py.serve.openai.chat import ChatEncoder, whole_chat
+from akunu_py.serve.openai.shapes import ReplyHead
 from tests.support.serve_events import answers, put_together
 
-HEAD = ChatHead("tiny")
+HEAD = ReplyHead("tiny", "chatcmpl")
 
 
 def streamed(choices: list[list[Event]], *, usage: bool) -> list[dict[str, Any]]:

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from akunu_py.serve import bodies
-from akunu_py.serve.errors import RequestError
+from akunu_py.serve.dialect import bodies
+from akunu_py.serve.dialect.errors import RequestError
 from akunu_py.serve.messages.bodies import MessagesBody
-from akunu_py.serve.messages.conversation import messages_of as from_messages
-from akunu_py.serve.messages.conversation import tools_of
+from akunu_py.serve.messages.dialect import messages_of as from_messages
+from akunu_py.serve.messages.dialect import tools_of
 from akunu_py.serve.responses.bodies import ResponsesBody
-from akunu_py.serve.responses.conversation import messages_of as from_responses
-from akunu_py.serve.responses.conversation import sealed
+from akunu_py.serve.responses.dialect import messages_of as from_responses
+from akunu_py.serve.responses.reply import sealed
 from akunu_py.serve.responses.tools import as_arguments, offered_tools
 from akunu_py.types import Message, Tool, ToolCall
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from akunu_py.decoding.sampling import Sampler
-from akunu_py.serve.defaults import model_defaults
+from akunu_py.serve.http.server import model_defaults
 from akunu_py.types import SamplingOptions
 from tests.reliability.fuzz import SCALARS
 

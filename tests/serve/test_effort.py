@@ -11,14 +11,15 @@ import pytest
 
 from akunu_py.decoding.chat_format.effort import Effort
 from akunu_py.decoding.engine import Engine
-from akunu_py.serve import bodies
-from akunu_py.serve.errors import RequestError
+from akunu_py.serve.dialect import bodies
+from akunu_py.serve.dialect.errors import RequestError
+from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.messages.bodies import CountBody, MessagesBody
 from akunu_py.serve.messages.dialect import count_tokens, prepare_message
-from akunu_py.serve.openai.chat import ChatBody, prepare_chat
+from akunu_py.serve.openai.bodies import ChatBody
+from akunu_py.serve.openai.chat import prepare_chat
 from akunu_py.serve.responses.bodies import ResponsesBody
 from akunu_py.serve.responses.dialect import prepare_response
-from akunu_py.serve.service import Service
 from akunu_py.types import GenerateOptions
 from tests.support.serving import TEMPLATE
 from tests.support.tiny_fim import byte_level, write_model

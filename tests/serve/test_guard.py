@@ -13,12 +13,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
-from akunu_py.serve.app import create_app
-from akunu_py.serve.dialects import DIALECTS
-from akunu_py.serve.errors import RequestError
-from akunu_py.serve.guard import Access, is_loopback
-from akunu_py.serve.record import Record, Records
-from akunu_py.serve.server import listen
+from akunu_py.serve.dialect.errors import RequestError
+from akunu_py.serve.http.app import DIALECTS, create_app
+from akunu_py.serve.http.guard import Access, is_loopback
+from akunu_py.serve.http.record import Record, Records
+from akunu_py.serve.http.server import listen
 from tests.support.command import assert_one_line_error, run_here
 from tests.support.serving import Served, ask
 

@@ -14,7 +14,7 @@ from akunu_py.decoding.events import Begun, Ended, Event, Failed, Reading, Text
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.decoding.scheduling.scheduler import DEFAULT_SLOTS
 from akunu_py.errors import PromptTooLong
-from akunu_py.serve.record import Records
+from akunu_py.serve.http.record import Records
 from akunu_py.types import Stats
 from tests.support.serving import Reply, Served, ask, told_app
 

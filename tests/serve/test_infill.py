@@ -16,12 +16,11 @@ from akunu_py.completion.types import CompletionRequest
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.events import Begun, Ended, Event, Reading, Text
 from akunu_py.decoding.session import Session
-from akunu_py.serve import bodies
-from akunu_py.serve.dialect import Prepared, WholeAnswer
-from akunu_py.serve.errors import RequestError
-from akunu_py.serve.llamacpp.bodies import InfillBody
-from akunu_py.serve.llamacpp.dialect import prepare_infill
-from akunu_py.serve.service import Service
+from akunu_py.serve.dialect import bodies
+from akunu_py.serve.dialect.errors import RequestError
+from akunu_py.serve.dialect.interface import Prepared, WholeAnswer
+from akunu_py.serve.dialect.service import Service
+from akunu_py.serve.llamacpp import InfillBody, prepare_infill
 from akunu_py.types import GenerateOptions, SamplingOptions
 from tests.support.tiny_fim import sentence_piece, write_model
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Session
-from akunu_py.serve.app import create_app
-from akunu_py.serve.guard import Access
-from akunu_py.serve.record import Records
+from akunu_py.serve.http.app import create_app
+from akunu_py.serve.http.guard import Access
+from akunu_py.serve.http.record import Records
 from akunu_py.types import Answer, GenerateOptions, Message, SamplingOptions
 from tests.support.serving import Served, ask
 

@@ -29,13 +29,12 @@ from akunu_py.completion.types import (
 from akunu_py.decoding.chat_model import ChatModel, LoadedChat
 from akunu_py.decoding.engine import Engine
 from akunu_py.errors import AkunuError, ServerGone, UsageError
-from akunu_py.serve.app import create_app
-from akunu_py.serve.guard import Access
-from akunu_py.serve.own.chat import ServedChat
+from akunu_py.serve.http.app import create_app
+from akunu_py.serve.http.guard import Access
+from akunu_py.serve.http.record import Records
 from akunu_py.serve.own.client import ServerClient, running_server, server_at
-from akunu_py.serve.own.completer import ServedCompleter
 from akunu_py.serve.own.running import RunningServer, announced, running_servers
-from akunu_py.serve.record import Records
+from akunu_py.serve.own.served import ServedChat, ServedCompleter
 from akunu_py.tui.session_thread import Failed, Finished, PieceArrived, SessionThread
 from akunu_py.types import GenerateOptions, LoadOptions, Message, SamplingOptions
 from tests.support.serving import Served, at_a_socket

@@ -10,34 +10,41 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Ended, Event, Text
-from akunu_py.serve.errors import RequestError
-from akunu_py.serve.responses.bodies import ToolBody
-from akunu_py.serve.responses.conversation import sealed, unsealed
-from akunu_py.serve.responses.reply import Reply, ResponseEncoder, whole_response
+from akunu_py.serve.dialect.errors import RequestError
+from akunu_py.serve.responses.bodies import ResponsesTool
+from akunu_py.serve.responses.reply import (
+    ResponseContext,
+    ResponseEncoder,
+    sealed,
+    unsealed,
+    whole_response,
+)
 from akunu_py.serve.responses.tools import OfferedTools, as_arguments, input_of, offered_tools
 from akunu_py.types import Stats
 from tests.support.serve_events import TEXTS, answers, put_together
 from tests.support.sse_reader import named_events
 
-PATCH = ToolBody.model_validate(
+PATCH = ResponsesTool.model_validate(
     {
         "type": "custom",
         "name": "patch",
         "format": {"type": "grammar", "syntax": "regex", "definition": "a+"},
     }
 )
-SHELL = ToolBody.model_validate({"type": "custom", "name": "shell"})
-AGENTS = ToolBody.model_validate(
+SHELL = ResponsesTool.model_validate({"type": "custom", "name": "shell"})
+AGENTS = ResponsesTool.model_validate(
     {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "close"}]}
 )
 OFFERED = offered_tools([PATCH, SHELL, AGENTS], None)
 
 
-def reply(tools: OfferedTools = OFFERED, *, seals: bool = False) -> Reply:
-    return Reply({"model": "tiny"}, tools, seals, len, lambda grammar, text: set(text) == {"a"})
+def reply(tools: OfferedTools = OFFERED, *, seals: bool = False) -> ResponseContext:
+    return ResponseContext(
+        {"model": "tiny"}, tools, seals, len, lambda grammar, text: set(text) == {"a"}
+    )
 
 
-def streamed(reply: Reply, events: list[Event]) -> list[dict[str, Any]]:
+def streamed(reply: ResponseContext, events: list[Event]) -> list[dict[str, Any]]:
     """What is streamed, its numbers in order and at least one heartbeat between any two."""
     encoder = ResponseEncoder(reply)
     frames = [encoder.heartbeat()]

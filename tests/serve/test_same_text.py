@@ -14,9 +14,9 @@ from functools import cache, partial
 import pytest
 from starlette.types import ASGIApp
 
-from akunu_py.serve.app import create_app
-from akunu_py.serve.guard import Access
-from akunu_py.serve.record import Records
+from akunu_py.serve.http.app import create_app
+from akunu_py.serve.http.guard import Access
+from akunu_py.serve.http.record import Records
 from akunu_py.types import DraftMode
 from tests.support.dialects import DIALECTS, Asked, Spoken, Told
 from tests.support.serving import Served, ask

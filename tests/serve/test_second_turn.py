@@ -26,9 +26,9 @@ from akunu_py.decoding.recall import Recall
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.decoding.session import Session
 from akunu_py.models.fit import Fit
-from akunu_py.serve.app import create_app
-from akunu_py.serve.guard import Access
-from akunu_py.serve.record import Records
+from akunu_py.serve.http.app import create_app
+from akunu_py.serve.http.guard import Access
+from akunu_py.serve.http.record import Records
 from akunu_py.types import Stats
 from tests.support.dialects import CONVERSATIONS, DIALECTS, Asked, Spoken, Told
 from tests.support.families import build

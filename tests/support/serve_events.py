@@ -19,7 +19,7 @@ from akunu_py.decoding.events import (
     Text,
     Thinking,
 )
-from akunu_py.serve.dialect import WholeAnswer
+from akunu_py.serve.dialect.interface import WholeAnswer
 from akunu_py.types import FinishReason, Stats, TokenLogprobs
 
 TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)

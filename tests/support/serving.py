@@ -21,10 +21,10 @@ from akunu_py.decoding.events import Event
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.decoding.scheduling.scheduler import Scheduler
 from akunu_py.decoding.session import Session
-from akunu_py.serve.app import create_app
-from akunu_py.serve.guard import Access
-from akunu_py.serve.record import Records
-from akunu_py.serve.server import ServedModel, ServeOptions
+from akunu_py.serve.http.app import create_app
+from akunu_py.serve.http.guard import Access
+from akunu_py.serve.http.record import Records
+from akunu_py.serve.http.server import ServedModel, ServeOptions
 from akunu_py.types import GenerateOptions
 from tests.support.tiny import write_tiny_llama
 from tests.support.tiny_fim import byte_level, write_model

@@ -19,13 +19,13 @@ from akunu_py.decoding.hosts.hostfile import Hosts
 from akunu_py.decoding.hosts.leader import Leader
 from akunu_py.decoding.hosts.likeness import difference, likeness
 from akunu_py.decoding.hosts.process import RankProcess
-from akunu_py.decoding.hosts.quiet import drop_its_lines
 from akunu_py.decoding.hosts.share import connect, take
 from akunu_py.errors import AkunuError, HostLost, UsageError, one_line
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.models.store import StoredModel
 from akunu_py.text import print_warnings
 from akunu_py.types import LoadOptions, WeightMode
+from akunu_py.workarounds.ring_output import drop_ring_lines
 
 SILENCE = 7.0  # seconds without a sign of life, after which a rank is taken for hung
 _START = 60.0  # seconds until a process must have said something
@@ -189,7 +189,7 @@ class Ring:
                     raise HostLost(f"{each.label} does not answer")
 
     def _connect(self) -> None:
-        drop_its_lines()
+        drop_ring_lines()
         os.environ.update(self.hosts.env)
         with tempfile.TemporaryDirectory() as directory:
             for name, content in self.hosts.files.items():

@@ -1,7 +1,6 @@
-"""What clients of Messages send.
+"""Bodies of Messages.
 
-`cache_control` and its like are accepted wherever they may stand: what was read before is found
-without being told where it ends.
+`cache_control` is accepted everywhere: cached prefixes are found without it.
 """
 
 from __future__ import annotations
@@ -11,63 +10,60 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from akunu_py.decoding.chat_format.effort import Effort
-from akunu_py.serve.bodies import Body, Ignored
+from akunu_py.serve.dialect.bodies import Body, Ignored
 
 
-class TextBlock(Body):
+class CachedPart(Body):
+    cache_control: Ignored = None
+
+
+class TextBlock(CachedPart):
     type: Literal["text"]
     text: str
     citations: Ignored = None
     parsed_output: Ignored = None
-    cache_control: Ignored = None
 
 
-class ThinkingBlock(Body):
+class ThinkingBlock(CachedPart):
     type: Literal["thinking"]
     thinking: str
     signature: Ignored = None
-    cache_control: Ignored = None
 
 
-class RedactedThinkingBlock(Body):
+class RedactedThinkingBlock(CachedPart):
     type: Literal["redacted_thinking"]
     data: Ignored = None
-    cache_control: Ignored = None
 
 
-class ToolUseBlock(Body):
+class ToolUseBlock(CachedPart):
     type: Literal["tool_use"]
     id: str
     name: str
     input: dict[str, Any]
     caller: Ignored = None
     toolset_name: Ignored = None
-    cache_control: Ignored = None
 
 
-class ImageBlock(Body):
+class ImageBlock(CachedPart):
     type: Literal["image"]
     source: Ignored = None
     transformations: Ignored = None
-    cache_control: Ignored = None
 
 
-class DocumentBlock(Body):
+class DocumentBlock(CachedPart):
     type: Literal["document"]
     source: dict[str, Any]
     title: str | None = None
     context: str | None = None
     citations: Ignored = None
-    cache_control: Ignored = None
 
 
-class ToolResultBlock(Body):
+class ToolResultBlock(CachedPart):
     type: Literal["tool_result"]
     tool_use_id: str
     content: str | list[ResultBlock] | None = None
     is_error: bool | None = None
     toolset_name: Ignored = None
-    cache_control: Ignored = None
 
 
 ResultBlock = Annotated[TextBlock | ImageBlock | DocumentBlock, Field(discriminator="type")]
@@ -83,14 +79,13 @@ Block = Annotated[
 ]
 
 
-class Turn(Body):
+class MessagesTurn(CachedPart):
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
-    cache_control: Ignored = None
 
 
-class ToolBody(Body):
-    """A tool. Those of another type than "custom" have further parameters."""
+class MessagesTool(CachedPart):
+    """A tool; types other than "custom" have more parameters."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -100,38 +95,35 @@ class ToolBody(Body):
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
     allowed_callers: Ignored = None
-    cache_control: Ignored = None
     defer_loading: Ignored = None
     eager_input_streaming: Ignored = None
     input_examples: Ignored = None
 
 
-class ToolChoiceBody(Body):
+class MessagesToolChoice(Body):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
 
 class ThinkingBody(Body):
-    """budget_tokens: no model here can be held to it."""
-
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    budget_tokens: Ignored = None
+    budget_tokens: Ignored = None  # local models cannot keep to a budget
     display: Literal["summarized", "omitted"] | None = None
 
 
-class JsonFormat(Body):
+class OutputFormat(Body):
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
 class OutputConfig(Body):
     effort: Effort | None = None
-    format: JsonFormat | None = None
+    format: OutputFormat | None = None
 
 
 class ContextEdit(Body):
-    """Only thinking is cleared here: the chat template decides what of it stays anyway."""
+    """Only for thinking, which the chat template drops or keeps."""
 
     type: Literal["clear_thinking_20251015"]
     keep: Ignored = None
@@ -141,25 +133,24 @@ class ContextManagement(Body):
     edits: list[ContextEdit] = Field(default=[])
 
 
-class PromptBody(Body):
-    """What the model reads."""
+class PromptBody(CachedPart):
+    """Parameters of the prompt."""
 
     model: str
-    messages: list[Turn] = Field(min_length=1)
+    messages: list[MessagesTurn] = Field(min_length=1)
     system: str | list[TextBlock] | None = None
-    tools: list[ToolBody] | None = None
-    tool_choice: ToolChoiceBody | None = None
+    tools: list[MessagesTool] | None = None
+    tool_choice: MessagesToolChoice | None = None
     thinking: ThinkingBody | None = None
     output_config: OutputConfig | None = None
     context_management: ContextManagement | None = None
-    cache_control: Ignored = None
     speed: Ignored = None
     user_profile_id: Ignored = None
     workspace_id: Ignored = None
 
 
 class MessagesBody(PromptBody):
-    """seed is an extension: the same one makes the same answer."""
+    """The body of /v1/messages."""
 
     max_tokens: int = Field(ge=1)
     stop_sequences: list[str] | None = None
@@ -167,7 +158,7 @@ class MessagesBody(PromptBody):
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_k: int | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, ge=0, le=1)
-    seed: int | None = None
+    seed: int | None = None  # an extension
     diagnostics: Ignored = None
     inference_geo: Ignored = None
     metadata: Ignored = None

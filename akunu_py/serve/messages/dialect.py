@@ -1,23 +1,48 @@
-"""Messages: its paths, and from a body to what the engine does."""
+"""Messages: its paths, and jobs from bodies."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 from akunu_py.decoding.chat_format.effort import thinking_variables
 from akunu_py.decoding.scheduling.jobs import chat_job
-from akunu_py.serve.dialect import Dialect, Endpoint, Prepared
-from akunu_py.serve.messages.bodies import CountBody, MessagesBody, PromptBody, ThinkingBody
-from akunu_py.serve.messages.conversation import choice_of, constraint_of, messages_of, tools_of
+from akunu_py.serve.dialect.bodies import BETWEEN, check_tool, joined, refuse_extra
+from akunu_py.serve.dialect.errors import RequestError, invalid
+from akunu_py.serve.dialect.interface import Dialect, Endpoint, Prepared
+from akunu_py.serve.dialect.sampling import SamplingBody, generate_options, schema_constraint
+from akunu_py.serve.dialect.service import Service, check_model
+from akunu_py.serve.messages.bodies import (
+    Block,
+    CountBody,
+    ImageBlock,
+    MessagesBody,
+    MessagesTool,
+    MessagesTurn,
+    PromptBody,
+    RedactedThinkingBlock,
+    ResultBlock,
+    TextBlock,
+    ThinkingBlock,
+    ThinkingBody,
+    ToolResultBlock,
+    ToolUseBlock,
+)
 from akunu_py.serve.messages.reply import MessageEncoder, error_body, whole_message
-from akunu_py.serve.sampling import SamplingBody, generate_options
-from akunu_py.serve.service import Service
+from akunu_py.types import Constraint, Message, Tool, ToolCall, ToolChoice
+
+_CHOICES: dict[str, Literal["auto", "required", "named", "none"]] = {
+    "auto": "auto",
+    "any": "required",
+    "tool": "named",
+    "none": "none",
+}
 
 
 def prepare_message(body: MessagesBody, service: Service) -> Prepared:
-    """Raises RequestError for what cannot be honoured."""
-    service.check_model(body.model)
+    """Return the job and the encoder. Raises RequestError."""
+    check_model(body.model, service.names)
     sampling = SamplingBody(
         temperature=body.temperature,
         top_p=body.top_p,
@@ -46,17 +71,19 @@ def prepare_message(body: MessagesBody, service: Service) -> Prepared:
 
 
 def count_tokens(body: CountBody, service: Service) -> Mapping[str, Any]:
-    """How many tokens the model would read. Raises RequestError."""
-    service.check_model(body.model)
+    """Return the number of prompt tokens. Raises RequestError."""
+    check_model(body.model, service.names)
     variables = variables_of(body, service)
     prompt = service.engine.encode_chat(messages_of(body), tools_of(body), variables)
     return {"input_tokens": len(prompt)}
 
 
 def variables_of(body: PromptBody, service: Service) -> dict[str, Any]:
-    """The chat template's variables for how much to think, as far as it has any: Anthropic's
-    clients ask for thinking whatever the model. One that cannot but think is not shown thinking,
-    where none is asked for."""
+    """Return the chat template's variables for thinking, if it has any.
+
+    Anthropic's clients ask any model for thinking. The thinking of a model that cannot stop it is
+    hidden if the client disables it.
+    """
     asked = body.thinking.type if body.thinking else None
     known = thinking_variables(service.engine.tokenizer)
     if asked == "disabled":
@@ -66,8 +93,103 @@ def variables_of(body: PromptBody, service: Service) -> dict[str, Any]:
 
 
 def shows_thinking(asked: ThinkingBody | None) -> bool:
-    """Whether what a reasoning model thinks is told."""
+    """Return True if the reply has the model's thinking."""
     return asked is None or not (asked.type == "disabled" or asked.display == "omitted")
+
+
+def messages_of(body: PromptBody) -> list[Message]:
+    """Return the conversation. Raises RequestError, which names a block that is not supported."""
+    found = [Message("system", _text(body.system, "system"))] if body.system else []
+    tools: dict[str, str] = {}  # names by the ids of the calls
+    for number, turn in enumerate(body.messages):
+        found += _of_turn(turn, f"messages.{number}.content", tools)
+    return joined(found, "messages")
+
+
+def _of_turn(turn: MessagesTurn, place: str, tools: dict[str, str]) -> Iterator[Message]:
+    blocks = turn.content
+    if isinstance(blocks, str):
+        yield Message(turn.role, blocks)
+        return
+    for number, block in enumerate(blocks):
+        where = f"{place}.{number}"
+        if isinstance(block, ToolUseBlock):
+            tools[block.id] = block.name
+            call = ToolCall(block.name, json.dumps(block.input, ensure_ascii=False), block.id)
+            yield Message(_only("assistant", turn, block, where), "", tool_calls=(call,))
+        elif isinstance(block, ToolResultBlock):
+            _only("user", turn, block, where)
+            text = _text(block.content or "", f"{where}.content")
+            yield Message(
+                "tool",
+                f"Error: {text}" if block.is_error else text,
+                tool_call_id=block.tool_use_id,
+                name=tools.get(block.tool_use_id, ""),
+            )
+        elif isinstance(block, ThinkingBlock):
+            yield Message(_only("assistant", turn, block, where), "", thinking=block.thinking)
+        elif not isinstance(block, RedactedThinkingBlock):
+            yield Message(turn.role, _block_text(block, where))
+
+
+def _only(role: Any, turn: MessagesTurn, block: Block, where: str) -> Any:
+    if turn.role != role:
+        raise invalid(where, f"{block.type} is a block of the {role}'s turns")
+    return role
+
+
+def _text(content: str | Sequence[ResultBlock], place: str) -> str:
+    if isinstance(content, str):
+        return content
+    texts = (_block_text(block, f"{place}.{number}") for number, block in enumerate(content))
+    return BETWEEN.join(text for text in texts if text)
+
+
+def _block_text(block: ResultBlock, where: str) -> str:
+    if isinstance(block, TextBlock):
+        return block.text
+    if isinstance(block, ImageBlock):
+        raise invalid(where, "images are not supported, only text is")
+    data = block.source.get("data")
+    if block.source.get("type") != "text" or not isinstance(data, str):
+        message = f"{where}: a document must be a plain text"
+        raise RequestError(message, param=f"{where}.source")
+    return BETWEEN.join(text for text in (block.title, block.context, data) if text)
+
+
+def tools_of(body: PromptBody) -> list[Tool]:
+    """Return the tools. Raises RequestError for those that Anthropic's servers or models bring."""
+    return [_tool(tool, f"tools.{number}") for number, tool in enumerate(body.tools or [])]
+
+
+def _tool(tool: MessagesTool, place: str) -> Tool:
+    if tool.type not in (None, "custom"):
+        raise RequestError(
+            f"{place}: tools of the type {tool.type[:100]} are not supported, only those with an "
+            "input_schema are",
+            param=f"{place}.type",
+        )
+    refuse_extra(tool, place)
+    if tool.input_schema is None:
+        raise invalid(f"{place}.input_schema", "field required")
+    return Tool(tool.name, tool.description or "", tool.input_schema, bool(tool.strict))
+
+
+def choice_of(body: PromptBody, tools: Sequence[Tool]) -> tuple[ToolChoice, bool]:
+    """Return the choice, and whether several calls are allowed. Raises RequestError."""
+    asked = body.tool_choice
+    if asked is None:
+        return ToolChoice(), True
+    if asked.type == "tool":
+        check_tool(asked.name or "", [tool.name for tool in tools], "tool_choice.name")
+    if asked.type == "any" and not tools:
+        raise invalid("tool_choice", "there are no tools")
+    return ToolChoice(_CHOICES[asked.type], asked.name or ""), not asked.disable_parallel_tool_use
+
+
+def constraint_of(body: PromptBody) -> Constraint | None:
+    wanted = body.output_config.format if body.output_config else None
+    return schema_constraint(wanted.schema_) if wanted else None
 
 
 MESSAGES = Dialect(

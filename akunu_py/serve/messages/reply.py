@@ -1,7 +1,6 @@
-"""From the events of an answer to a message, whole or streamed.
+"""Messages from the events of an answer, whole or streamed.
 
-A stream begins with message_start when the prompt is read, because that tells how many tokens it
-has and how many of them were cached; until then there are pings.
+A stream sends pings until the prompt is processed: message_start has its token counts.
 """
 
 from __future__ import annotations
@@ -20,24 +19,18 @@ from akunu_py.decoding.events import (
     CallEnded,
     Ended,
     Event,
-    Failed,
-    Logprobs,
-    Reading,
     Text,
     Thinking,
-    Told,
 )
-from akunu_py.serve import sse
-from akunu_py.serve.dialect import WholeAnswer
-from akunu_py.serve.errors import ErrorKind, RequestError
-from akunu_py.serve.statistics import statistics
+from akunu_py.serve.dialect.errors import ErrorKind, RequestError
+from akunu_py.serve.dialect.interface import WholeAnswer, frame, statistics
 from akunu_py.types import FinishReason, ToolCall
 
 _STOP_REASONS: dict[FinishReason, str] = {
     "stop": "end_turn",
     "length": "max_tokens",
     "context": "model_context_window_exceeded",
-    "cancelled": "end_turn",  # which nobody reads
+    "cancelled": "end_turn",  # never sent
 }
 _ERRORS: dict[ErrorKind, str] = {
     "invalid": "invalid_request_error",
@@ -52,7 +45,7 @@ _ERRORS: dict[ErrorKind, str] = {
 
 
 def error_body(error: RequestError, request_id: str) -> dict[str, Any]:
-    """An error in Anthropic's shape."""
+    """Return an error in Anthropic's shape."""
     kind = _ERRORS[error.kind]
     body = {"type": "error", "error": {"type": kind, "message": error.message}}
     return body | ({"request_id": request_id} if request_id else {})
@@ -61,7 +54,7 @@ def error_body(error: RequestError, request_id: str) -> dict[str, Any]:
 def whole_message(
     model: str, answers: Sequence[WholeAnswer], *, shows_thinking: bool
 ) -> dict[str, Any]:
-    """The one answer as a message."""
+    """Return the answer as a message."""
     answer = answers[0]
     assert answer.ended is not None
     content: list[dict[str, Any]] = []
@@ -81,7 +74,7 @@ def whole_message(
 
 
 def _called(call: ToolCall) -> dict[str, Any]:
-    """A call as a block; one that was cut off before it was JSON, as a text."""
+    """Return a call as a block, or as text if it was cut off before it was JSON."""
     try:
         values = json.loads(call.arguments or "{}")
     except ValueError:
@@ -90,7 +83,7 @@ def _called(call: ToolCall) -> dict[str, Any]:
 
 
 def _message(model: str, begun: Begun) -> dict[str, Any]:
-    """A message without content."""
+    """Return a message without content."""
     return {
         "id": f"msg_{secrets.token_hex(12)}",
         "type": "message",
@@ -108,7 +101,7 @@ def _begun(ended: Ended) -> Begun:
 
 
 def _input_usage(begun: Begun) -> dict[str, int]:
-    """Here input_tokens are those that were read, and not cached."""
+    """Return the token counts; input_tokens excludes cached tokens."""
     return {
         "input_tokens": begun.prompt_tokens - begun.cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -124,17 +117,17 @@ def _stop(ended: Ended, called: bool) -> dict[str, str | None]:
 
 
 def _signature(thinking: str) -> str:
-    """Clients keep only thinking that is signed. Nothing hangs on it when it comes back."""
+    """Return a signature: clients keep only signed thinking. It is not verified."""
     return base64.b64encode(hashlib.sha256(thinking.encode()).digest()).decode()
 
 
 class MessageEncoder:
-    """Writes a message down as it comes."""
+    """Encodes a streamed message."""
 
     def __init__(self, model: str, *, shows_thinking: bool) -> None:
         self._model, self._shows_thinking = model, shows_thinking
         self._started = False
-        self._open = ""  # the type of the block that is open
+        self._open = ""  # type of the open block, or ""
         self._index = -1  # of the last block
         self._thinking = ""
         self._called = False
@@ -168,7 +161,7 @@ class MessageEncoder:
                 return self._close()
             case Ended():
                 return self._end(event)
-            case Reading() | Logprobs() | Told() | Failed():
+            case _:
                 return []
 
     def _start(self, begun: Begun) -> list[dict[str, Any]]:
@@ -188,7 +181,7 @@ class MessageEncoder:
         ]
 
     def _delta(self, kind: str, text: str) -> list[dict[str, Any]]:
-        """More of a block of thinking or text, which begins where none is open."""
+        """Extend a block of thinking or text, or begin one."""
         if not text:
             return []
         values: list[dict[str, Any]] = []
@@ -217,4 +210,4 @@ class MessageEncoder:
 
 
 def _frame(value: dict[str, Any]) -> bytes:
-    return sse.frame(value, value["type"])
+    return frame(value, value["type"])

@@ -1,100 +1,70 @@
-"""Chat Completions: bodies in, jobs out."""
+"""Chat Completions: jobs from bodies, chunks or one object from events."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from pydantic import ConfigDict, Field
-
-from akunu_py.decoding.chat_format.effort import Effort
+from akunu_py.decoding.events import (
+    Begun,
+    CallArguments,
+    CallBegun,
+    Ended,
+    Event,
+    Logprobs,
+    Text,
+    Thinking,
+)
 from akunu_py.decoding.scheduling.jobs import chat_job
-from akunu_py.serve.bodies import Body, Ignored
-from akunu_py.serve.dialect import Prepared
-from akunu_py.serve.errors import RequestError
-from akunu_py.serve.openai.chat_encoder import ChatEncoder, ChatHead, whole_chat
-from akunu_py.serve.openai.messages import MessageBody, TextPart, messages_of
-from akunu_py.serve.openai.tools import ChoiceBody, ToolBody, choice_of, tools_of
-from akunu_py.serve.sampling import (
+from akunu_py.serve.dialect.errors import invalid
+from akunu_py.serve.dialect.interface import (
+    DONE,
+    CommentEncoder,
+    Prepared,
+    WholeAnswer,
+    frame,
+    statistics,
+)
+from akunu_py.serve.dialect.sampling import (
     JSON_OBJECT,
-    SamplingBody,
     choices,
+    effort_variables,
     generate_options,
     includes_usage,
     schema_constraint,
 )
-from akunu_py.serve.service import Service
-from akunu_py.serve.turns import effort_variables
-from akunu_py.types import Constraint
-
-
-class TextFormat(Body):
-    type: Literal["text"]
-
-
-class JsonFormat(Body):
-    type: Literal["json_object"]
-
-
-class NamedSchema(Body):
-    model_config = ConfigDict(extra="forbid", strict=True, serialize_by_alias=True)
-
-    name: str = ""
-    description: str | None = None
-    json_schema: dict[str, Any] | bool = Field(True, alias="schema")
-    strict: bool | None = None
-
-
-class SchemaFormat(Body):
-    type: Literal["json_schema"]
-    json_schema: NamedSchema
-
-
-Format = Annotated[TextFormat | JsonFormat | SchemaFormat, Field(discriminator="type")]
-
-
-class Prediction(Body):
-    """What the answer may repeat, with changes."""
-
-    type: Literal["content"]
-    content: str | list[TextPart]
-
-    @property
-    def text(self) -> str:
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.text for part in self.content)
-
-
-class ChatBody(SamplingBody):
-    """The body of /v1/chat/completions."""
-
-    messages: list[MessageBody] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
-    response_format: Format | None = None
-    tools: list[ToolBody] | None = None
-    tool_choice: ChoiceBody | None = None
-    parallel_tool_calls: bool | None = None
-    prediction: Prediction | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    reasoning_effort: Effort | None = None
-    verbosity: Ignored = None  # a hint at how long to write, of which models have no notion
-    modalities: list[Literal["text"]] | None = None
+from akunu_py.serve.dialect.service import Service, check_model
+from akunu_py.serve.openai.bodies import (
+    ChatBody,
+    Format,
+    JsonObjectFormat,
+    SchemaFormat,
+    choice_of,
+    messages_of,
+    tools_of,
+)
+from akunu_py.serve.openai.shapes import (
+    ReplyHead,
+    chat_logprobs,
+    error_body,
+    finish_reason,
+    usage,
+)
+from akunu_py.types import Constraint, TokenLogprobs
 
 
 def prepare_chat(body: ChatBody, service: Service) -> Prepared:
-    """Raises RequestError for what cannot be honoured."""
-    service.check_model(body.model)
+    """Return the jobs and the encoder. Raises RequestError."""
+    check_model(body.model, service.names)
     messages = messages_of(body.messages)
     limit = body.max_completion_tokens or body.max_tokens or service.most_tokens
     if body.top_logprobs is not None and not body.logprobs:
-        raise RequestError("top_logprobs: only with logprobs", param="top_logprobs")
+        raise invalid("top_logprobs", "only with logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     constraint = _constraint(body.response_format)
     options = generate_options(body, service, limit, constraint, logprobs)
     tools = tools_of(body.tools or ())
     choice = choice_of(body.tool_choice, tools)
-    predicted = body.prediction.text if body.prediction else ""
     variables = effort_variables(service, body.reasoning_effort, "reasoning_effort")
     jobs = [
         chat_job(
@@ -104,12 +74,12 @@ def prepare_chat(body: ChatBody, service: Service) -> Prepared:
             tools,
             choice,
             parallel=body.parallel_tool_calls is not False,
-            predicted=predicted,
+            predicted=body.prediction.text if body.prediction else "",
             variables=variables,
         )
         for each in choices(options, body.n or 1)
     ]
-    head = ChatHead(service.name)
+    head = ReplyHead(service.name, "chatcmpl")
     usage = includes_usage(body)
     encoder = ChatEncoder(head, len(jobs), usage=usage) if body.stream else None
     return Prepared(jobs, lambda answers: whole_chat(head, answers), encoder)
@@ -118,4 +88,114 @@ def prepare_chat(body: ChatBody, service: Service) -> Prepared:
 def _constraint(format: Format | None) -> Constraint | None:
     if isinstance(format, SchemaFormat):
         return schema_constraint(format.json_schema.json_schema)
-    return JSON_OBJECT if isinstance(format, JsonFormat) else None
+    return JSON_OBJECT if isinstance(format, JsonObjectFormat) else None
+
+
+class ChatEncoder(CommentEncoder):
+    """Encodes chunks; the first one of each choice has the role."""
+
+    error_body = staticmethod(error_body)
+
+    def __init__(self, head: ReplyHead, count: int = 1, *, usage: bool = False) -> None:
+        """count: number of choices. usage: send it in a last chunk."""
+        self._head, self._count, self._usage = head, count, usage
+        self._calls = [0] * count
+        self._begun = [False] * count
+        self._logprobs: list[list[TokenLogprobs]] = [[] for _ in range(count)]
+        self._ended: list[Ended] = []
+
+    def encode(self, event: Event, choice: int) -> list[bytes]:
+        if isinstance(event, Ended):
+            return self._end(event, choice)
+        if isinstance(event, Logprobs):
+            self._logprobs[choice] += event.tokens
+            return []
+        delta = self._delta(event, choice)
+        if delta is None:
+            return []
+        return [*self._role(choice), self._chunk(choice, delta)] if delta else self._role(choice)
+
+    def _delta(self, event: Event, choice: int) -> dict[str, Any] | None:
+        """Return the delta of an event: empty for Begun, None for events without one."""
+        match event:
+            case Begun():
+                return {}
+            case Text(text):
+                return {"content": text}
+            case Thinking(text):
+                return {"reasoning_content": text}
+            case CallBegun(id, name):
+                self._calls[choice] += 1
+                function = {"name": name, "arguments": ""}
+                more = {"id": id, "type": "function", "function": function}
+            case CallArguments(text):
+                more = {"function": {"arguments": text}}
+            case _:
+                return None
+        return {"tool_calls": [{"index": self._calls[choice] - 1, **more}]}
+
+    def _role(self, choice: int) -> list[bytes]:
+        if self._begun[choice]:
+            return []
+        self._begun[choice] = True
+        return [self._chunk(choice, {"role": "assistant", "content": ""})]
+
+    def _end(self, event: Ended, choice: int) -> list[bytes]:
+        self._ended.append(event)
+        reason = finish_reason(event, calls=self._calls[choice] > 0)
+        extra = {"akunu": statistics(event)}
+        frames = [*self._role(choice), self._chunk(choice, {}, reason, extra)]
+        if len(self._ended) < self._count:
+            return frames
+        if self._usage:
+            frames.append(self._frame([], {"usage": usage(self._ended[:1], self._ended)}))
+        return [*frames, DONE]
+
+    def _chunk(
+        self,
+        choice: int,
+        delta: Mapping[str, Any],
+        reason: str | None = None,
+        extra: Mapping[str, Any] = {},
+    ) -> bytes:
+        entry = {"index": choice, "delta": delta, "logprobs": None, "finish_reason": reason}
+        if self._logprobs[choice] and "role" not in delta:
+            entry["logprobs"] = chat_logprobs(self._logprobs[choice])
+            self._logprobs[choice] = []
+        return self._frame([entry], {**({"usage": None} if self._usage else {}), **extra})
+
+    def _frame(self, choices: list[Any], extra: Mapping[str, Any]) -> bytes:
+        return frame(self._head.object("chat.completion.chunk", choices, **extra))
+
+
+def whole_chat(head: ReplyHead, answers: Sequence[WholeAnswer]) -> dict[str, Any]:
+    """Return the body of a reply that is not streamed."""
+    ended = [answer.ended for answer in answers if answer.ended]
+    return head.object(
+        "chat.completion",
+        [_choice(number, answer) for number, answer in enumerate(answers)],
+        usage=usage(ended[:1], ended),
+        akunu=statistics(*ended),
+    )
+
+
+def _choice(number: int, answer: WholeAnswer) -> dict[str, Any]:
+    calls = [
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for call in answer.calls
+    ]
+    message = {
+        "role": "assistant",
+        "content": None if calls and not answer.text else answer.text,
+        "refusal": None,
+        **({"reasoning_content": answer.thinking} if answer.thinking else {}),
+        **({"tool_calls": calls} if calls else {}),
+    }
+    assert answer.ended is not None
+    reason = finish_reason(answer.ended, calls=bool(calls))
+    logprobs = chat_logprobs(answer.logprobs) if answer.logprobs else None
+    return {"index": number, "message": message, "logprobs": logprobs, "finish_reason": reason}

@@ -1,64 +1,81 @@
-"""Completions: texts in, their continuations out; with a suffix, what belongs between."""
+"""Completions: texts in, their continuations out; with a suffix, the text between."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pydantic import Field
 
-from akunu_py.decoding.scheduling.job import Job
+from akunu_py.decoding.events import Begun, Ended, Event, Logprobs, Text, Thinking
 from akunu_py.decoding.scheduling.jobs import text_job
-from akunu_py.serve.dialect import Prepared
-from akunu_py.serve.errors import RequestError
-from akunu_py.serve.openai.completions_encoder import CompletionsEncoder, Head, whole_completions
-from akunu_py.serve.sampling import (
+from akunu_py.serve.dialect.errors import invalid
+from akunu_py.serve.dialect.interface import (
+    DONE,
+    CommentEncoder,
+    Prepared,
+    WholeAnswer,
+    frame,
+    statistics,
+)
+from akunu_py.serve.dialect.sampling import (
     SamplingBody,
     choices,
     generate_options,
     includes_usage,
 )
-from akunu_py.serve.service import Service
-from akunu_py.types import GenerateOptions
+from akunu_py.serve.dialect.service import Service, check_model
+from akunu_py.serve.openai.shapes import (
+    ReplyHead,
+    completion_logprobs,
+    error_body,
+    finish_reason,
+    usage,
+)
 
 _MAX_TOKENS = 16  # OpenAI's default here
 _MAX_CHOICES = 128
-_SHORT = 64, 4096  # tokens of an answer, and of its prompt, that others may wait for
+_SHORT = 64, 4096  # tokens of the answer and of the prompts of a short request
 
 
 class CompletionsBody(SamplingBody):
-    """The body of /v1/completions. echo: the text begins with the prompt."""
+    """The body of /v1/completions."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
     suffix: str | None = None
-    echo: bool | None = None
+    echo: bool | None = None  # begin the text with the prompt
     logprobs: int | None = Field(default=None, ge=0, le=20)
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """One prompt. text: what `echo` repeats."""
+    """One prompt."""
 
     tokens: list[int]
-    text: str
+    text: str  # for `echo`
     stop_tokens: tuple[int, ...] = ()
     draft_context: Sequence[Sequence[int]] = ()
 
 
 def prepare_completions(body: CompletionsBody, service: Service) -> Prepared:
-    """Raises RequestError for what cannot be honoured."""
-    service.check_model(body.model)
+    """Return the jobs and the encoder. Raises RequestError."""
+    check_model(body.model, service.names)
     count = body.n or 1
     prompts = _prompts(body, service)
     if len(prompts) * count > _MAX_CHOICES:
-        raise RequestError(f"prompt: {_MAX_CHOICES} choices at most", param="prompt")
+        raise invalid("prompt", f"{_MAX_CHOICES} choices at most")
     if body.logprobs is not None and body.echo:
-        raise RequestError("echo: not with logprobs", param="echo")
+        raise invalid("echo", "not with logprobs")
     limit = body.max_tokens or _MAX_TOKENS
     options = generate_options(body, service, limit, logprobs=body.logprobs)
-    jobs = [_job(asked, each) for asked in prompts for each in choices(options, count)]
+    jobs = [
+        text_job(asked.tokens, replace(each, stop_tokens=asked.stop_tokens), asked.draft_context)
+        for asked in prompts
+        for each in choices(options, count)
+    ]
     echoed = [asked.text if body.echo else "" for asked in prompts for _ in range(count)]
-    head = Head(service.name)
+    head = ReplyHead(service.name, "cmpl")
     usage = includes_usage(body)
     tokens, read = _SHORT
     return Prepared(
@@ -67,11 +84,6 @@ def prepare_completions(body: CompletionsBody, service: Service) -> Prepared:
         CompletionsEncoder(head, echoed, count, usage=usage) if body.stream else None,
         short=options.max_tokens <= tokens and sum(len(each.tokens) for each in prompts) <= read,
     )
-
-
-def _job(asked: _Asked, options: GenerateOptions) -> Job:
-    options = replace(options, stop_tokens=asked.stop_tokens)
-    return text_job(asked.tokens, options, asked.draft_context)
 
 
 def _prompts(body: CompletionsBody, service: Service) -> list[_Asked]:
@@ -84,7 +96,7 @@ def _prompts(body: CompletionsBody, service: Service) -> list[_Asked]:
     else:
         several = [each for each in given if not isinstance(each, int)]
     if not several:
-        raise RequestError("prompt: expected at least one", param="prompt")
+        raise invalid("prompt", "expected at least one")
     return [_asked(each, body.suffix, service) for each in several]
 
 
@@ -92,17 +104,85 @@ def _asked(prompt: str | list[int], suffix: str | None, service: Service) -> _As
     engine = service.engine
     if suffix:
         if not isinstance(prompt, str):
-            raise RequestError("suffix: expected a text as prompt", param="suffix")
+            raise invalid("suffix", "expected a text as prompt")
         if service.infill.family is None:
-            raise RequestError(
-                f"suffix: {service.name} is not known to fill in the middle", param="suffix"
-            )
+            raise invalid("suffix", f"{service.name} is not known to fill in the middle")
         made = service.infill.prompt(prompt, suffix)
         return _Asked(made.tokens, prompt, made.stop_tokens, made.draft_context)
     if isinstance(prompt, str):
         return _Asked(engine.encode(prompt), prompt)
     if any(not 0 <= token < engine.vocabulary for token in prompt):
-        raise RequestError(
-            f"prompt: {service.name} has {engine.vocabulary} tokens, from 0 on", param="prompt"
-        )
+        raise invalid("prompt", f"{service.name} has {engine.vocabulary} tokens, from 0 on")
     return _Asked(prompt, str(engine.tokenizer.decode(prompt)))
+
+
+class CompletionsEncoder(CommentEncoder):
+    """Encodes chunks. Thinking, of models that think in plain texts too, is apart from the text."""
+
+    error_body = staticmethod(error_body)
+
+    def __init__(
+        self, head: ReplyHead, echoed: Sequence[str], count: int = 1, *, usage: bool = False
+    ) -> None:
+        """echoed: the beginning of each choice's text. count: choices for each prompt."""
+        self._head, self._echoed, self._count, self._usage = head, echoed, count, usage
+        self._offsets = [len(text) for text in echoed]
+        self._ended: list[Ended] = []
+
+    def encode(self, event: Event, choice: int) -> list[bytes]:
+        match event:
+            case Begun() if self._echoed[choice]:
+                return [self._chunk(_choice(choice, self._echoed[choice]))]
+            case Text(text):
+                return [self._chunk(_choice(choice, text))]
+            case Thinking(text):
+                return [self._chunk(_choice(choice, "", text))]
+            case Logprobs(tokens):  # in a chunk of their own, before that of their text
+                told = completion_logprobs(tokens, self._offsets[choice])
+                self._offsets[choice] += sum(len(token.text) for token in tokens)
+                return [self._chunk(_choice(choice, "") | {"logprobs": told})]
+            case Ended():
+                return self._end(event, choice)
+            case _:
+                return []
+
+    def _end(self, event: Ended, choice: int) -> list[bytes]:
+        self._ended.append(event)
+        reason = finish_reason(event, calls=False)
+        frames = [self._chunk(_choice(choice, "", "", reason), {"akunu": statistics(event)})]
+        if len(self._ended) < len(self._echoed):
+            return frames
+        if self._usage:
+            told = usage(self._ended[:: self._count], self._ended)
+            frames.append(frame(self._head.object("text_completion", [], usage=told)))
+        return [*frames, DONE]
+
+    def _chunk(self, choice: Mapping[str, Any], extra: Mapping[str, Any] = {}) -> bytes:
+        none = {"usage": None} if self._usage else {}
+        return frame(self._head.object("text_completion", [choice], **none, **extra))
+
+
+def whole_completions(
+    head: ReplyHead, answers: Sequence[WholeAnswer], echoed: Sequence[str], count: int = 1
+) -> dict[str, Any]:
+    """Return the body of a reply that is not streamed; see `CompletionsEncoder`."""
+    ended = [answer.ended for answer in answers if answer.ended]
+    choices = [
+        _choice(number, echo + answer.text, answer.thinking, finish_reason(end, calls=False))
+        | {"logprobs": completion_logprobs(answer.logprobs, len(echo)) if answer.logprobs else None}
+        for number, (answer, echo, end) in enumerate(zip(answers, echoed, ended, strict=True))
+    ]
+    total = usage(ended[::count], ended)
+    return head.object("text_completion", choices, usage=total, akunu=statistics(*ended))
+
+
+def _choice(
+    number: int, text: str, thinking: str = "", reason: str | None = None
+) -> dict[str, Any]:
+    return {
+        "text": text,
+        "index": number,
+        "logprobs": None,
+        "finish_reason": reason,
+        **({"reasoning_content": thinking} if thinking else {}),
+    }

@@ -1,12 +1,15 @@
-"""Parts of replies that Chat Completions and Completions have in common."""
+"""Parts of replies of both Chat Completions and Completions."""
 
 from __future__ import annotations
 
+import secrets
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from akunu_py.decoding.events import Ended
-from akunu_py.serve.errors import ErrorKind, RequestError
+from akunu_py.serve.dialect.errors import ErrorKind, RequestError
 from akunu_py.types import TokenLogprobs
 
 _ERROR_TYPES: dict[ErrorKind, str] = {
@@ -18,8 +21,23 @@ _ERROR_TYPES: dict[ErrorKind, str] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class ReplyHead:
+    """Fields that all chunks of a reply share. kind: the beginning of its id."""
+
+    model: str
+    kind: str
+    created: int = field(default_factory=lambda: int(time.time()))
+    unique: str = field(default_factory=lambda: secrets.token_hex(12))
+
+    def object(self, name: str, choices: Sequence[Any], **extra: Any) -> dict[str, Any]:
+        """Return a chunk or a whole reply."""
+        common = {"id": f"{self.kind}-{self.unique}", "object": name, "created": self.created}
+        return {**common, "model": self.model, "choices": choices, **extra}
+
+
 def error_body(error: RequestError, request_id: str = "") -> Mapping[str, Any]:
-    """An error as OpenAI's clients read it; they have the request's id from a header."""
+    """Return an error in OpenAI's shape; clients get the request id from a header."""
     return {
         "error": {
             "message": error.message,
@@ -31,14 +49,14 @@ def error_body(error: RequestError, request_id: str = "") -> Mapping[str, Any]:
 
 
 def finish_reason(event: Ended, *, calls: bool) -> str:
-    """Why an answer ended. calls: whether it calls tools."""
+    """Return why an answer ended. calls: whether it calls tools."""
     if event.reason in ("length", "context"):
         return "length"
     return "tool_calls" if calls else "stop"
 
 
 def usage(prompts: Sequence[Ended], answers: Sequence[Ended]) -> dict[str, Any]:
-    """How many tokens it was. prompts: an answer to each prompt. answers: all of them."""
+    """Return the token counts. prompts: one answer to each prompt. answers: all answers."""
     prompt = sum(each.stats.prompt_tokens for each in prompts)
     completion = sum(each.stats.generated_tokens for each in answers)
     cached = sum(each.stats.cached_tokens for each in prompts)
@@ -51,7 +69,7 @@ def usage(prompts: Sequence[Ended], answers: Sequence[Ended]) -> dict[str, Any]:
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
-    """As Chat Completions has them."""
+    """Return logprobs in the shape of Chat Completions."""
 
     def one(text: str, logprob: float) -> dict[str, Any]:
         return {"token": text, "logprob": logprob, "bytes": _bytes(text)}
@@ -66,7 +84,7 @@ def chat_logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
 
 
 def completion_logprobs(tokens: Sequence[TokenLogprobs], offset: int) -> dict[str, Any]:
-    """As Completions has them. offset: where the first token is in the text."""
+    """Return logprobs in the shape of Completions. offset: of the first token in the text."""
     offsets = [offset]
     for each in tokens:
         offsets.append(offsets[-1] + len(each.text))
@@ -79,5 +97,5 @@ def completion_logprobs(tokens: Sequence[TokenLogprobs], offset: int) -> dict[st
 
 
 def _bytes(text: str) -> list[int] | None:
-    """None for a token that is a part of a character."""
+    """Return a token's bytes, or None if it is a part of a character."""
     return None if "\ufffd" in text else list(text.encode())

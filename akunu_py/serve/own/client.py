@@ -1,5 +1,4 @@
-"""A running server, as our own programs ask it: over loopback, with the standard library alone, so
-that they start at once."""
+"""The client of akunu's own programs, with the standard library only, for a fast start."""
 
 from __future__ import annotations
 
@@ -10,38 +9,39 @@ import queue
 import secrets
 import socket
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from akunu_py.completion.types import CompletionReason
 from akunu_py.decoding.chat_model import ModelFacts
 from akunu_py.errors import AkunuError, ServerGone, UsageError
 from akunu_py.serve.own.running import proof, running_servers
 from akunu_py.types import LoadOptions
 
-LOOK_S = 0.01  # between two looks at whether an answer is still wanted
-END_S = 2.0  # that an answer has to end with what it has
+_LOOK_S = 0.01  # between two checks for cancellation
+_END_S = 2.0  # for an answer to end after `ServerClient.end`
 _CONNECT_S = 2.0
-_SILENCE_S = 30.0  # a server that is alive says something every few seconds
+_SILENCE_S = 30.0  # a live server sends a heartbeat every few seconds
 
 
 @dataclass(frozen=True, slots=True)
 class ServedFacts:
-    """What a server says of its model. fills_in: whether it is known to read behind a cursor."""
+    """A server's model."""
 
     model: ModelFacts
-    fills_in: bool
+    fills_in: bool  # knows a fill-in-the-middle format
 
     @property
     def name(self) -> str:
-        """Of the model."""
         return self.model.name
 
 
 class ServerClient:
-    """key: what lets us in, "" for nothing. Raises UsageError for what is no address."""
+    """A client of one server. Raises UsageError for an invalid address."""
 
     def __init__(self, url: str, key: str = "") -> None:
         self.url, self._key = url, key
@@ -61,7 +61,7 @@ class ServerClient:
         return connection
 
     def knows(self, token: str) -> bool:
-        """Whether what answers there is the server that has this token."""
+        """Return True if the server at the address has this token."""
         challenge = secrets.token_hex(16)
         try:
             health = self._asked("GET", f"/health?challenge={challenge}")
@@ -70,7 +70,7 @@ class ServerClient:
         return health.get("proof") == proof(token, challenge)
 
     def facts(self) -> ServedFacts:
-        """Of its model. Raises ServerGone, and AkunuError for what it refuses."""
+        """Return the model's facts. Raises ServerGone, AkunuError."""
         found = self._asked("POST", "/akunu/model", {})
         try:
             return ServedFacts(ModelFacts(**found["model"], server=self.url), found["fills_in"])
@@ -78,23 +78,43 @@ class ServerClient:
             raise AkunuError(f"what answers at {self.url} is another akunu") from error
 
     def end(self, request: str) -> None:
-        """Has the request of that id end with what it has."""
+        """End a request with the text so far."""
         with contextlib.suppress(AkunuError):
             self._asked("POST", "/akunu/end", {"id": request})
 
-    def answer(self, path: str, body: Mapping[str, Any]) -> Answer:
-        """Posts a request whose answer is streamed. Closing it frees the server of it."""
-        return Answer(self, path, body)
+    def frames(
+        self, path: str, body: Mapping[str, Any], ended: Callable[[], CompletionReason | None]
+    ) -> Generator[dict[str, Any]]:
+        """Post a request and yield the frames of its answer, {} while there are none.
+
+        ended: polled. "cancelled" drops the answer; any other reason asks the server to end it with
+        the text so far. Closing the generator cancels the answer. Raises ServerGone, AkunuError.
+        """
+        late = 0.0
+        with AnswerStream(self, path, body) as answer:
+            while True:
+                reason = ended()
+                if reason == "cancelled" or (late and time.monotonic() > late):
+                    return
+                if reason and not late:
+                    late = time.monotonic() + _END_S
+                    self.end(body["id"])
+                frame = answer.next(_LOOK_S) or {}
+                if "ended" in frame or "completion" in frame:
+                    answer.finish()
+                    yield frame
+                    return
+                yield frame
 
     def gone(self, error: object) -> ServerGone:
-        """Why there is no answer."""
+        """Return the error of a server that does not answer."""
         why = (error.strerror if isinstance(error, OSError) else None) or error
         return ServerGone(f"the server at {self.url} does not answer: {why}")
 
     def post(
         self, connection: http.client.HTTPConnection, method: str, path: str, body: Any
     ) -> http.client.HTTPResponse:
-        """The reply. Raises AkunuError where that is an error, OSError, HTTPException."""
+        """Return the reply. Raises OSError, HTTPException, and AkunuError for an error reply."""
         headers = {"connection": "close"}
         if self._key:
             headers["authorization"] = f"Bearer {self._key}"
@@ -123,15 +143,15 @@ class ServerClient:
             return AkunuError(f"{self.url} answers with {status}: it is no akunu of this version")
 
     def error(self, told: Any) -> AkunuError:
-        """What the server says went wrong."""
+        """Return the error that the server reports."""
         if told.get("gone"):
             return self.gone(told["message"])
         kind = UsageError if told.get("kind") == "invalid" else AkunuError
         return kind(str(told["message"]))
 
 
-class Answer:
-    """The frames of a streamed answer, as they come; its own thread reads them."""
+class AnswerStream:
+    """The frames of a streamed answer, received in a thread."""
 
     def __init__(self, client: ServerClient, path: str, body: Mapping[str, Any]) -> None:
         self._client = client
@@ -141,7 +161,7 @@ class Answer:
         threading.Thread(target=self._read, args=(path, body), daemon=True).start()
 
     def next(self, seconds: float) -> dict[str, Any] | None:
-        """The next frame, None where none comes for so long. Raises what ended the answer."""
+        """Return the next frame, or None if none arrives in time. Raises what ended the answer."""
         try:
             frame = self._frames.get(timeout=seconds)
         except queue.Empty:
@@ -154,12 +174,11 @@ class Answer:
         return found
 
     def finish(self) -> None:
-        """Waits for the end of the stream, behind the last frame: who leaves before is taken for
-        one that hung up."""
+        """Wait for the end of the stream: leaving earlier counts as a disconnect."""
         with contextlib.suppress(AkunuError):
-            self.next(END_S)
+            self.next(_END_S)
 
-    def __enter__(self) -> Answer:
+    def __enter__(self) -> AnswerStream:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -186,9 +205,10 @@ class Answer:
 
 
 def server_at(url: str, name: str | None, key: str = "") -> tuple[ServerClient, ServedFacts]:
-    """The server at an address, whatever it loaded its model with. key: for one that is not this
-    user's. Raises UsageError where it has another model than `name`, AkunuError where nothing
-    answers."""
+    """Return the server at an address. key: for a server of another user.
+
+    Raises UsageError if it has another model than `name`, AkunuError if nothing answers.
+    """
     client = ServerClient(url, key)
     for server in running_servers():
         if urlsplit(server.url).netloc == urlsplit(url).netloc and client.knows(server.token):
@@ -200,8 +220,7 @@ def server_at(url: str, name: str | None, key: str = "") -> tuple[ServerClient, 
 
 
 def running_server(model: Path, options: LoadOptions) -> tuple[ServerClient, ServedFacts] | None:
-    """The server of this user on this machine that has the model loaded as `options` ask for it,
-    None where there is none."""
+    """Return this user's server on this machine with the model loaded as in `options`, or None."""
     for server in running_servers():
         if not server.has(model, options):
             continue

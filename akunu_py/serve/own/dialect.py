@@ -1,65 +1,69 @@
-"""The dialect of our own clients: all that the chat and the completion helper show of an answer."""
+"""The API of akunu's own clients: everything that the chat and completions show."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from akunu_py.completion.types import CompleteOptions, CompletionRequest
-from akunu_py.decoding.chat_model import facts_of
-from akunu_py.decoding.events import Event, Reading, Told
-from akunu_py.serve import sse
-from akunu_py.serve.bodies import Body
-from akunu_py.serve.dialect import CommentHeartbeat, Dialect, Endpoint, Prepared, WholeAnswer
-from akunu_py.serve.errors import RequestError, Stopping
-from akunu_py.serve.own.jobs import chat_job, complete_job
-from akunu_py.serve.service import Service
+from akunu_py.completion.completer import Completer
+from akunu_py.completion.types import (
+    FINISH_REASONS,
+    CompleteOptions,
+    CompletionReason,
+    CompletionRequest,
+)
+from akunu_py.decoding.chat_model import LoadedAnswer, facts_of
+from akunu_py.decoding.events import Ended, Event, Reading, Told
+from akunu_py.decoding.scheduling.job import Job
+from akunu_py.decoding.session import Session
+from akunu_py.serve.dialect.bodies import Body
+from akunu_py.serve.dialect.errors import RequestError, Stopping
+from akunu_py.serve.dialect.interface import (
+    CommentEncoder,
+    Dialect,
+    Endpoint,
+    Prepared,
+    WholeAnswer,
+    frame,
+)
+from akunu_py.serve.dialect.service import Service, completion_events
 from akunu_py.types import GenerateOptions, Message
 
 Value = TypeVar("Value")
 
 
 class ModelBody(Body):
-    """Nothing."""
-
-
-class CompleteBody(Body):
-    """id: by which it can be ended. request, options: the fields of a CompletionRequest and of
-    CompleteOptions."""
-
-    id: str = Field(max_length=64)
-    request: dict[str, Any]
-    options: dict[str, Any]
-
-
-class ChatBody(Body):
-    """id: by which it can be ended. messages, options: the fields of Messages and of
-    GenerateOptions."""
-
-    id: str = Field(max_length=64)
-    messages: list[dict[str, Any]] = Field(min_length=1)
-    options: dict[str, Any]
+    """Empty."""
 
 
 class EndBody(Body):
-    """id: of the request that shall end with what it has."""
+    id: str = Field(max_length=64)  # of a request that is to end with the text so far
 
-    id: str = Field(max_length=64)
+
+class OwnCompleteBody(EndBody):
+    request: dict[str, Any]  # fields of a CompletionRequest
+    options: dict[str, Any]  # fields of CompleteOptions
+
+
+class OwnChatBody(EndBody):
+    messages: list[dict[str, Any]] = Field(min_length=1)  # fields of Messages
+    options: dict[str, Any]  # fields of GenerateOptions
 
 
 def prepare_model(body: ModelBody, service: Service) -> Mapping[str, Any]:
-    """What our clients tell their users of the model."""
+    """Return what clients show of the model."""
     facts = asdict(facts_of(service.engine))
-    del facts["server"]  # which its client knows better
+    del facts["server"]  # set by the client
     return {"model": facts, "fills_in": service.infill.family is not None}
 
 
-def prepare_complete(body: CompleteBody, service: Service) -> Prepared:
-    """Raises RequestError for what cannot be honoured."""
+def prepare_complete(body: OwnCompleteBody, service: Service) -> Prepared:
+    """Return the job and the encoder. Raises RequestError."""
     request = _value(CompletionRequest, body.request, "request")
     options = _value(CompleteOptions, body.options, "options")
     job = complete_job(
@@ -70,8 +74,8 @@ def prepare_complete(body: CompleteBody, service: Service) -> Prepared:
     return Prepared([job], _whole, OwnEncoder(), short=True)
 
 
-def prepare_chat(body: ChatBody, service: Service) -> Prepared:
-    """Raises RequestError for what cannot be honoured."""
+def prepare_chat(body: OwnChatBody, service: Service) -> Prepared:
+    """Return the job and the encoder. Raises RequestError."""
     messages = _value(list[Message], body.messages, "messages")
     options = _value(GenerateOptions, body.options, "options")
     job = chat_job(messages, options, lambda: body.id in service.ending)
@@ -79,13 +83,13 @@ def prepare_chat(body: ChatBody, service: Service) -> Prepared:
 
 
 def prepare_end(body: EndBody, service: Service) -> Mapping[str, Any]:
-    """Has a request end soon, whether or not it has begun."""
+    """End a request soon, even one that has not begun."""
     service.ending.append(body.id)
     return {}
 
 
 def _value(kind: type[Value], given: Any, name: str) -> Value:
-    """A value of ours that was sent as JSON."""
+    """Return a dataclass from its fields. Raises RequestError."""
     try:
         return TypeAdapter(kind).validate_json(json.dumps(given), strict=True)
     except ValidationError as error:
@@ -95,35 +99,100 @@ def _value(kind: type[Value], given: Any, name: str) -> Value:
 
 
 def _whole(answers: Sequence[WholeAnswer]) -> Mapping[str, Any]:
-    raise NotImplementedError  # all is streamed
-
-
-class OwnEncoder(CommentHeartbeat):
-    """Writes down how far the prompt is read, then what the job tells."""
-
-    def encode(self, event: Event, choice: int) -> list[bytes]:
-        """See `Encoder`."""
-        if isinstance(event, Reading):
-            return [sse.frame({"reading": [event.done, event.total]})]
-        return [sse.frame(event.value)] if isinstance(event, Told) else []
-
-    def fail(self, error: RequestError) -> list[bytes]:
-        """See `Encoder`."""
-        return [sse.frame(error_body(error))]
+    raise NotImplementedError  # every answer is streamed
 
 
 def error_body(error: RequestError, request_id: str = "") -> dict[str, Any]:
-    """gone: whether the server is about to be."""
+    """Return an error. gone: the server is stopping."""
     gone = isinstance(error, Stopping)
     return {"error": {"message": error.message, "kind": error.kind, "gone": gone}}
+
+
+class OwnEncoder(CommentEncoder):
+    """Encodes prefill progress, then the events of the job."""
+
+    error_body = staticmethod(error_body)
+
+    def encode(self, event: Event, choice: int) -> list[bytes]:
+        if isinstance(event, Reading):
+            return [frame({"reading": [event.done, event.total]})]
+        return [frame(event.value)] if isinstance(event, Told) else []
+
+
+_GAUGES_S = 1 / 16  # between two updates
+
+
+def complete_job(
+    completer: Callable[[Session], Completer],
+    request: CompletionRequest,
+    ending: Callable[[], bool],
+) -> Job:
+    """Return the job of a completion: its pieces, then all of it.
+
+    completer: called in the session's thread. ending: returns True to stop the completion.
+    """
+
+    def events(session: Session) -> Iterator[Event | None]:
+        def ended() -> CompletionReason | None:
+            if session.turn.cancelled:
+                return "cancelled"
+            return "time" if ending() else None
+
+        def drain(step: Event | None) -> list[Event]:
+            text = "".join(new)
+            new.clear()
+            return [Told(text, {"text": text})] if text else []
+
+        made, new = completer(session), list[str]()
+        steps = made.steps(made.share(session), request, ended, new.append)
+        completion = yield from completion_events(steps, drain)
+        if completion.finish_reason != "cancelled":
+            yield Told("", {"completion": asdict(completion)})
+        yield Ended(FINISH_REASONS[completion.finish_reason], completion.stats)
+
+    return events
+
+
+def chat_job(
+    messages: Sequence[Message], options: GenerateOptions, ending: Callable[[], bool]
+) -> Job:
+    """Return the job of an answer: pieces with statistics, and gauges from time to time.
+
+    ending: returns True to stop the answer.
+    """
+
+    def events(session: Session) -> Iterator[Event | None]:
+        answer, measured = LoadedAnswer(session, messages, options), 0.0
+        for step in answer.steps():
+            if ending():
+                answer.cancel()
+            if isinstance(step, Reading):
+                yield step
+                continue
+            told = {"piece": asdict(step), "stats": asdict(answer.stats)}
+            if time.monotonic() - measured >= _GAUGES_S:
+                measured = time.monotonic()
+                told["gauges"] = asdict(answer.gauges())
+            yield Told(step.piece.thinking + step.piece.text, told)
+        stats, reason = replace(answer.stats), answer.finish_reason or "cancelled"
+        if not session.turn.cancelled:
+            gauges = asdict(answer.gauges())
+            yield Told("", {"ended": reason, "stats": asdict(stats), "gauges": gauges})
+            # The client ended it, not the server.
+            reason = "stop" if reason == "cancelled" else reason
+        yield Ended(reason, stats)
+
+    return events
 
 
 OWN = Dialect(
     "own",
     (
         Endpoint("/akunu/model", ModelBody, prepare_model, "What is served, for akunu's clients."),
-        Endpoint("/akunu/complete", CompleteBody, prepare_complete, "Completes, for akunu's own."),
-        Endpoint("/akunu/chat", ChatBody, prepare_chat, "Answers, for akunu's own chat."),
+        Endpoint(
+            "/akunu/complete", OwnCompleteBody, prepare_complete, "Completes, for akunu's own."
+        ),
+        Endpoint("/akunu/chat", OwnChatBody, prepare_chat, "Answers, for akunu's own chat."),
         Endpoint("/akunu/end", EndBody, prepare_end, "Ends a request of akunu's own clients."),
     ),
     error_body,

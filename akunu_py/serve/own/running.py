@@ -1,5 +1,4 @@
-"""The servers that run on this machine: each has a file, for its user alone, by which the user's
-other programs find it, know it again, and may ask."""
+"""Servers that run on this machine, and the private files that announce them to their user."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ import hmac
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from akunu_py import paths
@@ -22,49 +21,48 @@ _MAX_BYTES = 64 << 10  # of a file
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """url: where it answers on this machine. token: lets our own clients in. name, path: of the
-    model; weights, kv_bits: how it was asked to be loaded. version: of akunu. process: its id."""
+    """A running server, as its file describes it."""
 
-    url: str
-    token: str
-    name: str
-    path: str
+    url: str  # on this machine
+    token: str  # the key of akunu's own clients
+    name: str  # of the model
+    path: str  # of the model
     weights: str = "auto"
     kv_bits: int | None = None
     version: str = __version__
     process: int = field(default_factory=os.getpid)
 
     def has(self, model: Path, options: LoadOptions) -> bool:
-        """Whether it has that model loaded as `options` ask for it, but for the context's length.
-        Who says what a model may take means a copy of its own."""
-        own = replace(LoadOptions(), context=options.context, kv_bits=self.kv_bits)
-        same = options.weights in ("auto", self.weights)
+        """Return True if the model is loaded as in `options`, except for the context length.
+
+        Options with a memory limit ask for a model of their own.
+        """
+        own = LoadOptions(options.weights, self.kv_bits, options.context)
         return (
             self.path == str(model.resolve())
-            and same
-            and replace(options, weights=own.weights) == own
+            and options.weights in ("auto", self.weights)
+            and options == own
             and self.version == __version__
         )
 
 
 def own_url(url: str) -> str:
-    """Where this machine reaches a server that is bound to all of its addresses."""
+    """Return the loopback address of a server that is bound to all addresses."""
     for everywhere, here in (("//0.0.0.0:", "//127.0.0.1:"), ("//[::]:", "//[::1]:")):
         url = url.replace(everywhere, here)
     return url
 
 
 def proof(token: str, challenge: str) -> str:
-    """What only who knows the token can say to a challenge: another program may have its port."""
+    """Return the answer to a challenge, which proves the knowledge of the token."""
     return hmac.new(token.encode(), challenge.encode(), hashlib.sha256).hexdigest()
 
 
 @contextlib.contextmanager
 def announced(server: RunningServer, directory: Path | None = None) -> Iterator[None]:
-    """Lets others find the server, as long as the block runs. Where no file can be written, they do
-    not."""
+    """Announce the server while the block runs, if its file can be written."""
     directory = directory or paths.servers_dir()
-    file = directory / f"{server.url.rpartition(':')[2]}.json"  # who has the port now writes it
+    file = directory / f"{server.url.rpartition(':')[2]}.json"
     with contextlib.suppress(OSError):
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_atomically(file, json.dumps(asdict(server)).encode())
@@ -77,7 +75,7 @@ def announced(server: RunningServer, directory: Path | None = None) -> Iterator[
 
 
 def running_servers(directory: Path | None = None) -> list[RunningServer]:
-    """Those that have a file. One that was killed has it too, until somebody asks here."""
+    """Return the running servers; delete the files of those that were killed."""
     found = []
     for file in sorted((directory or paths.servers_dir()).glob("*.json")):
         server = _read(file)

@@ -1,28 +1,28 @@
-"""What clients of Responses send.
-
-Items of the input may carry back whatever a response had in them.
-"""
+"""Bodies of Responses; items of the input may carry back all fields of a response."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from akunu_py.decoding.chat_format.effort import Effort
-from akunu_py.serve.bodies import Body, Ignored
+from akunu_py.serve.dialect.bodies import Body, Ignored
 
 
 class Item(Body):
-    """Of an input or an output."""
+    """An item of an input or an output."""
 
     id: Ignored = None
     status: Ignored = None
     internal_chat_message_metadata_passthrough: Ignored = None
 
 
-class TextPart(Body):
-    type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
+TextKind = Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
+
+
+class ItemText(Body):
+    type: TextKind
     text: str
     annotations: Ignored = None
     logprobs: Ignored = None
@@ -30,13 +30,13 @@ class TextPart(Body):
     prompt_cache_breakpoint: Ignored = None
 
 
-class RefusalPart(Body):
+class ItemRefusal(Body):
     type: Literal["refusal"]
     refusal: str
 
 
-class OtherPart(Body):
-    """What is no text."""
+class ItemOther(Body):
+    """A part other than text."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -44,18 +44,15 @@ class OtherPart(Body):
 
 
 def _kind(value: Any) -> str:
-    """Of a part of a content, by its type."""
+    """Return the tag of a part."""
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", "")
-    if kind == "refusal":
-        return "refusal"
-    texts = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
-    return "text" if kind in texts else "other"
+    return "refusal" if kind == "refusal" else "text" if kind in get_args(TextKind) else "other"
 
 
 Part = Annotated[
-    Annotated[TextPart, Tag("text")]
-    | Annotated[RefusalPart, Tag("refusal")]
-    | Annotated[OtherPart, Tag("other")],
+    Annotated[ItemText, Tag("text")]
+    | Annotated[ItemRefusal, Tag("refusal")]
+    | Annotated[ItemOther, Tag("other")],
     Discriminator(_kind),
 ]
 
@@ -67,23 +64,22 @@ class MessageItem(Item):
     phase: Ignored = None
 
 
-class FunctionCallItem(Item):
-    type: Literal["function_call"]
+class CallItem(Item):
     call_id: str
     name: str
+    namespace: str | None = None
+    caller: Ignored = None
+
+
+class FunctionCallItem(CallItem):
+    type: Literal["function_call"]
     arguments: str
     parsed_arguments: Ignored = None
-    namespace: str | None = None
-    caller: Ignored = None
 
 
-class CustomToolCallItem(Item):
+class CustomToolCallItem(CallItem):
     type: Literal["custom_tool_call"]
-    call_id: str
-    name: str
     input: str
-    namespace: str | None = None
-    caller: Ignored = None
 
 
 class OutputItem(Item):
@@ -98,13 +94,13 @@ class OutputItem(Item):
 
 class ReasoningItem(Item):
     type: Literal["reasoning"]
-    summary: list[TextPart] = Field(default=[])
-    content: list[TextPart] | None = None
+    summary: list[ItemText] = Field(default=[])
+    content: list[ItemText] | None = None
     encrypted_content: str | None = None
 
 
 class OtherItem(Body):
-    """What only a server that keeps responses, or runs tools, can make something of."""
+    """An item for servers that keep responses or run tools."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -122,7 +118,7 @@ _ITEMS = {
 
 
 def _with_type(value: Any) -> Any:
-    """Messages may be without one."""
+    """Add the type to messages without one."""
     if isinstance(value, dict) and "type" not in value and "role" in value:
         return {"type": "message", **value}
     return value
@@ -155,9 +151,8 @@ class PlainText(Body):
     type: Literal["text"]
 
 
-class ToolBody(Body):
-    """A tool: a function, a custom one that takes a text, a namespace of such, or one that a server
-    runs, which has further parameters."""
+class ResponsesTool(Body):
+    """A function, a custom tool, a namespace of both, or a tool that servers run."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -167,13 +162,13 @@ class ToolBody(Body):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     format: Annotated[Grammar | PlainText, Field(discriminator="type")] | None = None
-    tools: list[ToolBody] | None = None
+    tools: list[ResponsesTool] | None = None
     allowed_callers: Ignored = None
     defer_loading: Ignored = None
     output_schema: Ignored = None
 
 
-class ToolChoiceBody(Body):
+class ResponsesToolChoice(Body):
     type: str
     name: str | None = None
     namespace: str | None = None
@@ -201,26 +196,26 @@ class ReasoningBody(Body):
     context: Ignored = None
 
 
-class StreamOptions(Body):
+class ResponsesStreamOptions(Body):
     include_obfuscation: Ignored = None
 
 
 class ResponsesBody(Body):
-    """seed is an extension: the same one makes the same answer."""
+    """The body of /v1/responses."""
 
     model: str
     input: str | list[InputItem]
     instructions: str | None = None
     max_output_tokens: int | None = Field(default=None, ge=1)
-    tools: list[ToolBody] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ToolChoiceBody | None = None
+    tools: list[ResponsesTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextBody | None = None
     reasoning: ReasoningBody | None = None
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, ge=0, le=1)
     top_logprobs: int | None = None
-    seed: int | None = None
+    seed: int | None = None  # an extension
     stream: bool | None = None
     include: list[str] | None = None
     truncation: Literal["auto", "disabled"] | None = None
@@ -232,8 +227,8 @@ class ResponsesBody(Body):
     moderation: dict[str, Any] | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tool_calls: Ignored = None  # those that the server makes
+    stream_options: ResponsesStreamOptions | None = None
+    max_tool_calls: Ignored = None  # for tools that servers run
     client_metadata: Ignored = None
     prompt_cache_key: Ignored = None
     prompt_cache_options: Ignored = None

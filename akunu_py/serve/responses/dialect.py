@@ -1,40 +1,62 @@
-"""Responses: its path, and from a body to what the engine does.
+"""Responses: its path, and jobs from bodies.
 
-Nothing is kept from one request to the next, so what refers to an earlier response is refused.
+The server keeps no responses, so references to earlier ones are refused.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from akunu_py.decoding.constraint.matcher import compile_constraint, matches
 from akunu_py.decoding.scheduling.jobs import chat_job, text_job
-from akunu_py.serve.dialect import Dialect, Endpoint, Prepared
-from akunu_py.serve.errors import RequestError
+from akunu_py.serve.dialect.bodies import BETWEEN, joined
+from akunu_py.serve.dialect.errors import RequestError, invalid
+from akunu_py.serve.dialect.interface import Dialect, Endpoint, Prepared
+from akunu_py.serve.dialect.sampling import (
+    JSON_OBJECT,
+    SamplingBody,
+    effort_variables,
+    generate_options,
+    schema_constraint,
+)
+from akunu_py.serve.dialect.service import Service, check_model
 from akunu_py.serve.openai.shapes import error_body
-from akunu_py.serve.responses.bodies import ResponsesBody
-from akunu_py.serve.responses.conversation import messages_of
-from akunu_py.serve.responses.reply import Reply, ResponseEncoder, whole_response
-from akunu_py.serve.responses.tools import dictated_job, offered_tools
-from akunu_py.serve.sampling import JSON_OBJECT, SamplingBody, generate_options, schema_constraint
-from akunu_py.serve.service import Service
-from akunu_py.serve.turns import effort_variables
-from akunu_py.types import Constraint
+from akunu_py.serve.responses.bodies import (
+    CustomToolCallItem,
+    FunctionCallItem,
+    InputItem,
+    ItemOther,
+    ItemRefusal,
+    ItemText,
+    MessageItem,
+    OutputItem,
+    ReasoningItem,
+    ResponsesBody,
+)
+from akunu_py.serve.responses.reply import (
+    ResponseContext,
+    ResponseEncoder,
+    unsealed,
+    whole_response,
+)
+from akunu_py.serve.responses.tools import as_arguments, dictated_job, known_name, offered_tools
+from akunu_py.types import Constraint, Message, ToolCall
 
 _SEALED = "reasoning.encrypted_content"
-# What a response could include of tools that a server runs: there are none.
+# For tools that servers run; there are none.
 _VACUOUS = ("web_search_call.", "file_search_call.", "code_interpreter_call.", "computer_call")
 _STATEFUL = "responses are not kept here, so send the whole conversation as input"
 
 
 def prepare_response(body: ResponsesBody, service: Service) -> Prepared:
-    """Raises RequestError for what cannot be honoured."""
-    service.check_model(body.model)
+    """Return the job and the encoder. Raises RequestError."""
+    check_model(body.model, service.names)
     _refuse(body)
     tools = offered_tools(body.tools or [], body.tool_choice)
     for offered in tools.by_name.values():
         if offered.grammar is not None:
-            compile_constraint(service.engine, offered.grammar)  # or it is refused here
+            compile_constraint(service.engine, offered.grammar)  # raises for an invalid grammar
     sampling = SamplingBody(temperature=body.temperature, top_p=body.top_p, seed=body.seed)
     limit = body.max_output_tokens or service.most_tokens
     dictated, constraint = tools.dictated, _constraint(body)
@@ -47,17 +69,16 @@ def prepare_response(body: ResponsesBody, service: Service) -> Prepared:
         prompt = engine.encode_chat(messages, tools.tools, variables)
         job = dictated_job(text_job(prompt, options), dictated)
     else:
-        parallel = body.parallel_tool_calls is not False
         job = chat_job(
             engine,
             messages,
             options,
             tools.tools,
             tools.choice,
-            parallel=parallel,
+            parallel=body.parallel_tool_calls is not False,
             variables=variables,
         )
-    reply = Reply(
+    reply = ResponseContext(
         _repeated(body, service),
         tools,
         _SEALED in (body.include or ()),
@@ -69,8 +90,7 @@ def prepare_response(body: ResponsesBody, service: Service) -> Prepared:
 
 
 def _refuse(body: ResponsesBody) -> None:
-    """Raises RequestError for parameters that would need a server that keeps responses, and for
-    those that would change the answer and do not here."""
+    """Raise RequestError for parameters that this server cannot follow."""
     refused = {
         "previous_response_id": (body.previous_response_id, _STATEFUL),
         "conversation": (body.conversation, _STATEFUL),
@@ -86,7 +106,7 @@ def _refuse(body: ResponsesBody) -> None:
             raise RequestError(f"unsupported parameter: {name}: {reason}", param=name)
     for wanted in body.include or ():
         if wanted != _SEALED and not wanted.startswith(_VACUOUS):
-            raise RequestError(f"include: {wanted[:100]} is not supported", param="include")
+            raise invalid("include", f"{wanted[:100]} is not supported")
 
 
 def _constraint(body: ResponsesBody) -> Constraint | None:
@@ -96,12 +116,12 @@ def _constraint(body: ResponsesBody) -> Constraint | None:
     if wanted.type == "json_object":
         return JSON_OBJECT
     if wanted.schema_ is None:
-        raise RequestError("text.format.schema: field required", param="text.format.schema")
+        raise invalid("text.format.schema", "field required")
     return schema_constraint(wanted.schema_)
 
 
 def _repeated(body: ResponsesBody, service: Service) -> dict[str, Any]:
-    """What a response repeats of its request."""
+    """Return the request's parameters that the response repeats."""
     sent = body.model_dump(mode="json", by_alias=True, exclude_unset=True)
     sampling = service.defaults.sampling
     given = {
@@ -123,6 +143,47 @@ def _repeated(body: ResponsesBody, service: Service) -> dict[str, Any]:
         "truncation": "disabled",
         **given,
     }
+
+
+def messages_of(body: ResponsesBody) -> list[Message]:
+    """Return the conversation. Raises RequestError, which names an item that is not supported."""
+    found = [Message("system", body.instructions)] if body.instructions else []
+    if isinstance(body.input, str):
+        return [*found, Message("user", body.input)]
+    names: dict[str, str] = {}  # of tools, by the id of the call
+    found += [_message(item, f"input.{number}", names) for number, item in enumerate(body.input)]
+    return joined(found, "input")
+
+
+def _message(item: InputItem, place: str, names: dict[str, str]) -> Message:
+    if isinstance(item, MessageItem):
+        role = "system" if item.role == "developer" else item.role
+        return Message(role, _text(item.content, f"{place}.content"))
+    if isinstance(item, FunctionCallItem | CustomToolCallItem):
+        name = names[item.call_id] = known_name(item.name, item.namespace)
+        written = item.arguments if isinstance(item, FunctionCallItem) else as_arguments(item.input)
+        return Message("assistant", "", tool_calls=(ToolCall(name, written, item.call_id),))
+    if isinstance(item, OutputItem):
+        text = _text(item.output, f"{place}.output")
+        return Message("tool", text, tool_call_id=item.call_id, name=names.get(item.call_id, ""))
+    if isinstance(item, ReasoningItem):
+        written = "".join(part.text for part in item.content or [])
+        return Message("assistant", "", thinking=written or unsealed(item.encrypted_content or ""))
+    if item.type == "item_reference":
+        raise invalid(place, "responses are not kept here, so send the whole item")
+    message = f"{place}: items of the type {item.type[:100]} are not supported"
+    raise RequestError(message, param=f"{place}.type")
+
+
+def _text(content: str | Sequence[ItemText | ItemRefusal | ItemOther], place: str) -> str:
+    if isinstance(content, str):
+        return content
+    texts = []
+    for number, part in enumerate(content):
+        if isinstance(part, ItemOther):
+            raise invalid(f"{place}.{number}", f"{part.type[:100]} is not supported, only text is")
+        texts.append(part.text if isinstance(part, ItemText) else part.refusal)
+    return BETWEEN.join(text for text in texts if text)
 
 
 RESPONSES = Dialect(

@@ -1,10 +1,12 @@
-"""From the events of an answer to a response: its items, and what a stream says of each.
+"""Responses from the events of an answer: their items, and the events of a stream.
 
-A response that is not streamed is put together in the same way.
+A response that is not streamed is built in the same way.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -12,48 +14,38 @@ from dataclasses import dataclass
 from typing import Any
 
 from akunu_py.decoding.events import (
-    Begun,
     CallArguments,
     CallBegun,
     CallEnded,
     Ended,
     Event,
-    Failed,
-    Logprobs,
-    Reading,
     Text,
     Thinking,
-    Told,
 )
-from akunu_py.serve import sse
-from akunu_py.serve.dialect import WholeAnswer
-from akunu_py.serve.errors import RequestError
-from akunu_py.serve.responses.conversation import sealed
+from akunu_py.serve.dialect.errors import RequestError
+from akunu_py.serve.dialect.interface import WholeAnswer, frame, statistics
 from akunu_py.serve.responses.tools import Matches, OfferedTool, OfferedTools, input_of
-from akunu_py.serve.statistics import statistics
 from akunu_py.types import ToolCall
 
 Values = dict[str, Any]
+_SEAL = "akunu."  # marks thinking that a client carries for us without reading it
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """What is to be said of a response. request: what it repeats of the request. tools: that were
-    offered. seals: whether reasoning has its content sealed, too. count: tokens of a text. matches:
-    whether a text is one of a grammar."""
+class ResponseContext:
+    """What a response needs besides the events."""
 
-    request: Values
+    request: Values  # repeated parameters of the request
     tools: OfferedTools
-    seals: bool
-    count: Callable[[str], int]
+    seals: bool  # send reasoning as encrypted_content, too
+    count: Callable[[str], int]  # tokens of a text
     matches: Matches
 
 
 class ResponseBuilder:
-    """A response while it grows. `add` returns what a stream says of an event, each with its type
-    and without its number."""
+    """A growing response. `add` returns the stream's events, without their numbers."""
 
-    def __init__(self, reply: Reply) -> None:
+    def __init__(self, reply: ResponseContext) -> None:
         self._reply = reply
         self.response: Values = {
             "id": f"resp_{secrets.token_hex(16)}",
@@ -68,9 +60,9 @@ class ResponseBuilder:
             **reply.request,
         }
         self._thinking = ""  # all of it
-        self._arguments = ""  # of the call that is open
+        self._arguments = ""  # of the open call
         self._tool: OfferedTool | None = None
-        self._call: CallBegun | None = None  # one that is held back until it is whole
+        self._call: CallBegun | None = None  # held back until it is whole
 
     @property
     def _output(self) -> list[Values]:
@@ -79,7 +71,7 @@ class ResponseBuilder:
 
     @property
     def _open(self) -> Values | None:
-        """The item that is open."""
+        """The open item."""
         last = self._output[-1] if self._output else None
         return last if last and last["status"] == "in_progress" else None
 
@@ -98,11 +90,11 @@ class ResponseBuilder:
                 return self._end_call()
             case Ended():
                 return self._end(event)
-            case Reading() | Begun() | Logprobs() | Told() | Failed():
+            case _:
                 return []
 
     def fail(self, error: RequestError) -> Values:
-        """What a stream says where there will be no more."""
+        """Return the last event after an error."""
         code = error.code or ("server_error" if error.status >= 500 else "invalid_prompt")
         self.response["error"] = {"code": code, "message": error.message}
         self.response["status"] = "failed"
@@ -168,7 +160,7 @@ class ResponseBuilder:
         return [self._of_item("custom_tool_call_input.delta", delta=more)]
 
     def _end_call(self) -> list[Values]:
-        """One that was held back is delivered as a text, where its input breaks its grammar."""
+        """End the call; one whose input breaks its grammar is delivered as text."""
         event, tool = self._call, self._tool
         if event is None or tool is None:
             return self._close()
@@ -203,7 +195,7 @@ class ResponseBuilder:
         return [*values, {"type": f"response.{response['status']}", "response": response}]
 
     def _close(self, status: str = "completed") -> list[Values]:
-        """Ends the item that is open."""
+        """End the open item."""
         item = self._open
         if item is None:
             return []
@@ -234,7 +226,7 @@ class ResponseBuilder:
         return [self._about("output_item.added")]
 
     def _about(self, what: str) -> Values:
-        """The last item as it is now."""
+        """Return an event with a copy of the last item."""
         item = dict(self._output[-1])
         if "content" in item:
             item["content"] = [dict(part) for part in item["content"]]
@@ -249,8 +241,8 @@ class ResponseBuilder:
         return {"type": f"response.{what}", **place, **values}
 
 
-def whole_response(reply: Reply, answers: Sequence[WholeAnswer]) -> Values:
-    """The one answer as a response."""
+def whole_response(reply: ResponseContext, answers: Sequence[WholeAnswer]) -> Values:
+    """Return the answer as a response."""
     builder = ResponseBuilder(reply)
     answer = answers[0]
     assert answer.ended is not None
@@ -267,9 +259,9 @@ def whole_response(reply: Reply, answers: Sequence[WholeAnswer]) -> Values:
 
 
 class ResponseEncoder:
-    """Writes a response down as it grows. Its heartbeat says that it is still in progress."""
+    """Encodes a streamed response; its heartbeat repeats response.in_progress."""
 
-    def __init__(self, reply: Reply) -> None:
+    def __init__(self, reply: ResponseContext) -> None:
         self._builder = ResponseBuilder(reply)
         self._number = 0
 
@@ -294,4 +286,19 @@ class ResponseEncoder:
     def _frame(self, value: Values) -> bytes:
         numbered = {"type": value["type"], "sequence_number": self._number} | value
         self._number += 1
-        return sse.frame(numbered, value["type"])
+        return frame(numbered, value["type"])
+
+
+def sealed(thinking: str) -> str:
+    """Return thinking as clients carry it from one request to the next."""
+    return _SEAL + base64.b64encode(thinking.encode()).decode()
+
+
+def unsealed(text: str) -> str:
+    """Return the thinking, or "" if another server sealed it."""
+    if not text.startswith(_SEAL):
+        return ""
+    try:
+        return base64.b64decode(text[len(_SEAL) :], validate=True).decode()
+    except (binascii.Error, ValueError):
+        return ""

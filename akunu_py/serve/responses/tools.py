@@ -1,7 +1,7 @@
-"""The tools of a request, as the model is offered them, and its calls of them on the way back.
+"""Tools of Responses, converted to functions for the model, and calls converted back.
 
-Chat templates know functions with JSON arguments. A custom tool, which takes a text, is offered as
-a function of one string; a tool of a namespace by a name that has both.
+Chat templates know functions with JSON arguments. A custom tool, which takes text, becomes a
+function with one string; a tool of a namespace gets a name with both parts.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from pydantic_core import from_json
 from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Ended, Event, Text
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.decoding.session import Session
-from akunu_py.serve.errors import RequestError
-from akunu_py.serve.responses.bodies import Grammar, ToolBody, ToolChoiceBody
+from akunu_py.serve.dialect.bodies import check_tool, refuse_extra
+from akunu_py.serve.dialect.errors import RequestError, invalid
+from akunu_py.serve.responses.bodies import Grammar, ResponsesTool, ResponsesToolChoice
 from akunu_py.types import Constraint, Tool, ToolChoice
 
 _INPUT = "input"  # the one argument of a custom tool
 _SEPARATOR = "__"
-# A model that is not offered these searches nothing; a client that runs without them is the same.
+# Ignored: clients work without a search, too.
 _DISPENSABLE = ("web_search", "web_search_preview")
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedTool:
-    """name, namespace: the client's. tool: the model's. custom: whether it takes a text, which
-    matches `grammar`."""
+    """A tool as the client and the model know it."""
 
-    name: str
+    name: str  # the client's
     namespace: str
-    tool: Tool
-    custom: bool = False
-    grammar: Constraint | None = None
+    tool: Tool  # the model's
+    custom: bool = False  # takes text
+    grammar: Constraint | None = None  # of the text
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedTools:
-    """The tools by the names that the model knows them by, and the choice of one of those."""
+    """The tools by the model's names, and the choice among them."""
 
     by_name: dict[str, OfferedTool] = field(default_factory=dict)
     choice: ToolChoice = field(default_factory=ToolChoice)
@@ -52,28 +52,27 @@ class OfferedTools:
 
     @property
     def dictated(self) -> OfferedTool | None:
-        """The custom tool that must be called and whose input has a grammar: the answer is that
-        input, and nothing else."""
+        """The custom tool with a grammar that must be called: the whole answer is its input."""
         offered = self.by_name.get(self.choice.name)
         return offered if offered is not None and offered.grammar is not None else None
 
     def find(self, name: str) -> OfferedTool:
-        """A tool that was not offered is a function that the client knows, or refuses."""
+        """Return a tool; one that was not offered is a function, which the client may refuse."""
         return self.by_name.get(name) or OfferedTool(name, "", Tool(name))
 
 
 def known_name(name: str, namespace: str | None) -> str:
-    """What the model calls a tool."""
+    """Return the model's name of a tool."""
     return f"{namespace}{_SEPARATOR}{name}" if namespace else name
 
 
 def as_arguments(text: str) -> str:
-    """The input of a custom tool as the model writes it."""
+    """Return the input of a custom tool as the model writes it."""
     return json.dumps({_INPUT: text}, ensure_ascii=False)
 
 
 def input_of(arguments: str) -> str:
-    """The input of a custom tool, as far as it is there; arguments that have none as they are."""
+    """Return the input of a custom tool so far, or arguments without one unchanged."""
     try:
         values = from_json(arguments, allow_partial="trailing-strings")
     except ValueError:
@@ -83,9 +82,10 @@ def input_of(arguments: str) -> str:
 
 
 def offered_tools(
-    bodies: Sequence[ToolBody], choice: Literal["none", "auto", "required"] | ToolChoiceBody | None
+    bodies: Sequence[ResponsesTool],
+    choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None,
 ) -> OfferedTools:
-    """Raises RequestError for tools that a server is to run, and for a choice of none of them."""
+    """Return the tools and the choice. Raises RequestError for tools that servers run."""
     found: dict[str, OfferedTool] = {}
     for number, body in enumerate(bodies):
         for offered in _offered(body, "", f"tools.{number}"):
@@ -95,7 +95,7 @@ def offered_tools(
     return _chosen(OfferedTools(found), choice or "auto")
 
 
-def _offered(body: ToolBody, namespace: str, place: str) -> list[OfferedTool]:
+def _offered(body: ResponsesTool, namespace: str, place: str) -> list[OfferedTool]:
     if body.type in _DISPENSABLE:
         return []
     if body.type not in ("function", "custom", "namespace") or (
@@ -106,16 +106,13 @@ def _offered(body: ToolBody, namespace: str, place: str) -> list[OfferedTool]:
             "custom and namespace are",
             param=f"{place}.type",
         )
-    if body.model_extra:
-        name = f"{place}.{next(iter(body.model_extra))}"
-        raise RequestError(f"unsupported parameter: {name}", param=name)
+    refuse_extra(body, place)
     if not body.name:
-        raise RequestError(f"{place}.name: field required", param=f"{place}.name")
+        raise invalid(f"{place}.name", "field required")
     if body.type == "namespace":
-        inner = enumerate(body.tools or [])
         return [
             offered
-            for number, tool in inner
+            for number, tool in enumerate(body.tools or [])
             for offered in _offered(tool, body.name, f"{place}.tools.{number}")
         ]
     known = known_name(body.name, namespace)
@@ -125,9 +122,11 @@ def _offered(body: ToolBody, namespace: str, place: str) -> list[OfferedTool]:
     return [OfferedTool(body.name, namespace, tool)]
 
 
-def _custom(body: ToolBody, known: str, namespace: str) -> OfferedTool:
-    """The model is told the grammar. To a regular expression it is held as it writes; whether it
-    kept to another is seen when the call is whole."""
+def _custom(body: ResponsesTool, known: str, namespace: str) -> OfferedTool:
+    """Describe the grammar to the model.
+
+    A regular expression constrains sampling; a Lark grammar is checked when the call is whole.
+    """
     assert body.name is not None
     told, grammar, strict = body.description or "", None, False
     schema: dict[str, Any] = {"type": "string", "description": "All of the input, a plain text."}
@@ -143,11 +142,11 @@ def _custom(body: ToolBody, known: str, namespace: str) -> OfferedTool:
 
 
 def _chosen(
-    offered: OfferedTools, choice: Literal["none", "auto", "required"] | ToolChoiceBody
+    offered: OfferedTools, choice: Literal["none", "auto", "required"] | ResponsesToolChoice
 ) -> OfferedTools:
     if isinstance(choice, str):
         if choice == "required" and not offered.by_name:
-            raise RequestError("tool_choice: there are no tools", param="tool_choice")
+            raise invalid("tool_choice", "there are no tools")
         return replace(offered, choice=ToolChoice(choice))
     if choice.type == "allowed_tools":
         names = [
@@ -155,25 +154,19 @@ def _chosen(
             for tool in choice.tools or []
         ]
         for name in names:
-            _check(offered, name)
+            check_tool(name, offered.by_name, "tool_choice.name")
         allowed = {name: offered.by_name[name] for name in names}
         return OfferedTools(allowed, ToolChoice(choice.mode or "auto"))
     if choice.type not in ("function", "custom"):
         message = f"tool_choice: {choice.type[:100]} is not supported"
         raise RequestError(message, param="tool_choice.type")
     name = known_name(choice.name or "", choice.namespace)
-    _check(offered, name)
+    check_tool(name, offered.by_name, "tool_choice.name")
     return replace(offered, choice=ToolChoice("named", name))
 
 
-def _check(offered: OfferedTools, name: str) -> None:
-    if name not in offered.by_name:
-        message = f"tool_choice: there is no tool {name[:100]!r}"
-        raise RequestError(message, param="tool_choice.name")
-
-
 def dictated_job(job: Job, tool: OfferedTool) -> Job:
-    """A call of `tool` whose input is the answer that `job` makes; none where that is cut off."""
+    """Return a job that calls `tool` with the answer of `job` as input."""
 
     def events(session: Session) -> Iterator[Event | None]:
         parts = []
@@ -192,4 +185,4 @@ def dictated_job(job: Job, tool: OfferedTool) -> Job:
     return events
 
 
-Matches = Callable[[Constraint, str], bool]  # whether a text is one of a grammar
+Matches = Callable[[Constraint, str], bool]  # True if a text matches a grammar

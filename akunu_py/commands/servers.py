@@ -1,0 +1,182 @@
+"""Servers that commands use: a running one (`--server`), or one started for a single program."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from akunu_py.arguments import Parser, add_hosts, add_loading, as_arguments
+from akunu_py.commands.serve import KEY_VARIABLE
+from akunu_py.errors import AkunuError, ServerGone
+from akunu_py.models import store
+from akunu_py.models.store import StoredModel
+from akunu_py.serve.own.client import ServedFacts, ServerClient, running_server, server_at
+from akunu_py.serve.own.running import running_servers
+from akunu_py.types import LoadOptions
+
+_LOAD_S = 600.0  # for a model to be loaded, on all hosts
+_LOOK_S = 0.1
+_END_S = 30.0
+_MOST_SAID = 64 << 10  # bytes
+
+Found = TypeVar("Found")
+
+
+def add_server(parser: argparse.ArgumentParser) -> None:
+    """Add --server."""
+    parser.add_argument(
+        "--server",
+        default=None,
+        metavar="auto|off|URL",
+        help="auto (the default): a running akunu serve answers where it has the model loaded; "
+        "off: the model is loaded here; URL: that server answers",
+    )
+
+
+def server_for(
+    choice: str, asked: str | None, model: StoredModel | None, loading: LoadOptions
+) -> tuple[ServerClient, ServedFacts] | None:
+    """Return the server to use instead of loading `model`, or None.
+
+    asked: the model that the server at an address must have, None for any. Raises AkunuError if
+    nothing answers there.
+    """
+    if choice == "off":
+        return None
+    if choice == "auto":
+        return running_server(model.path, loading) if model else None
+    return server_at(choice, asked and _name(asked), os.environ.get(KEY_VARIABLE, ""))
+
+
+def is_address(choice: str) -> bool:
+    """Return True if --server names one server."""
+    return choice not in ("auto", "off")
+
+
+def name_at(url: str, asked: str | None) -> str:
+    """Return the name of a server's model; see `server_for`."""
+    found = server_for(url, asked, None, LoadOptions())
+    assert found is not None
+    return found[1].name
+
+
+def _name(model: str) -> str:
+    try:
+        return store.resolve(model).name
+    except AkunuError:  # the server may have a model that is not on this machine
+        return model
+
+
+class ServeProcess:
+    """`akunu serve` as a child process. It ends with `end`, and with this process: its stdin closes
+    then."""
+
+    def __init__(self, options: Sequence[str], environment: Mapping[str, str] = {}) -> None:
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "akunu_py", "serve", "--until-eof", "--quiet", *options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._output,
+            env=os.environ | environment,
+            start_new_session=True,  # Ctrl-C is not for the server
+        )
+
+    @property
+    def id(self) -> int:
+        return self._process.pid
+
+    @property
+    def runs(self) -> bool:
+        return self._process.poll() is None
+
+    def wait_for(self, find: Callable[[], Found | None], closing: threading.Event) -> Found:
+        """Poll `find` until it finds something. Raises AkunuError if the server ends."""
+        ends = time.monotonic() + _LOAD_S
+        while self.runs and time.monotonic() < ends:
+            if (found := find()) is not None:
+                return found
+            if closing.wait(_LOOK_S):
+                raise AkunuError("the chat ends")
+        said = self.said() or ["it does not answer"]
+        raise AkunuError(said[-1].removeprefix("akunu: "))
+
+    def said(self) -> list[str]:
+        """Return the lines on stderr since the server started, or restarted itself."""
+        data = os.pread(self._output.fileno(), _MOST_SAID, 0)  # the child shares the file's offset
+        lines = data.decode(errors="replace").splitlines()
+        again = [at for at, line in enumerate(lines) if "starting again" in line]
+        return lines[again[-1] + 1 :] if again else lines
+
+    def end(self) -> None:
+        """End the server with all its hosts."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._output.close()
+
+
+class OwnServer:
+    """The server of `akunu chat --hosts`, which splits the model over several hosts.
+
+    A process cannot connect hosts twice; `akunu serve` restarts itself when a host is lost. It
+    serves the last model, and starts again on the next request after it ended. args: of the chat.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._closing = threading.Event()
+        parser = Parser()
+        add_loading(parser)
+        add_hosts(parser)
+        self._options = [*as_arguments(parser, args), "--port", "0", "--grace", "0"]
+        self._options += ["--no-memory"] if args.no_memory else []
+        self._model = ""
+        self._process: ServeProcess | None = None
+
+    def have(self, model: StoredModel) -> tuple[ServerClient, ServedFacts]:
+        """Wait until the model is served. Raises AkunuError with the reason if it cannot be."""
+        wanted = model.name if model.manifest is not None else str(model.path.resolve())
+        if self._process is None or not self._process.runs or wanted != self._model:
+            self._end()
+            key = {KEY_VARIABLE: secrets.token_hex(16)}  # clients use the token in its file
+            self._process = ServeProcess([*self._options, "--model", wanted], key)
+            self._model = wanted
+        process = self._process
+
+        def find() -> tuple[ServerClient, ServedFacts] | None:
+            for server in running_servers():
+                client = ServerClient(server.url, server.token)
+                if server.process == process.id and client.knows(server.token):
+                    with contextlib.suppress(ServerGone):  # it restarts
+                        return client, client.facts()
+            return None
+
+        return process.wait_for(find, self._closing)
+
+    def holds(self) -> str:
+        """Return which rank has which part, a line each."""
+        lines = self._process.said() if self._process else []
+        return "\n".join(line.removeprefix("akunu: ") for line in lines if " holds " in line)
+
+    def close(self) -> None:
+        """End the server with all its hosts."""
+        self._closing.set()
+        self._end()
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.end()
+            self._process = None

@@ -1,0 +1,84 @@
+"""Errors of requests, before a dialect encodes them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from akunu_py import crashes
+from akunu_py.errors import AkunuError, PromptTooLong, UnknownModel, UnsupportedModel, UsageError
+
+ErrorKind = Literal[
+    "invalid",
+    "unauthorized",
+    "forbidden",
+    "not_found",
+    "method",
+    "too_large",
+    "unavailable",
+    "internal",
+]
+
+STATUS: dict[ErrorKind, int] = {
+    "invalid": 400,
+    "unauthorized": 401,
+    "forbidden": 403,
+    "not_found": 404,
+    "method": 405,
+    "too_large": 413,
+    "unavailable": 503,
+    "internal": 500,
+}
+
+
+class RequestError(Exception):
+    """A request that cannot be served.
+
+    param: the parameter at fault, or "". code: the error's name for clients, or "", for example
+    "context_length_exceeded" or "model_not_found".
+    """
+
+    def __init__(
+        self, message: str, kind: ErrorKind = "invalid", *, param: str = "", code: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.kind: ErrorKind = kind
+        self.param = param
+        self.code = code
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+        return STATUS[self.kind]
+
+
+def invalid(param: str, reason: str) -> RequestError:
+    """Return the error of one parameter."""
+    return RequestError(f"{param}: {reason}", param=param)
+
+
+class Stopping(RequestError):
+    """The server is stopping and cuts the answer off."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is stopping", "unavailable")
+
+
+def request_error(error: Exception) -> RequestError:
+    """Return what a client learns of an exception.
+
+    An unexpected exception is saved as a crash; the client does not see its details.
+    """
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, PromptTooLong):
+        message = f"prompt is too long: {error.tokens} tokens > {error.maximum} maximum"
+        return RequestError(message, code="context_length_exceeded")
+    if isinstance(error, UnknownModel):
+        return RequestError(str(error), "not_found", param="model", code="model_not_found")
+    if isinstance(error, UsageError | UnsupportedModel):
+        return RequestError(str(error))
+    if isinstance(error, AkunuError):  # no model, no memory, or a stopping server
+        return RequestError(str(error), "unavailable")
+    crashes.report(error)
+    return RequestError("the server failed to answer; its terminal has the details", "internal")

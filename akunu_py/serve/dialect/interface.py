@@ -1,0 +1,170 @@
+"""The interface between HTTP and the dialects that clients use: Chat Completions, Messages, ...
+
+A dialect is a module with one `Dialect`, listed in `http/app.py`. Each `Endpoint` has a path, the
+pydantic model of its body, and a function that turns a body into a `Prepared` request, or into a
+reply that needs no engine. `http/app.py` checks and parses requests; `http/answering.py` runs the
+jobs, sends what the encoder makes of their events, keeps the connection alive, and cancels the
+jobs when the client disconnects.
+
+Dialects are pure: bodies in, jobs out; events in, bytes out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from akunu_py.decoding.events import (
+    Begun,
+    CallArguments,
+    CallBegun,
+    CallEnded,
+    Ended,
+    Event,
+    Failed,
+    Logprobs,
+    Reading,
+    Text,
+    Thinking,
+    Told,
+)
+from akunu_py.decoding.scheduling.job import Job
+from akunu_py.serve.dialect.bodies import Body
+from akunu_py.serve.dialect.errors import RequestError
+from akunu_py.serve.dialect.service import Service
+from akunu_py.types import Stats, TokenLogprobs, ToolCall
+
+DONE = b"data: [DONE]\n\n"
+_COMMENT = b": still at it\n\n"
+
+
+def frame(value: Any, event: str = "") -> bytes:
+    """Return a JSON value as a server-sent event (WHATWG HTML, section 9.2)."""
+    data = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    name = f"event: {event}\n" if event else ""
+    return f"{name}data: {data}\n\n".encode()
+
+
+class Encoder(Protocol):
+    """Encodes one streamed answer; each request has a new one."""
+
+    def encode(self, event: Event, choice: int) -> list[bytes]:
+        """Return the frames of an event of job number `choice`; never called with Failed.
+
+        `Ended` comes once for each job; the frames of the last one end the stream.
+        """
+
+    def heartbeat(self) -> bytes:
+        """Return the frame that keeps the connection alive."""
+
+    def fail(self, error: RequestError) -> list[bytes]:
+        """Return the frames that end the stream after an error."""
+
+
+class CommentEncoder:
+    """Base of encoders whose heartbeat is a comment and whose last frame may be an error."""
+
+    error_body: Callable[[RequestError], Mapping[str, Any]]
+
+    def heartbeat(self) -> bytes:
+        return _COMMENT
+
+    def fail(self, error: RequestError) -> list[bytes]:
+        return [frame(self.error_body(error))]
+
+
+@dataclass(slots=True)
+class WholeAnswer:
+    """The events of one job, merged."""
+
+    parts: list[Thinking | Text | ToolCall] = field(default_factory=list)  # in order
+    begun: Begun | None = None
+    ended: Ended | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    def add(self, event: Event) -> None:
+        last = self.parts[-1] if self.parts else None
+        match event:
+            case Begun():
+                self.begun = event
+            case Ended():
+                self.ended = event
+            case Thinking() if isinstance(last, Thinking):
+                self.parts[-1] = Thinking(last.text + event.text)
+            case Text() if isinstance(last, Text):
+                self.parts[-1] = Text(last.text + event.text)
+            case Thinking() | Text():
+                self.parts.append(event)
+            case CallBegun(id, name):
+                self.parts.append(ToolCall(name, "", id))
+            case CallArguments(text):
+                assert isinstance(last, ToolCall)
+                self.parts[-1] = ToolCall(last.name, last.arguments + text, last.id)
+            case Logprobs():
+                self.logprobs += event.tokens
+            case Reading() | CallEnded() | Told() | Failed():
+                pass
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.parts if isinstance(part, Text))
+
+    @property
+    def thinking(self) -> str:
+        return "".join(part.text for part in self.parts if isinstance(part, Thinking))
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        return [part for part in self.parts if isinstance(part, ToolCall)]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A parsed request, ready to run."""
+
+    jobs: Sequence[Job]  # one for each choice, run one after the other
+    whole: Callable[[Sequence[WholeAnswer]], Mapping[str, Any]]  # builds the body of the reply
+    encoder: Encoder | None = None  # None: not streamed
+    short: bool = False  # few tokens to prefill and to generate, so other requests may wait
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A path for POST requests.
+
+    prepare: raises RequestError or AkunuError. Runs in a worker thread: it may render templates,
+    tokenize and compile, but not touch arrays.
+    """
+
+    path: str
+    body: type[Body]
+    prepare: Callable[[Any, Service], Prepared | Mapping[str, Any]]
+    summary: str  # for the OpenAPI description
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One API: its endpoints, and the body of an error reply, given the error and request id."""
+
+    name: str
+    endpoints: Sequence[Endpoint]
+    error: Callable[[RequestError, str], Mapping[str, Any]]
+
+
+def statistics(*answers: Ended) -> dict[str, Any]:
+    """Return the drafting statistics of several answers together; clients ignore them."""
+    total = Stats()
+    for answer in answers:
+        total.include(answer.stats)
+    decoded = sum(answer.stats.decoded_tokens for answer in answers)
+    return {
+        "target_passes": total.target_passes,
+        "drafted": total.drafted,
+        "accepted": total.accepted,
+        "tokens_per_pass": round(decoded / total.target_passes, 4) if total.target_passes else 0.0,
+        "tokens_per_s": round(decoded / total.decode_s, 4) if total.decode_s > 0 else 0.0,
+        "prefill_s": round(total.prefill_s, 4),
+        "decode_s": round(total.decode_s, 4),
+    }

@@ -1,0 +1,136 @@
+"""What all requests share: the served model, its names and its defaults."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any
+
+from akunu_py.completion.completer import Completer
+from akunu_py.completion.fim import FimFamily, find_family
+from akunu_py.completion.prompt import Budgets, make_prompt, name_files
+from akunu_py.completion.tokens import CodeTokens
+from akunu_py.completion.types import CompleteOptions, Completion
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.events import Event
+from akunu_py.decoding.session import Session
+from akunu_py.serve.dialect.errors import RequestError
+from akunu_py.types import GenerateOptions
+
+_COMPLETERS = 4  # kept, for different options
+_ENDING = 64
+
+
+@dataclass(frozen=True)
+class Service:
+    """The loaded model."""
+
+    engine: Engine
+    names: tuple[str, ...]  # accepted in requests; the model's own name first
+    defaults: GenerateOptions
+    max_tokens: int | None = None  # of answers without a limit; None: up to the context length
+    created: int = field(default_factory=lambda: int(time.time()))
+    completers: dict[CompleteOptions, Completer] = field(default_factory=dict)
+    # ids of requests of akunu's own clients that are to stop with the text so far
+    ending: deque[str] = field(default_factory=lambda: deque(maxlen=_ENDING))
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def most_tokens(self) -> int:
+        """Maximum tokens of an answer whose request sets no limit."""
+        return self.max_tokens or self.engine.context_length
+
+    def completer(self, session: Session, options: CompleteOptions) -> Completer:
+        """Return the completer for these options; call in the session's thread."""
+        if options not in self.completers:
+            while len(self.completers) >= _COMPLETERS:
+                del self.completers[next(iter(self.completers))]
+            made = Completer(self.engine, options, session.learned, session)
+            self.completers[options] = made
+        return self.completers[options]
+
+    @cached_property
+    def infill(self) -> Infill:
+        """The model's fill-in-the-middle format."""
+        return Infill(self.engine)
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """The model as OpenAI's and Anthropic's clients list it."""
+        date = datetime.fromtimestamp(self.created, UTC).isoformat().replace("+00:00", "Z")
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "akunu",
+            "type": "model",
+            "display_name": self.name,
+            "created_at": date,
+            "context_length": self.engine.context_length,
+        }
+
+
+def check_model(asked: str | None, names: Sequence[str]) -> None:
+    """Raise RequestError if a request names another model than the served one."""
+    if asked is not None and asked not in names:
+        raise RequestError(
+            f"this server has {names[0]} loaded, not {asked[:100]!r}; ask for that, "
+            f"or start another one: akunu serve --model NAME",
+            "not_found",
+            param="model",
+            code="model_not_found",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class InfillPrompt:
+    """A fill-in-the-middle prompt."""
+
+    tokens: list[int]
+    stop_tokens: tuple[int, ...]  # end the middle
+    draft_context: list[tuple[int, ...]]  # more text to draft from
+
+
+class Infill:
+    """The fill-in-the-middle format of a model, with its tokenizer."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._code = CodeTokens(engine.tokenizer, engine.vocabulary)
+        self._context = engine.context_length
+        self.family: FimFamily | None = find_family("auto", self._code, engine.name)
+
+    def prompt(self, prefix: str, suffix: str) -> InfillPrompt:
+        """Return the prompt for the text between two others, however long they are.
+
+        A model without a format continues the prefix.
+        """
+        room = Budgets(self._context, self._context, 0)
+        names = name_files("", "", "", [])
+        made = make_prompt(self._code, self.family, room, prefix, suffix, names)
+        stops = self._code.marker_ids(self.family.stop) if self.family else frozenset()
+        tokens = [*made.tokens, *self._code.encode(made.healed)]  # the answer omits the prefix
+        return InfillPrompt(tokens, tuple(sorted(stops)), made.draft_context)
+
+
+def completion_events(
+    steps: Generator[Event | None, None, Completion],
+    drain: Callable[[Event | None], Iterable[Event]],
+) -> Generator[Event | None, None, Completion]:
+    """Yield the steps of a completer, each followed by the events that `drain` returns for it."""
+    while True:
+        try:
+            step = next(steps)
+        except StopIteration as last:
+            yield from drain(None)
+            completion: Completion = last.value
+            return completion
+        new = drain(step)
+        yield step
+        yield from new

@@ -1,0 +1,1 @@
+"""The HTTP side of the server: access, bodies, streaming, metrics, the process itself."""

@@ -1,0 +1,245 @@
+"""Replies that the engine works for: streamed or whole, kept alive, cancelled on disconnect."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from starlette.types import Receive, Send
+
+from akunu_py.decoding.events import CallArguments, Ended, Event, Failed, Reading, Text, Thinking
+from akunu_py.decoding.scheduling.job import Job
+from akunu_py.decoding.scheduling.scheduler import Scheduler
+from akunu_py.serve.dialect.errors import RequestError, Stopping, request_error
+from akunu_py.serve.dialect.interface import Dialect, Encoder, Prepared, WholeAnswer
+
+HEARTBEAT_S = 4.0  # clients and proxies time out after 5 or more
+
+ChoiceEvent = tuple[int, Event]  # an event with the number of its job
+
+
+class ClientGone(Exception):
+    """The client disconnected."""
+
+
+@dataclass(slots=True)
+class Answering:
+    """One running request. Raises ClientGone; other errors become replies of the dialect."""
+
+    prepared: Prepared
+    run: Callable[[Job], AsyncGenerator[Event]]  # closing the generator cancels the job
+    dialect: Dialect
+    request_id: str
+    on_event: Callable[[Event], None]  # called with every event
+    heartbeat_s: float = HEARTBEAT_S
+
+    async def reply(self, receive: Receive, send: Send) -> int:
+        """Send the reply and return its status; the request's body must have been received."""
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            async with contextlib.aclosing(self._events()) as events:
+                if self.prepared.encoder is None:
+                    return await self._send_whole(_waited(events, gone), send)
+                return await self._send_stream(self.prepared.encoder, events, gone, send)
+        finally:
+            gone.cancel()
+
+    async def _events(self) -> AsyncGenerator[ChoiceEvent]:
+        """Yield the events of all jobs. Raises RequestError."""
+        for choice, job in enumerate(self.prepared.jobs):
+            async with contextlib.aclosing(self.run(job)) as events:
+                async for event in events:
+                    if isinstance(event, Failed):
+                        raise request_error(event.error) from event.error
+                    self.on_event(event)
+                    if isinstance(event, Ended) and event.reason == "cancelled":
+                        raise Stopping  # after a disconnect nothing runs here any more
+                    yield choice, event
+
+    async def _send_whole(self, events: AsyncGenerator[ChoiceEvent | None], send: Send) -> int:
+        answers = [WholeAnswer() for _ in self.prepared.jobs]
+        try:
+            async for found in events:
+                if found is not None:
+                    answers[found[0]].add(found[1])
+            body = self.prepared.whole(answers)
+        except ClientGone:
+            raise
+        except Exception as error:  # noqa: BLE001 - the client gets every error
+            return await self._send_error(request_error(error), send)
+        return await send_json(send, 200, body)
+
+    async def _send_error(self, error: RequestError, send: Send) -> int:
+        return await send_json(send, error.status, self.dialect.error(error, self.request_id))
+
+    async def _send_stream(
+        self,
+        encoder: Encoder,
+        events: AsyncGenerator[ChoiceEvent],
+        gone: asyncio.Future[None],
+        send: Send,
+    ) -> int:
+        """Send the status with the first frame, so that an early error has its own status."""
+        stream, ended = _Stream(send), 0
+        try:
+            async for found in _waited(
+                events, gone, lambda: stream.last_sent + self.heartbeat_s - time.monotonic()
+            ):
+                if found is None:
+                    await stream.write([encoder.heartbeat()])
+                    continue
+                choice, event = found
+                await stream.write(encoder.encode(event, choice))
+                ended += isinstance(event, Ended)
+        except ClientGone:
+            if ended < len(self.prepared.jobs):
+                raise
+            return 200  # the client had everything and closed the connection first
+        except Exception as error:  # noqa: BLE001 - the client gets every error
+            failure = request_error(error)
+            if not stream.begun:
+                return await self._send_error(failure, send)
+            await stream.write(encoder.fail(failure))
+        await stream.end()
+        return 200
+
+
+class _Stream:
+    """A reply sent in frames."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.begun = False
+        self.last_sent = time.monotonic()
+
+    async def write(self, frames: list[bytes]) -> None:
+        if not frames:
+            return
+        if not self.begun:
+            self.begun = True
+            headers = [
+                (b"content-type", b"text/event-stream; charset=utf-8"),
+                (b"cache-control", b"no-cache"),
+                (b"x-accel-buffering", b"no"),
+            ]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        body = b"".join(frames)
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+        self.last_sent = time.monotonic()
+
+    async def end(self) -> None:
+        await self.write([] if self.begun else [b""])
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _waited(
+    events: AsyncGenerator[ChoiceEvent],
+    gone: asyncio.Future[None],
+    seconds: Callable[[], float | None] = lambda: None,
+) -> AsyncGenerator[ChoiceEvent | None]:
+    """Yield events, and None when none arrives within `seconds()`. Raises ClientGone."""
+    following: asyncio.Future[ChoiceEvent | None] | None = None
+    try:
+        while True:
+            following = following or asyncio.ensure_future(anext(events, None))
+            limit = seconds()
+            both: set[asyncio.Future[Any]] = {following, gone}
+            await asyncio.wait(
+                both,
+                timeout=None if limit is None else max(0.0, limit),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if gone.done():
+                raise ClientGone
+            if not following.done():
+                yield None
+                continue
+            event, following = following.result(), None
+            if event is None:
+                return
+            yield event
+    finally:
+        if following is not None:
+            following.cancel()
+            with contextlib.suppress(asyncio.CancelledError, RequestError):
+                await following
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def send_json(send: Send, status: int, value: Mapping[str, Any]) -> int:
+    """Send a whole reply and return its status."""
+    body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+    return status
+
+
+async def events_of(
+    scheduler: Scheduler, job: Job, *, client: str = "", short: bool = False
+) -> AsyncGenerator[Event]:
+    """Submit a job and yield its events; the last one is Ended or Failed.
+
+    Closing the generator cancels the job. Events that wait for a slow reader are merged, so they
+    never take more memory than their text. client, short: see `Scheduler.submit`.
+    """
+    mailbox = _Mailbox()
+    handle = scheduler.submit(job, mailbox.put, client=client, short=short)
+    try:
+        while True:
+            event = await mailbox.get()
+            yield event
+            if isinstance(event, Ended | Failed):
+                return
+    finally:
+        handle.cancel()
+
+
+class _Mailbox:
+    """Events on their way from the model's thread to the event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._arrived = asyncio.Event()
+        self._events: list[Event] = []  # used in the event loop only
+
+    def put(self, event: Event) -> None:
+        """Add an event from any thread. Raises RuntimeError when the loop is closed."""
+        self._loop.call_soon_threadsafe(self._add, event)
+
+    def _add(self, event: Event) -> None:
+        merged = _merged(self._events[-1], event) if self._events else None
+        if merged is None:
+            self._events.append(event)
+        else:
+            self._events[-1] = merged
+        self._arrived.set()
+
+    async def get(self) -> Event:
+        """Wait for the next event."""
+        while not self._events:
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._events.pop(0)
+
+
+def _merged(first: Event, second: Event) -> Event | None:
+    """Return one event that replaces two, or None."""
+    if isinstance(first, Reading) and isinstance(second, Reading):
+        return second
+    for kind in (Text, Thinking, CallArguments):
+        if isinstance(first, kind) and isinstance(second, kind):
+            return replace(first, text=first.text + second.text)
+    return None

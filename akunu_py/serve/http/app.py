@@ -1,0 +1,262 @@
+"""The ASGI application: routes, bodies, errors. Dialects define what is in them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+from akunu_py.decoding.events import Event
+from akunu_py.decoding.scheduling.job import Job
+from akunu_py.errors import AkunuError
+from akunu_py.serve.dialect.bodies import MAX_BYTES, parse
+from akunu_py.serve.dialect.errors import STATUS, RequestError, request_error
+from akunu_py.serve.dialect.interface import Dialect, Endpoint, Prepared
+from akunu_py.serve.dialect.service import Service, check_model
+from akunu_py.serve.http.answering import HEARTBEAT_S, Answering, ClientGone, send_json
+from akunu_py.serve.http.guard import Access, Guard
+from akunu_py.serve.http.record import Record, Records
+from akunu_py.serve.llamacpp import LLAMACPP
+from akunu_py.serve.messages.dialect import MESSAGES
+from akunu_py.serve.openai.dialect import OPENAI
+from akunu_py.serve.own.dialect import OWN
+from akunu_py.serve.own.running import proof
+from akunu_py.serve.responses.dialect import RESPONSES
+from akunu_py.version import __version__
+
+_CHALLENGE = 100  # characters
+_MOST = 256  # waiting requests
+_BODY_S = 60.0  # for a client to send a body
+_KINDS = {404: "not_found", 405: "method"}
+
+
+DIALECTS: tuple[Dialect, ...] = (OPENAI, RESPONSES, MESSAGES, LLAMACPP, OWN)
+_BY_PATH = {endpoint.path: each for each in DIALECTS for endpoint in each.endpoints}
+
+
+def dialect_of(path: str) -> Dialect:
+    """Return the dialect that encodes errors on `path`; OpenAI's for unknown paths."""
+    return _BY_PATH.get(path, DIALECTS[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What the application runs on."""
+
+    names: Sequence[str]  # of the model
+    service: Callable[[], Service]  # waits until the model is loaded; raises AkunuError
+    description: Callable[[], Mapping[str, Any]]  # of the model, even while it is unloaded
+    run: Callable[[Job, str, bool], AsyncGenerator[Event]]  # job, client, short; see `events_of`
+    records: Records
+
+
+def create_app(backend: Backend, access: Access, *, heartbeat_s: float = HEARTBEAT_S) -> Starlette:
+    """Return the ASGI application."""
+    routes: list[BaseRoute] = [
+        Route(endpoint.path, _Post(endpoint, dialect, backend, heartbeat_s), methods=["POST"])
+        for dialect in DIALECTS
+        for endpoint in dialect.endpoints
+    ]
+    middleware = [Middleware(Guard, access, dialect_of)]
+    if access.origins:
+        middleware.insert(0, _cors(access.origins))
+    return Starlette(
+        routes=[*routes, *_get_routes(backend, access)],
+        middleware=middleware,
+        exception_handlers=dict.fromkeys(
+            (HTTPException, RequestError, AkunuError, Exception), _http_error
+        ),
+    )
+
+
+def _cors(origins: Sequence[str]) -> Middleware:
+    return Middleware(
+        CORSMiddleware,
+        allow_origins=list(origins),
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["x-request-id", "request-id"],
+    )
+
+
+def _get_routes(backend: Backend, access: Access) -> list[BaseRoute]:
+    """Return the routes for GET."""
+
+    async def models(request: Request) -> Response:
+        found = await run_in_threadpool(backend.description)
+        ends = {"first_id": found["id"], "last_id": found["id"], "has_more": False}
+        return JSONResponse({"object": "list", "data": [found]} | ends)
+
+    async def model(request: Request) -> Response:
+        check_model(request.path_params["name"], backend.names)
+        return JSONResponse(await run_in_threadpool(backend.description))
+
+    async def health(request: Request) -> Response:
+        challenge = request.query_params.get("challenge", "")[:_CHALLENGE]
+        if not (challenge and access.token):
+            return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "ok", "proof": proof(access.token, challenge)})
+
+    async def metrics(request: Request) -> Response:
+        return PlainTextResponse(backend.records.metrics(), media_type="text/plain; version=0.0.4")
+
+    async def openapi(request: Request) -> Response:
+        return JSONResponse(describe(DIALECTS))
+
+    return [
+        Route("/v1/models", models),
+        Route("/v1/models/{name:path}", model),
+        Route("/health", health),
+        Route("/metrics", metrics),
+        Route("/openapi.json", openapi),
+    ]
+
+
+class _Post:
+    """The ASGI application of one endpoint."""
+
+    def __init__(
+        self, endpoint: Endpoint, dialect: Dialect, backend: Backend, heartbeat_s: float
+    ) -> None:
+        self._endpoint, self._dialect = endpoint, dialect
+        self._backend, self._heartbeat_s = backend, heartbeat_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        records = self._backend.records
+        with records.request(self._endpoint.path) as record, contextlib.suppress(ClientGone):
+            try:
+                prepared = await self._prepared(Headers(scope=scope), receive, record)
+            except RequestError as error:
+                body = self._dialect.error(error, scope["request_id"])
+                record.status = await send_json(send, error.status, body)
+                return
+            if not isinstance(prepared, Prepared):
+                record.status = await send_json(send, 200, prepared)
+                return
+            # A connection is a client: programs with parallel requests open several.
+            client = "{}:{}".format(*(scope.get("client") or ("", 0)))
+            answering = Answering(
+                prepared,
+                lambda job: self._backend.run(job, client, prepared.short),
+                self._dialect,
+                scope["request_id"],
+                record.add,
+                self._heartbeat_s,
+            )
+            record.status = await answering.reply(receive, send)
+
+    async def _prepared(self, headers: Headers, receive: Receive, record: Record) -> Any:
+        if self._backend.records.waiting > _MOST:
+            raise RequestError("too many requests wait; try again later", "unavailable")
+        data = await _read(headers, receive)
+        if record.keeps_content:
+            record.asked = data.decode(errors="replace")
+
+        def prepare() -> Any:
+            try:
+                body = parse(data, self._endpoint.body)
+                return self._endpoint.prepare(body, self._backend.service())
+            except Exception as error:
+                raise request_error(error) from error
+
+        return await run_in_threadpool(prepare)
+
+
+async def _read(headers: Headers, receive: Receive) -> bytes:
+    """Return the body. Raises ClientGone, and RequestError if it is too large or too slow."""
+    too_large = RequestError(f"a body may have {MAX_BYTES:,} bytes", "too_large")
+    length = headers.get("content-length", "")
+    if length.isdigit() and int(length[:20]) > MAX_BYTES:
+        raise too_large
+    data, more = bytearray(), True
+    try:
+        async with asyncio.timeout(_BODY_S):
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                data += message.get("body", b"")
+                more = message.get("more_body", False)
+                if len(data) > MAX_BYTES:
+                    raise too_large
+    except TimeoutError:
+        raise RequestError(f"the body did not come within {_BODY_S:g} seconds") from None
+    return bytes(data)
+
+
+def _http_error(request: Request, error: Exception) -> Response:
+    """Return the reply for unknown paths and for exceptions."""
+    headers = None
+    if isinstance(error, HTTPException):
+        kind = _KINDS.get(error.status_code, "invalid")
+        message = {"not_found": f"there is nothing at {request.url.path[:200]}"}.get(kind)
+        failure = RequestError(message or error.detail, kind)  # type: ignore[arg-type]
+        headers = error.headers
+    else:
+        failure = request_error(error)
+    body = dialect_of(request.url.path).error(failure, request.scope.get("request_id", ""))
+    return JSONResponse(dict(body), failure.status, headers=headers)
+
+
+_GET = {
+    "/v1/models": "The model that is served.",
+    "/health": "Whether the server is up.",
+    "/openapi.json": "This description.",
+}
+
+
+def describe(dialects: Sequence[Dialect]) -> dict[str, Any]:
+    """Return the OpenAPI 3.1 description of the endpoints and their bodies."""
+    endpoints = [endpoint for dialect in dialects for endpoint in dialect.endpoints]
+    models = {endpoint.body for endpoint in endpoints}
+    references, schemas = models_json_schema(
+        [(model, "validation") for model in sorted(models, key=lambda model: model.__name__)],
+        ref_template="#/components/schemas/{model}",
+    )
+    refused: dict[str, Any] = {
+        str(status): {"description": kind, "content": {"application/json": {"schema": {}}}}
+        for kind, status in STATUS.items()
+    }
+    paths: dict[str, Any] = {
+        path: {"get": {"summary": summary, "responses": {"200": _answer(), **refused}}}
+        for path, summary in _GET.items()
+    }
+    for endpoint in endpoints:
+        schema = references[endpoint.body, "validation"]
+        paths[endpoint.path] = {
+            "post": {
+                "summary": endpoint.summary,
+                "requestBody": {
+                    "required": True,
+                    "content": {"application/json": {"schema": schema}},
+                },
+                "responses": {"200": _answer("text/event-stream"), **refused},
+            }
+        }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "akunu serve", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": schemas.get("$defs", {})},
+    }
+
+
+def _answer(*more: str) -> dict[str, Any]:
+    return {
+        "description": "The answer.",
+        "content": {kind: {"schema": {}} for kind in ("application/json", *more)},
+    }

@@ -1,0 +1,113 @@
+"""Access control: checks the headers of every request first.
+
+Web pages can reach loopback, too. A page whose own name resolves to 127.0.0.1 (DNS rebinding) sends
+that name in the Host header; a page that connects to 127.0.0.1 sends its Origin. Both are refused
+unless --cors names them.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from akunu_py.serve.dialect.errors import RequestError
+from akunu_py.serve.dialect.interface import Dialect
+from akunu_py.serve.http.answering import send_json
+
+_OPEN = ("/health",)  # needs no key
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may send requests."""
+
+    host: str = "127.0.0.1"  # bound by the server
+    key: str = ""  # required API key, if any
+    origins: tuple[str, ...] = ()  # allowed web pages, "*" for all
+    token: str = ""  # a second key, for akunu's own clients on this machine
+
+    def refusal(self, headers: Headers, path: str) -> RequestError | None:
+        """Return why a request is refused, or None."""
+        if not self._names_us(headers.get("host", "")):
+            message = f"this server is not called {headers.get('host', '')[:100]!r}"
+            return RequestError(f"{message}; ask for {self.host}", "forbidden")
+        origin = headers.get("origin", "")
+        if origin and not self._knows(origin, headers.get("host", "")):
+            return RequestError(
+                f"pages of {origin[:100]!r} may not ask; start with --cors ORIGIN to allow it",
+                "forbidden",
+            )
+        if self.key and path not in _OPEN and not self._has_key(headers):
+            return RequestError(
+                "the API key is missing or wrong; send it as a bearer token or as x-api-key",
+                "unauthorized",
+                code="invalid_api_key",
+            )
+        return None
+
+    def _names_us(self, host: str) -> bool:
+        """Check the Host header; a server for other machines has any name, and a key."""
+        return not is_loopback(self.host) or is_loopback(_name(host))
+
+    def _knows(self, origin: str, host: str) -> bool:
+        own = origin.partition("://")[2].lower() == host.lower()
+        return own or "*" in self.origins or origin in self.origins
+
+    def _has_key(self, headers: Headers) -> bool:
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        bearer = token.strip() if scheme.lower() == "bearer" else ""
+        given = headers.get("x-api-key", "") or bearer
+        fits = hmac.compare_digest(given.encode(), self.key.encode())
+        ours = hmac.compare_digest(given.encode(), self.token.encode())
+        return fits or (ours and bool(self.token))
+
+
+def is_loopback(name: str) -> bool:
+    """Return True if a host name or address is loopback."""
+    if name.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _name(host: str) -> str:
+    """Return the name in a Host header without its port, or ""."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+class Guard:
+    """ASGI middleware: adds a request id to every reply, and enforces `Access`."""
+
+    def __init__(self, app: ASGIApp, access: Access, dialect_of: Callable[[str], Dialect]) -> None:
+        self._app, self._access, self._dialect_of = app, access, dialect_of
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = f"req_{secrets.token_hex(12)}"
+        scope["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = headers["request-id"] = request_id
+            await send(message)
+
+        if error := self._access.refusal(Headers(scope=scope), scope["path"]):
+            body = self._dialect_of(scope["path"]).error(error, request_id)
+            await send_json(send_with_id, error.status, body)
+            return
+        await self._app(scope, receive, send_with_id)

@@ -1,0 +1,150 @@
+"""Records of requests: counters for Prometheus, and a line each on the terminal.
+
+Neither holds content unless it is asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from akunu_py.decoding.events import (
+    CallArguments,
+    CallBegun,
+    Ended,
+    Event,
+    Text,
+    Thinking,
+    Told,
+)
+from akunu_py.serve.dialect.interface import statistics
+
+_GONE = 499  # nginx's status for a client that disconnected first
+_REQUEST_HELP = {
+    "requests": "Requests by path and status; 499: the client went away.",
+    "request_seconds": "Seconds that requests took, by path.",
+    "answers": "Answers by how they ended.",
+}
+_COUNTED = {  # metric: (field of Stats, help)
+    "prompt_tokens": ("prompt_tokens", "Tokens of prompts, those that were cached among them."),
+    "cached_tokens": ("cached_tokens", "Tokens of prompts that were not read again."),
+    "generated_tokens": ("generated_tokens", "Tokens of answers."),
+    "target_passes": (
+        "target_passes",
+        "Passes of the model for the tokens behind the first ones.",
+    ),
+    "drafted_tokens": ("drafted", "Tokens that were drafted."),
+    "accepted_tokens": ("accepted", "Drafted tokens that the model accepted."),
+    "prefill_seconds": ("prefill_s", "Seconds spent on reading prompts."),
+    "decode_seconds": ("decode_s", "Seconds spent on answers behind their first tokens."),
+}
+_HELP = _REQUEST_HELP | {name: words for name, (_, words) in _COUNTED.items()}
+
+
+@dataclass(slots=True)
+class Record:
+    """One request."""
+
+    path: str
+    started: float = field(default_factory=time.monotonic)
+    status: int = _GONE
+    begun: bool = False  # the model works for it, or did
+    answers: list[Ended] = field(default_factory=list)
+    keeps_content: bool = False
+    asked: str = ""  # the body, if content is kept
+    said: str = ""  # the answer, if content is kept
+
+    def add(self, event: Event) -> None:
+        """Record an event."""
+        self.begun = True
+        match event:
+            case Ended():
+                self.answers.append(event)
+            case Text(text) | Thinking(text) | CallArguments(text) | Told(text):
+                self.said += text if self.keeps_content else ""
+            case CallBegun() if self.keeps_content:
+                self.said += f"\n{event.name} "
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the request arrived."""
+        return time.monotonic() - self.started
+
+    def line(self) -> str:
+        """Return the line for the terminal."""
+        parts = [f"{self.path} {self.status if self.status != _GONE else 'client gone'}"]
+        if self.answers:
+            first, drafts = self.answers[0].stats, statistics(*self.answers)
+            cached = f", {first.cached_tokens} cached" if first.cached_tokens else ""
+            parts += [f"{first.prompt_tokens} prompt tokens{cached}"]
+            parts += [f"{sum(each.stats.generated_tokens for each in self.answers)} tokens"]
+            if drafts["target_passes"] and drafts["decode_s"] > 0:
+                speed, per_pass = drafts["tokens_per_s"], drafts["tokens_per_pass"]
+                parts += [f"{speed:.1f} tokens/s, {per_pass:.2f} a pass"]
+        return " · ".join([*parts, f"{self.seconds:.1f} s"])
+
+
+class Records:
+    """All requests since the start; used in the event loop only."""
+
+    def __init__(
+        self, on_done: Callable[[Record], None] = lambda record: None, *, keep_content: bool = False
+    ) -> None:
+        self._on_done = on_done
+        self._keep_content = keep_content
+        self._sums: dict[str, float] = {}
+        self._open: list[Record] = []
+
+    @property
+    def running(self) -> int:
+        """Number of requests that the model works for."""
+        return sum(record.begun for record in self._open)
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests that wait for the model."""
+        return len(self._open) - self.running
+
+    @contextlib.contextmanager
+    def request(self, path: str) -> Iterator[Record]:
+        """Record one request while the block runs."""
+        record = Record(path, keeps_content=self._keep_content)
+        self._open.append(record)
+        try:
+            yield record
+        finally:
+            self._open = [each for each in self._open if each is not record]
+            self._count(record)
+            self._on_done(record)
+
+    def _count(self, record: Record) -> None:
+        self._add(f'requests{{path="{record.path}",status="{record.status}"}}', 1)
+        self._add(f'request_seconds{{path="{record.path}"}}', record.seconds)
+        for answer in record.answers:
+            self._add(f'answers{{reason="{answer.reason}"}}', 1)
+            for name, (attribute, _) in _COUNTED.items():
+                self._add(name, getattr(answer.stats, attribute))
+
+    def _add(self, series: str, value: float) -> None:
+        self._sums[series] = self._sums.get(series, 0) + value
+
+    def metrics(self) -> str:
+        """Return the counters in Prometheus's text format, version 0.0.4."""
+        lines = []
+        gauges = {
+            "running": ("Requests that are answered.", self.running),
+            "waiting": ("Requests that wait to be.", self.waiting),
+        }
+        for state, (words, number) in gauges.items():
+            full = f"akunu_requests_{state}"
+            lines += [f"# HELP {full} {words}", f"# TYPE {full} gauge", f"{full} {number}"]
+        for name, words in _HELP.items():
+            full = f"akunu_{name}_total"
+            lines += [f"# HELP {full} {words}", f"# TYPE {full} counter"]
+            for series, value in self._sums.items():
+                of, brace, labels = series.partition("{")
+                if of == name:
+                    lines.append(f"{full}{brace}{labels} {value:.9g}")
+        return "\n".join(lines) + "\n"

@@ -1,0 +1,220 @@
+"""The server process: socket, model, signals, shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import signal
+import socket
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from akunu_py.decoding.events import Event
+from akunu_py.decoding.scheduling.job import Job
+from akunu_py.decoding.scheduling.scheduler import Scheduler, State
+from akunu_py.errors import AkunuError, DamagedModel, UsageError
+from akunu_py.models.model_files import read_settings
+from akunu_py.serve.dialect.service import Service
+from akunu_py.serve.http.answering import events_of
+from akunu_py.serve.http.app import Backend, create_app
+from akunu_py.serve.http.guard import Access
+from akunu_py.serve.http.record import Record, Records
+from akunu_py.serve.own.running import RunningServer, announced
+from akunu_py.text import displayable, say
+from akunu_py.types import GenerateOptions, SamplingOptions
+
+_BACKLOG = 128
+_KEEP_ALIVE_S = 60.0  # that a connection stays open between two requests
+_MAX_HEADERS = 64 << 10  # bytes
+_LAST_S = 5.0  # for the last bytes of replies, when the time to finish is over
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """How to serve a model."""
+
+    names: tuple[str, ...]  # accepted in requests; the model's own name first
+    access: Access
+    defaults: GenerateOptions
+    temperature: float | None = None  # None: recommended by the model's makers
+    max_tokens: int | None = None  # None: up to the context length
+    grace_s: float = 20.0  # for running answers on shutdown
+    quiet: bool = False  # no line for each request
+    log_content: bool = False
+    running: RunningServer | None = None  # how this user's other programs find the server
+
+
+class ServedModel:
+    """The scheduler of a model that may be unloaded, as the application's backend."""
+
+    def __init__(self, scheduler: Scheduler, options: ServeOptions) -> None:
+        self._scheduler, self._options = scheduler, options
+        self._service: Service | None = None
+        self._description: dict[str, Any] = {}
+        scheduler.on_state = self._on_state
+
+    def _on_state(self, state: State) -> None:
+        if state == "unloaded":
+            self._service = None  # its reference would keep the model in memory
+
+    def service(self) -> Service:
+        """Return the service, after loading the model if needed; raises what loading raises."""
+        engine = self._scheduler.engine or self._scheduler.ask(lambda engine: engine).result()
+        if self._service is None or self._service.engine is not engine:
+            options = self._options
+            sampling = model_defaults(engine.path, options.defaults.sampling)
+            if options.temperature is not None:
+                sampling = replace(sampling, temperature=options.temperature)
+            defaults = replace(options.defaults, sampling=sampling)
+            self._service = Service(engine, options.names, defaults, options.max_tokens)
+        return self._service
+
+    def description(self) -> dict[str, Any]:
+        """Return the model as clients list it; loads the model only the first time."""
+        self._description = self._description or self.service().description
+        return self._description
+
+    def run(self, job: Job, client: str, short: bool) -> AsyncGenerator[Event]:
+        """Yield the events of a job; closing the generator cancels the job."""
+        return events_of(self._scheduler, job, client=client, short=short)
+
+    def backend(self, records: Records) -> Backend:
+        """Return the application's backend."""
+        return Backend(self._options.names, self.service, self.description, self.run, records)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket.
+
+    Raises UsageError for an address that is not of this machine, AkunuError if the port is taken.
+    """
+    try:
+        family, *_, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+        # asyncio sets TCP_NODELAY, without which each piece of an answer waits for up to 40 ms,
+        # only on sockets with an explicit protocol.
+        return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, bound.detach())
+    except (OSError, OverflowError, UnicodeError) as error:
+        if getattr(error, "errno", None) == errno.EADDRINUSE:
+            raise AkunuError(
+                f"port {port} of {host} is taken, perhaps by another akunu serve; "
+                "choose another: --port N"
+            ) from error
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"cannot listen at {host}, port {port}: {reason}") from error
+
+
+def serve(scheduler: Scheduler, listening: socket.socket, options: ServeOptions, url: str) -> None:
+    """Serve until SIGINT or SIGTERM, then until running answers end or their time is over.
+
+    scheduler: not started. Raises what loading the model raises.
+    """
+    model = ServedModel(scheduler, options)
+    records = Records(_printer(options), keep_content=options.log_content)
+    scheduler.start()
+    try:
+        name = model.service().name
+        app = create_app(model.backend(records), options.access)
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # the app reports errors
+        config = uvicorn.Config(
+            app,
+            http="h11",
+            ws="none",
+            loop="asyncio",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=int(_KEEP_ALIVE_S),
+            timeout_graceful_shutdown=int(options.grace_s + _LAST_S),
+            h11_max_incomplete_event_size=_MAX_HEADERS,
+        )
+        ready = f"akunu serves {name} at {url} (Ctrl-C ends it)"
+        running = options.running
+        with announced(running) if running else contextlib.nullcontext():
+            _Server(config, ready, lambda: scheduler.close(options.grace_s)).run([listening])
+    finally:
+        scheduler.close()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, without raising the signal again after shutdown."""
+
+    def __init__(self, config: uvicorn.Config, ready: str, finish: Callable[[], object]) -> None:
+        super().__init__(config)
+        self._ready = ready
+        self._finish = finish
+        self._finishing: asyncio.Future[object] | None = None
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Stop gracefully on the first signal, at once on the second."""
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.getsignal(number) for number in signals}
+        for number in signals:
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            yield
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+                signal.signal(number, before[number])
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Announce the server once it accepts connections."""
+        await super().startup(sockets)
+        say(self._ready, error=True)
+
+    def _on_signal(self) -> None:
+        if self.should_exit:
+            self.force_exit = True
+            return
+        self.should_exit = True
+        self._finishing = asyncio.get_running_loop().run_in_executor(None, self._finish)
+
+
+def _printer(options: ServeOptions) -> Callable[[Record], None]:
+    def show(record: Record) -> None:
+        with contextlib.suppress(OSError):  # stderr is closed
+            if not options.quiet:
+                say(f"{time.strftime('%H:%M:%S')} {record.line()}", error=True)
+            if options.log_content:
+                for mark, text in (("<", record.asked), (">", record.said)):
+                    for line in displayable(text).splitlines():
+                        say(f"{mark} {line}", error=True)
+
+    return show
+
+
+_DEFAULT_TEMPERATURE = 1.0  # OpenAI's
+_RANGES = {  # accepted values
+    "temperature": (0.0, 5.0),
+    "top_p": (0.01, 1.0),
+    "top_k": (0, 1_000_000),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.5, 2.0),
+}
+
+
+def model_defaults(path: Path, sampling: SamplingOptions) -> SamplingOptions:
+    """Apply the model's generation_config.json, as vLLM and transformers do."""
+    try:
+        found = read_settings(path / "generation_config.json")
+    except DamagedModel:  # no such file
+        found = {}
+    given: dict[str, Any] = {"temperature": _DEFAULT_TEMPERATURE}
+    for name, (low, high) in _RANGES.items():
+        value = found.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high:
+            given[name] = int(value) if name == "top_k" else float(value)
+    return replace(sampling, **given)

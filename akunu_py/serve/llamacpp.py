@@ -1,0 +1,258 @@
+"""/infill, as llama.cpp's server has it for llama.vim and llama.vscode."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from pydantic import Field
+
+from akunu_py.completion.completer import Completer
+from akunu_py.completion.types import (
+    FINISH_REASONS,
+    MAX_COMPLETION_TOKENS,
+    CompleteOptions,
+    CompletionReason,
+    CompletionRequest,
+    SourceFile,
+)
+from akunu_py.decoding.events import Begun, Ended, Event, Text
+from akunu_py.decoding.scheduling.job import Job
+from akunu_py.decoding.session import Session
+from akunu_py.decoding.text.stop_sequences import StopText
+from akunu_py.serve.dialect.bodies import Body, Ignored
+from akunu_py.serve.dialect.errors import RequestError
+from akunu_py.serve.dialect.interface import (
+    CommentEncoder,
+    Dialect,
+    Endpoint,
+    Prepared,
+    WholeAnswer,
+    frame,
+    statistics,
+)
+from akunu_py.serve.dialect.sampling import SamplingBody, generate_options
+from akunu_py.serve.dialect.service import Service, check_model, completion_events
+from akunu_py.serve.openai.shapes import error_body as openai_error
+from akunu_py.types import SamplingOptions
+
+
+class ExtraBody(Body):
+    """A piece of another file; llama.vim leaves out the name."""
+
+    text: str
+    filename: str = ""
+    time: Ignored = None
+
+
+class InfillBody(Body):
+    """The body of /infill; the buffer is input_prefix, prompt, the cursor, input_suffix."""
+
+    input_prefix: str = ""
+    input_suffix: str = ""
+    prompt: str = ""
+    input_extra: list[ExtraBody] = Field(default=[])
+    model: str | None = None
+    n_predict: int = -1  # 0: prefill only; below 0: no limit
+    stream: bool = False
+    stop: list[str] = Field(default=[])
+    temperature: float = Field(default=0.0, ge=0, le=100)  # 0: greedy
+    top_k: int | None = None
+    top_p: float | None = Field(default=None, ge=0, le=1)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    seed: int = -1
+    t_max_predict_ms: float | None = None  # after the first token, once there is a whole line
+    response_fields: list[str] | None = None  # paths; the reply has only these
+    cache_prompt: Ignored = None
+    id_slot: Ignored = None
+    n_indent: Ignored = None
+    n_probs: Ignored = None
+    samplers: Ignored = None
+    t_max_prompt_ms: Ignored = None  # the next request continues the prefill
+
+
+def prepare_infill(body: InfillBody, service: Service) -> Prepared:
+    """Return the job and the encoder. Raises RequestError."""
+    if body.model and body.model.strip():
+        check_model(body.model, service.names)
+    wanted = body.n_predict if body.n_predict >= 0 else MAX_COMPLETION_TOKENS
+    request = CompletionRequest(
+        body.input_prefix + body.prompt,
+        body.input_suffix,
+        files=tuple(SourceFile(extra.filename, extra.text) for extra in body.input_extra),
+        max_tokens=min(wanted, MAX_COMPLETION_TOKENS),
+        temperature=body.temperature,
+    )
+    defaults = service.defaults
+    options = CompleteOptions(draft=defaults.draft, draft_tokens=defaults.draft_tokens)
+    asked = SamplingBody(
+        temperature=body.temperature,
+        top_k=None if body.top_k is None else max(0, body.top_k),
+        top_p=body.top_p,
+        min_p=body.min_p,
+        seed=body.seed if body.seed >= 0 else None,
+    )
+    job = completion_job(
+        lambda session: service.completer(session, options),
+        request,
+        generate_options(asked, service, 1).sampling,
+        tuple(filter(None, body.stop)),
+        None if body.t_max_predict_ms is None else body.t_max_predict_ms / 1000,
+    )
+    return Prepared(
+        [job],
+        lambda answers: whole_completion(service.name, body.response_fields, answers),
+        InfillEncoder(service.name) if body.stream else None,
+        short=True,
+    )
+
+
+def completion_job(
+    completer: Callable[[Session], Completer],
+    request: CompletionRequest,
+    sampling: SamplingOptions,
+    stop: tuple[str, ...] = (),
+    seconds: float | None = None,
+) -> Job:
+    """Return the job of a completion.
+
+    completer: called in the session's thread. stop: texts that end the completion. seconds: after
+    the first token, when a completion with a whole line ends.
+    """
+
+    def events(session: Session) -> Iterator[Event | None]:
+        partial = _PartialCompletion(session, stop, seconds)
+        made = completer(session)
+        steps = made.steps(made.share(session), request, partial.ended, partial.add, sampling)
+        completion = yield from completion_events(steps, partial.drain)
+        yield from partial.rest()
+        reason = "stop" if partial.found else FINISH_REASONS[completion.finish_reason]
+        yield Ended(reason, completion.stats, partial.found)
+
+    return events
+
+
+class _PartialCompletion:
+    """The text of a completion so far."""
+
+    def __init__(self, session: Session, stop: tuple[str, ...], seconds: float | None) -> None:
+        self._session, self._seconds = session, seconds
+        self._stops = StopText(stop)
+        self._new: list[str] = []
+        self._has_line = False
+        self._since: float | None = None  # when the prompt was processed, monotonic
+
+    @property
+    def found(self) -> str:
+        """The stop sequence that ended the completion, or ""."""
+        return self._stops.found or ""
+
+    def add(self, text: str) -> None:
+        self._new += [run.text for run in self._stops.add(text)]
+        self._has_line = self._has_line or "\n" in text
+
+    def ended(self) -> CompletionReason | None:
+        """Return why the completion must end now, or None."""
+        # A completion cut at this request's stop sequence is not cached for other requests.
+        if self.found or self._session.turn.cancelled:
+            return "cancelled"
+        if self._seconds is None or self._since is None or not self._has_line:
+            return None
+        return "time" if time.monotonic() - self._since > self._seconds else None
+
+    def drain(self, step: Event | None) -> list[Text]:
+        """Return the new text that is certain after a step."""
+        if isinstance(step, Begun):
+            self._since = time.monotonic()
+        text, self._new = "".join(self._new), []
+        return [Text(text)] if text else []
+
+    def rest(self) -> list[Text]:
+        """Return the text held back as the possible beginning of a stop sequence."""
+        text = "".join(run.text for run in self._stops.finish())
+        return [Text(text)] if text else []
+
+
+def error_body(error: RequestError, request_id: str = "") -> dict[str, Any]:
+    """Return an error in llama.cpp's shape."""
+    kind = openai_error(error)["error"]["type"]
+    return {"error": {"code": error.status, "message": error.message, "type": kind}}
+
+
+def whole_completion(
+    model: str, fields: Sequence[str] | None, answers: Sequence[WholeAnswer]
+) -> dict[str, Any]:
+    """Return the body of a reply that is not streamed. fields: paths of the only values in it."""
+    ended = answers[0].ended
+    assert ended is not None
+    values = {"content": answers[0].text} | _end(model, ended)
+    values["has_new_line"] = "\n" in answers[0].text
+    return values if fields is None else _chosen(values, fields)
+
+
+def _chosen(values: dict[str, Any], fields: Sequence[str]) -> dict[str, Any]:
+    chosen = {}
+    for path in fields:
+        value: Any = values
+        for name in path.split("/"):
+            value = value.get(name) if isinstance(value, dict) else None
+        if value is not None:
+            chosen[path] = value
+    return chosen
+
+
+def _end(model: str, ended: Ended) -> dict[str, Any]:
+    stats = ended.stats
+    limited = ended.reason in ("length", "context")
+    prefilled = stats.prompt_tokens - stats.cached_tokens
+    return {
+        "index": 0,
+        "id_slot": 0,
+        "stop": True,
+        "model": model,
+        "tokens_predicted": stats.generated_tokens,
+        "tokens_evaluated": stats.prompt_tokens,
+        "truncated": False,
+        "stop_type": "limit" if limited else "word" if ended.stop else "eos",
+        "stopping_word": ended.stop,
+        "tokens_cached": stats.prompt_tokens + stats.generated_tokens,
+        "timings": {
+            "cache_n": stats.cached_tokens,
+            **_timed("prompt", prefilled, stats.prefill_s),
+            **_timed("predicted", stats.generated_tokens, stats.decode_s),
+        },
+        "akunu": statistics(ended),
+    }
+
+
+def _timed(name: str, tokens: int, seconds: float) -> dict[str, float]:
+    return {
+        f"{name}_n": tokens,
+        f"{name}_ms": round(1000 * seconds, 3),
+        f"{name}_per_token_ms": round(1000 * seconds / tokens, 3) if tokens else 0.0,
+        f"{name}_per_second": round(tokens / seconds, 3) if seconds > 0 else 0.0,
+    }
+
+
+class InfillEncoder(CommentEncoder):
+    """Encodes a streamed completion."""
+
+    error_body = staticmethod(error_body)
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    def encode(self, event: Event, choice: int) -> list[bytes]:
+        if isinstance(event, Text):
+            return [frame({"index": 0, "content": event.text, "stop": False, "id_slot": 0})]
+        if isinstance(event, Ended):
+            return [frame({"content": ""} | _end(self._model, event))]
+        return []
+
+
+LLAMACPP = Dialect(
+    "llamacpp",
+    (Endpoint("/infill", InfillBody, prepare_infill, "Completes at a cursor."),),
+    error_body,
+)

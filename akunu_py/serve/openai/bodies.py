@@ -1,0 +1,199 @@
+"""Bodies of Chat Completions: messages, tools, formats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from akunu_py.decoding.chat_format.effort import Effort
+from akunu_py.serve.dialect.bodies import Body, Ignored, check_tool
+from akunu_py.serve.dialect.errors import invalid
+from akunu_py.serve.dialect.sampling import SamplingBody
+from akunu_py.types import Message, Tool, ToolCall, ToolChoice
+
+
+class ChatText(Body):
+    type: Literal["text"]
+    text: str
+    cache_control: Ignored = None  # Anthropic's, passed on by gateways
+
+
+class ChatRefusal(Body):
+    type: Literal["refusal"]
+    refusal: str
+
+
+class FunctionBody(Body):
+    name: str
+    arguments: str
+    parsed_arguments: Ignored = None  # the official client's, of strict tools
+
+
+class CallBody(Body):
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: FunctionBody
+    index: Ignored = None  # of the chunks that the call was merged from
+
+
+Part = Annotated[ChatText | ChatRefusal, Field(discriminator="type")]
+
+
+class MessageBody(Body):
+    """A message of any role."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[Part] | None = None
+    name: str | None = None
+    tool_calls: list[CallBody] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None  # from an earlier answer
+    reasoning: str | None = None
+    refusal: str | None = None
+    # Clients send earlier answers back with all their empty fields.
+    annotations: Ignored = None
+    parsed: Ignored = None
+    audio: None = None
+    function_call: None = None
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(
+            part.text if isinstance(part, ChatText) else part.refusal for part in self.content or ()
+        )
+
+
+class FunctionTool(Body):
+    name: str = Field(min_length=1, max_length=256)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ChatTool(Body):
+    """A tool; the type "custom", with text for arguments, is not supported."""
+
+    type: Literal["function"]
+    function: FunctionTool
+
+
+class FunctionName(Body):
+    name: str
+
+
+class NamedTool(Body):
+    type: Literal["function"]
+    function: FunctionName
+
+
+ChoiceBody = Literal["none", "auto", "required"] | NamedTool
+
+
+class TextFormat(Body):
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Body):
+    type: Literal["json_object"]
+
+
+class NamedSchema(Body):
+    model_config = ConfigDict(extra="forbid", strict=True, serialize_by_alias=True)
+
+    name: str = ""
+    description: str | None = None
+    json_schema: dict[str, Any] | bool = Field(True, alias="schema")
+    strict: bool | None = None
+
+
+class SchemaFormat(Body):
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+Format = Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")]
+
+
+class PredictionBody(Body):
+    """Text that the answer may repeat, with changes."""
+
+    type: Literal["content"]
+    content: str | list[ChatText]
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
+class ChatBody(SamplingBody):
+    """The body of /v1/chat/completions."""
+
+    messages: list[MessageBody] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    response_format: Format | None = None
+    tools: list[ChatTool] | None = None
+    tool_choice: ChoiceBody | None = None
+    parallel_tool_calls: bool | None = None
+    prediction: PredictionBody | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    reasoning_effort: Effort | None = None
+    verbosity: Ignored = None  # a hint at the length, unknown to models
+    modalities: list[Literal["text"]] | None = None
+
+
+def messages_of(bodies: Sequence[MessageBody]) -> list[Message]:
+    """Return the conversation. Raises RequestError for invalid messages."""
+    called: dict[str, str] = {}  # names of tools by the ids of their calls
+    return [_message(each, f"messages.{number}", called) for number, each in enumerate(bodies)]
+
+
+def _message(body: MessageBody, place: str, called: dict[str, str]) -> Message:
+    if body.role == "tool":
+        if not body.tool_call_id:
+            raise invalid(f"{place}.tool_call_id", "expected the id of the call of this result")
+        name = body.name or called.get(body.tool_call_id, "")
+        return Message("tool", body.text, tool_call_id=body.tool_call_id, name=name)
+    if body.role != "assistant":
+        if body.content is None:
+            raise invalid(f"{place}.content", "expected a text")
+        if body.tool_calls:
+            raise invalid(f"{place}.tool_calls", "only an assistant calls tools")
+        return Message("user" if body.role == "user" else "system", body.text)
+    calls = tuple(
+        ToolCall(call.function.name, call.function.arguments, call.id)
+        for call in body.tool_calls or ()
+    )
+    called |= {call.id: call.name for call in calls}
+    thinking = body.reasoning_content or body.reasoning or ""
+    return Message("assistant", body.text or body.refusal or "", thinking, calls)
+
+
+def tools_of(bodies: Sequence[ChatTool]) -> list[Tool]:
+    """Return the tools. Raises RequestError if two have the same name."""
+    tools: dict[str, Tool] = {}
+    for number, body in enumerate(bodies):
+        given = body.function
+        if given.name in tools:
+            place = f"tools.{number}.function.name"
+            raise invalid(place, f"there are two of {given.name[:100]!r}")
+        tools[given.name] = Tool(
+            given.name, given.description or "", given.parameters or {}, bool(given.strict)
+        )
+    return list(tools.values())
+
+
+def choice_of(body: ChoiceBody | None, tools: Sequence[Tool]) -> ToolChoice:
+    """Return the choice. Raises RequestError if its tool is not offered."""
+    if isinstance(body, NamedTool):
+        check_tool(body.function.name, [tool.name for tool in tools])
+        return ToolChoice("named", body.function.name)
+    if body == "required" and not tools:
+        raise invalid("tool_choice", "there are no tools")
+    return ToolChoice(body or "auto")

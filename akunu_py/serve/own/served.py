@@ -1,0 +1,174 @@
+"""Answers and completions of a running server, for the chat and for editors."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from akunu_py.completion.recall import CompletionCache
+from akunu_py.completion.types import (
+    Change,
+    CompleteOptions,
+    Completion,
+    CompletionReason,
+    CompletionRequest,
+    Ended,
+    check_request,
+    time_limit,
+)
+from akunu_py.decoding.chat_model import Gauges, ModelFacts, ShownPiece
+from akunu_py.decoding.events import Reading
+from akunu_py.serve.own.client import ServerClient
+from akunu_py.types import FinishReason, GenerateOptions, Message, Piece, Stats, TextPiece
+
+
+class ServedChat:
+    """A served model; see `ChatModel`. remember: answers may join the answer cache."""
+
+    def __init__(self, client: ServerClient, facts: ModelFacts, *, remember: bool = True) -> None:
+        self.facts = facts
+        self._client, self._remember = client, remember
+
+    def gauges(self) -> Gauges:
+        """Return nothing: the server sends gauges with its answers."""
+        return Gauges()
+
+    def answer(self, messages: Sequence[Message], options: GenerateOptions) -> ServedAnswer:
+        options = replace(options, remember=options.remember and self._remember)
+        return ServedAnswer(self._client, messages, options)
+
+    def save_idle(self, stopped: Callable[[], bool], seconds: float | None) -> bool:
+        """Do nothing: the server saves its prompt caches."""
+        return False
+
+
+class ServedAnswer:
+    """An answer of a server; see `ShownAnswer`."""
+
+    def __init__(
+        self, client: ServerClient, messages: Sequence[Message], options: GenerateOptions
+    ) -> None:
+        self._client = client
+        asked = [asdict(message) for message in messages]
+        self.body = {
+            "id": secrets.token_hex(8),
+            "messages": asked,
+            "options": asdict(options),
+        }
+        self._cancelled = threading.Event()
+        self._gauges = Gauges()
+        self.stats = Stats()
+        self.finish_reason: FinishReason | None = None
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+
+    def gauges(self) -> Gauges:
+        return self._gauges
+
+    def steps(self) -> Iterator[Reading | ShownPiece]:
+        frames = self._client.frames(
+            "/akunu/chat", self.body, lambda: "time" if self._cancelled.is_set() else None
+        )
+        with contextlib.closing(frames):
+            for frame in frames:
+                if "reading" in frame:
+                    yield Reading(*frame["reading"])
+                if "stats" in frame:
+                    self.stats = Stats(**frame["stats"])
+                if "gauges" in frame:
+                    self._gauges = Gauges(**frame["gauges"])
+                if "piece" in frame:
+                    yield _piece(frame["piece"])
+                self.finish_reason = frame.get("ended")
+        self.finish_reason = self.finish_reason or "cancelled"
+
+
+def _piece(told: Mapping[str, Any]) -> ShownPiece:
+    text = told["piece"]
+    passed = text["piece"]
+    piece = Piece(
+        tuple(passed["tokens"]), passed["accepted"], tuple(passed["rejected"]), passed["seconds"]
+    )
+    drafted = tuple((start, end) for start, end in text["drafted"])
+    return ShownPiece(
+        TextPiece(text["text"], piece, drafted, text["thinking"]),
+        told["rejected"],
+        told["from_prefill"],
+    )
+
+
+class ServedCompleter:
+    """Completes with a server, one request at a time, with a local cache; see `Completer`."""
+
+    def __init__(self, client: ServerClient, name: str, options: CompleteOptions) -> None:
+        self.name = name
+        self._client = client
+        self._options = asdict(options)
+        self._cache = CompletionCache()
+
+    def relieve(self) -> None:
+        """Do nothing: the memory is the server's."""
+
+    def close(self) -> None:
+        """Do nothing: the server saves what it learned."""
+
+    def recall(self, request: CompletionRequest) -> Completion | None:
+        return self._cache.find(request)
+
+    def complete(
+        self,
+        request: CompletionRequest,
+        ended: Ended | None = None,
+        on_text: Callable[[str], None] = lambda text: None,
+    ) -> Completion:
+        """Complete; see `Completer.steps`. Raises ServerGone, AkunuError."""
+        check_request(request)
+        ended = ended or time_limit(request.seconds)
+        known = self.recall(request) if request.max_tokens else None
+        if known is not None:
+            if known.text:
+                on_text(known.text)
+            return known
+        body = {
+            "id": secrets.token_hex(8),
+            "request": asdict(replace(request, seconds=None)),  # the time limit is `ended`'s
+            "options": self._options,
+        }
+        completion = self._ask(body, ended, on_text)
+        self._cache.add(request, completion)
+        return completion
+
+    def _ask(
+        self, body: Mapping[str, Any], ended: Ended, on_text: Callable[[str], None]
+    ) -> Completion:
+        text = ""
+        reason: CompletionReason | None = None
+
+        def asked_to_end() -> CompletionReason | None:
+            nonlocal reason
+            reason = ended() or reason
+            return reason
+
+        frames = self._client.frames("/akunu/complete", body, asked_to_end)
+        with contextlib.closing(frames):
+            for frame in frames:
+                if "text" in frame:
+                    text += frame["text"]
+                    on_text(frame["text"])
+                if "completion" in frame:
+                    return _completion(frame["completion"])
+        return Completion(text, reason or "time", Stats())
+
+
+def _completion(told: Mapping[str, Any]) -> Completion:
+    change = told.get("change")
+    values = {
+        "stats": Stats(**told["stats"]),
+        "change": change and Change(change["first"], change["last"], tuple(change["lines"])),
+    }
+    return Completion(**{**told, **values})

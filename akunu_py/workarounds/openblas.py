@@ -1,0 +1,131 @@
+"""Load OpenBLAS before MLX's CPU backend.
+
+Works around: MLX's Linux wheel links netlib's reference BLAS, where a product with 5 rows costs 5
+    times one row. Symbols of a library that was loaded globally before take precedence, so MLX uses
+    OpenBLAS when it is loaded first. Without OpenBLAS everything works, only slower, and
+    `akunu info` says why. OpenBLAS's wheel in turn needs libgfortran.so.5 from the system.
+Upstream: no issue found; seen with mlx 0.32.4 and cmeel-openblas 0.3.29.
+Remove when: the mlx-cpu wheel links OpenBLAS. `_provide_gfortran` alone: when cmeel-openblas brings
+    its Fortran runtime.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import ctypes.util
+import functools
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+# Builds for one kind of CPU stop the process on a CPU without its instructions.
+_REQUIRED_FEATURES = {
+    "avx512f": frozenset({"SKYLAKEX", "COOPERLAKE", "SAPPHIRERAPIDS"}),
+    "avx2": frozenset({"HASWELL", "ZEN"}),
+}
+
+
+@functools.cache
+def load_openblas() -> str:
+    """Load OpenBLAS once; call before `mlx.core` is imported.
+
+    Returns the name of the BLAS behind MLX's CPU backend, with the reason if it is not OpenBLAS.
+    """
+    if sys.platform == "darwin":
+        return "Accelerate"
+    if "mlx.core" in sys.modules:
+        return "MLX's own (slow): mlx was imported before akunu_py"
+    reason = "OpenBLAS not found; pip install cmeel-openblas"
+    for path in _candidates():
+        try:
+            config = _describe(_open(path, ctypes.RTLD_LOCAL))
+            if missing := _missing_instructions(config, _cpu_flags()):
+                reason = f"{config} needs {missing}, which this CPU lacks"
+                continue
+            _open(path, ctypes.RTLD_GLOBAL)
+            return config
+        except OSError as error:
+            reason = str(error)
+    return f"MLX's own (slow): {reason}"
+
+
+def _candidates() -> Iterator[str]:
+    """Yield the library of the wheel, then the system's."""
+    for path in _site_libraries("cmeel.prefix/lib*/libopenblas.so"):
+        yield str(path)
+    with contextlib.suppress(OSError):  # find_library runs programs that write temporary files
+        if system := ctypes.util.find_library("openblas"):
+            yield system
+
+
+def _open(path: str, mode: int) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(path, mode=mode)
+    except OSError as error:
+        if "libgfortran" not in str(error):
+            raise
+    _provide_gfortran()
+    return ctypes.CDLL(path, mode=mode)
+
+
+def _describe(library: ctypes.CDLL) -> str:
+    library.openblas_get_config.restype = ctypes.c_char_p
+    return str(library.openblas_get_config().decode().strip())
+
+
+def _missing_instructions(config: str, flags: str) -> str | None:
+    """Return the CPU feature that a build of OpenBLAS needs and the CPU lacks, or None.
+
+    config: of a library, for example "OpenBLAS 0.3.31 NO_AFFINITY SKYLAKEX MAX_THREADS=4".
+    flags: those in /proc/cpuinfo. Builds with DYNAMIC_ARCH choose their kernels at run time.
+    """
+    words = config.split()
+    if "DYNAMIC_ARCH" in words:
+        return None
+    for feature, cores in _REQUIRED_FEATURES.items():
+        if cores.intersection(words) and feature not in flags.split():
+            return feature
+    return None
+
+
+def _cpu_flags() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("flags"):
+                return line.partition(":")[2]
+    return ""
+
+
+def _provide_gfortran() -> None:
+    """Load the Fortran runtime of MLX's wheel under the name that OpenBLAS needs.
+
+    A fresh machine lacks libgfortran.so.5. MLX's wheel carries the library under a mangled SONAME,
+    and the loader matches by SONAME. A copy in memory with the plain name satisfies it.
+    """
+    for helper in _site_libraries("mlx_cpu.libs/libquadmath-*"):
+        ctypes.CDLL(str(helper))
+    for library in _site_libraries("mlx_cpu.libs/libgfortran-*.so*"):
+        mangled = library.name.encode() + b"\0"
+        image = library.read_bytes()
+        if image.count(mangled) != 1:
+            continue
+        plain = b"libgfortran.so.5".ljust(len(mangled), b"\0")
+        descriptor = os.memfd_create("libgfortran.so.5")
+        try:
+            with os.fdopen(descriptor, "wb", closefd=False) as file:
+                file.write(image.replace(mangled, plain))
+            ctypes.CDLL(f"/proc/self/fd/{descriptor}")
+        finally:
+            os.close(descriptor)
+        return
+
+
+def _site_libraries(pattern: str) -> list[Path]:
+    """Return the files that match `pattern` in the site-packages directory of MLX."""
+    spec = importlib.util.find_spec("mlx")
+    packages = spec.submodule_search_locations if spec else None
+    directories = {Path(package).parent for package in packages or []}
+    return sorted(path for directory in directories for path in directory.glob(pattern))

@@ -1,0 +1,57 @@
+"""Drop the messages of mx.distributed's ring from stderr.
+
+Works around: MLX's ring backend writes several lines to stderr from C++ when a peer is gone, and
+    has no setting for that. We report a lost host ourselves, once.
+Upstream: no issue found; seen with mlx 0.32.4.
+Remove when: the ring reports errors to its caller only, or its output can be switched off.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import threading
+
+_direct: list[int] = []  # the descriptor of the real stderr, while lines are dropped
+_SIGN = b"[ring]"
+
+
+def drop_ring_lines() -> None:
+    """Filter descriptor 2 from now on.
+
+    Python's own stderr bypasses the filter, so that nothing is lost when the process ends.
+    """
+    ours = sys.stderr
+    if not isinstance(ours, io.TextIOWrapper) or ours.fileno() != 2:
+        return  # replaced already, by a test for example
+    direct = os.dup(2)
+    read, write = os.pipe()
+    ours.flush()
+    sys.stderr = os.fdopen(direct, "w", buffering=1, errors=ours.errors)
+    os.dup2(write, 2)
+    os.close(write)
+    _direct.append(direct)
+    threading.Thread(target=_pass_on, args=(read, direct), name="stderr", daemon=True).start()
+
+
+def restore_stderr() -> None:
+    """Undo the filter; call before `exec`."""
+    while _direct:
+        os.dup2(_direct.pop(), 2)
+
+
+def _pass_on(read: int, direct: int) -> None:
+    """Copy everything but what follows the ring's mark in a line; lines arrive in pieces."""
+    inside = False
+    while said := os.read(read, 1 << 16):
+        kept = b""
+        while said:
+            if inside:
+                _, ended, said = said.partition(b"\n")
+                inside = not ended
+            else:
+                before, sign, said = said.partition(_SIGN)
+                kept, inside = kept + before, bool(sign)
+        if kept:
+            os.write(direct, kept)

@@ -1,0 +1,98 @@
+"""A driver for Textual that survives pastes, invalid UTF-8 and SIGSTOP.
+
+Works around:
+    1. `XTermParser` takes an escape character in a bracketed paste for the beginning of a key, and
+       drops what follows from the text.
+    2. `LinuxDriver` decodes input strictly: a byte that is not UTF-8 ends the input thread.
+    3. Its input thread hides every other exception behind a printed traceback.
+    4. `LinuxDriver` takes every SIGCONT for the end of a suspension that it began itself (Ctrl+Z).
+       After a SIGSTOP, which no program can catch, it reads the terminal twice, saves raw mode as
+       the mode to restore, and never ends.
+Upstream: 1, 3: no issue found. 2: https://github.com/Textualize/textual/issues/6456.
+    4: https://github.com/Textualize/textual/issues/1582. All of them with textual 8.2.8.
+Remove when: tests/reliability/test_fuzz_pastes.py and faults_chat.py pass with `LinuxDriver` and
+    `XTermParser`.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+from codecs import getincrementaldecoder
+from collections.abc import Iterable
+
+from textual._xterm_parser import XTermParser
+from textual.drivers.linux_driver import LinuxDriver
+from textual.message import Message
+
+from akunu_py.text import typeable
+
+_PASTE_START, _PASTE_END = "\x1b[200~", "\x1b[201~"
+
+
+class PasteParser(XTermParser):
+    """Textual's parser, with all of a bracketed paste as text that could have been typed."""
+
+    def __init__(self, debug: bool = False) -> None:
+        self._before = ""  # the end of the input so far, if it may begin a mark
+        self._pasted: list[str] | None = None  # None outside a paste
+        super().__init__(debug)
+
+    def feed(self, data: str) -> Iterable[Message]:
+        if not data:
+            yield from super().feed("")  # the end
+        while data:
+            mark = _PASTE_START if self._pasted is None else _PASTE_END
+            place = (self._before + data).find(mark)
+            end = len(data) if place < 0 else place + len(mark) - len(self._before)
+            part, data = data[:end], data[end:]
+            self._before = (self._before + part)[1 - len(mark) :] if place < 0 else ""
+            if self._pasted is None:
+                yield from super().feed(part)
+                self._pasted = None if place < 0 else []
+            else:
+                self._pasted.append(part)
+                if place >= 0:
+                    text = "".join(self._pasted).removesuffix(_PASTE_END)
+                    self._pasted = None
+                    yield from super().feed(typeable(text) + _PASTE_END)
+
+    def tick(self) -> Iterable[Message]:
+        for message in super().tick():
+            self._before = ""  # the input was taken for keys
+            yield message
+
+
+class SteadyDriver(LinuxDriver):
+    """Textual's driver for Linux and Macs, without the faults above."""
+
+    is_suspended = False
+
+    def run_input_thread(self) -> None:
+        parser = PasteParser(self._debug)
+        decode = getincrementaldecoder("utf-8")("replace").decode
+        with selectors.SelectSelector() as selector:
+            selector.register(self.fileno, selectors.EVENT_READ)
+            while not self.exit_event.is_set():
+                if selector.select(0.1) and (data := os.read(self.fileno, 4096)):
+                    for message in parser.feed(decode(data)):
+                        self.process_message(message)
+                for message in parser.tick():
+                    self.process_message(message)
+
+    def _run_input_thread(self) -> None:
+        try:
+            self.run_input_thread()
+        except Exception as error:  # noqa: BLE001 - ends the app, which reports it
+            self._app.call_later(self._app._handle_exception, error)
+
+    def suspend_application_mode(self) -> None:
+        super().suspend_application_mode()
+        self.is_suspended = True
+
+    def resume_application_mode(self) -> None:
+        if not self.is_suspended:
+            self.suspend_application_mode()
+        self.is_suspended = False
+        super().resume_application_mode()
+        self._app.call_later(self._app.refresh, layout=True)  # the terminal's page is a new one

@@ -1,0 +1,27 @@
+"""Which builds of OpenBLAS a CPU can run."""
+
+from __future__ import annotations
+
+import pytest
+
+from akunu_py.workarounds.openblas import _missing_instructions
+
+_ZEN3 = " fpu sse2 avx fma avx2 bmi2"
+_SKYLAKE = _ZEN3 + " avx512f avx512dq"
+
+
+@pytest.mark.parametrize(
+    ("config", "flags", "missing"),
+    [
+        ("OpenBLAS 0.3.31 NO_AFFINITY SKYLAKEX MAX_THREADS=4", _ZEN3, "avx512f"),
+        ("OpenBLAS 0.3.31 NO_AFFINITY SKYLAKEX MAX_THREADS=4", _SKYLAKE, None),
+        ("OpenBLAS 0.3.29 NO_AFFINITY ZEN MAX_THREADS=4", _ZEN3, None),
+        ("OpenBLAS 0.3.29 NO_AFFINITY ZEN MAX_THREADS=4", " fpu sse2", "avx2"),
+        ("OpenBLAS 0.3.21 DYNAMIC_ARCH NO_AFFINITY SkylakeX MAX_THREADS=64", " fpu sse2", None),
+        ("OpenBLAS 0.3.29 NEOVERSEN1 MAX_THREADS=4", "", None),
+    ],
+)
+def test_a_build_that_the_cpu_cannot_run_is_refused(
+    config: str, flags: str, missing: str | None
+) -> None:
+    assert _missing_instructions(config, flags) == missing
