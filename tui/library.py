@@ -42,7 +42,6 @@ _KEYS = (
 _EXPORT_FORMATS: dict[ExportFormat, tuple[str, str]] = {
     "markdown": ("Markdown", "what is on the screen, as text"),
     "json": ("JSON", "everything, with all branches; akunu can import it"),
-    "svg": ("Picture", "what is on the screen, as SVG"),
 }
 _PREVIEWED = 6  # messages
 _PREVIEWED_CHARACTERS = 2000  # of each: to lay out more would hold up the keys

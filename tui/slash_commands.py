@@ -53,7 +53,7 @@ COMMANDS = (
     Command("new", "new_chat", "New chat"),
     Command("chats", "conversations", "Open or search earlier chats"),
     Command("rename", "rename_chat", "Rename this chat", "[TITLE]"),
-    Command("export", "export", "Save this chat as Markdown, JSON or a picture", "[FILE]"),
+    Command("export", "export", "Save this chat as Markdown or JSON", "[FILE]"),
     Command("models", "models", "Choose or fetch a model"),
     Command("model", "use_model", "Use another model from here on", "[NAME]"),
     Command("persona", "use_persona", "Use another persona from here on", "[NAME]"),

@@ -1,7 +1,4 @@
-"""A conversation as a file: Markdown, made here, JSON (`json`) or SVG (`svg`).
-
-Markdown and SVG hold the active branch, JSON holds everything.
-"""
+"""Export of a conversation: Markdown of the active branch, or JSON of everything."""
 
 from __future__ import annotations
 
@@ -20,10 +17,10 @@ from akunu_py.chats.tree import Tree, author_of, ending_of, visible_messages
 from akunu_py.errors import ConversationError, UsageError
 from akunu_py.text import collapse, displayable
 
-ExportFormat = Literal["markdown", "json", "svg"]
+ExportFormat = Literal["markdown", "json"]
 
-FORMATS: tuple[ExportFormat, ...] = ("markdown", "json", "svg")
-SUFFIXES: dict[ExportFormat, str] = {"markdown": ".md", "json": ".json", "svg": ".svg"}
+FORMATS: tuple[ExportFormat, ...] = ("markdown", "json")
+SUFFIXES: dict[ExportFormat, str] = {"markdown": ".md", "json": ".json"}
 UNTITLED = "Untitled"
 
 _END_MARK = "akunu-end-of-message"
@@ -32,14 +29,8 @@ _MAX_FENCES = 8  # kinds that are tried, the last of a text first
 
 
 def render(tree: Tree, form: ExportFormat) -> str:
-    """A conversation in one of the formats. Raises ConversationError where it is too long."""
-    if form == "json":
-        return as_json([tree])
-    if form == "svg":
-        from akunu_py.chats.svg import as_svg
-
-        return as_svg(tree)
-    return as_markdown(tree)
+    """Return a conversation in one of the formats."""
+    return as_json([tree]) if form == "json" else as_markdown(tree)
 
 
 def as_markdown(tree: Tree) -> str:

@@ -196,10 +196,10 @@ async def test_a_chat_is_saved_as_a_file(tmp_path: Path) -> None:
         assert "empty" in it.notifications[-1]
         await it.send("One, two?")
         await it.answer("Three.")
-        for file in ("", "", "chat.json", "chat.svg"):
+        for file in ("", "", "chat.json"):
             await it.act(f"export({file!r})")
         names = sorted(path.name for path in tmp_path.iterdir())
-        assert names == ["chat.json", "chat.svg", "one-two-2.md", "one-two.md"]
+        assert names == ["chat.json", "one-two-2.md", "one-two.md"]
         assert "Three." in (tmp_path / "one-two.md").read_text("utf-8")
         await it.act("export('chat.json')")
         assert "exists" in it.notifications[-1]
