@@ -29,7 +29,6 @@ from akunu_py.tui.conversation import Conversation
 from akunu_py.tui.downloads import DownloadEnded, DownloadMoved, Downloads
 from akunu_py.tui.help import HelpScreen, sections
 from akunu_py.tui.library import Chosen, ConversationsScreen
-from akunu_py.tui.live import LiveMarks
 from akunu_py.tui.message_line import MessageLine
 from akunu_py.tui.models import ModelsScreen
 from akunu_py.tui.prompt.box import PromptBox
@@ -47,7 +46,6 @@ from akunu_py.tui.transcript.view import Transcript
 from akunu_py.tui.view import ChatState, ChatView
 from akunu_py.types import GenerateOptions
 
-_LOOK_S = 1.0  # between two looks at what another akunu answers
 _AGAIN_S = 3.0  # between two presses of Ctrl+C that quit
 
 
@@ -56,8 +54,7 @@ class ChatConfig:
     """What the chat runs with. Without a `session` nobody answers, and without a `store` nothing
     is saved: for pictures and tests. directory: where @names are looked for and files exported.
     missing: the model is not here, and is fetched first. problems: what is wrong with the
-    settings, a line each. resume: the conversation to open first. live: where
-    conversations are marked that are being answered."""
+    settings, a line each. resume: the conversation to open first."""
 
     model: str
     options: GenerateOptions
@@ -70,7 +67,6 @@ class ChatConfig:
     problems: Sequence[str] = ()
     resume: Resume | None = None
     remembered: Remembered = field(default_factory=Remembered)
-    live: Path | None = None
 
 
 class ChatApp(App[None]):
@@ -118,7 +114,6 @@ class ChatApp(App[None]):
             directory,
             offer_better=bool(session),
         )
-        live = LiveMarks(config.live)
         self.settings = SettingsController(
             config.settings, config.options, self.view, self.show_theme
         )
@@ -129,14 +124,13 @@ class ChatApp(App[None]):
             self.settings,
             session,
             self._downloads,
-            live,
             config.missing,
         )
         self.turns = TurnController(
             self.conversation, self.answering, self.view, directory, self.copy_to_clipboard
         )
         self.library = LibraryController(
-            self.conversation, self.answering, self.turns, self.view, store, live, directory
+            self.conversation, self.answering, self.turns, self.view, store, directory
         )
 
         # Textual finds the action of a key or command by its name here.
@@ -199,7 +193,6 @@ class ChatApp(App[None]):
         if self._store is not None:
             self._store.start(self.post_from_thread)
             self.run_worker(self._look_back())
-            self.set_interval(_LOOK_S, self.library.look_elsewhere)
         self.view.prompt.write(self._remembered.unsent)
         self.view.explained = self._remembered.explained
         if self._problems:

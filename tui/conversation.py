@@ -16,8 +16,7 @@ from akunu_py.chats.tree import ChatMessage, Tree, new_id, title_of
 from akunu_py.tui.store_thread import StoreThread
 from akunu_py.types import Constraint, FinishReason, Message, Stats
 
-# "elsewhere": another akunu is answering it.
-TurnState = Literal["waiting", "reading", "answering", "elsewhere", "done", "failed"]
+TurnState = Literal["waiting", "reading", "answering", "done", "failed"]
 Span = tuple[int, int]
 Rejected = tuple[int, str]
 

@@ -93,7 +93,6 @@ def run(args: argparse.Namespace) -> int:
             if args.again or args.resume is not None
             else None,
             remembered=remembered,
-            live=paths.live_dir(),
         )
     )
     app.run()

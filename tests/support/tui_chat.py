@@ -142,7 +142,6 @@ async def chat(
     store: StoreThread | None = None,
     directory: Path | None = None,
     settings: Settings | None = None,
-    live: Path | None = None,
 ) -> AsyncIterator[Chat]:
     config = ChatConfig(
         "starter",
@@ -150,7 +149,6 @@ async def chat(
         settings or Settings(),
         store=store,
         directory=directory or Path.cwd(),
-        live=live,
     )
     async with ChatApp(config).run_test(size=size) as pilot:
         chat = Chat(pilot)

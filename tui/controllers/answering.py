@@ -18,7 +18,6 @@ from akunu_py.models import store
 from akunu_py.text import collapse
 from akunu_py.tui.conversation import Conversation, Turn, TurnState
 from akunu_py.tui.downloads import DownloadEnded, DownloadMoved, Downloads
-from akunu_py.tui.live import LiveMarks
 from akunu_py.tui.prompt.files import split
 from akunu_py.tui.session_thread import (
     Failed,
@@ -48,7 +47,6 @@ class AnswerController:
     _settings: SettingsController
     _session: SessionThread | None  # None: nobody answers
     _downloads: Downloads
-    _live: LiveMarks
     _is_missing: bool = False  # the model is fetched first
     context_length: int = 0  # tokens; 0 until the model is loaded
     active: Turn | None = None  # is being answered
@@ -357,7 +355,6 @@ class AnswerController:
         """It is not to be answered any more."""
         if turn is self.active:
             self.active = None
-            self._live.release()
         else:
             self._queue.remove(turn)
 
@@ -376,7 +373,6 @@ class AnswerController:
         elif self.active is None and self._queue and not self._is_loading:
             turn = self.active = self._queue.popleft()
             turn.state, turn.finish, turn.model = "reading", None, self.model
-            self._live.hold(self._conversation_of(turn).tree.conversation)
             self._requests += 1
             turn.request = self._requests
             # A load that failed is tried again with the request.

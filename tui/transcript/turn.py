@@ -286,8 +286,6 @@ class AnswerView(Vertical):
         self._text.display = not drafting
 
     def _ending(self) -> str:
-        if self.turn.state == "elsewhere":
-            return "… another akunu is answering this"
         if self.turn.state == "waiting":
             return "… waits its turn; Esc takes it back"
         if self.turn.state not in ("done", "failed"):
