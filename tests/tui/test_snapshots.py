@@ -13,8 +13,8 @@ from textual.pilot import Pilot
 from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.settings import Settings
 from akunu_py.tui.app import ChatApp, ChatConfig
+from akunu_py.tui.prompt.attachments import Attachment, join
 from akunu_py.tui.prompt.box import PromptBox
-from akunu_py.tui.prompt.files import Attachment, join
 from akunu_py.tui.session_thread import Failed, Finished, Loaded, PieceArrived, Prefilling
 from akunu_py.types import GenerateOptions, Stats
 from tests.support.tui_chat import GAUGES, at_rest

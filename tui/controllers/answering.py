@@ -18,7 +18,7 @@ from akunu_py.models import store
 from akunu_py.text import collapse
 from akunu_py.tui.conversation import Conversation, Turn, TurnState
 from akunu_py.tui.downloads import DownloadEnded, DownloadMoved, Downloads
-from akunu_py.tui.prompt.files import split
+from akunu_py.tui.prompt.attachments import split
 from akunu_py.tui.session_thread import (
     Failed,
     Finished,

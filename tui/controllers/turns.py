@@ -11,7 +11,7 @@ from akunu_py.errors import UsageError
 from akunu_py.text import collapse, typeable
 from akunu_py.tui.controllers.answering import AnswerController
 from akunu_py.tui.conversation import Conversation, Turn
-from akunu_py.tui.prompt.files import attach, join, mentions, missing, split
+from akunu_py.tui.prompt.attachments import attach, join, mentions, missing, split
 from akunu_py.tui.transcript.parser import parse
 from akunu_py.tui.view import ChatView
 

@@ -20,7 +20,7 @@ from textual.reactive import reactive
 from textual.widgets import TextArea
 
 from akunu_py.text import typeable
-from akunu_py.tui.prompt.files import mentions
+from akunu_py.tui.prompt.attachments import mentions
 from akunu_py.tui.prompt.mentions import NamedFiles, PastedTexts
 from akunu_py.tui.prompt.suggestions import SuggestionPopup
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from akunu_py.tui.prompt.files import find, looks_like_a_file, mention_spans, tokens_of
+from akunu_py.tui.prompt.attachments import find, looks_like_a_file, mention_spans, tokens_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,12 +24,19 @@ from textual.widgets import Static
 
 from akunu_py.text import displayable, human_size, on_one_line
 from akunu_py.tui.conversation import Turn
-from akunu_py.tui.prompt.files import split
+from akunu_py.tui.prompt.attachments import split
 from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.transcript.drafting import DraftedText
 from akunu_py.tui.transcript.markdown import AnswerMarkdown, AnswerText, MarkdownSection
-from akunu_py.types import ENDINGS
+from akunu_py.types import FinishReason
 
+# Why an answer is incomplete; None: it failed, or the program was killed.
+_ENDINGS: dict[FinishReason | None, str] = {
+    "length": "… cut off at the limit of tokens (--max-tokens); F9 goes on",
+    "context": "… the context is full; Ctrl+N starts a new chat",
+    "cancelled": "■ stopped",
+    None: "… broken off; F9 goes on",
+}
 # Drawing takes turns with decoding: after an update, so many times its duration passes.
 _PAUSE_FACTOR = 20
 _MAX_PAUSE_S = 1.5
@@ -294,7 +301,7 @@ class AnswerView(Vertical):
             return "… the model has nothing to say to that"
         if self.turn.finish is None and not self.turn.answer:
             return "… not answered; Ctrl+G asks again"
-        return ENDINGS[self.turn.finish].chat
+        return _ENDINGS.get(self.turn.finish, "")
 
     async def _draw(self) -> None:
         # Not Textual's MarkdownStream: its `stop` may start an append while another one runs, and
