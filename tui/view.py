@@ -10,17 +10,17 @@ from pathlib import Path
 from textual.app import ComposeResult
 
 from akunu_py.text import collapse
-from akunu_py.tui.conversation import Conversation
-from akunu_py.tui.dialog import QuestionScreen
 from akunu_py.tui.message_line import MessageLine
-from akunu_py.tui.models import better_model
+from akunu_py.tui.open_conversation import Conversation
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.prompt.suggestions import SuggestionPopup
+from akunu_py.tui.screens.dialog import QuestionScreen
+from akunu_py.tui.screens.models import better_model
 from akunu_py.tui.status import StatusLine
 from akunu_py.tui.transcript.drafting import DraftingPanel
 from akunu_py.tui.transcript.turn import Notice
 from akunu_py.tui.transcript.view import Transcript
-from akunu_py.tui.welcome import Welcome
+from akunu_py.tui.transcript.welcome import Welcome
 
 # The first and the last stay however narrow it is; then the one before the last goes. Each with the
 # action that a click on it runs.

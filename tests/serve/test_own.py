@@ -36,7 +36,7 @@ from akunu_py.serve.own.client import ServerClient, running_server, server_at
 from akunu_py.serve.own.completer import ServedCompleter
 from akunu_py.serve.own.running import RunningServer, announced, running_servers
 from akunu_py.serve.record import Records
-from akunu_py.tui.session_thread import Failed, Finished, PieceArrived, SessionThread
+from akunu_py.tui.workers.session_thread import Failed, Finished, PieceArrived, SessionThread
 from akunu_py.types import GenerateOptions, LoadOptions, Message, SamplingOptions
 from tests.support.serving import Served, at_a_socket
 

@@ -10,13 +10,13 @@ from textual import events
 
 from akunu_py import paths
 from akunu_py.text import displayable, typeable
-from akunu_py.tui.conversation import Conversation, Turn
-from akunu_py.tui.downloads import DownloadEnded
 from akunu_py.tui.message_line import MessageLine
+from akunu_py.tui.open_conversation import Conversation, Turn
 from akunu_py.tui.prompt.box import PromptBox
-from akunu_py.tui.session_thread import Failed, Finished, Loaded, Prefilling
 from akunu_py.tui.transcript.turn import AnswerView, PromptView
 from akunu_py.tui.transcript.view import Transcript
+from akunu_py.tui.workers.downloads import DownloadEnded
+from akunu_py.tui.workers.session_thread import Failed, Finished, Loaded, Prefilling
 from akunu_py.types import Constraint, Message
 from tests.support.tui_chat import STATS, at_rest, chat, until
 

@@ -8,10 +8,10 @@ import pytest
 from textual.widgets import OptionList
 
 from akunu_py.chats.store import ConversationStore
-from akunu_py.tui.dialog import QuestionScreen
-from akunu_py.tui.library import Chosen, ConversationsScreen
-from akunu_py.tui.session_thread import Failed, Finished
-from akunu_py.tui.store_thread import StoreThread
+from akunu_py.tui.screens.conversations import Chosen, ConversationsScreen
+from akunu_py.tui.screens.dialog import QuestionScreen
+from akunu_py.tui.workers.session_thread import Failed, Finished
+from akunu_py.tui.workers.store_thread import StoreThread
 from tests.support.tui_chat import STATS, Chat, chat, until
 
 

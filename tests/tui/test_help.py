@@ -18,8 +18,8 @@ from akunu_py import tui
 from akunu_py.chats.tree import ConversationInfo
 from akunu_py.settings import save_settings
 from akunu_py.tui.app import ChatApp, ChatConfig
-from akunu_py.tui.help import HelpScreen, sections
 from akunu_py.tui.prompt.box import PromptBox
+from akunu_py.tui.screens.help import HelpScreen, sections
 from akunu_py.tui.slash_commands import (
     COMMANDS,
     Call,

@@ -16,8 +16,8 @@ from textual.pilot import Pilot
 from textual.widgets import Input, OptionList, Static
 
 from akunu_py.chats.store import ConversationStore
-from akunu_py.tui.library import Chosen, ConversationsScreen, moment
-from akunu_py.tui.store_thread import StoreThread
+from akunu_py.tui.screens.conversations import Chosen, ConversationsScreen, moment
+from akunu_py.tui.workers.store_thread import StoreThread
 from tests.support.chats import T0, branched, exchange_of
 from tests.support.tui_chat import at_rest, until
 from tests.support.tui_host import Compare, Host
@@ -304,7 +304,7 @@ def test_picture(
     size: tuple[int, int],
     theme: str,
 ) -> None:
-    monkeypatch.setattr("akunu_py.tui.library.Path.cwd", lambda: Path("/home/me"))
+    monkeypatch.setattr("akunu_py.tui.screens.conversations.Path.cwd", lambda: Path("/home/me"))
     app = LibraryHost(path, theme)
 
     async def press(pilot: Pilot[None]) -> None:

@@ -14,10 +14,10 @@ from akunu_py.chats.store import ConversationStore
 from akunu_py.chats.tree import ChatMessage
 from akunu_py.decoding.prompt_cache import cache_file
 from akunu_py.decoding.prompt_cache.cache_file import About
-from akunu_py.tui import store_thread as store_module
-from akunu_py.tui.library import ConversationsScreen
-from akunu_py.tui.session_thread import Finished, SessionThread
-from akunu_py.tui.store_thread import StoreThread
+from akunu_py.tui.screens.conversations import ConversationsScreen
+from akunu_py.tui.workers import store_thread as store_module
+from akunu_py.tui.workers.session_thread import Finished, SessionThread
+from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import GenerateOptions, Message
 from tests.support.tui_chat import STATS, at_rest, chat, until
 

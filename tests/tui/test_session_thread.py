@@ -21,7 +21,7 @@ from akunu_py.decoding.prompt_cache.store import DiskLimits, PromptCacheStore
 from akunu_py.decoding.recall import Recall
 from akunu_py.decoding.session import Generation, Session
 from akunu_py.errors import DamagedModel
-from akunu_py.tui.session_thread import (
+from akunu_py.tui.workers.session_thread import (
     Failed,
     Finished,
     Loaded,
@@ -193,7 +193,7 @@ import sys
 from pathlib import Path
 from akunu_py.decoding.chat_model import LoadedChat
 from akunu_py.decoding.engine import Engine
-from akunu_py.tui.session_thread import PieceArrived, SessionThread
+from akunu_py.tui.workers.session_thread import PieceArrived, SessionThread
 from akunu_py.types import GenerateOptions, Message
 
 def load(name):

@@ -15,7 +15,7 @@ from akunu_py.settings import Settings
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.attachments import Attachment, join
 from akunu_py.tui.prompt.box import PromptBox
-from akunu_py.tui.session_thread import Failed, Finished, Loaded, PieceArrived, Prefilling
+from akunu_py.tui.workers.session_thread import Failed, Finished, Loaded, PieceArrived, Prefilling
 from akunu_py.types import GenerateOptions, Stats
 from tests.support.tui_chat import GAUGES, at_rest
 from tests.support.tui_host import Compare

@@ -16,10 +16,13 @@ from akunu_py.arguments import json_constraint
 from akunu_py.errors import AkunuError, UsageError
 from akunu_py.models import store
 from akunu_py.text import collapse
-from akunu_py.tui.conversation import Conversation, Turn, TurnState
-from akunu_py.tui.downloads import DownloadEnded, DownloadMoved, Downloads
+from akunu_py.tui.open_conversation import Conversation, Turn, TurnState
 from akunu_py.tui.prompt.attachments import split
-from akunu_py.tui.session_thread import (
+from akunu_py.tui.screens.settings import SettingsController
+from akunu_py.tui.status import Phase
+from akunu_py.tui.view import ChatView
+from akunu_py.tui.workers.downloads import DownloadEnded, DownloadMoved, Downloads
+from akunu_py.tui.workers.session_thread import (
     Failed,
     Finished,
     Loaded,
@@ -28,9 +31,6 @@ from akunu_py.tui.session_thread import (
     SessionMessage,
     SessionThread,
 )
-from akunu_py.tui.settings import SettingsController
-from akunu_py.tui.status import Phase
-from akunu_py.tui.view import ChatView
 from akunu_py.types import Constraint, FinishReason
 
 _LONG_S = 15.0  # an answer that takes longer may be waited for elsewhere

@@ -10,7 +10,7 @@ from pathlib import Path
 from akunu_py.errors import UsageError
 from akunu_py.text import collapse, typeable
 from akunu_py.tui.controllers.answering import AnswerController
-from akunu_py.tui.conversation import Conversation, Turn
+from akunu_py.tui.open_conversation import Conversation, Turn
 from akunu_py.tui.prompt.attachments import attach, join, mentions, missing, split
 from akunu_py.tui.transcript.parser import parse
 from akunu_py.tui.view import ChatView

@@ -12,7 +12,7 @@ from textual.scrollbar import ScrollBar
 from textual.widget import Widget
 from textual.widgets import Static
 
-from akunu_py.tui.conversation import Turn
+from akunu_py.tui.open_conversation import Turn
 from akunu_py.tui.transcript.turn import AnswerView, PromptView
 
 PAGE = 10  # turns mounted at first, and at the end

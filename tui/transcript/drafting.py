@@ -18,7 +18,7 @@ from textual.style import Style
 from textual.widget import Widget
 
 from akunu_py.text import displayable, on_one_line
-from akunu_py.tui.conversation import Turn
+from akunu_py.tui.open_conversation import Turn
 from akunu_py.types import NotCached, Stats
 
 _BARS = "▁▂▃▄▅▆▇█"

@@ -23,7 +23,7 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from akunu_py.text import displayable, human_size, on_one_line
-from akunu_py.tui.conversation import Turn
+from akunu_py.tui.open_conversation import Turn
 from akunu_py.tui.prompt.attachments import split
 from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.transcript.drafting import DraftedText

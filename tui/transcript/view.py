@@ -18,7 +18,7 @@ from textual.reactive import reactive
 from textual.widget import Widget
 from textual.widgets import Static
 
-from akunu_py.tui.conversation import Conversation, Turn
+from akunu_py.tui.open_conversation import Conversation, Turn
 from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.transcript.column import MessageView, Part, SteadyScroll, TurnColumn
 from akunu_py.tui.transcript.markdown import MarkdownSection

@@ -15,7 +15,7 @@ from textual.widgets import Static
 from akunu_py.models import catalogue
 from akunu_py.models.speed import describe_speed
 from akunu_py.text import displayable, human_size
-from akunu_py.tui.models import ModelRow
+from akunu_py.tui.screens.models import ModelRow
 from akunu_py.tui.slash_commands import keys_of_actions
 
 _WRITING = (("Enter", "send"), ("Ctrl+J", "new line"), ("@", "attach a file"), ("/", "commands"))

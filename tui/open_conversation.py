@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from akunu_py.chats.tree import ChatMessage, Tree, new_id, title_of
-from akunu_py.tui.store_thread import StoreThread
+from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import Constraint, FinishReason, Message, Stats
 
 TurnState = Literal["waiting", "reading", "answering", "done", "failed"]

@@ -16,7 +16,7 @@ from akunu_py.decoding.chat_model import ChatModel, Gauges, ShownAnswer, ShownPi
 from akunu_py.decoding.events import Reading
 from akunu_py.decoding.thread import Idle, ModelThread, release_memory
 from akunu_py.errors import AkunuError, ServerGone, describe
-from akunu_py.tui.conversation import Rejected, Span, add_spans
+from akunu_py.tui.open_conversation import Rejected, Span, add_spans
 from akunu_py.types import FinishReason, GenerateOptions, Message, Stats
 
 _NOTHING = Gauges()  # was measured

@@ -13,10 +13,10 @@ from akunu_py.decoding.prompt_cache.store import forget_conversation
 from akunu_py.errors import AkunuError, ConversationError
 from akunu_py.tui.controllers.answering import AnswerController
 from akunu_py.tui.controllers.turns import TurnController
-from akunu_py.tui.conversation import Conversation
-from akunu_py.tui.library import Chosen
-from akunu_py.tui.store_thread import StoreThread
+from akunu_py.tui.open_conversation import Conversation
+from akunu_py.tui.screens.conversations import Chosen
 from akunu_py.tui.view import ChatView
+from akunu_py.tui.workers.store_thread import StoreThread
 
 _ID_DIGITS = 6  # so many at least name a conversation
 _RECALLED = 500  # prompts of earlier conversations
