@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,21 +21,22 @@ from textual.widgets import Markdown
 
 from akunu_py import crashes
 from akunu_py.chats.tree import ConversationInfo
+from akunu_py.errors import AkunuError
+from akunu_py.files import read_bounded, write_atomically
 from akunu_py.settings import Settings
 from akunu_py.tui import slash_commands, themes
 from akunu_py.tui.controllers.answering import AnswerController
 from akunu_py.tui.controllers.conversations import LibraryController, Resume
 from akunu_py.tui.controllers.turns import TurnController
-from akunu_py.tui.message_line import MessageLine
 from akunu_py.tui.open_conversation import Conversation
 from akunu_py.tui.prompt.box import PromptBox
-from akunu_py.tui.remembered import Remembered
 from akunu_py.tui.screens.conversations import Chosen, ConversationsScreen
 from akunu_py.tui.screens.earlier_prompts import HistoryScreen
 from akunu_py.tui.screens.help import HelpScreen, sections
 from akunu_py.tui.screens.models import ModelsScreen
 from akunu_py.tui.screens.settings import SettingsController, SettingsScreen
 from akunu_py.tui.slash_commands import ChatCommands
+from akunu_py.tui.status import MessageLine
 from akunu_py.tui.terminal import ChatDriver, edit_text, editor, find_program, run_program
 from akunu_py.tui.themes import Background
 from akunu_py.tui.transcript.code import CodeBlock
@@ -47,6 +49,37 @@ from akunu_py.tui.workers.store_thread import SavingFailed, SavingResumed, Store
 from akunu_py.types import GenerateOptions
 
 _AGAIN_S = 3.0  # between two presses of Ctrl+C that quit
+_MAX_BYTES = 4 << 20
+
+
+@dataclass
+class Remembered:
+    """unsent: what was in the prompt box at the end. explained: drafting was."""
+
+    unsent: str = ""
+    explained: bool = False
+
+
+def recall(path: Path) -> Remembered:
+    """What is in the file at `path`; nothing where it cannot be read."""
+    found = Remembered()
+    with contextlib.suppress(OSError, ValueError, RecursionError, AkunuError):
+        content = json.loads(read_bounded(path, _MAX_BYTES))
+        if isinstance(content, dict):
+            if isinstance(unsent := content.get("unsent"), str):
+                found.unsent = unsent
+            found.explained = content.get("explained") is True
+    return found
+
+
+def remember(path: Path, remembered: Remembered) -> None:
+    """Writes the file, readable by its owner alone, unless it says so already; a disk that refuses
+    loses no more than this."""
+    if recall(path) == remembered:
+        return
+    with contextlib.suppress(OSError, ValueError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(asdict(remembered)).encode())
 
 
 @dataclass
@@ -438,7 +471,7 @@ class ChatApp(App[None]):
         self.view.prompt.focus()
 
     @on(Transcript.EndWanted)
-    @on(PromptBox.EndWanted)
+    @on(PromptBox.FollowWanted)
     async def _follow(self) -> None:
         await self.view.transcript.action_follow()
 

@@ -68,9 +68,8 @@ def run(args: argparse.Namespace) -> int:
         args.temperature = settings.temperature
     options = options_from(args)
 
-    from akunu_py.tui.app import ChatApp, ChatConfig
+    from akunu_py.tui.app import ChatApp, ChatConfig, recall, remember
     from akunu_py.tui.controllers.conversations import Resume
-    from akunu_py.tui.remembered import recall, remember
     from akunu_py.tui.terminal import background as ask_background
     from akunu_py.tui.workers.store_thread import StoreThread
 

@@ -17,9 +17,8 @@ from textual.widgets import Markdown
 from akunu_py.decoding.chat_model import Gauges
 from akunu_py.settings import Settings
 from akunu_py.tui.app import ChatApp, ChatConfig
-from akunu_py.tui.message_line import MessageLine
 from akunu_py.tui.prompt.box import PromptBox
-from akunu_py.tui.status import StatusLine
+from akunu_py.tui.status import MessageLine, StatusLine
 from akunu_py.tui.transcript.drafting import DraftedSection, DraftedText
 from akunu_py.tui.transcript.turn import AnswerView, Notice, PromptView
 from akunu_py.tui.transcript.view import Transcript

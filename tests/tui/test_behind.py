@@ -10,7 +10,7 @@ from textual.widgets import OptionList
 from akunu_py.chats.store import ConversationStore
 from akunu_py.tui.screens.conversations import Chosen, ConversationsScreen
 from akunu_py.tui.screens.dialog import QuestionScreen
-from akunu_py.tui.workers.session_thread import Failed, Finished
+from akunu_py.tui.workers.session_thread import AnswerFailed, Finished
 from akunu_py.tui.workers.store_thread import StoreThread
 from tests.support.tui_chat import STATS, Chat, chat, until
 
@@ -103,7 +103,7 @@ async def test_what_fails_or_is_deleted_behind() -> None:
         await it.press("ctrl+n")
         await it.send("two")
         await it.press("escape")  # it waits
-        await it.post(Failed(None, "the model is damaged"))
+        await it.post(AnswerFailed(None, "the model is damaged"))
         assert (it.text(), it.prompts) == ("two", [])
         prompts = [each.text for each in behind.path() if each.role == "user"]
         assert prompts == ["one", "one more"], "what waited behind is still there"

@@ -14,7 +14,7 @@ from textual.widget import Widget
 
 from akunu_py.tui.app import ChatApp
 from akunu_py.tui.prompt.attachments import attach, join, split
-from akunu_py.tui.prompt.mentions import NamedFiles, PastedTexts
+from akunu_py.tui.prompt.box import NamedFiles, PastedTexts
 from akunu_py.tui.prompt.suggestions import Suggester, SuggestionPopup
 from akunu_py.tui.screens.dialog import Dialog
 from akunu_py.tui.screens.help import HelpScreen

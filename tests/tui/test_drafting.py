@@ -11,7 +11,7 @@ from textual.screen import Screen
 from akunu_py.chats.tree import ChatMessage
 from akunu_py.decoding.chat_model import Gauges
 from akunu_py.tui.app import ChatApp
-from akunu_py.tui.open_conversation import Turn
+from akunu_py.tui.open_conversation import ChatTurn
 from akunu_py.tui.status import StatusLine
 from akunu_py.tui.transcript.drafting import DraftedSection, DraftingPanel, sparkline
 from akunu_py.tui.transcript.markdown import AnswerMarkdown
@@ -123,7 +123,7 @@ async def test_a_long_drafting_view_is_cut_into_stretches_with_all_spans() -> No
 
 
 def test_spans_that_touch_become_one() -> None:
-    turn = Turn(ChatMessage("user", "go"))
+    turn = ChatTurn(ChatMessage("user", "go"))
     turn.add("abc", ((0, 1), (2, 3)))
     turn.add("def", ((0, 2),))
     assert turn.spans == [(0, 1), (2, 5)]

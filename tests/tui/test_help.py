@@ -22,8 +22,8 @@ from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.screens.help import HelpScreen, sections
 from akunu_py.tui.slash_commands import (
     COMMANDS,
-    Call,
     ChatCommands,
+    CommandCall,
     Mistake,
     key_name,
     keys_of_actions,
@@ -54,7 +54,7 @@ def chat(tmp_path: Path) -> ChatApp:
 )
 def test_what_is_a_command(prompt: str, name: str, argument: str) -> None:
     call = parse(prompt)
-    assert isinstance(call, Call)
+    assert isinstance(call, CommandCall)
     assert (call.command.name, call.argument) == (name, argument)
 
 

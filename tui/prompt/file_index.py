@@ -1,24 +1,25 @@
-"""The files that a prompt can name: those below a directory that git does not ignore.
+"""The files that a prompt can name, and fuzzy matching of their names with typed letters.
 
-Git itself is not run: it would start programs that the repository's configuration names. The common
-part of https://git-scm.com/docs/gitignore is supported; character classes such as `[[:alpha:]]` are
-not. pathspec, the library for it, needs 9 s for `*a*a*a*a*b` and a name of 200 letters.
+In a repository these are the files that git does not ignore. Git itself is not run: it would start
+programs that the repository's configuration names. The common part of
+https://git-scm.com/docs/gitignore is supported; character classes such as `[[:alpha:]]` are not.
+pathspec, the library for it, needs 9 s for `*a*a*a*a*b` and a name of 200 letters.
 """
 
 from __future__ import annotations
 
 import fnmatch
+import heapq
 import os
 import re
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from akunu_py.files import read_bounded
-from akunu_py.tui.fuzzy import Match, best
 
 MAX_LISTED = 20_000  # a directory with more files is listed in part
 MAX_ENTRIES = 200_000  # looked at
@@ -249,3 +250,35 @@ def _walk(top: Path, ignore_files: Sequence[IgnoreFile] | None) -> Iterator[str]
                 pending.append((f"{below}{name}/", above))
             elif not left_out and (entry.is_symlink() or entry.is_file(follow_symlinks=False)):
                 yield f"{below}{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A path that matches."""
+
+    path: str
+    places: tuple[int, ...] = ()  # indices into `path` of the matched letters
+
+
+def best(letters: str, paths: Iterable[str], most: int) -> list[Match]:
+    """Return the `most` of `paths` that match best.
+
+    The order: names that begin with the letters, names and then paths that contain them, and paths
+    that have them in order. textual.fuzzy tries every way to place the letters, which takes up to
+    80 ms for one name.
+    """
+    letters = letters.lower()
+    # Each class excludes the next letter, so the expression cannot backtrack.
+    in_order = re.compile("".join(f"[^{re.escape(each)}]*({re.escape(each)})" for each in letters))
+    found: list[tuple[int, int, str, tuple[int, ...]]] = []
+    for path in paths:
+        lower = path.lower()
+        if match := in_order.match(lower):
+            start, name = lower.rfind(letters), lower.rfind("/") + 1
+            places = tuple(match.start(number + 1) for number in range(len(letters)))
+            rank = 4
+            if start >= 0:
+                places = tuple(range(start, start + len(letters)))
+                rank = 1 if lower.startswith(letters, name) else 2 if start >= name else 3
+            found.append((rank, len(path), path, places))
+    return [Match(path, places) for *_, path, places in heapq.nsmallest(most, found)]

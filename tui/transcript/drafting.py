@@ -18,7 +18,7 @@ from textual.style import Style
 from textual.widget import Widget
 
 from akunu_py.text import displayable, on_one_line
-from akunu_py.tui.open_conversation import Turn
+from akunu_py.tui.open_conversation import ChatTurn
 from akunu_py.types import NotCached, Stats
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -47,7 +47,7 @@ class DraftedSection(Widget):
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"drafted--accepted", "drafted--rejected"}
 
-    def __init__(self, turn: Turn, start: int, *, marked: bool) -> None:
+    def __init__(self, turn: ChatTurn, start: int, *, marked: bool) -> None:
         super().__init__()
         self._turn = turn
         self._is_marked = marked
@@ -110,7 +110,7 @@ class DraftedText(Vertical):
 
     SECTION = 1500  # characters
 
-    def __init__(self, turn: Turn, *, marked: bool = True) -> None:
+    def __init__(self, turn: ChatTurn, *, marked: bool = True) -> None:
         self._turn = turn
         self._is_marked = marked
         self._last = DraftedSection(turn, 0, marked=marked)
@@ -152,7 +152,7 @@ class DraftingPanel(Widget, can_focus=False):
         self._speedup: float | None = None
         self._stats: Stats | None = None
 
-    def show(self, turn: Turn | None) -> None:
+    def show(self, turn: ChatTurn | None) -> None:
         """Shows the passes of `turn`, and how much faster than plain decoding they were."""
         self._passes = turn.passes[-_MAX_BARS:] if turn else ()
         self._speedup = turn.speedup if turn else None

@@ -23,7 +23,7 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from akunu_py.text import displayable, human_size, on_one_line
-from akunu_py.tui.open_conversation import Turn
+from akunu_py.tui.open_conversation import ChatTurn
 from akunu_py.tui.prompt.attachments import split
 from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.transcript.drafting import DraftedText
@@ -49,7 +49,7 @@ class ThinkingView(Vertical):
     """What a reasoning model wrote before its answer: one line, and the whole while `open`; not
     shown at all where there is none."""
 
-    def __init__(self, turn: Turn, *, open: bool) -> None:
+    def __init__(self, turn: ChatTurn, *, open: bool) -> None:
         super().__init__()
         self._turn = turn
         self._open = open
@@ -144,7 +144,7 @@ class PromptView(Widget, can_focus=False):
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"prompt--about", "prompt--action"}
 
-    def __init__(self, turn: Turn, number: BranchNumber) -> None:
+    def __init__(self, turn: ChatTurn, number: BranchNumber) -> None:
         super().__init__(id=f"prompt-{turn.number}")
         self.turn = turn
         self._number = number
@@ -199,7 +199,9 @@ class AnswerView(Vertical):
 
         error: Exception
 
-    def __init__(self, turn: Turn, number: BranchNumber, *, drafting: bool, thinking: bool) -> None:
+    def __init__(
+        self, turn: ChatTurn, number: BranchNumber, *, drafting: bool, thinking: bool
+    ) -> None:
         super().__init__(id=f"answer-{turn.number}")
         self.turn = turn
         self._number = number
@@ -320,7 +322,7 @@ class AnswerView(Vertical):
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._ended.wait(), pause)
 
-    async def on_answer_text_failed(self, event: AnswerText.Failed) -> None:
+    async def on_answer_text_drawing_failed(self, event: AnswerText.DrawingFailed) -> None:
         event.stop()
         await self._draw_plainly(event.error)
 

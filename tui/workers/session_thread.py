@@ -82,7 +82,7 @@ class Finished(SessionMessage):
 
 
 @dataclass
-class Failed(SessionMessage):
+class AnswerFailed(SessionMessage):
     """Something went wrong; `request` is None where the model could not be loaded."""
 
     request: int | None
@@ -161,9 +161,10 @@ class SwitchRequest:
 
 
 class SessionThread:
-    """Loads `model`, then answers one request after the other; every exception becomes a `Failed`
-    message. A failed load is tried again with the next request. A model whose server has gone is
-    loaded again, too: for the request that finds that out, if nothing came of its answer.
+    """Loads `model`, then answers one request after the other.
+
+    Every exception becomes an `AnswerFailed` message. The next request repeats a failed load. A
+    model whose server has gone is loaded again if the request has no output yet.
 
     load: called in the thread with the name of a model. unload_s: after how many seconds without a
     request the model is unloaded, None for never. loading: whether a model is being loaded.
@@ -259,7 +260,7 @@ class SessionThread:
             self._chat = self._load(self._model)
             facts, gauges = self._chat.facts, self._chat.gauges()
         except Exception as error:  # noqa: BLE001 - whatever it is, the user must read it
-            self._post(Failed(None, describe(error)))
+            self._post(AnswerFailed(None, describe(error)))
             return False
         finally:
             self.loading = False
@@ -288,13 +289,13 @@ class SessionThread:
         except ServerGone as error:
             self._unload()
             if answer.stats.generated_tokens or again or self._thread.closing.is_set():
-                self._post(Failed(request.number, describe(error)))
+                self._post(AnswerFailed(request.number, describe(error)))
             elif self._try_to_load():
                 self._answer(request, again=True)
         except AkunuError as error:
-            self._post(Failed(request.number, describe(error)))
+            self._post(AnswerFailed(request.number, describe(error)))
         except Exception as error:  # noqa: BLE001 - a bug must not leave a dead screen
-            self._post(Failed(request.number, describe(error)))
+            self._post(AnswerFailed(request.number, describe(error)))
         finally:
             self._running = None
 
