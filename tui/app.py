@@ -24,25 +24,26 @@ from akunu_py.chats.tree import ConversationInfo
 from akunu_py.errors import AkunuError
 from akunu_py.files import read_bounded, write_atomically
 from akunu_py.settings import Settings
-from akunu_py.tui import slash_commands, themes
+from akunu_py.tui import themes
 from akunu_py.tui.controllers.answering import AnswerController
 from akunu_py.tui.controllers.conversations import LibraryController, Resume
 from akunu_py.tui.controllers.turns import TurnController
 from akunu_py.tui.open_conversation import Conversation
+from akunu_py.tui.prompt import slash_commands
 from akunu_py.tui.prompt.box import PromptBox
+from akunu_py.tui.prompt.slash_commands import ChatCommands
 from akunu_py.tui.screens.conversations import Chosen, ConversationsScreen
 from akunu_py.tui.screens.earlier_prompts import HistoryScreen
 from akunu_py.tui.screens.help import HelpScreen, sections
+from akunu_py.tui.screens.main import ChatState, ChatView
 from akunu_py.tui.screens.models import ModelsScreen
 from akunu_py.tui.screens.settings import SettingsController, SettingsScreen
-from akunu_py.tui.slash_commands import ChatCommands
 from akunu_py.tui.status import MessageLine
 from akunu_py.tui.terminal import ChatDriver, edit_text, editor, find_program, run_program
 from akunu_py.tui.themes import Background
 from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.transcript.turn import AnswerView
 from akunu_py.tui.transcript.view import Transcript
-from akunu_py.tui.view import ChatState, ChatView
 from akunu_py.tui.workers.downloads import DownloadEnded, DownloadMoved, Downloads
 from akunu_py.tui.workers.session_thread import SessionMessage, SessionThread
 from akunu_py.tui.workers.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning

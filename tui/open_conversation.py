@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from akunu_py.chats.tree import ChatMessage, Tree, new_id, title_of
+from akunu_py.tui.workers.session_thread import Rejected, Span, add_spans
 from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import Constraint, FinishReason, Message, Stats
 
 TurnState = Literal["waiting", "reading", "answering", "done", "failed"]
-Span = tuple[int, int]
-Rejected = tuple[int, str]
 
 _numbers = itertools.count(1)
 
@@ -232,12 +231,3 @@ class Conversation:
             self._store.save(self.tree.conversation, prompt, self.tree.title)
         self.save(turn)
         return turn
-
-
-def add_spans(spans: list[Span], drafted: tuple[Span, ...], offset: int) -> None:
-    """Appends ranges, moved by `offset`, to `spans`; ranges that touch become one."""
-    for start, end in drafted:
-        if spans and spans[-1][1] == start + offset:
-            spans[-1] = (spans[-1][0], end + offset)
-        else:
-            spans.append((start + offset, end + offset))

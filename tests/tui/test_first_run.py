@@ -16,8 +16,8 @@ from akunu_py.models import store
 from akunu_py.models.progress import Progress
 from akunu_py.models.store import StoredModel
 from akunu_py.tui.app import ChatApp, ChatConfig
+from akunu_py.tui.screens.main import Welcome
 from akunu_py.tui.screens.models import ModelsScreen
-from akunu_py.tui.view import Welcome
 from akunu_py.tui.workers import downloads
 from akunu_py.tui.workers.session_thread import Loaded
 from akunu_py.types import GenerateOptions

@@ -19,8 +19,7 @@ from akunu_py.chats.tree import ConversationInfo
 from akunu_py.settings import save_settings
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
-from akunu_py.tui.screens.help import HelpScreen, sections
-from akunu_py.tui.slash_commands import (
+from akunu_py.tui.prompt.slash_commands import (
     COMMANDS,
     ChatCommands,
     CommandCall,
@@ -29,6 +28,7 @@ from akunu_py.tui.slash_commands import (
     keys_of_actions,
     parse,
 )
+from akunu_py.tui.screens.help import HelpScreen, sections
 from akunu_py.types import GenerateOptions
 from tests.support.tui_chat import at_rest, until
 from tests.support.tui_host import Compare, sizes_and_themes

@@ -19,8 +19,8 @@ from akunu_py.models import catalogue, store
 from akunu_py.models.progress import Progress
 from akunu_py.models.speed import Machine
 from akunu_py.models.store import StoredModel
+from akunu_py.tui.screens.main import describe_offer
 from akunu_py.tui.screens.models import ModelsScreen, better_model
-from akunu_py.tui.view import describe_offer
 from akunu_py.tui.workers.downloads import DownloadEnded, DownloadMoved, Downloads
 from tests.support.tui_chat import at_rest, until
 from tests.support.tui_host import Compare, Host, Pulled, sizes_and_themes

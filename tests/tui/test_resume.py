@@ -15,8 +15,8 @@ from akunu_py.commands import chat as command
 from akunu_py.tui.app import ChatApp, ChatConfig, Remembered, recall, remember
 from akunu_py.tui.controllers.conversations import Resume
 from akunu_py.tui.screens.conversations import ConversationsScreen
+from akunu_py.tui.screens.main import Welcome, describe_offer
 from akunu_py.tui.screens.models import model_rows
-from akunu_py.tui.view import Welcome, describe_offer
 from akunu_py.tui.workers.session_thread import Finished, Loaded
 from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import GenerateOptions

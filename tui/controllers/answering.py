@@ -18,9 +18,9 @@ from akunu_py.models import store
 from akunu_py.text import collapse
 from akunu_py.tui.open_conversation import ChatTurn, Conversation, TurnState
 from akunu_py.tui.prompt.attachments import split
+from akunu_py.tui.screens.main import ChatView
 from akunu_py.tui.screens.settings import SettingsController
 from akunu_py.tui.status import Phase
-from akunu_py.tui.view import ChatView
 from akunu_py.tui.workers.downloads import DownloadEnded, DownloadMoved, Downloads
 from akunu_py.tui.workers.session_thread import (
     AnswerFailed,

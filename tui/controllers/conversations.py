@@ -15,7 +15,7 @@ from akunu_py.tui.controllers.answering import AnswerController
 from akunu_py.tui.controllers.turns import TurnController
 from akunu_py.tui.open_conversation import Conversation
 from akunu_py.tui.screens.conversations import Chosen
-from akunu_py.tui.view import ChatView
+from akunu_py.tui.screens.main import ChatView
 from akunu_py.tui.workers.store_thread import StoreThread
 
 _ID_DIGITS = 6  # so many at least name a conversation

@@ -12,8 +12,8 @@ from akunu_py.text import collapse, typeable
 from akunu_py.tui.controllers.answering import AnswerController
 from akunu_py.tui.open_conversation import ChatTurn, Conversation
 from akunu_py.tui.prompt.attachments import attach, join, mentions, missing, split
+from akunu_py.tui.screens.main import ChatView
 from akunu_py.tui.transcript.parser import parse
-from akunu_py.tui.view import ChatView
 
 
 @dataclass(frozen=True, slots=True)

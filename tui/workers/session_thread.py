@@ -16,8 +16,10 @@ from akunu_py.decoding.chat_model import ChatModel, Gauges, ShownAnswer, ShownPi
 from akunu_py.decoding.events import Reading
 from akunu_py.decoding.thread import Idle, ModelThread, release_memory
 from akunu_py.errors import AkunuError, ServerGone, describe
-from akunu_py.tui.open_conversation import Rejected, Span, add_spans
 from akunu_py.types import FinishReason, GenerateOptions, Message, Stats
+
+Span = tuple[int, int]  # half-open range of characters
+Rejected = tuple[int, str]  # the place of a rejected draft in a text, and the draft's text
 
 _NOTHING = Gauges()  # was measured
 _INTERVAL_S = 1 / 16  # between two messages about one answer
@@ -316,3 +318,12 @@ class SessionThread:
             self._post(buffer.flush(request, answer.stats, gauges))
         reason = answer.finish_reason or "cancelled"
         self._post(Finished(request, reason, replace(answer.stats), gauges))
+
+
+def add_spans(spans: list[Span], drafted: tuple[Span, ...], offset: int) -> None:
+    """Appends ranges, moved by `offset`, to `spans`; ranges that touch become one."""
+    for start, end in drafted:
+        if spans and spans[-1][1] == start + offset:
+            spans[-1] = (spans[-1][0], end + offset)
+        else:
+            spans.append((start + offset, end + offset))

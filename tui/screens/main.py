@@ -20,10 +20,10 @@ from akunu_py.models.speed import describe_speed
 from akunu_py.text import collapse, displayable, human_size
 from akunu_py.tui.open_conversation import Conversation
 from akunu_py.tui.prompt.box import PromptBox
+from akunu_py.tui.prompt.slash_commands import keys_of_actions
 from akunu_py.tui.prompt.suggestions import SuggestionPopup
 from akunu_py.tui.screens.dialog import QuestionScreen
 from akunu_py.tui.screens.models import ModelRow, better_model
-from akunu_py.tui.slash_commands import keys_of_actions
 from akunu_py.tui.status import MessageLine, StatusLine
 from akunu_py.tui.transcript.drafting import DraftingPanel
 from akunu_py.tui.transcript.turn import Notice
