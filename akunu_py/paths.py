@@ -50,11 +50,6 @@ def acceptance_file() -> Path:
     return data_dir() / "completions.json"
 
 
-def live_dir() -> Path:
-    """A lock file for each conversation that is being answered."""
-    return data_dir() / "live"
-
-
 def servers_dir() -> Path:
     """A file for each server that runs."""
     return data_dir() / "servers"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 DraftMode = Literal["auto", "ngram", "mtp", "model", "exit", "fixed", "off"]
 FinishReason = Literal["stop", "length", "context", "cancelled"]
@@ -20,32 +20,6 @@ WEIGHT_MODES: tuple[WeightMode, ...] = ("auto", "keep", "float32", "bfloat16")
 DEFAULT_MODEL = "starter"
 DEFAULT_DRAFT_TOKENS = 4
 DEFAULT_MAX_TOKENS = 1024
-
-
-class Ending(NamedTuple):
-    """Why an answer is not whole, for the command line, the chat and exported files."""
-
-    command: str = ""
-    chat: str = ""
-    export: str = ""
-
-
-# None: the answer failed, or its program was killed; the command line shows the error instead.
-ENDINGS: dict[FinishReason | None, Ending] = {
-    "stop": Ending(),
-    "length": Ending(
-        command="cut off at --max-tokens",
-        chat="… cut off at the limit of tokens (--max-tokens); F9 goes on",
-        export="cut off at the limit of tokens",
-    ),
-    "context": Ending(
-        command="cut off: the model's context is full",
-        chat="… the context is full; Ctrl+N starts a new chat",
-        export="cut off: the context was full",
-    ),
-    "cancelled": Ending(command="interrupted", chat="■ stopped", export="stopped"),
-    None: Ending(chat="… broken off; F9 goes on", export="not finished"),
-}
 
 
 class Drafter(Protocol):
@@ -296,18 +270,6 @@ NotCached = Literal[
     "other weights",
     "other context",
 ]
-
-
-# Why what was read before is read again, in words.
-NOT_CACHED: dict[NotCached, str] = {
-    "evicted": "no memory",
-    "no checkpoint": "no way back",
-    "slow disk": "faster than from disk",
-    "damaged file": "its file was damaged",
-    "other KV width": "saved with other --kv-bits",
-    "other weights": "the model is another one",
-    "other context": "saved with a larger --context",
-}
 
 
 @dataclass(slots=True)

@@ -44,7 +44,7 @@ CONTEXT = 32_768
 _AKUNU = [sys.executable, "-m", "akunu_py", "serve", "--quiet"]
 # Both use the same BLAS: the caches are compared.
 _WITH_BLAS = (
-    "from akunu_py.decoding.blas import load_openblas; load_openblas(); "
+    "from akunu_py.workarounds.openblas import load_openblas; load_openblas(); "
     "from mlx_lm.server import main; main()"
 )
 _MLX_LM = [sys.executable, "-c", _WITH_BLAS]

@@ -17,8 +17,8 @@ from akunu_py.models import store
 from akunu_py.settings import Settings
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
-from akunu_py.tui.session_thread import SessionThread
 from akunu_py.tui.status import StatusLine
+from akunu_py.tui.workers.session_thread import SessionThread
 from akunu_py.types import DEFAULT_MODEL, GenerateOptions
 
 SIZE = (92, 28)

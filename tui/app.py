@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,35 +21,66 @@ from textual.widgets import Markdown
 
 from akunu_py import crashes
 from akunu_py.chats.tree import ConversationInfo
+from akunu_py.errors import AkunuError
+from akunu_py.files import read_bounded, write_atomically
 from akunu_py.settings import Settings
-from akunu_py.tui import slash_commands, themes
+from akunu_py.tui import themes
 from akunu_py.tui.controllers.answering import AnswerController
-from akunu_py.tui.controllers.library import LibraryController, Resume
+from akunu_py.tui.controllers.conversations import LibraryController, Resume
 from akunu_py.tui.controllers.turns import TurnController
-from akunu_py.tui.conversation import Conversation
-from akunu_py.tui.downloads import DownloadEnded, DownloadMoved, Downloads
-from akunu_py.tui.help import HelpScreen, sections
-from akunu_py.tui.library import Chosen, ConversationsScreen
-from akunu_py.tui.live import LiveMarks
-from akunu_py.tui.message_line import MessageLine
-from akunu_py.tui.models import ModelsScreen
+from akunu_py.tui.open_conversation import Conversation
+from akunu_py.tui.prompt import slash_commands
 from akunu_py.tui.prompt.box import PromptBox
-from akunu_py.tui.prompt.history import HistoryScreen
-from akunu_py.tui.remembered import Remembered
-from akunu_py.tui.session_thread import SessionMessage, SessionThread
-from akunu_py.tui.settings import SettingsController, SettingsScreen
-from akunu_py.tui.slash_commands import ChatCommands
-from akunu_py.tui.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning
+from akunu_py.tui.prompt.slash_commands import ChatCommands
+from akunu_py.tui.screens.conversations import Chosen, ConversationsScreen
+from akunu_py.tui.screens.earlier_prompts import HistoryScreen
+from akunu_py.tui.screens.help import HelpScreen, sections
+from akunu_py.tui.screens.main import ChatState, ChatView
+from akunu_py.tui.screens.models import ModelsScreen
+from akunu_py.tui.screens.settings import SettingsController, SettingsScreen
+from akunu_py.tui.status import MessageLine
 from akunu_py.tui.terminal import ChatDriver, edit_text, editor, find_program, run_program
 from akunu_py.tui.themes import Background
 from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.transcript.turn import AnswerView
 from akunu_py.tui.transcript.view import Transcript
-from akunu_py.tui.view import ChatState, ChatView
+from akunu_py.tui.workers.downloads import DownloadEnded, DownloadMoved, Downloads
+from akunu_py.tui.workers.session_thread import SessionMessage, SessionThread
+from akunu_py.tui.workers.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning
 from akunu_py.types import GenerateOptions
 
-_LOOK_S = 1.0  # between two looks at what another akunu answers
 _AGAIN_S = 3.0  # between two presses of Ctrl+C that quit
+_MAX_BYTES = 4 << 20
+
+
+@dataclass
+class Remembered:
+    """unsent: what was in the prompt box at the end. explained: drafting was."""
+
+    unsent: str = ""
+    explained: bool = False
+
+
+def recall(path: Path) -> Remembered:
+    """What is in the file at `path`; nothing where it cannot be read."""
+    found = Remembered()
+    with contextlib.suppress(OSError, ValueError, RecursionError, AkunuError):
+        content = json.loads(read_bounded(path, _MAX_BYTES))
+        if isinstance(content, dict):
+            if isinstance(unsent := content.get("unsent"), str):
+                found.unsent = unsent
+            found.explained = content.get("explained") is True
+    return found
+
+
+def remember(path: Path, remembered: Remembered) -> None:
+    """Writes the file, readable by its owner alone, unless it says so already; a disk that refuses
+    loses no more than this."""
+    if recall(path) == remembered:
+        return
+    with contextlib.suppress(OSError, ValueError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(asdict(remembered)).encode())
 
 
 @dataclass
@@ -56,8 +88,7 @@ class ChatConfig:
     """What the chat runs with. Without a `session` nobody answers, and without a `store` nothing
     is saved: for pictures and tests. directory: where @names are looked for and files exported.
     missing: the model is not here, and is fetched first. problems: what is wrong with the
-    settings, a line each. resume: the conversation to open first. live: where
-    conversations are marked that are being answered."""
+    settings, a line each. resume: the conversation to open first."""
 
     model: str
     options: GenerateOptions
@@ -70,7 +101,6 @@ class ChatConfig:
     problems: Sequence[str] = ()
     resume: Resume | None = None
     remembered: Remembered = field(default_factory=Remembered)
-    live: Path | None = None
 
 
 class ChatApp(App[None]):
@@ -118,7 +148,6 @@ class ChatApp(App[None]):
             directory,
             offer_better=bool(session),
         )
-        live = LiveMarks(config.live)
         self.settings = SettingsController(
             config.settings, config.options, self.view, self.show_theme
         )
@@ -129,14 +158,13 @@ class ChatApp(App[None]):
             self.settings,
             session,
             self._downloads,
-            live,
             config.missing,
         )
         self.turns = TurnController(
             self.conversation, self.answering, self.view, directory, self.copy_to_clipboard
         )
         self.library = LibraryController(
-            self.conversation, self.answering, self.turns, self.view, store, live, directory
+            self.conversation, self.answering, self.turns, self.view, store, directory
         )
 
         # Textual finds the action of a key or command by its name here.
@@ -199,7 +227,6 @@ class ChatApp(App[None]):
         if self._store is not None:
             self._store.start(self.post_from_thread)
             self.run_worker(self._look_back())
-            self.set_interval(_LOOK_S, self.library.look_elsewhere)
         self.view.prompt.write(self._remembered.unsent)
         self.view.explained = self._remembered.explained
         if self._problems:
@@ -445,7 +472,7 @@ class ChatApp(App[None]):
         self.view.prompt.focus()
 
     @on(Transcript.EndWanted)
-    @on(PromptBox.EndWanted)
+    @on(PromptBox.FollowWanted)
     async def _follow(self) -> None:
         await self.view.transcript.action_follow()
 

@@ -12,8 +12,6 @@ from typing import Any, Literal
 from textual.app import App
 from textual.theme import BUILTIN_THEMES, Theme
 
-from akunu_py.chats import colors
-
 Background = Literal["dark", "light"]
 
 AUTO = "auto"
@@ -21,27 +19,27 @@ TERMINAL = "terminal"
 
 DARK = Theme(
     name="dark",
-    primary=colors.PRIMARY,
+    primary="#6cb6ff",
     secondary="#4f93d2",
-    accent=colors.ACCENT,
+    accent="#e3b341",
     success="#6bc46d",
-    warning=colors.ACCENT,
+    warning="#e3b341",
     error="#f47067",
-    foreground=colors.FOREGROUND,
-    background=colors.BACKGROUND,
-    surface=colors.SURFACE,
-    panel=colors.PANEL,
+    foreground="#d7dce5",
+    background="#15181e",
+    surface="#1b1f27",
+    panel="#262b36",
     dark=True,
     variables={
-        "foreground-muted": colors.FOREGROUND_MUTED,
+        "foreground-muted": "#a4acb8",  # contrast of 4.5 : 1 on each background
         "block-cursor-background": "#24405f",
         "block-cursor-foreground": "#ffffff",
         "block-cursor-text-style": "none",
-        "block-cursor-blurred-background": colors.PANEL,
-        "border": colors.PRIMARY,
+        "block-cursor-blurred-background": "#262b36",
+        "border": "#6cb6ff",
         "border-blurred": "#414a5b",
-        "input-selection-background": f"{colors.PRIMARY} 30%",
-        "footer-key-foreground": colors.PRIMARY,
+        "input-selection-background": "#6cb6ff 30%",
+        "footer-key-foreground": "#6cb6ff",
         "button-focus-text-style": "bold",
     },
 )

@@ -1,7 +1,4 @@
-"""A conversation as a file: Markdown, made here, JSON (`json`) or SVG (`svg`).
-
-Markdown and SVG hold the active branch, JSON holds everything.
-"""
+"""Export of a conversation: Markdown of the active branch, or JSON of everything."""
 
 from __future__ import annotations
 
@@ -16,15 +13,24 @@ from typing import Literal
 from markdown_it import MarkdownIt
 
 from akunu_py.chats.json import as_json
-from akunu_py.chats.tree import Tree, author_of, ending_of, visible_messages
+from akunu_py.chats.tree import Role, Tree
 from akunu_py.errors import ConversationError, UsageError
 from akunu_py.text import collapse, displayable
+from akunu_py.types import FinishReason
 
-ExportFormat = Literal["markdown", "json", "svg"]
+ExportFormat = Literal["markdown", "json"]
 
-FORMATS: tuple[ExportFormat, ...] = ("markdown", "json", "svg")
-SUFFIXES: dict[ExportFormat, str] = {"markdown": ".md", "json": ".json", "svg": ".svg"}
+FORMATS: tuple[ExportFormat, ...] = ("markdown", "json")
+SUFFIXES: dict[ExportFormat, str] = {"markdown": ".md", "json": ".json"}
 UNTITLED = "Untitled"
+_AUTHORS: dict[Role, str] = {"user": "You", "system": "System"}
+# Why an answer is incomplete; None: it failed, or the program was killed.
+_ENDINGS: dict[FinishReason | None, str] = {
+    "length": "cut off at the limit of tokens",
+    "context": "cut off: the context was full",
+    "cancelled": "stopped",
+    None: "not finished",
+}
 
 _END_MARK = "akunu-end-of-message"
 _MAY_STAY_OPEN = re.compile("```|~~~|<")  # a block of code or of HTML
@@ -32,30 +38,25 @@ _MAX_FENCES = 8  # kinds that are tried, the last of a text first
 
 
 def render(tree: Tree, form: ExportFormat) -> str:
-    """A conversation in one of the formats. Raises ConversationError where it is too long."""
-    if form == "json":
-        return as_json([tree])
-    if form == "svg":
-        from akunu_py.chats.svg import as_svg
-
-        return as_svg(tree)
-    return as_markdown(tree)
+    """Return a conversation in one of the formats."""
+    return as_json([tree]) if form == "json" else as_markdown(tree)
 
 
 def as_markdown(tree: Tree) -> str:
     """The active branch as Markdown: each message under a heading with its author."""
-    messages = visible_messages(tree)
+    messages = [each for each in tree.path() if each.text.strip() or each.thinking.strip()]
     parts = [f"# {_line(tree.title) or UNTITLED}"]
     if messages:
         parts.append(f"*{_date(messages[0].created)}exported from akunu*")
     for message in messages:
-        parts.append(f"## {_line(author_of(message))}")
+        author = _AUTHORS.get(message.role) or message.model or "Assistant"
+        parts.append(f"## {_line(author)}")
         if message.thinking.strip():
             thinking = self_contained(message.thinking)
             parts += ["<details><summary>Thinking</summary>", thinking, "</details>"]
         parts.append(self_contained(message.text))
-        if ending := ending_of(message):
-            parts.append(f"*{ending}*")
+        if message.role == "assistant" and message.finish_reason in _ENDINGS:
+            parts.append(f"*{_ENDINGS[message.finish_reason]}*")
     return "\n\n".join(parts) + "\n"
 
 

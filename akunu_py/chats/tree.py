@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from akunu_py.types import ENDINGS, Ending, FinishReason, Stats
+from akunu_py.types import FinishReason, Stats
 
 Role = Literal["system", "user", "assistant"]
 _FOLLOWS: dict[Role, tuple[str | None, ...]] = {
@@ -188,21 +188,3 @@ def tree_of(
         if message_id in tree:
             tree.activate(message_id)
     return tree
-
-
-def visible_messages(tree: Tree) -> list[ChatMessage]:
-    """The messages of the active branch that have a text or thinking."""
-    return [each for each in tree.path() if each.text.strip() or each.thinking.strip()]
-
-
-def author_of(message: ChatMessage) -> str:
-    """Who wrote it: "You", "System", or the name of the model."""
-    names = {"user": "You", "system": "System", "assistant": message.model or "Assistant"}
-    return names[message.role]
-
-
-def ending_of(message: ChatMessage) -> str:
-    """Why an answer is not whole; "" where it is, and for prompts."""
-    if message.role != "assistant":
-        return ""
-    return ENDINGS.get(message.finish_reason, Ending()).export

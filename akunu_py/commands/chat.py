@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from akunu_py.decoding.engine import Engine
     from akunu_py.decoding.learned import LearnedState
     from akunu_py.decoding.session import Generation
-    from akunu_py.tui.session_thread import SessionThread
+    from akunu_py.tui.workers.session_thread import SessionThread
 
 _ID_DIGITS = 8  # of a conversation's id, as `akunu chats list` shows it
 _TIMEOUT_S = 2.0  # for a pass that is running; a model that is being loaded takes longer
@@ -67,11 +67,10 @@ def run(args: argparse.Namespace) -> int:
         args.temperature = settings.temperature
     options = options_from(args)
 
-    from akunu_py.tui.app import ChatApp, ChatConfig
-    from akunu_py.tui.controllers.library import Resume
-    from akunu_py.tui.remembered import recall, remember
-    from akunu_py.tui.store_thread import StoreThread
+    from akunu_py.tui.app import ChatApp, ChatConfig, recall, remember
+    from akunu_py.tui.controllers.conversations import Resume
     from akunu_py.tui.terminal import background as ask_background
+    from akunu_py.tui.workers.store_thread import StoreThread
 
     name = model.name if model else wanted
     learned_states: list[LearnedState] = []
@@ -92,7 +91,6 @@ def run(args: argparse.Namespace) -> int:
             if args.again or args.resume is not None
             else None,
             remembered=remembered,
-            live=paths.live_dir(),
         )
     )
     app.run()
@@ -162,7 +160,7 @@ def session_thread(
     """The thread that loads `model` or others of the store, unless a server has them (`server` is
     what `--server` says) or shall have them (`own`); what they have learned is appended to
     `learned_states`. The imports are in the thread, because they alone take seconds."""
-    from akunu_py.tui.session_thread import SessionThread
+    from akunu_py.tui.workers.session_thread import SessionThread
 
     def load(wanted: str) -> ChatModel:
         from akunu_py.decoding.chat_model import LoadedChat

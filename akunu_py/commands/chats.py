@@ -39,10 +39,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     search.add_argument("words", nargs="+", metavar="WORD", help="words may be unfinished")
     for looking in (show, search):
         looking.add_argument("--format", choices=("text", "json"), default="text")
-    export = add("export", "a conversation, or all, as Markdown, JSON or a picture")
+    export = add("export", "a conversation, or all, as Markdown or JSON")
     export.add_argument("id", nargs="?", metavar="ID", help="as listed; its beginning is enough")
     export.add_argument("--all", action="store_true", help="all conversations (JSON only)")
-    export.add_argument("--format", choices=("markdown", "json", "svg"), default=None)
+    export.add_argument("--format", choices=("markdown", "json"), default=None)
     export.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="a new file; else standard output"
     )

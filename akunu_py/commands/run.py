@@ -25,7 +25,7 @@ from akunu_py.errors import INTERRUPTED, EmptyPrompt, UsageError
 from akunu_py.files import read_stream
 from akunu_py.interrupts import ends_within
 from akunu_py.text import displayable, for_output, print_warnings, say
-from akunu_py.types import ENDINGS, Message
+from akunu_py.types import FinishReason, Message
 
 if TYPE_CHECKING:
     from akunu_py.decoding.engine import Engine
@@ -34,6 +34,11 @@ if TYPE_CHECKING:
 _PATIENCE = 3.0  # seconds that an interrupted pass may take to end
 _UNNOTICED = 0.2  # seconds that what was read may take to be kept on disk, when all is said
 
+_ENDINGS: dict[FinishReason | None, str] = {
+    "length": "cut off at --max-tokens",
+    "context": "cut off: the model's context is full",
+    "cancelled": "interrupted",
+}
 MAX_PROMPT = 64 << 20  # bytes, more than any context holds
 
 
@@ -87,9 +92,7 @@ def run(args: argparse.Namespace) -> int:
             stream(generation)
     print_warnings(learned.warnings)
     if constraint and generation.finish_reason in ("length", "context"):
-        print_warnings(
-            [f"the answer is not whole, it was {ENDINGS[generation.finish_reason].command}"]
-        )
+        print_warnings([f"the answer is not whole, it was {_ENDINGS[generation.finish_reason]}"])
     note_peak(engine, generation)
     if args.prompt_cache:
         session.save_prompt_cache(args.prompt_cache)
@@ -181,6 +184,6 @@ def summary(generation: Generation, draft: str) -> str:
             f"{stats.tokens_per_pass:.2f} tokens/pass",
             f"{stats.acceptance_rate:.0%} of {stats.drafted} drafted accepted",
         ]
-    if ending := ENDINGS[generation.finish_reason].command:
+    if ending := _ENDINGS.get(generation.finish_reason):
         parts.append(ending)
     return " · ".join(parts)

@@ -1,4 +1,4 @@
-"""Conversations as Markdown, JSON and pictures, and JSON back again."""
+"""Conversations as Markdown and JSON, and JSON back again."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from akunu_py.chats import svg
-from akunu_py.chats.export import as_markdown, file_name, render, self_contained, write_new
+from akunu_py.chats.export import as_markdown, file_name, self_contained, write_new
 from akunu_py.chats.json import as_json, read_json
 from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.errors import ConversationError
@@ -168,47 +166,6 @@ def test_what_is_no_json_of_ours_is_refused(text: str) -> None:
 def test_what_a_later_version_measures_is_left_out() -> None:
     text = broken(lambda it: message(it)["stats"].update(new_measure={"a": 1}))
     assert read_json(text, "file")[0].messages == branched().messages
-
-
-def words_of(svg: str) -> str:
-    root = ElementTree.fromstring(svg)
-    return " ".join(" ".join(each.itertext()) for each in root.iter() if each.tag.endswith("text"))
-
-
-def test_an_svg() -> None:
-    words = " ".join(words_of(render(branched(), "svg")).split())
-    for expected in (
-        "What is a queue?",
-        "Show me Python.",
-        "starter",
-        "Easy.",
-        "cut off at the limit of tokens",
-        "Thank you!",
-        "You are welcome.",
-    ):
-        assert expected in words
-    assert "A line of people" not in words
-
-
-def test_an_svg_loads_nothing() -> None:
-    svg = render(exchange_of("c", "Look", "![x](https://example.com/x.png) <img src=x>", T0), "svg")
-    assert "url(http" not in svg
-    assert "href" not in svg
-    assert "<img" not in svg
-    assert "<img src=x>" in words_of(svg).replace("\xa0", " ")
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.text(max_size=60))
-def test_any_text_makes_an_svg(text: str) -> None:
-    tree = exchange_of("c", text, text, T0)
-    ElementTree.fromstring(render(tree, "svg"))
-
-
-def test_a_conversation_that_is_too_long_for_svg() -> None:
-    tree = exchange_of("c", "Count", "\n\n".join(map(str, range(svg.MAX_LINES))), T0)
-    with pytest.raises(ConversationError, match="export it as Markdown"):
-        render(tree, "svg")
 
 
 def test_an_answer_that_was_never_begun_is_left_out() -> None:

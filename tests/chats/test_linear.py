@@ -6,15 +6,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from akunu_py.chats import export, search
 from akunu_py.chats.export import as_markdown
 from akunu_py.chats.json import as_json
 from akunu_py.chats.store import ConversationStore
-from akunu_py.chats.svg import MAX_LINES, as_svg
 from akunu_py.chats.tree import ChatMessage, Tree, tree_of
-from akunu_py.errors import ConversationError
 
 _STEPS = 100  # of SQLite's machine, between two calls of its progress handler
 _LINEAR = 2.6  # twice as much, and what sorting and merging add
@@ -120,19 +117,6 @@ def test_markdown_is_read_only_where_a_block_may_be_open(monkeypatch: pytest.Mon
     fences = "\n".join("~" * (3 + number) for number in range(500, 0, -1))
     assert export.self_contained(f"{'`' * 600}\n{fences}").endswith("`" * 601)
     assert len(parsed) <= 2 + export._MAX_FENCES
-
-
-def test_a_picture_that_grows_too_long_ends_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[str] = []
-
-    def draw(console: Console, message: ChatMessage) -> None:
-        drawn.append(message.id)
-        console.print("x\n" * 99)
-
-    monkeypatch.setattr("akunu_py.chats.svg._print", draw)
-    with pytest.raises(ConversationError, match="export it as Markdown"):
-        as_svg(long(3000))
-    assert len(drawn) < MAX_LINES / 99
 
 
 def test_json_of_a_long_conversation() -> None:

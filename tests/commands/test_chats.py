@@ -72,7 +72,7 @@ def test_export_and_import(capsys: Out, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("name", "begins"), [("a.md", "# What"), ("a.svg", "<svg"), ("a.json", "{\n"), ("a", "# What")]
+    ("name", "begins"), [("a.md", "# What"), ("a.json", "{\n"), ("a", "# What")]
 )
 def test_the_name_of_the_file_says_the_format(
     tmp_path: Path, capsys: Out, name: str, begins: str
@@ -90,7 +90,7 @@ def test_the_name_of_the_file_says_the_format(
     [
         (["export"], 2, "expected an ID or --all"),
         (["export", "queue", "--all"], 2, "expected an ID or --all"),
-        (["export", "--all", "--format", "svg"], 2, "--all exports JSON"),
+        (["export", "--all", "--format", "markdown"], 2, "--all exports JSON"),
         (["export", "nowhere"], 1, "no conversation has an id that begins with 'nowhere'"),
         (["export", "queue", "-o", "/"], 1, "/ exists; name another file"),
         (["import", "nowhere.json"], 1, "cannot read nowhere.json: No such file"),

@@ -46,7 +46,7 @@ _FOR = {
     "numpy": "weights on their way from GGUF",
     "gguf": "the quantizations of GGUF files",
     "textual": "the chat",
-    "rich": "pictures of conversations",
+    "rich": "text with styles, and its width in a terminal",
     "huggingface-hub": "pulls from the hub",
     "httpx2": "the errors of pulls",
     "filelock": "the locks of the hub's cache",

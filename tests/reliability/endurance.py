@@ -37,9 +37,9 @@ from akunu_py.decoding.session import Session
 from akunu_py.models import store
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
-from akunu_py.tui.session_thread import SessionThread
 from akunu_py.tui.status import StatusLine
-from akunu_py.tui.store_thread import StoreThread
+from akunu_py.tui.workers.session_thread import SessionThread
+from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import GenerateOptions, Message, SamplingOptions
 from tests.support.tiny_fim import byte_level, write_model
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
-from hypothesis import strategies as st
-
-from akunu_py.chats.export import as_markdown, render
+from akunu_py.chats.export import as_markdown
 from akunu_py.chats.json import as_json, read_json
 from akunu_py.chats.store import ConversationStore
-from tests.reliability.fuzz import TEXTS, changed, clear, damaged, explore, lengths
+from tests.reliability.fuzz import changed, clear, damaged, explore, lengths
 from tests.support.chats import branched
 
 
@@ -54,24 +50,3 @@ def test_conversations_with_bytes_turned_over(examples: int, tmp_path: Path) -> 
 
     explore(check, examples, damaged(as_json([branched()]).encode()))
     store.close()
-
-
-@lengths(25)
-def test_conversations_as_pictures(examples: int, tmp_path: Path) -> None:
-    """Whatever was said makes a picture that XML readers take."""
-    tree = branched()
-    prompt, answer = tree.path()[:2]
-
-    def check(texts: tuple[str, str]) -> None:
-        changed = copy.deepcopy(tree)
-        for message, text in zip((prompt, answer), texts, strict=True):
-            changed.replace(type(message)(**{**_fields(message), "text": text}))
-        picture = render(changed, "svg")
-        ElementTree.fromstring(picture)
-        assert "\x1b" not in picture
-
-    explore(check, examples, st.tuples(TEXTS, st.text(max_size=60)))
-
-
-def _fields(message: Any) -> dict[str, Any]:
-    return {name: getattr(message, name) for name in message.__dataclass_fields__}

@@ -19,8 +19,8 @@ from akunu_py.chats.rows import messages_of
 from akunu_py.chats.store import ConversationStore
 from akunu_py.chats.tree import ChatMessage, Tree, tree_of
 from akunu_py.errors import ConversationError
-from akunu_py.tui.conversation import Conversation
-from akunu_py.tui.library import moment
+from akunu_py.tui.open_conversation import Conversation
+from akunu_py.tui.screens.conversations import moment
 from tests.reliability.fuzz import NUMBERS, TEXTS, clear, explore, json_like, lengths
 from tests.support.chats import T0, branched, exchange_of
 

@@ -12,22 +12,20 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 
-from akunu_py.tui.prompt import gitignore
-from akunu_py.tui.prompt.files import FileIndex
-from akunu_py.tui.prompt.gitignore import list_files
+from akunu_py.tui.prompt import file_index
+from akunu_py.tui.prompt.file_index import FileIndex, list_files
 from tests.reliability.fuzz import explore, lengths
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 _NAMES = ["a", "b", "ab", "A", "a.b", ".a", "a b", "[a]", "!a", "#a", "a-", "a1", "a\\b", "*", "a]"]
 _PIECES = [
-    *("a", "b", "A", "1", ".", "*", "**", "/", "/", "?", "[", "]", "!", "^", "-", "\\", "#", " "),
-    *("[a-b]", "[!a]", "[^b]", "[b-a]", "[]a]", "[[:alpha:]]", "[[:digit:]]", "[[:punct:]]"),
-    *("[[:x:]]", "[[:", "[a-", "**/", "/**", "/**/", "a/", "\\ ", "\r", "\t"),
+    *("a", "b", "A", "1", ".", "*", "**", "/", "/", "?", "]", "!", "^", "-", "\\", "#", " "),
+    *("[a-b]", "[!a]", "[^b]", "[]a]", "**/", "/**", "/**/", "a/", "\\ ", "\r", "\t"),
 ]
 # Against its own manual, which we follow, git takes two stars behind letters for any directories,
-# and a slash in brackets for a character.
+# and a slash in brackets for a character. We support no escaped slashes.
 _line = st.lists(st.sampled_from(_PIECES), min_size=1, max_size=6).map("".join)
-_lines = st.lists(_line.filter(lambda line: not re.search(r"[^/]\*\*|\[.*/", line)), max_size=8)
+_lines = st.lists(_line.filter(lambda line: not re.search(r"[^/]\*\*|\[.*/|\\/", line)), max_size=8)
 _patterns = _lines.map("\n".join)
 _files = st.fixed_dictionaries(
     {".gitignore": _patterns},
@@ -75,7 +73,7 @@ def test_it_lists_what_git_lists(repository: Path, examples: int) -> None:
         for below in ("", "ab"):
             listed = git(repository / below, *["ls-files", "-z", "-c", "-o", "--exclude-standard"])
             # Where git lists nothing, all that is not hidden is offered.
-            if expected := sorted(filter(gitignore.can_be_named, filter(None, listed))):
+            if expected := sorted(filter(file_index.can_be_named, filter(None, listed))):
                 assert sorted(list_files(repository / below, 10_000)) == expected, files
 
     explore(check, examples, _files)
@@ -166,9 +164,9 @@ def test_where_there_are_too_many_files_the_top_ones_are_listed(
         path.write_text("")
     (tmp_path / "z.py").write_text("")
     assert list_files(tmp_path, 3) == ["z.py", "deep/0/file", "deep/1/file"]
-    monkeypatch.setattr(gitignore, "MAX_ENTRIES", 2)
+    monkeypatch.setattr(file_index, "MAX_ENTRIES", 2)
     assert list_files(tmp_path, 3) == ["z.py"]
-    monkeypatch.setattr(gitignore, "MAX_SECONDS", -1.0)
+    monkeypatch.setattr(file_index, "MAX_SECONDS", -1.0)
     assert list_files(tmp_path, 3) == []
 
 

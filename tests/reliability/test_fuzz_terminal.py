@@ -15,7 +15,7 @@ from akunu_py.cli import main
 from akunu_py.models.manifest import FileRecord, Manifest, write_manifest
 from akunu_py.settings import settings_file
 from akunu_py.text import displayable, for_output, on_one_line, typeable
-from akunu_py.tui.session_thread import Failed, Finished, Loaded
+from akunu_py.tui.workers.session_thread import AnswerFailed, Finished, Loaded
 from tests.reliability.fuzz import TEXTS, explore, lengths
 from tests.support.chats import exchange_of
 from tests.support.tui_chat import GAUGES, STATS, Chat, chat
@@ -161,7 +161,7 @@ async def test_the_chat_shows_and_does_not_obey() -> None:
         await here.post(Finished(1, "stop", STATS))
         assert is_safe(on_screen(here))
         await here.send("More")
-        await here.post(Failed(2, evil))
+        await here.post(AnswerFailed(2, evil))
         screen = on_screen(here)
         assert is_safe(screen)
         assert "␛[2J" in screen

@@ -35,7 +35,7 @@ from akunu_py.serve.http.record import Records
 from akunu_py.serve.own.client import ServerClient, running_server, server_at
 from akunu_py.serve.own.running import RunningServer, announced, running_servers
 from akunu_py.serve.own.served import ServedChat, ServedCompleter
-from akunu_py.tui.session_thread import Failed, Finished, PieceArrived, SessionThread
+from akunu_py.tui.workers.session_thread import AnswerFailed, Finished, PieceArrived, SessionThread
 from akunu_py.types import GenerateOptions, LoadOptions, Message, SamplingOptions
 from tests.support.serving import Served, at_a_socket
 
@@ -241,7 +241,7 @@ class Heard:
     def until_end(self) -> list[Any]:
         """All messages of an answer."""
         found: list[Any] = []
-        while not found or not isinstance(found[-1], Finished | Failed):
+        while not found or not isinstance(found[-1], Finished | AnswerFailed):
             found.append(self.messages.get(timeout=60))
         return found
 

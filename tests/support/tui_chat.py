@@ -17,14 +17,13 @@ from textual.widgets import Markdown
 from akunu_py.decoding.chat_model import Gauges
 from akunu_py.settings import Settings
 from akunu_py.tui.app import ChatApp, ChatConfig
-from akunu_py.tui.message_line import MessageLine
 from akunu_py.tui.prompt.box import PromptBox
-from akunu_py.tui.session_thread import Finished, Loaded, PieceArrived
-from akunu_py.tui.status import StatusLine
-from akunu_py.tui.store_thread import StoreThread
+from akunu_py.tui.status import MessageLine, StatusLine
 from akunu_py.tui.transcript.drafting import DraftedSection, DraftedText
 from akunu_py.tui.transcript.turn import AnswerView, Notice, PromptView
 from akunu_py.tui.transcript.view import Transcript
+from akunu_py.tui.workers.session_thread import Finished, Loaded, PieceArrived
+from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import GenerateOptions, Message, Stats
 
 STATS = Stats(generated_tokens=11, target_passes=5, drafted=10, accepted=5, decode_s=0.5)
@@ -142,7 +141,6 @@ async def chat(
     store: StoreThread | None = None,
     directory: Path | None = None,
     settings: Settings | None = None,
-    live: Path | None = None,
 ) -> AsyncIterator[Chat]:
     config = ChatConfig(
         "starter",
@@ -150,7 +148,6 @@ async def chat(
         settings or Settings(),
         store=store,
         directory=directory or Path.cwd(),
-        live=live,
     )
     async with ChatApp(config).run_test(size=size) as pilot:
         chat = Chat(pilot)

@@ -17,8 +17,8 @@ from akunu_py.errors import Cancelled
 from akunu_py.models.progress import Progress
 from akunu_py.models.store import StoredModel
 from akunu_py.tui import themes
-from akunu_py.tui.downloads import DownloadEnded, DownloadMoved
-from akunu_py.tui.models import ModelsScreen
+from akunu_py.tui.screens.models import ModelsScreen
+from akunu_py.tui.workers.downloads import DownloadEnded, DownloadMoved
 
 
 class Compare(Protocol):

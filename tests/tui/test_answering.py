@@ -10,13 +10,13 @@ from textual import events
 
 from akunu_py import paths
 from akunu_py.text import displayable, typeable
-from akunu_py.tui.conversation import Conversation, Turn
-from akunu_py.tui.downloads import DownloadEnded
-from akunu_py.tui.message_line import MessageLine
+from akunu_py.tui.open_conversation import ChatTurn, Conversation
 from akunu_py.tui.prompt.box import PromptBox
-from akunu_py.tui.session_thread import Failed, Finished, Loaded, Prefilling
+from akunu_py.tui.status import MessageLine
 from akunu_py.tui.transcript.turn import AnswerView, PromptView
 from akunu_py.tui.transcript.view import Transcript
+from akunu_py.tui.workers.downloads import DownloadEnded
+from akunu_py.tui.workers.session_thread import AnswerFailed, Finished, Loaded, Prefilling
 from akunu_py.types import Constraint, Message
 from tests.support.tui_chat import STATS, at_rest, chat, until
 
@@ -152,7 +152,7 @@ async def test_a_new_conversation(new: str) -> None:
 async def test_a_failed_prompt_goes_back_to_the_box() -> None:
     async with chat() as it:
         await it.send("too long")
-        await it.post(Failed(1, "the prompt is too long"))
+        await it.post(AnswerFailed(1, "the prompt is too long"))
         assert (it.text(), it.notices) == ("too long", ["the prompt is too long"])
         assert it.phase() == "failed"
         it.box.clear()
@@ -164,14 +164,14 @@ async def test_an_answer_that_fails_halfway_is_kept() -> None:
     async with chat() as it:
         await it.send("go")
         await it.piece("half of")
-        await it.post(Failed(1, "RuntimeError: out of memory"))
+        await it.post(AnswerFailed(1, "RuntimeError: out of memory"))
         assert (it.markdown, it.text()) == (["half of"], "")
         assert it.notices == ["RuntimeError: out of memory"]
 
 
 @pytest.mark.parametrize(
     "broken",
-    ["akunu_py.tui.transcript.table.natural_widths", "akunu_py.tui.transcript.parser.to_unicode"],
+    ["akunu_py.tui.transcript.blocks.natural_widths", "akunu_py.tui.transcript.parser.to_unicode"],
 )
 async def test_a_bug_in_drawing_hides_nothing(
     broken: str, monkeypatch: pytest.MonkeyPatch, own_directories: None
@@ -210,7 +210,7 @@ async def test_a_bug_in_drawing_hides_nothing(
 async def test_a_model_that_cannot_be_loaded_loses_no_prompt() -> None:
     async with chat(loaded=False) as it:
         await it.send("hello")
-        await it.post(Failed(None, "the model is damaged"))
+        await it.post(AnswerFailed(None, "the model is damaged"))
         assert (it.text(), it.notices) == ("hello", ["the model is damaged"])
         await it.press("enter")
         assert it.phase() == "loading", "sending tries again to load"
@@ -294,7 +294,7 @@ async def test_what_is_told_waits_and_is_edited_is_marked() -> None:
         await it.press("escape")
         assert not it.app.query("PromptView.-edited")
         await it.send("/export chat.pdf")
-        assert it.notifications == ["expected .md, .json, .svg at the end, found .pdf"]
+        assert it.notifications == ["expected .md, .json at the end, found .pdf"]
         assert it.text() == "/export chat.pdf"
 
 
@@ -388,7 +388,7 @@ async def test_the_next_answer_can_be_asked_for_in_json(tmp_path: Path) -> None:
     """Once: any JSON, of a schema in the prompt or in a file; and answered again likewise."""
     (tmp_path / "schema.json").write_text('{"type": "integer"}')
 
-    def constraint(turn: Turn | None) -> Constraint | None:
+    def constraint(turn: ChatTurn | None) -> Constraint | None:
         assert turn is not None
         return turn.constraint
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from textual.widgets import OptionList
 
 from akunu_py.chats.store import ConversationStore
-from akunu_py.chats.tree import Tree
-from akunu_py.tui.dialog import QuestionScreen
-from akunu_py.tui.library import Chosen, ConversationsScreen
-from akunu_py.tui.live import LiveMarks
-from akunu_py.tui.session_thread import Failed, Finished
-from akunu_py.tui.store_thread import StoreThread
-from tests.support.chats import add_answer, add_prompt
+from akunu_py.tui.screens.conversations import Chosen, ConversationsScreen
+from akunu_py.tui.screens.dialog import QuestionScreen
+from akunu_py.tui.workers.session_thread import AnswerFailed, Finished
+from akunu_py.tui.workers.store_thread import StoreThread
 from tests.support.tui_chat import STATS, Chat, chat, until
 
 
@@ -107,7 +103,7 @@ async def test_what_fails_or_is_deleted_behind() -> None:
         await it.press("ctrl+n")
         await it.send("two")
         await it.press("escape")  # it waits
-        await it.post(Failed(None, "the model is damaged"))
+        await it.post(AnswerFailed(None, "the model is damaged"))
         assert (it.text(), it.prompts) == ("two", [])
         prompts = [each.text for each in behind.path() if each.role == "user"]
         assert prompts == ["one", "one more"], "what waited behind is still there"
@@ -117,36 +113,3 @@ async def test_what_fails_or_is_deleted_behind() -> None:
         await it.press("ctrl+n")
         await it.app.library.on_deleted(next(reversed(it.app.answering._aside)))
         assert (it.app.answering.active, it.app.answering.progress()) == (None, {})
-
-
-async def test_an_answer_of_another_akunu_is_not_called_broken_off(tmp_path: Path) -> None:
-    path, live = tmp_path / "conversations.db", tmp_path / "live"
-    other, marks = ConversationStore.open(path), LiveMarks(live)
-    tree = Tree("there", "Sing")
-    reply = add_answer(tree, "La", add_prompt(tree, "Sing").id, finish=None)
-    other.save_tree(tree)
-    marks.hold("there")
-    store_thread = StoreThread(path)
-    async with chat(store=store_thread, live=live) as it:
-        await it.app.library.open(Chosen("there"))
-        await it.pilot.pause()
-        assert it.feet == ["… another akunu is answering this"]
-        await it.app.library.look_elsewhere()
-        assert it.markdown == ["La"]
-        other.save("there", replace(reply, text="La la.", finish_reason="stop"))
-        marks.release()
-        await it.app.library.look_elsewhere()
-        await until(it.pilot, lambda: it.markdown == ["La la."])
-        assert it.feet == [""]
-
-        await it.press("ctrl+n")
-        await it.send("Sing too")
-        mine = it.app.conversation.tree.conversation
-        assert LiveMarks(live).is_elsewhere(mine), "as others see it"
-        assert not LiveMarks(live).is_elsewhere("there")
-        await it.answer("La.")
-        assert (LiveMarks(live).is_elsewhere(mine), list(live.iterdir())) == (False, [])
-    assert store_thread.close(10)
-    other.close()
-    (live / "dead").touch()  # of a process that was killed
-    assert not LiveMarks(live).is_elsewhere("dead")

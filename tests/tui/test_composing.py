@@ -13,12 +13,12 @@ from textual.screen import Screen
 from textual.widget import Widget
 
 from akunu_py.tui.app import ChatApp
-from akunu_py.tui.dialog import Dialog
-from akunu_py.tui.help import HelpScreen
-from akunu_py.tui.models import ModelsScreen
-from akunu_py.tui.prompt.files import attach, join, split
-from akunu_py.tui.prompt.mentions import NamedFiles, PastedTexts
+from akunu_py.tui.prompt.attachments import attach, join, split
+from akunu_py.tui.prompt.box import NamedFiles, PastedTexts
 from akunu_py.tui.prompt.suggestions import Suggester, SuggestionPopup
+from akunu_py.tui.screens.dialog import Dialog
+from akunu_py.tui.screens.help import HelpScreen
+from akunu_py.tui.screens.models import ModelsScreen
 from akunu_py.tui.terminal import edit_text, editor
 from tests.support.tui_chat import Chat, chat, until
 

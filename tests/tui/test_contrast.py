@@ -11,8 +11,8 @@ from rich.style import Style
 from textual.color import Color
 
 from akunu_py.settings import Settings
-from akunu_py.tui.session_thread import Finished, PieceArrived
-from akunu_py.tui.store_thread import StoreThread
+from akunu_py.tui.workers.session_thread import Finished, PieceArrived
+from akunu_py.tui.workers.store_thread import StoreThread
 from tests.support.tui_chat import GAUGES, STATS, Chat, at_rest, chat
 
 LEAST = 4.5

@@ -11,12 +11,12 @@ from textual.screen import Screen
 from akunu_py.chats.tree import ChatMessage
 from akunu_py.decoding.chat_model import Gauges
 from akunu_py.tui.app import ChatApp
-from akunu_py.tui.conversation import Turn
-from akunu_py.tui.session_thread import Finished, Loaded, PieceArrived
+from akunu_py.tui.open_conversation import ChatTurn
 from akunu_py.tui.status import StatusLine
 from akunu_py.tui.transcript.drafting import DraftedSection, DraftingPanel, sparkline
 from akunu_py.tui.transcript.markdown import AnswerMarkdown
 from akunu_py.tui.transcript.turn import ThinkingView
+from akunu_py.tui.workers.session_thread import Finished, Loaded, PieceArrived
 from akunu_py.types import Message
 from tests.support.tui_chat import GAUGES, STATS, chat, until
 
@@ -123,7 +123,7 @@ async def test_a_long_drafting_view_is_cut_into_stretches_with_all_spans() -> No
 
 
 def test_spans_that_touch_become_one() -> None:
-    turn = Turn(ChatMessage("user", "go"))
+    turn = ChatTurn(ChatMessage("user", "go"))
     turn.add("abc", ((0, 1), (2, 3)))
     turn.add("def", ((0, 2),))
     assert turn.spans == [(0, 1), (2, 5)]

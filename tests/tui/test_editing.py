@@ -9,12 +9,12 @@ import pytest
 from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.tui import app
 from akunu_py.tui.controllers.turns import code_blocks
-from akunu_py.tui.conversation import Conversation
-from akunu_py.tui.session_thread import Failed, Finished
+from akunu_py.tui.open_conversation import Conversation
 from akunu_py.tui.terminal import find_program, run_program
 from akunu_py.tui.transcript.code import CodeBlock
-from akunu_py.tui.transcript.column import Earlier, Later
 from akunu_py.tui.transcript.turn import AnswerView, PromptView
+from akunu_py.tui.transcript.view import Earlier, Later
+from akunu_py.tui.workers.session_thread import AnswerFailed, Finished
 from akunu_py.types import Message
 from tests.support.tui_chat import STATS, Chat, chat, until
 
@@ -99,7 +99,7 @@ async def test_another_answer_is_a_branch() -> None:
         assert (it.markdown, it.feet) == (["first", "second"], ["", "‹ 1/2 ›"])
         await it.press("up", "up", "r")
         assert it.prompts == ["one"]
-        await it.post(Failed(4, "no memory"))
+        await it.post(AnswerFailed(4, "no memory"))
         assert (it.markdown, it.text()) == (["first", "second"], "")
         assert it.notices == ["no memory"]
 

@@ -22,9 +22,16 @@ from textual.widgets import OptionList, Static
 from akunu_py.errors import UsageError
 from akunu_py.text import typeable
 from akunu_py.tui.app import ChatApp
-from akunu_py.tui.fuzzy import best
+from akunu_py.tui.prompt.attachments import (
+    Attachment,
+    attach,
+    join,
+    mentions,
+    read,
+    split,
+)
 from akunu_py.tui.prompt.box import PromptBox
-from akunu_py.tui.prompt.files import Attachment, FileIndex, attach, join, mentions, read, split
+from akunu_py.tui.prompt.file_index import FileIndex, best
 from akunu_py.tui.prompt.suggestions import Suggester, SuggestionPopup
 from tests.support.tui_chat import chat, until
 from tests.support.tui_host import Compare, Host

@@ -15,11 +15,11 @@ from akunu_py.errors import FetchError, UnknownModel
 from akunu_py.models import store
 from akunu_py.models.progress import Progress
 from akunu_py.models.store import StoredModel
-from akunu_py.tui import downloads
 from akunu_py.tui.app import ChatApp, ChatConfig
-from akunu_py.tui.models import ModelsScreen
-from akunu_py.tui.session_thread import Loaded
-from akunu_py.tui.welcome import Welcome
+from akunu_py.tui.screens.main import Welcome
+from akunu_py.tui.screens.models import ModelsScreen
+from akunu_py.tui.workers import downloads
+from akunu_py.tui.workers.session_thread import Loaded
 from akunu_py.types import GenerateOptions
 from tests.support.terminal import Terminal, needs_tmux
 from tests.support.terminal import terminal as terminal  # a fixture

@@ -18,17 +18,17 @@ from akunu_py import tui
 from akunu_py.chats.tree import ConversationInfo
 from akunu_py.settings import save_settings
 from akunu_py.tui.app import ChatApp, ChatConfig
-from akunu_py.tui.help import HelpScreen, sections
 from akunu_py.tui.prompt.box import PromptBox
-from akunu_py.tui.slash_commands import (
+from akunu_py.tui.prompt.slash_commands import (
     COMMANDS,
-    Call,
     ChatCommands,
+    CommandCall,
     Mistake,
     key_name,
     keys_of_actions,
     parse,
 )
+from akunu_py.tui.screens.help import HelpScreen, sections
 from akunu_py.types import GenerateOptions
 from tests.support.tui_chat import at_rest, until
 from tests.support.tui_host import Compare, sizes_and_themes
@@ -54,7 +54,7 @@ def chat(tmp_path: Path) -> ChatApp:
 )
 def test_what_is_a_command(prompt: str, name: str, argument: str) -> None:
     call = parse(prompt)
-    assert isinstance(call, Call)
+    assert isinstance(call, CommandCall)
     assert (call.command.name, call.argument) == (name, argument)
 
 

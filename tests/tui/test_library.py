@@ -16,8 +16,8 @@ from textual.pilot import Pilot
 from textual.widgets import Input, OptionList, Static
 
 from akunu_py.chats.store import ConversationStore
-from akunu_py.tui.library import Chosen, ConversationsScreen, moment
-from akunu_py.tui.store_thread import StoreThread
+from akunu_py.tui.screens.conversations import Chosen, ConversationsScreen, moment
+from akunu_py.tui.workers.store_thread import StoreThread
 from tests.support.chats import T0, branched, exchange_of
 from tests.support.tui_chat import at_rest, until
 from tests.support.tui_host import Compare, Host
@@ -224,7 +224,7 @@ async def test_rename(path: Path) -> None:
     [
         ([], "what-is-a-queue.md"),
         (["down"], "what-is-a-queue.json"),
-        (["up"], "what-is-a-queue.svg"),
+        (["up"], "what-is-a-queue.json"),
     ],
 )
 async def test_export(path: Path, tmp_path: Path, keys: list[str], name: str) -> None:
@@ -234,7 +234,7 @@ async def test_export(path: Path, tmp_path: Path, keys: list[str], name: str) ->
         await pilot.press("enter")
         await until(pilot, app.notices)
         assert app.notices() == [f"Exported: {tmp_path / name}"]
-        assert "You are welcome." in (tmp_path / name).read_text("utf-8").replace("&#160;", " ")
+        assert "You are welcome." in (tmp_path / name).read_text("utf-8")
         await pilot.press("ctrl+s", "escape")
         assert app.screen is app.list
 
@@ -304,7 +304,7 @@ def test_picture(
     size: tuple[int, int],
     theme: str,
 ) -> None:
-    monkeypatch.setattr("akunu_py.tui.library.Path.cwd", lambda: Path("/home/me"))
+    monkeypatch.setattr("akunu_py.tui.screens.conversations.Path.cwd", lambda: Path("/home/me"))
     app = LibraryHost(path, theme)
 
     async def press(pilot: Pilot[None]) -> None:

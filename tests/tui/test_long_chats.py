@@ -12,10 +12,10 @@ from textual.selection import SELECT_ALL, Selection
 from textual.widgets import Markdown
 
 from akunu_py.chats.tree import ChatMessage, Tree
-from akunu_py.tui.session_thread import Finished, PieceArrived
 from akunu_py.tui.transcript.blocks import BulletList
 from akunu_py.tui.transcript.markdown import AnswerMarkdown, MarkdownSection, split
 from akunu_py.tui.transcript.view import Transcript
+from akunu_py.tui.workers.session_thread import Finished, PieceArrived
 from tests.support.tui_chat import STATS, Chat, chat, until
 
 

@@ -19,9 +19,9 @@ from akunu_py.models import catalogue, store
 from akunu_py.models.progress import Progress
 from akunu_py.models.speed import Machine
 from akunu_py.models.store import StoredModel
-from akunu_py.tui.downloads import DownloadEnded, DownloadMoved, Downloads
-from akunu_py.tui.models import ModelsScreen, better_model
-from akunu_py.tui.welcome import describe_offer
+from akunu_py.tui.screens.main import describe_offer
+from akunu_py.tui.screens.models import ModelsScreen, better_model
+from akunu_py.tui.workers.downloads import DownloadEnded, DownloadMoved, Downloads
 from tests.support.tui_chat import at_rest, until
 from tests.support.tui_host import Compare, Host, Pulled, sizes_and_themes
 
@@ -48,8 +48,8 @@ MACHINE = Machine(MEMORY, 100e9)
 def few_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setattr(catalogue, "load_catalogue", lambda: ENTRIES)
-    monkeypatch.setattr("akunu_py.tui.models.look_at_machine", lambda: (GB // 50, MACHINE))
-    monkeypatch.setattr("akunu_py.tui.models.free_space", lambda: 310 * GB)
+    monkeypatch.setattr("akunu_py.tui.screens.models.look_at_machine", lambda: (GB // 50, MACHINE))
+    monkeypatch.setattr("akunu_py.tui.screens.models.free_space", lambda: 310 * GB)
     stored = [
         StoredModel("starter", tmp_path, GB // 10, 8192, licence="Apache-2.0"),
         StoredModel("torn", tmp_path, GB, damaged="model.safetensors is missing"),
@@ -252,7 +252,8 @@ def test_a_better_model_for_the_first_run(monkeypatch: pytest.MonkeyPatch) -> No
     assert better_model("good-4b") is None
     assert better_model("a folder of mine") is None
     monkeypatch.setattr(
-        "akunu_py.tui.models.look_at_machine", lambda: (MEMORY, replace(MACHINE, bandwidth=10e9))
+        "akunu_py.tui.screens.models.look_at_machine",
+        lambda: (MEMORY, replace(MACHINE, bandwidth=10e9)),
     )
     assert better_model("starter") is None, "it would fit, but be slower than one reads"
 

@@ -12,14 +12,13 @@ from textual.widgets import Input
 
 from akunu_py.chats.store import ConversationStore
 from akunu_py.commands import chat as command
-from akunu_py.tui.app import ChatApp, ChatConfig
-from akunu_py.tui.controllers.library import Resume
-from akunu_py.tui.library import ConversationsScreen
-from akunu_py.tui.models import model_rows
-from akunu_py.tui.remembered import Remembered, recall, remember
-from akunu_py.tui.session_thread import Finished, Loaded
-from akunu_py.tui.store_thread import StoreThread
-from akunu_py.tui.welcome import Welcome, describe_offer
+from akunu_py.tui.app import ChatApp, ChatConfig, Remembered, recall, remember
+from akunu_py.tui.controllers.conversations import Resume
+from akunu_py.tui.screens.conversations import ConversationsScreen
+from akunu_py.tui.screens.main import Welcome, describe_offer
+from akunu_py.tui.screens.models import model_rows
+from akunu_py.tui.workers.session_thread import Finished, Loaded
+from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import GenerateOptions
 from tests.support.chats import T0, branched, exchange_of
 from tests.support.tui_chat import STATS, Chat, until

@@ -14,10 +14,10 @@ from akunu_py.chats.store import ConversationStore
 from akunu_py.chats.tree import ChatMessage
 from akunu_py.decoding.prompt_cache import cache_file
 from akunu_py.decoding.prompt_cache.cache_file import About
-from akunu_py.tui import store_thread as store_module
-from akunu_py.tui.library import ConversationsScreen
-from akunu_py.tui.session_thread import Finished, SessionThread
-from akunu_py.tui.store_thread import StoreThread
+from akunu_py.tui.screens.conversations import ConversationsScreen
+from akunu_py.tui.workers import store_thread as store_module
+from akunu_py.tui.workers.session_thread import Finished, SessionThread
+from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import GenerateOptions, Message
 from tests.support.tui_chat import STATS, at_rest, chat, until
 
@@ -196,10 +196,10 @@ async def test_a_chat_is_saved_as_a_file(tmp_path: Path) -> None:
         assert "empty" in it.notifications[-1]
         await it.send("One, two?")
         await it.answer("Three.")
-        for file in ("", "", "chat.json", "chat.svg"):
+        for file in ("", "", "chat.json"):
             await it.act(f"export({file!r})")
         names = sorted(path.name for path in tmp_path.iterdir())
-        assert names == ["chat.json", "chat.svg", "one-two-2.md", "one-two.md"]
+        assert names == ["chat.json", "one-two-2.md", "one-two.md"]
         assert "Three." in (tmp_path / "one-two.md").read_text("utf-8")
         await it.act("export('chat.json')")
         assert "exists" in it.notifications[-1]

@@ -21,8 +21,8 @@ from akunu_py.decoding.prompt_cache.store import DiskLimits, PromptCacheStore
 from akunu_py.decoding.recall import Recall
 from akunu_py.decoding.session import Generation, Session
 from akunu_py.errors import DamagedModel
-from akunu_py.tui.session_thread import (
-    Failed,
+from akunu_py.tui.workers.session_thread import (
+    AnswerFailed,
     Finished,
     Loaded,
     PieceArrived,
@@ -71,7 +71,7 @@ class Recorder:
         while True:
             message = self.next()
             assert message.request == turn
-            if isinstance(message, (Finished, Failed)):
+            if isinstance(message, (Finished, AnswerFailed)):
                 return text, message
             if isinstance(message, PieceArrived):
                 assert all(0 <= a < b <= len(message.text) for a, b in message.drafted)
@@ -126,10 +126,10 @@ def test_stopping_before_it_begins(recorder: Recorder) -> None:
 
 def test_errors_are_told_and_the_next_question_is_answered(recorder: Recorder) -> None:
     _, end = recorder.ask(5, [Message("user", "too long " * 9000)], OPTIONS)
-    assert isinstance(end, Failed)
+    assert isinstance(end, AnswerFailed)
     assert "8192" in end.error
     _, end = recorder.ask(6, [None], OPTIONS)  # type: ignore[list-item]
-    assert isinstance(end, Failed)
+    assert isinstance(end, AnswerFailed)
     assert end.error.startswith("AttributeError: ")
     recorder.thread.request(7, QUESTION, OPTIONS)
     before = len(recorder.answered)
@@ -169,7 +169,7 @@ def test_switching_models(recorder: Recorder) -> None:
     assert loaded.model == "another"
     recorder.broken = True
     recorder.thread.switch("third")
-    assert isinstance(recorder.next(), Failed)
+    assert isinstance(recorder.next(), AnswerFailed)
     recorder.broken = False
     recorder.thread.request(12, QUESTION, GenerateOptions(max_tokens=1))
     assert recorder.next().model == "third", "tried again with the next question"
@@ -193,7 +193,7 @@ import sys
 from pathlib import Path
 from akunu_py.decoding.chat_model import LoadedChat
 from akunu_py.decoding.engine import Engine
-from akunu_py.tui.session_thread import PieceArrived, SessionThread
+from akunu_py.tui.workers.session_thread import PieceArrived, SessionThread
 from akunu_py.types import GenerateOptions, Message
 
 def load(name):
@@ -224,7 +224,7 @@ def test_a_model_that_is_not_here_yet_is_loaded_when_it_is(shallow_starter: Engi
     recorder = Recorder(shallow_starter)
     recorder.thread.start(recorder.messages.put, load=False)
     recorder.thread.switch("starter")
-    assert isinstance(recorder.next(), Failed)  # it is broken
+    assert isinstance(recorder.next(), AnswerFailed)  # it is broken
     assert recorder.thread.close(timeout=60)
     assert recorder.messages.empty(), "it was tried once"
 
@@ -244,7 +244,7 @@ def test_it_is_known_whether_a_model_is_being_loaded(
     monkeypatch.setattr(recorder.thread, "_load", loading)
     assert not recorder.thread.loading
     recorder.thread.start(recorder.messages.put)
-    assert isinstance(recorder.next(), Failed if broken else Loaded)
+    assert isinstance(recorder.next(), AnswerFailed if broken else Loaded)
     assert recorder.thread.close(timeout=60)
     assert seen == [True]
     assert not recorder.thread.loading
@@ -301,7 +301,7 @@ def test_a_chat_goes_on_after_a_restart_and_after_it_was_unloaded(
         for number in range(2 - start):
             thread.request(number, long, GenerateOptions(max_tokens=3))
             while not isinstance(message := messages.get(timeout=60), Finished):
-                assert not isinstance(message, Failed), message
+                assert not isinstance(message, AnswerFailed), message
             known = message.stats.prompt_tokens - 1 if start or number else 0
             assert message.stats.cached_tokens == known
             until(lambda: thread._chat is None)  # noqa: B023 - it is waited for here

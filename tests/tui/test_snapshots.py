@@ -13,9 +13,15 @@ from textual.pilot import Pilot
 from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.settings import Settings
 from akunu_py.tui.app import ChatApp, ChatConfig
+from akunu_py.tui.prompt.attachments import Attachment, join
 from akunu_py.tui.prompt.box import PromptBox
-from akunu_py.tui.prompt.files import Attachment, join
-from akunu_py.tui.session_thread import Failed, Finished, Loaded, PieceArrived, Prefilling
+from akunu_py.tui.workers.session_thread import (
+    AnswerFailed,
+    Finished,
+    Loaded,
+    PieceArrived,
+    Prefilling,
+)
 from akunu_py.types import GenerateOptions, Stats
 from tests.support.tui_chat import GAUGES, at_rest
 from tests.support.tui_host import Compare
@@ -178,7 +184,7 @@ async def attached(pilot: Pilot[None]) -> None:
 async def error(pilot: Pilot[None]) -> None:
     await asked(pilot)
     text = "the prompt has 9000 tokens, but the context of starter holds 8192; shorten the prompt"
-    pilot.app.post_message(Failed(1, text))
+    pilot.app.post_message(AnswerFailed(1, text))
     await at_rest(pilot)
 
 

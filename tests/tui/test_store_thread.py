@@ -17,8 +17,8 @@ from akunu_py.chats import database
 from akunu_py.chats.store import ConversationStore
 from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.errors import ConversationError
-from akunu_py.tui import store_thread
-from akunu_py.tui.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning
+from akunu_py.tui.workers import store_thread
+from akunu_py.tui.workers.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning
 from tests.support.chats import add_answer, add_prompt, branched
 from tests.support.command import until
 

@@ -9,8 +9,8 @@ from textual.content import Content
 from textual.style import Style
 
 from akunu_py.settings import Settings
+from akunu_py.tui.transcript.blocks import column_widths, draw, natural_widths
 from akunu_py.tui.transcript.parser import markdown_parser, table_cells
-from akunu_py.tui.transcript.table import column_widths, draw, natural_widths
 from tests.support.tui_chat import chat, until
 
 WORDS = st.lists(

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from akunu_py.tui.terminal import ChatDriver
-from akunu_py.tui.widths import keep_columns
+from akunu_py.tui.terminal import ChatDriver, keep_columns
 
 CLUSTERS = [
     *("👩\u200d👩\u200d👧\u200d👦", "❤\ufe0f", "👍🏽", "🇩🇪", "1\ufe0f\u20e3", "☺", "☰", "Ⅷ", "中"),

@@ -16,12 +16,14 @@ from akunu_py.arguments import json_constraint
 from akunu_py.errors import AkunuError, UsageError
 from akunu_py.models import store
 from akunu_py.text import collapse
-from akunu_py.tui.conversation import Conversation, Turn, TurnState
-from akunu_py.tui.downloads import DownloadEnded, DownloadMoved, Downloads
-from akunu_py.tui.live import LiveMarks
-from akunu_py.tui.prompt.files import split
-from akunu_py.tui.session_thread import (
-    Failed,
+from akunu_py.tui.open_conversation import ChatTurn, Conversation, TurnState
+from akunu_py.tui.prompt.attachments import split
+from akunu_py.tui.screens.main import ChatView
+from akunu_py.tui.screens.settings import SettingsController
+from akunu_py.tui.status import Phase
+from akunu_py.tui.workers.downloads import DownloadEnded, DownloadMoved, Downloads
+from akunu_py.tui.workers.session_thread import (
+    AnswerFailed,
     Finished,
     Loaded,
     PieceArrived,
@@ -29,9 +31,6 @@ from akunu_py.tui.session_thread import (
     SessionMessage,
     SessionThread,
 )
-from akunu_py.tui.settings import SettingsController
-from akunu_py.tui.status import Phase
-from akunu_py.tui.view import ChatView
 from akunu_py.types import Constraint, FinishReason
 
 _LONG_S = 15.0  # an answer that takes longer may be waited for elsewhere
@@ -48,11 +47,10 @@ class AnswerController:
     _settings: SettingsController
     _session: SessionThread | None  # None: nobody answers
     _downloads: Downloads
-    _live: LiveMarks
     _is_missing: bool = False  # the model is fetched first
     context_length: int = 0  # tokens; 0 until the model is loaded
-    active: Turn | None = None  # is being answered
-    _queue: deque[Turn] = field(default_factory=deque)  # answered after `active`
+    active: ChatTurn | None = None  # is being answered
+    _queue: deque[ChatTurn] = field(default_factory=deque)  # answered after `active`
     _aside: dict[str, Conversation] = field(default_factory=dict)  # answered behind the screen
     unread: set[str] = field(default_factory=set)  # conversations that were answered there
     _is_loading: bool = True
@@ -134,7 +132,7 @@ class AnswerController:
             await self._stop([turn for turn in self._pending() if turn in aside])
             del self._aside[conversation]
 
-    async def _stop(self, turns: Sequence[Turn]) -> None:
+    async def _stop(self, turns: Sequence[ChatTurn]) -> None:
         """Ends the answers of `turns`; prompts without one stay as they are."""
         for turn in turns:
             if turn is self.active and self._session is not None:
@@ -148,7 +146,7 @@ class AnswerController:
         answer = self.active.answer.rstrip() if self.active else ""
         return bool(code.strip()) and answer.endswith(code.rstrip())
 
-    async def submit(self, turn: Turn) -> None:
+    async def submit(self, turn: ChatTurn) -> None:
         """Shows a new turn, and has it answered when the ones before are."""
         await self._view.transcript.show_branch()
         await self._view.transcript.action_follow()
@@ -157,7 +155,7 @@ class AnswerController:
         self._queue.append(turn)
         await self._answer_next()
 
-    async def resume(self, turn: Turn) -> None:
+    async def resume(self, turn: ChatTurn) -> None:
         """Has the answer of a turn continued."""
         turn.state, turn.constraint = "waiting", None
         self._queue.append(turn)
@@ -177,7 +175,7 @@ class AnswerController:
         fitting = " that fits the schema" if schema else ""
         self._view.inform(f"The next answer is JSON{fitting}; /json off takes that back.")
 
-    async def interrupt(self, discard: Turn | None = None) -> None:
+    async def interrupt(self, discard: ChatTurn | None = None) -> None:
         """Ends the answer under way on the screen, keeping what there is of it, and takes what
         waits there from the queue. Prompts that got no answer go back to the box, that of `discard`
         excepted."""
@@ -233,7 +231,7 @@ class AnswerController:
                 self._on_piece_arrived(message)
             case Finished():
                 await self._on_finished(message)
-            case Failed():
+            case AnswerFailed():
                 if message.request is None or self._turn_of(message.request):
                     await self._fail(message.error)
 
@@ -341,27 +339,26 @@ class AnswerController:
         await self._view.add_notice(error, "error")
         self._view.show_state()
 
-    def _pending(self) -> list[Turn]:
+    def _pending(self) -> list[ChatTurn]:
         """All turns that are to be answered, in order."""
         return [self.active, *self._queue] if self.active else list(self._queue)
 
-    def _turn_of(self, request: int) -> Turn | None:
+    def _turn_of(self, request: int) -> ChatTurn | None:
         """The active turn, if that is the request for its answer."""
         return self.active if self.active and self.active.request == request else None
 
-    def _conversation_of(self, turn: Turn) -> Conversation:
+    def _conversation_of(self, turn: ChatTurn) -> Conversation:
         there = (each for each in self._aside.values() if turn in each)
         return next(there, self._conversation)
 
-    def _drop(self, turn: Turn) -> None:
+    def _drop(self, turn: ChatTurn) -> None:
         """It is not to be answered any more."""
         if turn is self.active:
             self.active = None
-            self._live.release()
         else:
             self._queue.remove(turn)
 
-    def _leave(self, turn: Turn, state: TurnState, finish: FinishReason | None) -> None:
+    def _leave(self, turn: ChatTurn, state: TurnState, finish: FinishReason | None) -> None:
         """Its answer ended so, and is saved as it is."""
         self._drop(turn)
         turn.state, turn.finish = state, finish
@@ -376,7 +373,6 @@ class AnswerController:
         elif self.active is None and self._queue and not self._is_loading:
             turn = self.active = self._queue.popleft()
             turn.state, turn.finish, turn.model = "reading", None, self.model
-            self._live.hold(self._conversation_of(turn).tree.conversation)
             self._requests += 1
             turn.request = self._requests
             # A load that failed is tried again with the request.
@@ -419,13 +415,13 @@ class AnswerController:
         self._view.status.behind = collapse(behind.tree.title) if behind else ""
         self._view.status.phase = phase if self.context_length else "loading"
 
-    def _show_numbers(self, turn: Turn | None) -> None:
+    def _show_numbers(self, turn: ChatTurn | None) -> None:
         """Shows the numbers of an answer, if it is one on the screen; None shows none."""
         if turn is None or turn in self._conversation:
             self._view.status.stats = turn.stats if turn else None
             self._view.panel.show(turn)
 
-    async def _take_back(self, turns: Sequence[Turn], discard: Turn | None = None) -> None:
+    async def _take_back(self, turns: Sequence[ChatTurn], discard: ChatTurn | None = None) -> None:
         """Removes unanswered turns from the conversation, and puts their prompts into the box."""
         texts: list[str] = []
         for turn in reversed(turns):  # those that follow first
@@ -443,7 +439,7 @@ class AnswerController:
             self._view.inform(f"{many} not sent; Ctrl+R finds what you wrote.")
 
 
-def _progress_of(turn: Turn) -> str:
+def _progress_of(turn: ChatTurn) -> str:
     if turn.state == "waiting":
         return "waits"
     if turn.state == "reading" or turn.stats is None:

@@ -10,10 +10,10 @@ from pathlib import Path
 from akunu_py.errors import UsageError
 from akunu_py.text import collapse, typeable
 from akunu_py.tui.controllers.answering import AnswerController
-from akunu_py.tui.conversation import Conversation, Turn
-from akunu_py.tui.prompt.files import attach, join, mentions, missing, split
+from akunu_py.tui.open_conversation import ChatTurn, Conversation
+from akunu_py.tui.prompt.attachments import attach, join, mentions, missing, split
+from akunu_py.tui.screens.main import ChatView
 from akunu_py.tui.transcript.parser import parse
-from akunu_py.tui.view import ChatView
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class TurnController:
     _view: ChatView
     _directory: Path  # where the files are that a prompt names
     _copy: Callable[[str], None]  # puts a text on the clipboard
-    _edited: Turn | None = None  # its prompt is in the box, in the place of `_draft`
+    _edited: ChatTurn | None = None  # its prompt is in the box, in the place of `_draft`
     _draft: str = ""
     _sent_anyway: str = ""  # a prompt that names files which are none, once it was said
     _copied_block: tuple[str, int] = "", -1  # id of the answer, index of the block
@@ -116,7 +116,7 @@ class TurnController:
             self._mark_edited(None)
             self._view.prompt.write(self._draft)
 
-    def _mark_edited(self, turn: Turn | None) -> None:
+    def _mark_edited(self, turn: ChatTurn | None) -> None:
         self._edited = turn
         self._view.transcript.mark_edited(turn)
 
@@ -216,13 +216,13 @@ class TurnController:
                 return
         self._view.refuse("There is no block of code to copy.")
 
-    def _chosen_turn(self) -> Turn | None:
+    def _chosen_turn(self) -> ChatTurn | None:
         """The turn of the chosen message, else the last one."""
         if chosen := self._view.transcript.chosen:
             return chosen[0]
         return self._conversation.turns[-1] if self._conversation.turns else None
 
-    def _copy_answer(self, turn: Turn | None) -> None:
+    def _copy_answer(self, turn: ChatTurn | None) -> None:
         if turn is None or not turn.answer:
             self._view.refuse("There is no answer to copy yet.")
             return

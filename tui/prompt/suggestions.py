@@ -16,9 +16,9 @@ from textual.widgets import OptionList, TextArea
 from textual.widgets.option_list import Option
 
 from akunu_py.text import displayable, human_size
-from akunu_py.tui.fuzzy import Match, best
-from akunu_py.tui.prompt.files import FileIndex, is_text
-from akunu_py.tui.slash_commands import COMMANDS, choices_of
+from akunu_py.tui.prompt.attachments import is_text
+from akunu_py.tui.prompt.file_index import FileIndex, Match, best
+from akunu_py.tui.prompt.slash_commands import COMMANDS, choices_of
 
 # As `attach` reads it, up to the cursor.
 _MENTION = re.compile(r'(?<![^\s(\[])@(?:"([^"\n]*)|([^\s"@][^\s"]*|))$')

@@ -18,13 +18,23 @@ from textual.style import Style
 from textual.widget import Widget
 
 from akunu_py.text import displayable, on_one_line
-from akunu_py.tui.conversation import Turn
-from akunu_py.types import NOT_CACHED, Stats
+from akunu_py.tui.open_conversation import ChatTurn
+from akunu_py.types import NotCached, Stats
 
 _BARS = "▁▂▃▄▅▆▇█"
 _MAX_BAR = 8  # tokens in a pass; more look the same
 _MAX_BARS = 16
 _ROOM_FOR_LABELS = 60  # columns
+# Why tokens of a cached prefix are prefilled again.
+_NOT_CACHED: dict[NotCached, str] = {
+    "evicted": "no memory",
+    "no checkpoint": "no way back",
+    "slow disk": "faster than from disk",
+    "damaged file": "its file was damaged",
+    "other KV width": "saved with other --kv-bits",
+    "other weights": "the model is another one",
+    "other context": "saved with a larger --context",
+}
 _EXPLANATION = "akunu guesses ahead, and the model checks several words at once."
 
 
@@ -37,7 +47,7 @@ class DraftedSection(Widget):
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"drafted--accepted", "drafted--rejected"}
 
-    def __init__(self, turn: Turn, start: int, *, marked: bool) -> None:
+    def __init__(self, turn: ChatTurn, start: int, *, marked: bool) -> None:
         super().__init__()
         self._turn = turn
         self._is_marked = marked
@@ -100,7 +110,7 @@ class DraftedText(Vertical):
 
     SECTION = 1500  # characters
 
-    def __init__(self, turn: Turn, *, marked: bool = True) -> None:
+    def __init__(self, turn: ChatTurn, *, marked: bool = True) -> None:
         self._turn = turn
         self._is_marked = marked
         self._last = DraftedSection(turn, 0, marked=marked)
@@ -142,7 +152,7 @@ class DraftingPanel(Widget, can_focus=False):
         self._speedup: float | None = None
         self._stats: Stats | None = None
 
-    def show(self, turn: Turn | None) -> None:
+    def show(self, turn: ChatTurn | None) -> None:
         """Shows the passes of `turn`, and how much faster than plain decoding they were."""
         self._passes = turn.passes[-_MAX_BARS:] if turn else ()
         self._speedup = turn.speedup if turn else None
@@ -201,7 +211,7 @@ class DraftingPanel(Widget, can_focus=False):
             parts.append(f"first word after {stats.prefill_s:.1f} s")
         if stats.known_tokens or stats.cached_tokens:
             again = stats.known_tokens - stats.cached_tokens
-            why = NOT_CACHED.get(stats.not_cached, "unknown why")
+            why = _NOT_CACHED.get(stats.not_cached, "unknown why")
             parts.append(
                 f"{stats.cached_tokens:,} tokens read before"
                 + (f", {again:,} again: {why}" if again > 0 else "")

@@ -21,10 +21,9 @@ from textual.message import Message
 from textual.widgets import Markdown
 from textual.widgets.markdown import MarkdownBlock
 
-from akunu_py.tui.transcript.blocks import BulletList, NumberedList, Paragraph, Quote
+from akunu_py.tui.transcript.blocks import BulletList, NumberedList, Paragraph, Quote, TableBlock
 from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.transcript.parser import markdown_parser, parse
-from akunu_py.tui.transcript.table import TableBlock
 
 _BLOCKS = 30  # in a section: some screens
 _COLUMNS = 74  # for the height of a section that was never drawn
@@ -38,7 +37,7 @@ class AnswerText(Markdown):
     """
 
     @dataclass
-    class Failed(Message):
+    class DrawingFailed(Message):
         """The text could not be drawn, or not all of it."""
 
         error: Exception
@@ -81,7 +80,7 @@ class AnswerText(Markdown):
         try:
             await super().append(markdown)
         except Exception as error:  # noqa: BLE001 - a bug in drawing must not hide what was said
-            self.post_message(self.Failed(error))
+            self.post_message(self.DrawingFailed(error))
 
     def unhandled_token(self, token: Token) -> MarkdownBlock | None:
         return TableBlock(self, token) if token.type == "table" else None

@@ -6,15 +6,16 @@ from __future__ import annotations
 
 import itertools
 import re
+import unicodedata
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from markdown_it import MarkdownIt
 from markdown_it.rules_block import StateBlock
 from markdown_it.rules_core import StateCore
 from markdown_it.rules_inline import StateInline
 from markdown_it.token import Token
-
-from akunu_py.tui.transcript.latex import to_unicode
 
 _DELIMITERS = {"\\(": "\\)", "\\[": "\\]", "$$": "$$", "$": "$"}
 _LONGEST = 2000  # characters of one formula
@@ -191,3 +192,267 @@ def _cells(tokens: list[Token]) -> TableCells:
         elif opened.type == "td_open":
             rows[-1].append(token)
     return TableCells(header, [row for row in rows if row], alignment)
+
+
+_LETTERS = """
+alpha α beta β gamma γ delta δ epsilon ϵ varepsilon ε zeta ζ eta η theta θ vartheta ϑ iota ι
+kappa κ lambda λ mu μ nu ν xi ξ omicron ο pi π varpi ϖ rho ρ varrho ϱ sigma σ varsigma ς tau τ
+upsilon υ phi ϕ varphi φ chi χ psi ψ omega ω Gamma Γ Delta Δ Theta Θ Lambda Λ Xi Ξ Pi Π Sigma Σ
+Upsilon Υ Phi Φ Psi Ψ Omega Ω aleph ℵ beth ℶ hbar ℏ ell ℓ imath ı jmath ȷ wp ℘ Re ℜ Im ℑ
+infty ∞ partial ∂ nabla ∇ forall ∀ exists ∃ nexists ∄ neg ¬ lnot ¬ emptyset ∅ varnothing ∅
+top ⊤ bot ⊥ angle ∠ triangle △ Box □ square □ blacksquare ■ Diamond ◇ checkmark ✓ dagger † ddagger ‡
+sum ∑ prod ∏ coprod ∐ int ∫ iint ∬ iiint ∭ oint ∮ bigcup ⋃ bigcap ⋂ bigvee ⋁ bigwedge ⋀
+bigoplus ⨁ bigotimes ⨂ surd √ prime ′ degree ° circ ∘ bullet • star ⋆ ast ∗ dots … ldots … cdots ⋯
+vdots ⋮ ddots ⋱ langle ⟨ rangle ⟩ lceil ⌈ rceil ⌉ lfloor ⌊ rfloor ⌋ lbrace { rbrace }
+lvert | rvert | vert | Vert ‖ lVert ‖ rVert ‖ backslash \\ therefore ∴ because ∵
+clubsuit ♣ diamondsuit ♢ heartsuit ♡ spadesuit ♠
+sharp ♯ flat ♭ natural ♮ S § P ¶ copyright © pounds £ euro € yen ¥ aa å AA Å
+"""
+# Relations, arrows and operators between two terms: with a space on either side.
+_INFIX = """
+le ≤ leq ≤ leqslant ⩽ ge ≥ geq ≥ geqslant ⩾ ne ≠ neq ≠ ll ≪ gg ≫ approx ≈ sim ∼ simeq ≃ cong ≅
+equiv ≡ propto ∝ doteq ≐ triangleq ≜ prec ≺ succ ≻ preceq ≼ succeq ≽ in ∈ notin ∉ ni ∋ subset ⊂
+supset ⊃ subseteq ⊆ supseteq ⊇ subsetneq ⊊ nsubseteq ⊈ mid ∣ nmid ∤ parallel ∥ perp ⊥ vdash ⊢
+models ⊨ vDash ⊨ asymp ≍ lesssim ≲ gtrsim ≳ to → gets ← rightarrow → leftarrow ← leftrightarrow ↔
+longrightarrow ⟶ longleftarrow ⟵ longleftrightarrow ⟷ Rightarrow ⇒ Leftarrow ⇐ Leftrightarrow ⇔
+Longrightarrow ⟹ Longleftarrow ⟸ Longleftrightarrow ⟺ implies ⟹ impliedby ⟸ iff ⟺ mapsto ↦
+longmapsto ⟼ hookrightarrow ↪ hookleftarrow ↩ uparrow ↑ downarrow ↓ updownarrow ↕ Uparrow ⇑
+Downarrow ⇓ nearrow ↗ searrow ↘ swarrow ↙ nwarrow ↖ rightharpoonup ⇀ leftharpoonup ↼
+rightleftharpoons ⇌ leadsto ⇝ times × div ÷ pm ± mp ∓ cdot · cup ∪ cap ∩ sqcup ⊔ sqcap ⊓ uplus ⊎
+setminus ∖ smallsetminus ∖ wedge ∧ land ∧ vee ∨ lor ∨ oplus ⊕ ominus ⊖ otimes ⊗ oslash ⊘ odot ⊙
+bmod mod
+"""
+_FUNCTIONS = """arccos arcsin arctan arg cos cosh cot coth csc deg det dim exp gcd hom inf ker lg
+lim liminf limsup ln log max min Pr sec sin sinh sup tan tanh argmax argmin"""
+_SPACES = {",": " ", ";": " ", ":": " ", " ": " ", "!": "", "quad": "  ", "qquad": "    "}
+_DROPPED = """left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr
+displaystyle textstyle limits nolimits nonumber notag"""
+_PLAIN = """text textrm textnormal textbf textit texttt textsf mathrm mathbf mathit mathsf mathtt
+mathnormal boldsymbol bm pmb operatorname mbox hbox"""
+_ACCENTS = {
+    **{"hat": "\u0302", "widehat": "\u0302", "bar": "\u0304", "tilde": "\u0303", "vec": "\u20d7"},
+    **{"widetilde": "\u0303", "dot": "\u0307", "ddot": "\u0308", "check": "\u030c"},
+    **{"overline": "\u0305", "underline": "\u0332", "breve": "\u0306", "acute": "\u0301"},
+}
+_ALPHABETS = {
+    "mathbb": ("DOUBLE-STRUCK", "MATHEMATICAL DOUBLE-STRUCK"),
+    "mathcal": ("SCRIPT", "MATHEMATICAL SCRIPT"),
+    "mathscr": ("SCRIPT", "MATHEMATICAL SCRIPT"),
+    "mathfrak": ("BLACK-LETTER", "MATHEMATICAL FRAKTUR"),
+}
+_BRACKETS = {"matrix": "  ", "pmatrix": "()", "bmatrix": "[]", "vmatrix": "||", "Vmatrix": "‖‖"}
+_BRACKETS |= {"Bmatrix": "{}", "smallmatrix": "  ", "array": "  ", "cases": "{ "}
+_ALIGNED = {"align", "aligned", "equation", "gather", "gathered", "split", "multline", "eqnarray"}
+_ROOTS = {"": "√", "2": "√", "3": "∛", "4": "∜"}
+_VULGAR = {
+    "1/2": "½", "1/3": "⅓", "2/3": "⅔", "1/4": "¼", "3/4": "¾", "1/5": "⅕", "1/6": "⅙", "1/8": "⅛",
+}  # fmt: skip
+
+_COMMAND = re.compile(r"\\([A-Za-z]+|.)", re.DOTALL)
+_FACTOR = re.compile(r"\d+|√?[d∂]?[^\W\d][\u2070-\u209c²³¹ᵢ-ᵪ]*|√?[^\W\d]*\(\)|[^\W\d]!")
+_MOST_DEPTH = 20
+
+
+class _UnknownError(Exception):
+    """It cannot be read as LaTeX."""
+
+
+def to_unicode(tex: str) -> str:
+    """`tex`, without its delimiters, as Unicode, of one or more lines; itself where braces or
+    environments do not match."""
+    try:
+        text = "".join(_LatexReader(tex).read())
+    except _UnknownError:
+        return tex
+    lines = (re.sub(r"[ \t]+", " ", line).strip() for line in text.split("\n"))
+    return "\n".join(line for line in lines if line)
+
+
+class _LatexReader:
+    """Reads LaTeX from left to right. Raises _UnknownError where it does not end well."""
+
+    def __init__(self, tex: str, depth: int = 0) -> None:
+        self._tex, self._place, self._depth = tex, 0, depth
+        if depth > _MOST_DEPTH:
+            raise _UnknownError
+
+    def read(self) -> Iterator[str]:
+        while self._place < len(self._tex):
+            letter = self._tex[self._place]
+            if letter in "^_":
+                self._place += 1
+                yield _script(letter, self._argument())
+                if self._tex[self._place - 1].isspace():
+                    yield " "  # a command took it for its end
+            elif letter == "{":
+                yield self._convert(self._group())
+            elif letter == "}":
+                raise _UnknownError
+            elif letter == "\\":
+                yield self._command()
+            else:
+                self._place += 1
+                yield {"~": " ", "&": " ", "'": "′", "\n": " "}.get(letter, letter)
+
+    def _convert(self, tex: str) -> str:
+        return "".join(_LatexReader(tex, self._depth + 1).read())
+
+    def _command(self) -> str:
+        found = _COMMAND.match(self._tex, self._place)
+        if found is None:
+            raise _UnknownError  # a backslash at the end
+        start, self._place = self._place, found.end()
+        name = found[1]
+        if name.isalpha():
+            self._skip_spaces()
+        if name in _symbols():
+            spaced = self._place > found.end() and name not in _DROPPED.split()
+            return _symbols()[name] + " " * spaced
+        if name in _FUNCTIONS.split():
+            return name if self._tex[self._place : self._place + 1] in "_^(" else f"{name} "
+        if name in _PLAIN.split():
+            return self._group() if name.startswith(("text", "mbox")) else self._argument()
+        if name in ("frac", "dfrac", "tfrac", "sfrac", "cfrac"):
+            return _fraction(self._argument(), self._argument())
+        if name == "sqrt":
+            return self._root()
+        if name in _ALPHABETS:
+            return "".join(_in_alphabet(letter, *_ALPHABETS[name]) for letter in self._argument())
+        if name == "begin":
+            return self._environment()
+        if name in _ACCENTS:
+            accented = self._argument()
+            if len(accented) == 1:
+                return accented + _ACCENTS[name]
+        # Unknown: as it was written, with what belongs to it.
+        while name.isalpha() and self._place < len(self._tex) and self._tex[self._place] in "{[":
+            self._group(*("{", "}") if self._tex[self._place] == "{" else ("[", "]"))
+        return self._tex[start : self._place]
+
+    def _skip_spaces(self) -> None:
+        while self._tex[self._place : self._place + 1].isspace():
+            self._place += 1
+
+    def _group(self, opening: str = "{", closing: str = "}") -> str:
+        """The content of the group that begins here."""
+        self._skip_spaces()
+        if not self._tex.startswith(opening, self._place):
+            raise _UnknownError
+        start, depth = self._place + 1, 0
+        while self._place < len(self._tex):
+            letter = self._tex[self._place]
+            depth += (letter == opening) - (letter == closing)
+            self._place += 2 if letter == "\\" else 1
+            if depth == 0:
+                return self._tex[start : self._place - 1]
+        raise _UnknownError
+
+    def _argument(self) -> str:
+        """A group, a command or a letter, converted."""
+        self._skip_spaces()
+        next_one = self._tex[self._place : self._place + 1]
+        if next_one == "{":
+            return self._convert(self._group()).strip()
+        if next_one == "\\":
+            return self._command().strip()
+        if next_one in ("", "}", "^", "_"):
+            raise _UnknownError
+        self._place += 1
+        return next_one
+
+    def _root(self) -> str:
+        index = ""
+        if self._tex.startswith("[", self._place):
+            index = self._convert(self._group("[", "]"))
+        sign = _ROOTS.get(index) or f"{_script('^', index)}√"
+        under = self._argument()
+        return sign + (under if len(under) == 1 or under.isdecimal() else f"({under})")
+
+    def _environment(self) -> str:
+        name = self._group()
+        closing = f"\\end{{{name}}}"
+        end = self._tex.find(closing, self._place)
+        inner = self._tex[self._place : end]
+        if end < 0 or "\\begin" in inner:
+            raise _UnknownError
+        self._place = end + len(closing)
+        kind = name.rstrip("*")
+        if kind in _ALIGNED:
+            return f"\n{self._convert(inner)}\n"
+        if kind not in _BRACKETS:
+            return f"\\begin{{{name}}}{inner}{closing}"
+        if kind == "array":
+            inner = re.sub(r"^\s*\{[^}]*\}", "", inner)
+        rows = [[self._convert(cell).strip() for cell in row.split("&")]
+                for row in re.split(r"\\\\", inner) if row.strip()]  # fmt: skip
+        left, right = tuple(_BRACKETS[kind])
+        lines = (f"{left} {'   '.join(row)} {right}".rstrip() for row in rows)
+        return "\n" + "\n".join(line.replace(" ", "\u00a0") for line in lines) + "\n"
+
+
+@cache
+def _symbols() -> dict[str, str]:
+    """What stands for a command that takes no argument."""
+    letters, infix = _LETTERS.split(), _INFIX.split()
+    table = dict(zip(letters[::2], letters[1::2], strict=True))
+    table |= {name: f" {sign} " for name, sign in zip(infix[::2], infix[1::2], strict=True)}
+    table |= _SPACES | dict.fromkeys(_DROPPED.split(), "") | {"\\": "\n", "|": "‖", "newline": "\n"}
+    return table | {letter: letter for letter in "{}$%&#_"}
+
+
+@cache
+def _scripts(kind: str) -> dict[str, str]:
+    """The letters that Unicode has raised (`<super>`) or lowered (`<sub>`)."""
+    table = {"−": "⁻" if kind == "<super>" else "₋", " ": ""}
+    for code in (
+        *range(0xB2, 0xBA),
+        *range(0x2B0, 0x2E5),
+        *range(0x1D2C, 0x1DBF),
+        *range(0x2070, 0x209D),
+        0x2C7C,
+        0x2C7D,
+    ):
+        found, _, plain = unicodedata.decomposition(chr(code)).partition(" ")
+        if found == kind and " " not in plain:
+            table.setdefault(chr(int(plain, 16)), chr(code))
+    table["-"] = table["−"]
+    return table
+
+
+def _script(mark: str, text: str) -> str:
+    """`text` raised (^) or lowered (_); written with the mark where Unicode lacks a letter."""
+    if mark == "^" and text in ("∘", "°", "′", "′′"):
+        return "°" if text == "∘" else text
+    table = _scripts("<super>" if mark == "^" else "<sub>")
+    if text and all(letter in table for letter in text):
+        return "".join(table[letter] for letter in text)
+    if text == "∞":
+        return f"{mark}∞ "
+    return f"{mark}{text}" if len(text) == 1 else f"{mark}({text})"
+
+
+def _fraction(above: str, below: str) -> str:
+    if vulgar := _VULGAR.get(f"{above}/{below}"):
+        return vulgar
+    top, bottom = _without_brackets(above), _without_brackets(below)
+    if re.search(r"[-+±∓=<>/\s]", top):
+        above = f"({above})"
+    if not _FACTOR.fullmatch(bottom):
+        below = f"({below})"
+    return f"{above}/{below}"
+
+
+def _without_brackets(text: str) -> str:
+    """`text` with nothing in its round brackets."""
+    shorter = re.sub(r"\([^()]+\)", "()", text)
+    return text if shorter == text else _without_brackets(shorter)
+
+
+def _in_alphabet(letter: str, *alphabets: str) -> str:
+    case = "CAPITAL" if letter.isupper() else "SMALL"
+    for alphabet in alphabets if letter.isascii() and letter.isalpha() else ():
+        try:
+            return unicodedata.lookup(f"{alphabet} {case} {letter.upper()}")
+        except KeyError:
+            continue
+    return letter

@@ -23,13 +23,20 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from akunu_py.text import displayable, human_size, on_one_line
-from akunu_py.tui.conversation import Turn
-from akunu_py.tui.prompt.files import split
+from akunu_py.tui.open_conversation import ChatTurn
+from akunu_py.tui.prompt.attachments import split
 from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.transcript.drafting import DraftedText
 from akunu_py.tui.transcript.markdown import AnswerMarkdown, AnswerText, MarkdownSection
-from akunu_py.types import ENDINGS
+from akunu_py.types import FinishReason
 
+# Why an answer is incomplete; None: it failed, or the program was killed.
+_ENDINGS: dict[FinishReason | None, str] = {
+    "length": "… cut off at the limit of tokens (--max-tokens); F9 goes on",
+    "context": "… the context is full; Ctrl+N starts a new chat",
+    "cancelled": "■ stopped",
+    None: "… broken off; F9 goes on",
+}
 # Drawing takes turns with decoding: after an update, so many times its duration passes.
 _PAUSE_FACTOR = 20
 _MAX_PAUSE_S = 1.5
@@ -42,7 +49,7 @@ class ThinkingView(Vertical):
     """What a reasoning model wrote before its answer: one line, and the whole while `open`; not
     shown at all where there is none."""
 
-    def __init__(self, turn: Turn, *, open: bool) -> None:
+    def __init__(self, turn: ChatTurn, *, open: bool) -> None:
         super().__init__()
         self._turn = turn
         self._open = open
@@ -137,7 +144,7 @@ class PromptView(Widget, can_focus=False):
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"prompt--about", "prompt--action"}
 
-    def __init__(self, turn: Turn, number: BranchNumber) -> None:
+    def __init__(self, turn: ChatTurn, number: BranchNumber) -> None:
         super().__init__(id=f"prompt-{turn.number}")
         self.turn = turn
         self._number = number
@@ -192,7 +199,9 @@ class AnswerView(Vertical):
 
         error: Exception
 
-    def __init__(self, turn: Turn, number: BranchNumber, *, drafting: bool, thinking: bool) -> None:
+    def __init__(
+        self, turn: ChatTurn, number: BranchNumber, *, drafting: bool, thinking: bool
+    ) -> None:
         super().__init__(id=f"answer-{turn.number}")
         self.turn = turn
         self._number = number
@@ -286,8 +295,6 @@ class AnswerView(Vertical):
         self._text.display = not drafting
 
     def _ending(self) -> str:
-        if self.turn.state == "elsewhere":
-            return "… another akunu is answering this"
         if self.turn.state == "waiting":
             return "… waits its turn; Esc takes it back"
         if self.turn.state not in ("done", "failed"):
@@ -296,7 +303,7 @@ class AnswerView(Vertical):
             return "… the model has nothing to say to that"
         if self.turn.finish is None and not self.turn.answer:
             return "… not answered; Ctrl+G asks again"
-        return ENDINGS[self.turn.finish].chat
+        return _ENDINGS.get(self.turn.finish, "")
 
     async def _draw(self) -> None:
         # Not Textual's MarkdownStream: its `stop` may start an append while another one runs, and
@@ -315,7 +322,7 @@ class AnswerView(Vertical):
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._ended.wait(), pause)
 
-    async def on_answer_text_failed(self, event: AnswerText.Failed) -> None:
+    async def on_answer_text_drawing_failed(self, event: AnswerText.DrawingFailed) -> None:
         event.stop()
         await self._draw_plainly(event.error)
 

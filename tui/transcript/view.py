@@ -8,19 +8,22 @@ bound here, because they only count while the transcript has the focus; the app 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import ClassVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import ClassVar, Literal
 
 from textual import events
 from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.geometry import Size
+from textual.layout import DockArrangeResult
 from textual.message import Message
 from textual.reactive import reactive
+from textual.scrollbar import ScrollBar
 from textual.widget import Widget
 from textual.widgets import Static
 
-from akunu_py.tui.conversation import Conversation, Turn
+from akunu_py.tui.open_conversation import ChatTurn, Conversation
 from akunu_py.tui.transcript.code import CodeBlock
-from akunu_py.tui.transcript.column import MessageView, Part, SteadyScroll, TurnColumn
 from akunu_py.tui.transcript.markdown import MarkdownSection
 from akunu_py.tui.transcript.turn import AnswerView, PromptView
 
@@ -29,6 +32,201 @@ _FAR = 3  # screens: sections farther than that are unmounted
 _MEASURE = 100  # columns of text
 _COPIED_S = 1.5  # how long a message shows that it was copied
 _UPDATE_DELAY_S = 0.05  # at most one update of what is drawn in that time
+PAGE = 10  # turns mounted at first, and at the end
+_STEP = 5  # more of them where the reader comes near an end
+_MAX_MOUNTED = 20  # more where the screen shows more
+
+MessageView = PromptView | AnswerView
+Part = Literal["prompt", "answer"]
+
+
+class Earlier(Static, can_focus=False):
+    """Stands for the turns before those that are mounted."""
+
+
+class Later(Static, can_focus=False):
+    """Stands for the turns after those that are mounted."""
+
+
+class TurnColumn(Vertical):
+    """The views of `before` | mounted | `after`. make: the views of a turn."""
+
+    def __init__(self, make: Callable[[ChatTurn], list[Widget]], *first: Widget) -> None:
+        super().__init__(*first, classes="column")
+        self._make = make
+        self.before: list[ChatTurn] = []
+        self.after: list[ChatTurn] = []
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.children
+
+    @property
+    def messages(self) -> list[MessageView]:
+        return [view for view in self.children if isinstance(view, (PromptView, AnswerView))]
+
+    @property
+    def answers(self) -> list[AnswerView]:
+        return [view for view in self.children if isinstance(view, AnswerView)]
+
+    def message(self, turn: ChatTurn, part: Part) -> MessageView | None:
+        """The view of a part of `turn`, if it is mounted; without a walk through all that is, which
+        a query would be for each token."""
+        view = self._nodes._get_by_id(f"{part}-{turn.number}")
+        return view if isinstance(view, (PromptView, AnswerView)) else None
+
+    @property
+    def turns(self) -> list[ChatTurn]:
+        """Those that are mounted."""
+        return [view.turn for view in self.children if isinstance(view, PromptView)]
+
+    @property
+    def is_laid_out(self) -> bool:
+        """Whether all that is mounted has its height."""
+        return all(view.size.height for view in self.messages)
+
+    async def show(self, turns: Sequence[ChatTurn], middle: int | None = None) -> None:
+        """Mounts the turns around the one at `middle`, the last ones for None, and no others."""
+        await self.remove_children()
+        first = max(0, len(turns) - PAGE)
+        if middle is not None:
+            first = min(first, max(0, middle - PAGE // 2))
+        self.before, self.after = list(turns[:first]), list(turns[first + PAGE :])
+        await self.mount_all(self._views(turns[first : first + PAGE]))
+        await self._show_counts()
+
+    async def append(self, turns: Sequence[ChatTurn]) -> None:
+        """Mounts more at the end, where the last turns are mounted."""
+        await self.mount_all(self._views(turns))
+
+    async def cut(self, turn: ChatTurn) -> None:
+        """Unmounts the views of a turn and everything below."""
+        children = list(self.children)
+        await self.remove_children(children[self._index(children, turn) :])
+
+    async def trim(self) -> None:
+        """Unmounts all but the last turns, where they have become many."""
+        if len(turns := self.turns) > self._most:
+            await self._unmount_first(turns, len(turns) - PAGE)
+            await self._show_counts()
+
+    async def move_up(self) -> None:
+        """Mounts earlier turns."""
+        more = self.before[-_STEP:]
+        del self.before[-_STEP:]
+        first = self.messages[0] if self.messages else None
+        await self.mount_all(self._views(more), before=first)
+        turns = self.turns
+        if len(turns) > (most := self._most):
+            self.after[:0] = turns[most:]
+            await self.cut(turns[most])
+        await self._show_counts()
+
+    async def move_down(self) -> None:
+        """Mounts later turns."""
+        more = self.after[:_STEP]
+        del self.after[:_STEP]
+        await self.query_children(Later).remove()
+        await self.mount_all(self._views(more))
+        turns = self.turns
+        await self._unmount_first(turns, max(0, len(turns) - self._most))
+        await self._show_counts()
+
+    @property
+    def _most(self) -> int:
+        """How many turns may be mounted: four screens of the shortest, which take three lines, so
+        that what one end takes away is not missed at the other."""
+        return max(_MAX_MOUNTED, self.app.size.height * 4 // 3)
+
+    def _views(self, turns: Sequence[ChatTurn]) -> list[Widget]:
+        return [view for turn in turns for view in self._make(turn)]
+
+    async def _unmount_first(self, turns: list[ChatTurn], count: int) -> None:
+        if count:
+            children = list(self.children)
+            self.before += turns[:count]
+            await self.remove_children(children[: self._index(children, turns[count])])
+
+    def _index(self, children: list[Widget], turn: ChatTurn) -> int:
+        views = (each for each in children if isinstance(each, PromptView) and each.turn is turn)
+        return children.index(next(views))
+
+    async def _show_counts(self) -> None:
+        await self.query_children("Earlier, Later").remove()
+        if self.before:
+            words = f"↑ {len(self.before):,} earlier prompts"
+            await self.mount(Earlier(words, id="earlier"), before=0)
+        if self.after:
+            await self.mount(Later(f"↓ {len(self.after):,} later prompts", id="later"))
+
+
+class SteadyScroll(VerticalScroll):
+    """A scroll view of one column of messages, in which what is seen stays where it is, whatever
+    changes above it.
+
+    An anchored container aligns at its end; the column inside, at least as high as the container,
+    keeps a short conversation at the top.
+    """
+
+    def __init__(self, column: TurnColumn, *, id: str) -> None:
+        super().__init__(column, id=id)
+        self._column = column
+        # What is seen must not move: the first message whose top is seen, and where it is; where
+        # none is, the height of everything, while only what is above changes.
+        self._reference: tuple[Widget | None, int] = (None, 0)
+        self._adjusting = 0
+        self._height = 0
+
+    @property
+    def is_adjusting(self) -> bool:
+        """Whether something above is just changing its height."""
+        return self._adjusting > 0
+
+    async def adjust_above(self, change: Awaitable[None]) -> None:
+        """Awaits a change above what is seen, which may change its height."""
+        self._adjusting += 1
+        await change
+        self.call_after_refresh(self._end_adjusting)
+
+    def _end_adjusting(self) -> None:
+        self._adjusting -= 1
+
+    def arrange(self, size: Size, optimal: bool = False) -> DockArrangeResult:
+        """The layout; the scroll position is moved within it, as Textual does it for an anchor, so
+        that nothing jumps."""
+        result = super().arrange(size, optimal)
+        column = next(each for each in result.placements if each.widget is self._column)
+        tops = {
+            each.widget: each.region.y
+            for each in self._column.arrange(column.region.size).placements
+            if isinstance(each.widget, (PromptView, AnswerView))
+        }
+        height = result.total_region.height
+        if self._anchor_released:
+            view, top = self._reference
+            if view in tops:
+                self._shift(tops[view] - top)
+            elif self._adjusting:
+                self._shift(height - self._height)
+        self._height = height
+        seen = range(int(self.scroll_y), int(self.scroll_y) + size.height)
+        self._reference = next(
+            ((each, top) for each, top in tops.items() if top in seen), (None, 0)
+        )
+        return result
+
+    def _check_anchor(self) -> None:
+        """Textual follows the end again where the reader comes to it: not where later turns exist
+        that are not mounted."""
+        if not self._column.after:
+            super()._check_anchor()
+
+    def _shift(self, lines: int) -> None:
+        if lines:
+            place = max(0.0, self.scroll_y + lines)
+            self.set_reactive(Widget.scroll_y, place)
+            self.set_reactive(Widget.scroll_target_y, place)
+            self.vertical_scrollbar.set_reactive(ScrollBar.position, place)
 
 
 class Transcript(SteadyScroll):
@@ -143,17 +341,17 @@ class Transcript(SteadyScroll):
             await column.append(rest[same:])
         self.can_focus = bool(column.messages)
 
-    def answer(self, turn: Turn) -> AnswerView | None:
+    def answer(self, turn: ChatTurn) -> AnswerView | None:
         """The view of the answer of `turn`, if it is mounted."""
         view = self._column.message(turn, "answer")
         return view if isinstance(view, AnswerView) else None
 
-    def mark_edited(self, turn: Turn | None) -> None:
+    def mark_edited(self, turn: ChatTurn | None) -> None:
         """Marks the prompt of `turn` as the one that is being edited, and no other."""
         for view in self._column.messages:
             view.set_class(isinstance(view, PromptView) and view.turn is turn, "-edited")
 
-    def mark_copied(self, turn: Turn, part: Part, code: str | None = None) -> None:
+    def mark_copied(self, turn: ChatTurn, part: Part, code: str | None = None) -> None:
         """Shows for a moment on the message, or on its block of code, that it was copied."""
         if view := self._column.message(turn, part):
             blocks = [each for each in view.query(CodeBlock) if f"{each.code}\n" == code]
@@ -175,7 +373,7 @@ class Transcript(SteadyScroll):
     # The chosen message
 
     @property
-    def chosen(self) -> tuple[Turn, Part] | None:
+    def chosen(self) -> tuple[ChatTurn, Part] | None:
         """The message that the keys apply to; None while the focus is elsewhere and none was
         clicked on."""
         # Not `has_focus`: a key may come before the event of the focus.
@@ -188,7 +386,7 @@ class Transcript(SteadyScroll):
             return None
         return self._chosen.turn, "prompt" if isinstance(self._chosen, PromptView) else "answer"
 
-    def choose(self, turn: Turn, part: Part) -> None:
+    def choose(self, turn: ChatTurn, part: Part) -> None:
         """Chooses a message, and scrolls to it."""
         view = self._column.message(turn, part)
         if view is None:
@@ -352,7 +550,7 @@ class Transcript(SteadyScroll):
 
     # What is mounted
 
-    def _views(self, turn: Turn) -> list[Widget]:
+    def _views(self, turn: ChatTurn) -> list[Widget]:
         number = self._conversation.branch_number
         return [
             PromptView(turn, number(turn.prompt.id)),

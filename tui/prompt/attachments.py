@@ -1,9 +1,7 @@
-"""Files in a prompt: those of the working directory, which of them a few letters match, and those
-that `@path` attaches to the prompt with their text.
+"""Files that `@path` attaches to a prompt with their text.
 
-The form in which they are sent can be read back (`split`), so that a saved conversation shows their
-names and not their text. A file that is no text, not regular, or surely longer than the model's
-context is a UsageError.
+`split` reads the sent form back, so that a saved conversation shows names instead of texts. A file
+that is no text, not regular, or too long for the model's context is a UsageError.
 """
 
 from __future__ import annotations
@@ -13,74 +11,15 @@ import contextlib
 import os
 import re
 import stat
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from akunu_py.errors import UsageError
 from akunu_py.text import human_size, typeable
-from akunu_py.tui.fuzzy import Match, best
-from akunu_py.tui.prompt.gitignore import can_be_named, list_files
+from akunu_py.tui.prompt.file_index import list_files
 
-MAX_LISTED = 20_000  # a directory with more files is listed in part
-_FRESH_S = 10.0
 _SNIFFED = 1024  # bytes of a file that tell whether it is text
-
-
-class FileIndex:
-    """The paths of the files below `directory`, relative to it; empty until `refresh` was called.
-
-    In a git repository they are what git does not ignore, elsewhere what is not hidden.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.paths: list[str] = []
-        self._read_at: float | None = None
-
-    @property
-    def is_fresh(self) -> bool:
-        return self._read_at is not None and time.monotonic() - self._read_at < _FRESH_S
-
-    def refresh(self) -> None:
-        """Lists the directory; takes a moment for a large one, so call it in another thread."""
-        self.paths = list_files(self.directory, MAX_LISTED)
-        self._read_at = time.monotonic()
-
-    def search(self, letters: str, most: int = 50) -> list[Match]:
-        """The paths that match `letters`, best first. A path that leaves the directory is
-        followed."""
-        if letters.startswith(("/", "~", "..")):
-            return _complete_path(self.directory, letters, most)
-        return best(letters, self.paths, most)
-
-
-def _complete_path(directory: Path, letters: str, most: int) -> list[Match]:
-    """What is in the directory that a path names so far; directories end in a slash."""
-    head, _, tail = letters.rpartition("/")
-    prefix = f"{head}/" if "/" in letters else ""
-    try:
-        base = directory / Path(prefix or ".").expanduser()
-        names = sorted(_entries(base, hidden=tail.startswith(".")))
-    except (OSError, RuntimeError, ValueError):
-        return []
-    if not prefix:
-        return [Match(f"{letters}/")] if letters in ("~", "..") else []
-    places = len(prefix)
-    return [
-        Match(prefix + match.path, tuple(place + places for place in match.places))
-        for match in best(tail, names, most)
-    ]
-
-
-def _entries(base: Path, *, hidden: bool) -> Iterator[str]:
-    with os.scandir(base) as entries:
-        for number, entry in enumerate(entries):
-            if number == MAX_LISTED:
-                return
-            if can_be_named(entry.name) and (hidden or not entry.name.startswith(".")):
-                yield f"{entry.name}/" if entry.is_dir() else entry.name
 
 
 # At the start or after a space or bracket: me@example.com names no file. Quotes hold spaces.

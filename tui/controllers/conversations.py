@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +13,10 @@ from akunu_py.decoding.prompt_cache.store import forget_conversation
 from akunu_py.errors import AkunuError, ConversationError
 from akunu_py.tui.controllers.answering import AnswerController
 from akunu_py.tui.controllers.turns import TurnController
-from akunu_py.tui.conversation import Conversation
-from akunu_py.tui.library import Chosen
-from akunu_py.tui.live import LiveMarks
-from akunu_py.tui.store_thread import StoreThread
-from akunu_py.tui.view import ChatView
+from akunu_py.tui.open_conversation import Conversation
+from akunu_py.tui.screens.conversations import Chosen
+from akunu_py.tui.screens.main import ChatView
+from akunu_py.tui.workers.store_thread import StoreThread
 
 _ID_DIGITS = 6  # so many at least name a conversation
 _RECALLED = 500  # prompts of earlier conversations
@@ -42,7 +40,6 @@ class LibraryController:
     _turns: TurnController
     _view: ChatView
     _store: StoreThread | None  # None: nothing is saved
-    _live: LiveMarks
     _directory: Path  # where exported files go
 
     async def new(self) -> None:
@@ -65,31 +62,10 @@ class LibraryController:
             self._answering.set_aside()
             if not self._answering.bring_back(wanted):
                 self._conversation.open(tree)
-                self._mark_elsewhere()
         here = self._conversation
         if message is not None and message in here.tree and not self._answering.is_busy:
             here.show(message)
         await self._show(message)
-
-    def _mark_elsewhere(self) -> None:
-        """Of an answer that is not whole: whether another akunu is at it."""
-        last = self._conversation.turns[-1] if self._conversation.turns else None
-        is_live = self._live.is_elsewhere(self._conversation.tree.conversation)
-        if last is not None and last.finish is None and is_live:
-            last.state = "elsewhere"
-
-    async def look_elsewhere(self) -> None:
-        """Shows the answer that another akunu was at when the conversation was opened, once it is
-        whole."""
-        here = self._conversation
-        name = here.tree.conversation
-        if not here.turns or here.turns[-1].state != "elsewhere" or self._store is None:
-            return
-        if not self._live.is_elsewhere(name):
-            with contextlib.suppress(ConversationError):
-                tree = await self._store.call(lambda store: store.load(name))
-                if name == here.tree.conversation:
-                    await self.show(tree)
 
     async def show(self, tree: Tree, message: str | None = None) -> None:
         """Shows a conversation that is not answered anywhere, at that message or its end."""

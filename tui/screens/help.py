@@ -18,8 +18,8 @@ from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import Static, TextArea
 
-from akunu_py.tui.dialog import DIALOG_STYLE, Dialog
-from akunu_py.tui.slash_commands import COMMANDS, key_name, keys_of_actions
+from akunu_py.tui.prompt.slash_commands import COMMANDS, key_name, keys_of_actions
+from akunu_py.tui.screens.dialog import DIALOG_STYLE, Dialog
 from akunu_py.tui.transcript.view import Transcript
 
 _WRITING = (

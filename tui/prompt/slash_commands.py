@@ -24,7 +24,7 @@ from akunu_py.models import store
 from akunu_py.settings import load_settings
 from akunu_py.text import displayable
 from akunu_py.tui import themes
-from akunu_py.tui.fuzzy import best
+from akunu_py.tui.prompt.file_index import best
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ COMMANDS = (
     Command("new", "new_chat", "New chat"),
     Command("chats", "conversations", "Open or search earlier chats"),
     Command("rename", "rename_chat", "Rename this chat", "[TITLE]"),
-    Command("export", "export", "Save this chat as Markdown, JSON or a picture", "[FILE]"),
+    Command("export", "export", "Save this chat as Markdown or JSON", "[FILE]"),
     Command("models", "models", "Choose or fetch a model"),
     Command("model", "use_model", "Use another model from here on", "[NAME]"),
     Command("persona", "use_persona", "Use another persona from here on", "[NAME]"),
@@ -102,7 +102,7 @@ _CALL = re.compile(r"/([A-Za-z]+)(?:[ \t]+(\S.*?))?\s*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CommandCall:
     """A command that was typed, and what followed its name."""
 
     command: Command
@@ -116,7 +116,7 @@ class Mistake:
     text: str
 
 
-def parse(prompt: str) -> Call | Mistake | None:
+def parse(prompt: str) -> CommandCall | Mistake | None:
     """The command in `prompt`; None where it is a prompt for the model."""
     found = _CALL.fullmatch(prompt)
     if found is None:
@@ -132,10 +132,10 @@ def parse(prompt: str) -> Call | Mistake | None:
         return Mistake(f"/{name} takes nothing after it, found {argument[:40]!r}")
     if command.needs_argument and not argument:
         return Mistake(f"expected {command.usage}, found nothing after /{name}")
-    return Call(command, argument)
+    return CommandCall(command, argument)
 
 
-async def dispatch(app: App[Any], call: Call) -> None:
+async def dispatch(app: App[Any], call: CommandCall) -> None:
     """Runs the action of a command, with the argument, "" for none, where it takes one."""
     arguments = (call.argument,) if call.command.argument else ()
     await app.run_action(("app", call.command.action, arguments))
@@ -200,7 +200,7 @@ class ChatCommands(Provider):
                 continue
             for word in choices_of(command.name):
                 text = displayable(f"{_CHOICE_TITLES[command.name]} {word}")
-                found[text] = partial(dispatch, self.app, Call(command, word))
+                found[text] = partial(dispatch, self.app, CommandCall(command, word))
         return found
 
     async def _chats(self) -> dict[str, Run]:
@@ -217,7 +217,7 @@ class ChatCommands(Provider):
     def _run(self, command: Command) -> Run:
         if command.needs_argument:
             return partial(_begin, self.app, f"/{command.name} ")
-        return partial(dispatch, self.app, Call(command))
+        return partial(dispatch, self.app, CommandCall(command))
 
 
 def _begin(app: App[Any], text: str) -> None:

@@ -13,7 +13,7 @@ from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
 from akunu_py.text import on_one_line
-from akunu_py.tui.dialog import DIALOG_STYLE, ListDialog
+from akunu_py.tui.screens.dialog import DIALOG_STYLE, ListDialog
 
 _MAX_SHOWN = 200  # more words find the others
 _MAX_CHARACTERS = 300  # of a prompt
@@ -22,7 +22,7 @@ _MAX_CHARACTERS = 300  # of a prompt
 class HistoryScreen(ListDialog[str]):
     """The prompts that contain all words, the latest first. The result is the chosen one."""
 
-    CSS_PATH = [DIALOG_STYLE, "history.tcss"]  # noqa: RUF012 - declared so there
+    CSS_PATH = [DIALOG_STYLE, "earlier_prompts.tcss"]  # noqa: RUF012 - declared so there
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down,ctrl+n", "move(1)", "Older", show=False),
         Binding("up,ctrl+p,ctrl+r", "move(-1)", "Newer", show=False),

@@ -18,9 +18,9 @@ from akunu_py.errors import AkunuError
 from akunu_py.settings import MAX_TEMPERATURE, Settings, save_settings, settings_file
 from akunu_py.text import displayable, typeable
 from akunu_py.tui import themes
-from akunu_py.tui.dialog import DIALOG_STYLE, Dialog
-from akunu_py.tui.slash_commands import choices_of
-from akunu_py.tui.view import ChatView
+from akunu_py.tui.prompt.slash_commands import choices_of
+from akunu_py.tui.screens.dialog import DIALOG_STYLE, Dialog
+from akunu_py.tui.screens.main import ChatView
 from akunu_py.types import GenerateOptions
 
 _NO_PERSONA = ""  # its text is the plain system prompt

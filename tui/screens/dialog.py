@@ -16,7 +16,7 @@ from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from akunu_py.text import displayable
-from akunu_py.tui.message_line import MessageLine
+from akunu_py.tui.status import MessageLine
 
 DIALOG_STYLE = Path(__file__).with_suffix(".tcss")
 Result = TypeVar("Result")

@@ -31,8 +31,8 @@ from akunu_py.chats.store import ConversationStore, SearchResult
 from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.errors import ConversationError
 from akunu_py.text import collapse, displayable
-from akunu_py.tui.dialog import DIALOG_STYLE, Dialog, ListDialog
-from akunu_py.tui.store_thread import StoreThread
+from akunu_py.tui.screens.dialog import DIALOG_STYLE, Dialog, ListDialog
+from akunu_py.tui.workers.store_thread import StoreThread
 
 _WIDE, _NORMAL = 100, 60  # columns
 _EMPTY = "No conversations yet. What is said in the chat is kept here."
@@ -42,7 +42,6 @@ _KEYS = (
 _EXPORT_FORMATS: dict[ExportFormat, tuple[str, str]] = {
     "markdown": ("Markdown", "what is on the screen, as text"),
     "json": ("JSON", "everything, with all branches; akunu can import it"),
-    "svg": ("Picture", "what is on the screen, as SVG"),
 }
 _PREVIEWED = 6  # messages
 _PREVIEWED_CHARACTERS = 2000  # of each: to lay out more would hold up the keys
@@ -81,7 +80,7 @@ class ConversationsScreen(ListDialog[Chosen]):
         conversation: str
         title: str
 
-    CSS_PATH = [DIALOG_STYLE, "library.tcss"]  # noqa: RUF012 - declared so there
+    CSS_PATH = [DIALOG_STYLE, "conversations.tcss"]  # noqa: RUF012 - declared so there
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (_NORMAL, "-normal"), (_WIDE, "-wide")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down", "move(1)", "Next conversation", show=False, priority=True),
@@ -458,7 +457,7 @@ def moment(then: float, now: float) -> str:
 class ExportScreen(Dialog[ExportFormat]):
     """The list of formats. The result is the one to write, None for none."""
 
-    CSS_PATH = [DIALOG_STYLE, "library.tcss"]  # noqa: RUF012 - declared so there
+    CSS_PATH = [DIALOG_STYLE, "conversations.tcss"]  # noqa: RUF012 - declared so there
     COMPONENT_CLASSES: ClassVar[set[str]] = {"export--muted"}
 
     def __init__(self, title: str) -> None:

@@ -25,8 +25,8 @@ from akunu_py.models import catalogue, store
 from akunu_py.models.catalogue import CatalogueEntry, recommend
 from akunu_py.models.speed import Machine, describe_speed
 from akunu_py.text import displayable, human_duration, human_size
-from akunu_py.tui.dialog import DIALOG_STYLE, ListDialog
-from akunu_py.tui.downloads import Download, DownloadEnded, DownloadMoved, Downloads
+from akunu_py.tui.screens.dialog import DIALOG_STYLE, ListDialog
+from akunu_py.tui.workers.downloads import Download, DownloadEnded, DownloadMoved, Downloads
 
 # What the hub calls a repository; a revision may follow.
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)

@@ -16,8 +16,10 @@ from akunu_py.decoding.chat_model import ChatModel, Gauges, ShownAnswer, ShownPi
 from akunu_py.decoding.events import Reading
 from akunu_py.decoding.thread import Idle, ModelThread, release_memory
 from akunu_py.errors import AkunuError, ServerGone, describe
-from akunu_py.tui.conversation import Rejected, Span, add_spans
 from akunu_py.types import FinishReason, GenerateOptions, Message, Stats
+
+Span = tuple[int, int]  # half-open range of characters
+Rejected = tuple[int, str]  # the place of a rejected draft in a text, and the draft's text
 
 _NOTHING = Gauges()  # was measured
 _INTERVAL_S = 1 / 16  # between two messages about one answer
@@ -82,7 +84,7 @@ class Finished(SessionMessage):
 
 
 @dataclass
-class Failed(SessionMessage):
+class AnswerFailed(SessionMessage):
     """Something went wrong; `request` is None where the model could not be loaded."""
 
     request: int | None
@@ -161,9 +163,10 @@ class SwitchRequest:
 
 
 class SessionThread:
-    """Loads `model`, then answers one request after the other; every exception becomes a `Failed`
-    message. A failed load is tried again with the next request. A model whose server has gone is
-    loaded again, too: for the request that finds that out, if nothing came of its answer.
+    """Loads `model`, then answers one request after the other.
+
+    Every exception becomes an `AnswerFailed` message. The next request repeats a failed load. A
+    model whose server has gone is loaded again if the request has no output yet.
 
     load: called in the thread with the name of a model. unload_s: after how many seconds without a
     request the model is unloaded, None for never. loading: whether a model is being loaded.
@@ -259,7 +262,7 @@ class SessionThread:
             self._chat = self._load(self._model)
             facts, gauges = self._chat.facts, self._chat.gauges()
         except Exception as error:  # noqa: BLE001 - whatever it is, the user must read it
-            self._post(Failed(None, describe(error)))
+            self._post(AnswerFailed(None, describe(error)))
             return False
         finally:
             self.loading = False
@@ -288,13 +291,13 @@ class SessionThread:
         except ServerGone as error:
             self._unload()
             if answer.stats.generated_tokens or again or self._thread.closing.is_set():
-                self._post(Failed(request.number, describe(error)))
+                self._post(AnswerFailed(request.number, describe(error)))
             elif self._try_to_load():
                 self._answer(request, again=True)
         except AkunuError as error:
-            self._post(Failed(request.number, describe(error)))
+            self._post(AnswerFailed(request.number, describe(error)))
         except Exception as error:  # noqa: BLE001 - a bug must not leave a dead screen
-            self._post(Failed(request.number, describe(error)))
+            self._post(AnswerFailed(request.number, describe(error)))
         finally:
             self._running = None
 
@@ -315,3 +318,12 @@ class SessionThread:
             self._post(buffer.flush(request, answer.stats, gauges))
         reason = answer.finish_reason or "cancelled"
         self._post(Finished(request, reason, replace(answer.stats), gauges))
+
+
+def add_spans(spans: list[Span], drafted: tuple[Span, ...], offset: int) -> None:
+    """Appends ranges, moved by `offset`, to `spans`; ranges that touch become one."""
+    for start, end in drafted:
+        if spans and spans[-1][1] == start + offset:
+            spans[-1] = (spans[-1][0], end + offset)
+        else:
+            spans.append((start + offset, end + offset))

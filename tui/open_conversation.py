@@ -13,19 +13,17 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from akunu_py.chats.tree import ChatMessage, Tree, new_id, title_of
-from akunu_py.tui.store_thread import StoreThread
+from akunu_py.tui.workers.session_thread import Rejected, Span, add_spans
+from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import Constraint, FinishReason, Message, Stats
 
-# "elsewhere": another akunu is answering it.
-TurnState = Literal["waiting", "reading", "answering", "elsewhere", "done", "failed"]
-Span = tuple[int, int]
-Rejected = tuple[int, str]
+TurnState = Literal["waiting", "reading", "answering", "done", "failed"]
 
 _numbers = itertools.count(1)
 
 
 @dataclass(slots=True)
-class Turn:
+class ChatTurn:
     """A prompt and its answer.
 
     spans: half-open ranges into `answer` that were accepted draft tokens, in order. rejected: text
@@ -55,7 +53,7 @@ class Turn:
     constraint: Constraint | None = None
 
     @classmethod
-    def from_messages(cls, prompt: ChatMessage, reply: ChatMessage) -> Turn:
+    def from_messages(cls, prompt: ChatMessage, reply: ChatMessage) -> ChatTurn:
         """The turn that two messages of a tree make."""
         return cls(
             prompt,
@@ -119,11 +117,13 @@ class Conversation:
     def open(self, tree: Tree) -> None:
         """Makes this the conversation of `tree`."""
         self.tree = tree
-        self._turns: dict[str, Turn] = {}  # by reply, of all branches seen: they have the drafting
-        self.turns: list[Turn] = []
+        self._turns: dict[
+            str, ChatTurn
+        ] = {}  # by reply, of all branches seen: they have the drafting
+        self.turns: list[ChatTurn] = []
         self._read_branch()
 
-    def __contains__(self, turn: Turn) -> bool:
+    def __contains__(self, turn: ChatTurn) -> bool:
         return self._turns.get(turn.reply_id) is turn
 
     def set_aside(self) -> Conversation:
@@ -139,7 +139,7 @@ class Conversation:
         self.tree.choose(message)
         self._read_branch()
 
-    def history(self, until: Turn, system: str = "") -> list[Message]:
+    def history(self, until: ChatTurn, system: str = "") -> list[Message]:
         """What the model reads to answer `until`: all answered turns before it, and its prompt;
         at the end what there is of its answer, if it is to continue."""
         messages = [Message("system", system)] if system else []
@@ -150,30 +150,30 @@ class Conversation:
         messages.append(Message("user", until.prompt.text))
         return [*messages, Message("assistant", until.answer)] if until.answer else messages
 
-    def ask(self, text: str) -> Turn:
+    def ask(self, text: str) -> ChatTurn:
         """A new turn at the end."""
         if not self.tree.title:
             self.tree.title = title_of(text)
         parent = self.turns[-1].reply_id if self.turns else None
         return self._add(ChatMessage("user", text, parent))
 
-    def edit(self, turn: Turn, text: str) -> Turn:
+    def edit(self, turn: ChatTurn, text: str) -> ChatTurn:
         """A turn with another prompt in the place of `turn`, which becomes a branch."""
         del self.turns[self.turns.index(turn) :]
         return self._add(ChatMessage("user", text, turn.prompt.parent))
 
-    def regenerate(self, turn: Turn) -> Turn:
+    def regenerate(self, turn: ChatTurn) -> ChatTurn:
         """A turn with the same prompt in the place of `turn`, whose answer becomes a branch."""
         del self.turns[self.turns.index(turn) :]
         return self._add(turn.prompt)
 
-    def save(self, turn: Turn) -> None:
+    def save(self, turn: ChatTurn) -> None:
         """Saves the answer of a turn as it is now."""
         self.tree.replace(turn.reply)
         if self._store is not None:
             self._store.save(self.tree.conversation, turn.reply)
 
-    def remove(self, turn: Turn) -> ChatMessage:
+    def remove(self, turn: ChatTurn) -> ChatMessage:
         """Removes a turn that got no answer; the branch that it replaced is active again.
 
         Returns the message that was removed from the tree: the prompt, or only the reply where the
@@ -206,7 +206,7 @@ class Conversation:
     def _read_branch(self) -> None:
         """Makes `turns` the active branch of the tree."""
         self.turns = [
-            self._turns.setdefault(reply.id, Turn.from_messages(prompt, reply))
+            self._turns.setdefault(reply.id, ChatTurn.from_messages(prompt, reply))
             for prompt, reply in self._pairs()
         ]
 
@@ -220,8 +220,8 @@ class Conversation:
                 self.tree.add(reply)
             yield prompt, reply
 
-    def _add(self, prompt: ChatMessage) -> Turn:
-        turn = Turn(prompt)
+    def _add(self, prompt: ChatMessage) -> ChatTurn:
+        turn = ChatTurn(prompt)
         if prompt.id not in self.tree:
             self.tree.add(prompt)
         self.tree.add(turn.reply)
@@ -231,12 +231,3 @@ class Conversation:
             self._store.save(self.tree.conversation, prompt, self.tree.title)
         self.save(turn)
         return turn
-
-
-def add_spans(spans: list[Span], drafted: tuple[Span, ...], offset: int) -> None:
-    """Appends ranges, moved by `offset`, to `spans`; ranges that touch become one."""
-    for start, end in drafted:
-        if spans and spans[-1][1] == start + offset:
-            spans[-1] = (spans[-1][0], end + offset)
-        else:
-            spans.append((start + offset, end + offset))

@@ -1,0 +1,284 @@
+"""The files that a prompt can name, and fuzzy matching of their names with typed letters.
+
+In a repository these are the files that git does not ignore. Git itself is not run: it would start
+programs that the repository's configuration names. The common part of
+https://git-scm.com/docs/gitignore is supported; character classes such as `[[:alpha:]]` are not.
+pathspec, the library for it, needs 9 s for `*a*a*a*a*b` and a name of 200 letters.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import heapq
+import os
+import re
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from akunu_py.files import read_bounded
+
+MAX_LISTED = 20_000  # a directory with more files is listed in part
+MAX_ENTRIES = 200_000  # looked at
+MAX_SECONDS = 5.0
+_FRESH_S = 10.0
+_MAX_BYTES = 1 << 15  # of one file of patterns; a larger one is ignored
+_SKIPPED = {"node_modules", "__pycache__", "venv", "target", "build", "dist"}  # in no repository
+
+
+class FileIndex:
+    """The paths of the files below `directory`, relative to it; empty until `refresh` is called."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.paths: list[str] = []
+        self._read_at: float | None = None
+
+    @property
+    def is_fresh(self) -> bool:
+        return self._read_at is not None and time.monotonic() - self._read_at < _FRESH_S
+
+    def refresh(self) -> None:
+        """List the directory. Call it in another thread: a large one takes a moment."""
+        self.paths = list_files(self.directory, MAX_LISTED)
+        self._read_at = time.monotonic()
+
+    def search(self, letters: str, most: int = 50) -> list[Match]:
+        """Return the paths that match `letters`, best first, also of other directories."""
+        if letters.startswith(("/", "~", "..")):
+            return _complete_path(self.directory, letters, most)
+        return best(letters, self.paths, most)
+
+
+def _complete_path(directory: Path, letters: str, most: int) -> list[Match]:
+    """Return the matching entries of the directory that `letters` names so far."""
+    head, _, tail = letters.rpartition("/")
+    prefix = f"{head}/" if "/" in letters else ""
+    try:
+        base = directory / Path(prefix or ".").expanduser()
+        names = sorted(_entries(base, hidden=tail.startswith(".")))
+    except (OSError, RuntimeError, ValueError):
+        return []
+    if not prefix:
+        return [Match(f"{letters}/")] if letters in ("~", "..") else []
+    places = len(prefix)
+    return [
+        Match(prefix + match.path, tuple(place + places for place in match.places))
+        for match in best(tail, names, most)
+    ]
+
+
+def _entries(base: Path, *, hidden: bool) -> Iterator[str]:
+    with os.scandir(base) as entries:
+        for entry in islice(entries, MAX_LISTED):
+            if can_be_named(entry.name) and (hidden or not entry.name.startswith(".")):
+                yield f"{entry.name}/" if entry.is_dir() else entry.name
+
+
+def can_be_named(path: str) -> bool:
+    """Return whether a prompt can hold the path: printable, and without a closing quote."""
+    return path.isprintable() and '"' not in path
+
+
+def list_files(directory: Path, most: int) -> list[str]:
+    """Return the relative paths of at most `most` files below `directory`, the top ones first.
+
+    In a git repository these are the files that are not ignored, elsewhere those that are neither
+    hidden nor made by a build. MAX_SECONDS and MAX_ENTRIES limit the search.
+    """
+    files = _ignore_files_above(directory)
+    found = list(islice(_walk(directory, files), most)) if files is not None else []
+    return found or list(islice(_walk(directory, None), most))
+
+
+@dataclass(frozen=True, slots=True)
+class IgnorePattern:
+    """One line of a `.gitignore`."""
+
+    directories: tuple[re.Pattern[str] | None, ...]  # None stands for `**`
+    name: re.Pattern[str]
+    is_negated: bool
+    for_directories: bool
+
+    def matches(self, above: Sequence[str], name: str, *, is_directory: bool) -> bool:
+        """Return whether the pattern matches `name` in the directories `above`."""
+        if (self.for_directories and not is_directory) or not self.name.match(name):
+            return False
+        places = self._after_stars({0})  # in `directories`, for the directories so far
+        for directory in above:
+            here = [(at, self.directories[at]) for at in places if at < len(self.directories)]
+            next_places = {at + 1 for at, part in here if part and part.match(directory)}
+            places = self._after_stars(next_places | {at for at, part in here if part is None})
+        return len(self.directories) in places
+
+    def _after_stars(self, places: set[int]) -> set[int]:
+        ends = len(self.directories)
+        return places | {at + 1 for at in places if at < ends and self.directories[at] is None}
+
+
+class IgnoreFile:
+    """The patterns for the directory `base`, whose path ends with a slash."""
+
+    def __init__(self, base: str, text: str) -> None:
+        self._base = base
+        self._patterns = [found for line in text.split("\n") if (found := _parse(line))]
+        # Most names match none of the patterns, which one expression finds out.
+        self._names = re.compile("|".join(each.name.pattern for each in self._patterns) or "(?!)")
+
+    def is_ignored(self, path: str, name: str) -> bool | None:
+        """Return what the last matching pattern says; the path of a directory ends with a slash."""
+        if self._names.match(name):
+            is_directory = path.endswith("/")
+            above = path[len(self._base) :].removesuffix("/").split("/")[:-1]
+            for pattern in reversed(self._patterns):
+                if pattern.matches(above, name, is_directory=is_directory):
+                    return not pattern.is_negated
+        return None
+
+
+def _parse(line: str) -> IgnorePattern | None:
+    """Return the pattern in a line, None for an empty line or a comment."""
+    line = line.removesuffix("\r")
+    text = line.rstrip(" ")
+    if text != line and (len(text) - len(text.rstrip("\\"))) % 2:
+        text += " "  # the space is escaped
+    if text.startswith("#"):
+        return None
+    is_negated = text.startswith("!")
+    text = text[is_negated:]
+    for_directories = text.endswith("/")
+    text = re.sub(r"\\(.)", _unescaped, text.removesuffix("/").replace("[^", "[!"))
+    if not text:
+        return None
+    directories: list[re.Pattern[str] | None] = [] if "/" in text else [None]
+    *above, name = text.removeprefix("/").split("/")
+    if name == "**" and above:
+        above, name = [*above, name], "*"
+    for part in above:
+        if part != "**":
+            directories.append(_glob(part))
+        elif directories[-1:] != [None]:
+            directories.append(None)
+    return IgnorePattern(tuple(directories), _glob(name), is_negated, for_directories)
+
+
+def _unescaped(escaped: re.Match[str]) -> str:
+    return f"[{escaped[1]}]" if escaped[1] in "*?[" else escaped[1]
+
+
+def _glob(part: str) -> re.Pattern[str]:
+    # fnmatch writes atomic groups: the time does not grow with the number of stars.
+    return re.compile(fnmatch.translate(part))
+
+
+def _ignore_files_above(directory: Path) -> list[IgnoreFile] | None:
+    """Return the patterns that apply in `directory` from above, the strongest last.
+
+    None where the directory is in no repository, or is itself ignored.
+    """
+    directory = Path(os.path.realpath(directory))
+    above = (directory, *directory.parents)
+    root = next((each for each in above if os.path.lexists(each / ".git")), None)
+    if root is None:
+        return None
+    config = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    files = _read(Path(config, "git", "ignore"), f"{root}/")
+    files += _read(root / ".git" / "info" / "exclude", f"{root}/")
+    here = root
+    for part in directory.relative_to(root).parts:
+        files += _read(here / ".gitignore", f"{here}/")
+        here /= part
+        if _is_ignored(files, f"{here}/", part):
+            return None
+    return files
+
+
+def _read(path: Path, base: str) -> list[IgnoreFile]:
+    try:
+        text = os.fsdecode(read_bounded(path, _MAX_BYTES).removeprefix(b"\xef\xbb\xbf"))
+        return [IgnoreFile(base, text)]
+    except (OSError, ValueError, RecursionError, OverflowError):
+        return []
+
+
+def _is_ignored(files: Sequence[IgnoreFile], path: str, name: str) -> bool:
+    for each in reversed(files):
+        if (ignored := each.is_ignored(path, name)) is not None:
+            return ignored
+    return False
+
+
+def _walk(top: Path, ignore_files: Sequence[IgnoreFile] | None) -> Iterator[str]:
+    """Yield the files below `top`, breadth first: one deep directory does not hide all others.
+
+    ignore_files: those from above, None outside of a repository.
+    """
+    end, left = time.monotonic() + MAX_SECONDS, MAX_ENTRIES
+    base = os.path.realpath(top)
+    pending: deque[tuple[str, Sequence[IgnoreFile]]] = deque([("", ignore_files or ())])
+    while pending:
+        below, above = pending.popleft()
+        entries: dict[str, os.DirEntry[str]] = {}
+        try:
+            with os.scandir(os.path.join(base, below)) as found:
+                for entry in found:
+                    left -= 1
+                    if left < 0 or time.monotonic() > end:
+                        return
+                    if can_be_named(entry.name):
+                        entries[entry.name] = entry
+        except OSError:
+            continue
+        if ignore_files is not None and below and ".git" in entries:
+            continue  # another repository, as git sees it
+        if ignore_files is not None and ".gitignore" in entries:
+            path = Path(base, below, ".gitignore")
+            above = [*above, *([] if path.is_symlink() else _read(path, f"{path.parent}/"))]
+        for name, entry in sorted(entries.items()):
+            is_directory = entry.is_dir(follow_symlinks=False)
+            if ignore_files is None:
+                left_out = name.startswith(".") or (is_directory and name in _SKIPPED)
+            else:
+                path_here = f"{base}/{below}{name}{'/' if is_directory else ''}"
+                left_out = name == ".git" or _is_ignored(above, path_here, name)
+            if time.monotonic() > end:
+                return
+            if is_directory and not left_out:
+                pending.append((f"{below}{name}/", above))
+            elif not left_out and (entry.is_symlink() or entry.is_file(follow_symlinks=False)):
+                yield f"{below}{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A path that matches."""
+
+    path: str
+    places: tuple[int, ...] = ()  # indices into `path` of the matched letters
+
+
+def best(letters: str, paths: Iterable[str], most: int) -> list[Match]:
+    """Return the `most` of `paths` that match best.
+
+    The order: names that begin with the letters, names and then paths that contain them, and paths
+    that have them in order. textual.fuzzy tries every way to place the letters, which takes up to
+    80 ms for one name.
+    """
+    letters = letters.lower()
+    # Each class excludes the next letter, so the expression cannot backtrack.
+    in_order = re.compile("".join(f"[^{re.escape(each)}]*({re.escape(each)})" for each in letters))
+    found: list[tuple[int, int, str, tuple[int, ...]]] = []
+    for path in paths:
+        lower = path.lower()
+        if match := in_order.match(lower):
+            start, name = lower.rfind(letters), lower.rfind("/") + 1
+            places = tuple(match.start(number + 1) for number in range(len(letters)))
+            rank = 4
+            if start >= 0:
+                places = tuple(range(start, start + len(letters)))
+                rank = 1 if lower.startswith(letters, name) else 2 if start >= name else 3
+            found.append((rank, len(path), path, places))
+    return [Match(path, places) for *_, path, places in heapq.nsmallest(most, found)]
