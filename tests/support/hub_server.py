@@ -65,6 +65,7 @@ class Hub:
         self.url = ""
         self.repository = REPOSITORY
         self.elsewhere = ""  # where large files lie, another name of this server
+        self.rate = 0.0  # bytes a second of each connection, 0: no limit
 
     def asked(self, name: str) -> list[str]:
         """The ranges that were asked for of a file, "" for all of it."""
@@ -180,9 +181,11 @@ class _Handler(BaseHTTPRequestHandler):
         body = content[start:]
         self._begin(206 if headers else 200, headers, len(body))
         sent = body if fault.cut is None else body[: fault.cut]
-        step = 1000 if fault.pause else max(1, len(sent))
+        step = 1000 if fault.pause else 1 << 18
+        started, rate = time.monotonic(), self.served.rate
         for at in range(0, len(sent), step):
-            time.sleep(fault.pause)
+            early = started + at / rate - time.monotonic() if rate else 0
+            time.sleep(max(fault.pause, early, 0))
             self.wfile.write(sent[at : at + step])
             self.wfile.flush()
         if fault.cut is not None:
