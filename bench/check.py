@@ -33,7 +33,7 @@ from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.load import load_found
 from akunu_py.decoding.session import Session
 from akunu_py.errors import AkunuError
-from akunu_py.models import store
+from akunu_py.models.store import store
 from akunu_py.types import DEFAULT_MODEL, GenerateOptions, LoadOptions, Message
 
 Verdict = Literal["pass", "FAIL", "not measured", "not on this machine"]

@@ -1,6 +1,6 @@
-"""Models: the catalogue of known ones, the store of installed ones, and the ways into the store.
+"""Models: the catalog of known ones, the store of installed ones, and the ways into the store.
 
-    catalogue      known models, from catalogue.toml, and which suits a machine
+    catalog      known models, from catalog.toml, and which suits a machine
     store          list, find, check, remove         (manifest: the file that describes a model,
                    usage: when it was used, disk: locks and space, cleanup: leftovers)
     pull           a name -> the store               (pypi: from the Python package index,

@@ -22,8 +22,8 @@ from akunu_py.commands.own_server import OwnServer
 from akunu_py.commands.server_option import add_server, is_address, name_at, server_for
 from akunu_py.errors import AkunuError, UnknownModel, UsageError
 from akunu_py.interrupts import exit_without_teardown
-from akunu_py.models import store
-from akunu_py.models.install import installed
+from akunu_py.models.store import store
+from akunu_py.models.store.store import installed
 from akunu_py.settings import Settings, read_settings, settings_file
 from akunu_py.text import print_warnings, say
 from akunu_py.types import DEFAULT_MODEL

@@ -22,7 +22,7 @@ from typing import Any
 from akunu_py.arguments import positive
 from akunu_py.commands.serve import DEFAULT_PORT, KEY_VARIABLE
 from akunu_py.errors import AkunuError, UsageError, one_line
-from akunu_py.models import store
+from akunu_py.models.store import store
 from akunu_py.settings import load_settings
 from akunu_py.text import for_output, say
 

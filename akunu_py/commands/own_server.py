@@ -18,7 +18,7 @@ import time
 
 from akunu_py.commands.serve import KEY_VARIABLE
 from akunu_py.errors import AkunuError, ServerGone
-from akunu_py.models.store import StoredModel
+from akunu_py.models.store.store import StoredModel
 from akunu_py.serve.own.client import ServedFacts, ServerClient
 from akunu_py.serve.own.running import running_servers
 

@@ -7,7 +7,7 @@ import os
 
 from akunu_py.commands.serve import KEY_VARIABLE
 from akunu_py.errors import AkunuError
-from akunu_py.models import store
+from akunu_py.models.store import store
 from akunu_py.serve.own.client import ServedFacts, ServerClient, running_server, server_at
 from akunu_py.types import LoadOptions
 

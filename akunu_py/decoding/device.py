@@ -21,7 +21,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model
 
 from akunu_py.decoding.blas import load_openblas
-from akunu_py.models.speed import Machine
+from akunu_py.models.catalog import Machine
 from akunu_py.types import WeightMode
 
 Pressure = Literal["normal", "warning", "critical"]

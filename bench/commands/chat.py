@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     from akunu_py.bench.chat import ChatBench, ChatOptions, ChatResult
     from akunu_py.bench.report.printing import print_chat
     from akunu_py.bench.result import describe_machine, today
-    from akunu_py.models import store
+    from akunu_py.models.store import store
 
     (workload,) = load_workloads([options.workload])
     model = store.resolve(options.model)

@@ -56,8 +56,11 @@ def _weights(number: int, size: int) -> bytes:
     """A safetensors file with one tensor of `size` bytes, unlike those of other numbers."""
     header = {f"unused.{number}": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}
     text = json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + os.urandom(1 << 20) * (size >> 20) + bytes(
-        size % (1 << 20)
+    return (
+        len(text).to_bytes(8, "little")
+        + text
+        + os.urandom(1 << 20) * (size >> 20)
+        + bytes(size % (1 << 20))
     )
 
 

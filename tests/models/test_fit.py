@@ -15,9 +15,10 @@ from akunu_py.decoding import device, footprint, kvcache
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Session
 from akunu_py.errors import DoesNotFit, UsageError
-from akunu_py.models import fit, usage
+from akunu_py.models import fit
 from akunu_py.models.fit import GIB, Activations, Growth, Needs, choose_context, largest_context
-from akunu_py.models.store import StoredModel
+from akunu_py.models.store import store
+from akunu_py.models.store.store import StoredModel
 from akunu_py.types import GenerateOptions
 from tests.support.families import build, leaves
 from tests.support.family_table import FAMILIES, WINDOW
@@ -207,14 +208,14 @@ def test_control_groups_bound_the_memory(tmp_path: Path) -> None:
 
 def test_usage_is_recorded_where_possible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "none"))
-    usage.note_usage("m", tokens=3)  # there is no store: nothing to write to, and no failure
-    assert usage.read_usage("m") == usage.Usage()
+    store.note_usage("m", tokens=3)  # there is no store: nothing to write to, and no failure
+    assert store.read_usage("m") == store.Usage()
     (tmp_path / "none" / "akunu" / "models").mkdir(parents=True)
-    usage.note_usage("m", tokens=3)
-    usage.note_usage("m", measured_peak=5)
-    kept = usage.read_usage("m")
+    store.note_usage("m", tokens=3)
+    store.note_usage("m", measured_peak=5)
+    kept = store.read_usage("m")
     assert (kept.tokens, kept.measured_peak, bool(kept.used)) == (3, 5, True)
     path = tmp_path / "none" / "akunu" / "models" / ".usage" / "m.json"
     for rubbish in ("{", "[1]", json.dumps({"tokens": "x", "used": 3}), "x" * 20_000):
         path.write_text(rubbish)
-        assert usage.read_usage("m") == usage.Usage()
+        assert store.read_usage("m") == store.Usage()

@@ -22,10 +22,10 @@ from akunu_py.errors import (
     UnsupportedModel,
     UsageError,
 )
-from akunu_py.models import cleanup, store
-from akunu_py.models.hub import api, cache, download
-from akunu_py.models.progress import Progress
-from akunu_py.models.pull import find_installed, pull
+from akunu_py.models.pull import download
+from akunu_py.models.pull.pull import find_installed, pull
+from akunu_py.models.store import cleanup, hub_cache, store
+from akunu_py.models.store.progress import Progress
 from tests.support.hub_home import NAME, WEIGHTS, everything, partials
 from tests.support.hub_home import files as files  # fixtures
 from tests.support.hub_home import home as home
@@ -254,10 +254,10 @@ def test_a_listing_that_is_malformed_is_refused(server: Hub, harm: str) -> None:
 
 
 def test_repository_names() -> None:
-    assert api.parse_reference("a/b") == ("a/b", None)
-    assert api.parse_reference("a-b.c/d_e@refs/pr/1") == ("a-b.c/d_e", "refs/pr/1")
+    assert hub_cache.parse_reference("a/b") == ("a/b", None)
+    assert hub_cache.parse_reference("a-b.c/d_e@refs/pr/1") == ("a-b.c/d_e", "refs/pr/1")
     for bad in ("a", "/a/b", "a/b/c", "../b", "a/..", "a/b@../x", "a/b@", "a//b", "a/b\n", "a/--"):
-        assert api.parse_reference(bad) is None, bad
+        assert hub_cache.parse_reference(bad) is None, bad
 
 
 def test_revisions(server: Hub) -> None:
@@ -323,12 +323,12 @@ def test_files_that_vanish_from_the_cache(server: Hub, home: Path) -> None:
 
 def test_rm_keeps_the_hubs_files_unless_asked(server: Hub, home: Path) -> None:
     model = pull(REPOSITORY)
-    size = cache.linked_bytes(model.path)
+    size = hub_cache.linked_bytes(model.path)
     assert size > len(server.files[WEIGHTS])
     store.remove(NAME)
     assert WEIGHTS in everything(home / "hub")
     pull(REPOSITORY)
-    assert cache.delete(REPOSITORY, model.commit) >= size
+    assert hub_cache.delete(REPOSITORY, model.commit) >= size
     assert WEIGHTS not in everything(home / "hub")
     assert paths.models_dir().exists()
 
@@ -342,10 +342,10 @@ def test_what_other_commits_need_stays_in_the_hubs_cache(server: Hub, home: Path
     (home / "hub").joinpath("models--x").mkdir()
     os.mkfifo(home / "hub" / "models--x" / "refs")  # somebody else's, and strange
     old = len(server.files["tokenizer_config.json"]) - 1
-    assert cache.delete(REPOSITORY, first.commit) == old
+    assert hub_cache.delete(REPOSITORY, first.commit) == old
     assert len(list((home / "hub").rglob("blobs/*"))) == blobs - 1
     store.verify(second)
-    assert cache.delete(REPOSITORY, first.commit) == 0
-    assert cache.cached_model(REPOSITORY, "main")
-    assert cache.delete(REPOSITORY, second.commit) > old
+    assert hub_cache.delete(REPOSITORY, first.commit) == 0
+    assert hub_cache.cached_model(REPOSITORY, "main")
+    assert hub_cache.delete(REPOSITORY, second.commit) > old
     assert list((home / "hub").rglob("blobs/*")) == []

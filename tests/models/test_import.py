@@ -18,10 +18,11 @@ from mlx_lm.utils import load_model, load_tokenizer
 from akunu_py import paths
 from akunu_py.cli import main
 from akunu_py.errors import AkunuError, DamagedModel, UnknownModel, UnsupportedModel, UsageError
-from akunu_py.models import mlx_directory, model_files, store
+from akunu_py.models import mlx_directory, model_files
 from akunu_py.models.gguf.file import GgufFile
 from akunu_py.models.gguf.tokenizer import plan_tokenizer
-from akunu_py.models.local_import import import_model
+from akunu_py.models.store import store
+from akunu_py.models.store.local_import import import_model
 from tests.support.tiny_gguf import TOKENIZER, Tiny, write_mamba, write_tiny
 from tests.support.tiny_gguf_families import CASES, prompt, weights_of, write_directory
 
@@ -140,7 +141,7 @@ def test_names_are_never_taken_over(source: Path, data: Path) -> None:
 def test_a_name_that_another_process_took_meanwhile(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = "akunu_py.models.local_import.plan_directory"
+    place = "akunu_py.models.store.local_import.plan_directory"
 
     def slow(path: Path) -> mlx_directory.DirectoryPlan:
         monkeypatch.setattr(place, mlx_directory.plan_directory)

@@ -23,11 +23,12 @@ import pytest
 from akunu_py import paths
 from akunu_py.commands.progress import _Bars
 from akunu_py.errors import FetchError, StoreError, UnknownModel
-from akunu_py.models import install, pypi, store
 from akunu_py.models.gguf import convert
 from akunu_py.models.manifest import ModelFacts
-from akunu_py.models.progress import Meter, Progress
-from akunu_py.models.pull import pull
+from akunu_py.models.pull import pypi
+from akunu_py.models.pull.pull import pull
+from akunu_py.models.store import store
+from akunu_py.models.store.progress import Meter, Progress
 from tests.support.paths import ROOT
 from tests.support.tiny_index import entry_of, leftovers
 from tests.support.tiny_index import offer as offer  # fixtures
@@ -204,12 +205,12 @@ def test_rate_and_time_left() -> None:
 CHILD = """
     import sys, time
     from pathlib import Path
-    from akunu_py.models import catalogue
-    from akunu_py.models.pull import pull
+    from akunu_py.models import catalog
+    from akunu_py.models.pull.pull import pull
     from tests.support.tiny_index import entry_of
 
     entry = entry_of(Path(sys.argv[1]))
-    catalogue.load_catalogue = lambda: {"tiny": entry}
+    catalog.load_catalog = lambda: {"tiny": entry}
     def progress(progress):
         print(progress.phase, flush=True)
         if progress.phase == sys.argv[2]:
@@ -259,7 +260,7 @@ def test_leftovers_of_dead_processes_are_removed_and_no_others(offer: Any, wheel
     with pulling(wheel, "import") as process:
         wait_for(process, "import")
         assert not (root / ".partial-dead-1").exists()
-        install.install("other", _build_other, 1)
+        store.install("other", _build_other, 1)
         assert sorted(leftovers()) == [f".partial-tiny-{process.pid}", "other"]
 
 

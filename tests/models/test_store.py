@@ -11,11 +11,10 @@ import pytest
 from akunu_py import paths
 from akunu_py.cli import main
 from akunu_py.errors import DamagedModel, StoreError, UnknownModel
-from akunu_py.models import store
-from akunu_py.models.disk import lock_model
-from akunu_py.models.install import install
 from akunu_py.models.manifest import ModelFacts
-from akunu_py.models.usage import note_usage
+from akunu_py.models.store import store
+from akunu_py.models.store.disk import lock_model
+from akunu_py.models.store.store import install, note_usage
 
 
 @pytest.fixture(autouse=True)

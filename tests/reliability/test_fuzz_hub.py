@@ -19,9 +19,9 @@ import pytest
 from huggingface_hub import close_session, constants
 
 from akunu_py.errors import AkunuError, FetchError
-from akunu_py.models import cleanup, store
-from akunu_py.models.hub import api, cache, download, request
-from akunu_py.models.pull import pull
+from akunu_py.models.pull import download, request
+from akunu_py.models.pull.pull import pull
+from akunu_py.models.store import cleanup, hub_cache, store
 from tests.reliability.fuzz import counted, refused
 from tests.support.hub_home import files as files  # fixtures
 from tests.support.hub_home import home as home
@@ -73,7 +73,7 @@ HEADERS = [
 
 def whole_listing(hub: Hub) -> dict[str, Any]:
     """As the hub answers, with every field that huggingface-hub knows of."""
-    return hub.listing() | {
+    return hub_cache.listing() | {
         "_id": "66", "modelId": REPOSITORY, "author": "someone", "private": False, "gated": False,
         "disabled": False, "downloads": 5, "downloadsAllTime": 9, "likes": 1, "trendingScore": 0,
         "tags": ["mlx", "en"], "pipeline_tag": "text-generation", "library_name": "mlx",
@@ -122,18 +122,18 @@ def altered(value: Any, path: tuple[Any, ...], new: Any) -> bytes:
     return json.dumps(value).replace(f'"{_DEEP}"', "[" * 50_000 + "]" * 50_000).encode()
 
 
-def ask(hub: Hub, fault: Fault | None) -> api.HubModel | AkunuError:
+def ask(hub: Hub, fault: Fault | None) -> hub_cache.HubModel | AkunuError:
     """What comes of a listing that is answered so, however often it is asked for."""
-    hub.faults["api"] = deque([fault] * 6 if fault else [])
+    hub_cache.faults["api"] = deque([fault] * 6 if fault else [])
     try:
-        return api.look_up(REPOSITORY, None, request.Retries(lambda: False, lambda *_: None))
+        return hub_cache.look_up(REPOSITORY, None, request.Retries(lambda: False, lambda *_: None))
     except AkunuError as error:
         return refused(error)
 
 
 def listings(hub: Hub) -> list[tuple[str, Fault]]:
     """Every field with every wrong value; every status with every body and every header."""
-    listing = whole_listing(hub)
+    listing = whole_listing(hub_cache)
     found = [
         (f"{path} = {new!r:.40}", answering(altered(listing, path, new)))
         for path in places(listing)
@@ -155,7 +155,7 @@ def check_listings(hub: Hub, tried: list[tuple[str, Fault]]) -> None:
     for what, fault in tried:
         try:
             with counted(__name__):
-                come[type(ask(hub, fault)).__name__] += 1
+                come[type(ask(hub_cache, fault)).__name__] += 1
         except Exception as error:
             raise AssertionError(what) from error
     assert come["HubModel"] > len(tried) / 5  # most fields are of no use to a pull
@@ -226,12 +226,12 @@ def check_file(hub: Hub, home: Path, seed: int) -> bool:
     draw = random.Random(seed)
     shutil.rmtree(home / "hub", ignore_errors=True)
     digest = hashlib.sha256(CONTENT).hexdigest()
-    file = api.HubFile(NAME, len(CONTENT), digest, True)
-    model = api.HubModel(REPOSITORY, "main", hub.commit, (file,), "")
-    blob = cache.CachedRepository(REPOSITORY).blob_path(file)
-    hub.requests.clear()
+    file = hub_cache.HubFile(NAME, len(CONTENT), digest, True)
+    model = hub_cache.HubModel(REPOSITORY, "main", hub_cache.commit, (file,), "")
+    blob = hub_cache.CachedRepository(REPOSITORY).blob_path(file)
+    hub_cache.requests.clear()
     cut = Fault(cut=draw.choice([0, 1000, 2999]))
-    hub.faults[NAME] = deque([cut, *(file_answer(draw) for _ in range(draw.randint(1, 8)))])
+    hub_cache.faults[NAME] = deque([cut, *(file_answer(draw) for _ in range(draw.randint(1, 8)))])
     failures = 0
     while failures <= 2:
         try:
@@ -241,9 +241,9 @@ def check_file(hub: Hub, home: Path, seed: int) -> bool:
         except AkunuError as error:
             refused(error)
             assert not blob.exists()
-            assert len(hub.asked(NAME)) <= 5 * 11, "each try is one request and its redirects"
-            hub.requests.clear()
-            hub.faults[NAME].clear()
+            assert len(hub_cache.asked(NAME)) <= 5 * 11, "each try is one request and its redirects"
+            hub_cache.requests.clear()
+            hub_cache.faults[NAME].clear()
             failures += 1
     assert failures <= 2
     assert blob.read_bytes() == CONTENT
@@ -251,12 +251,12 @@ def check_file(hub: Hub, home: Path, seed: int) -> bool:
 
 
 def check_files(hub: Hub, home: Path, seeds: range) -> None:
-    hub.files = {NAME: CONTENT}
+    hub_cache.files = {NAME: CONTENT}
     failed = 0
     for seed in seeds:
         try:
             with counted(__name__):
-                failed += check_file(hub, home, seed)
+                failed += check_file(hub_cache, home, seed)
         except Exception as error:
             raise AssertionError(f"seed {seed}") from error
     assert len(seeds) / 10 < failed < len(seeds) * 0.95  # neither all, nor hardly any
@@ -355,12 +355,12 @@ def test_notes_of_pulls_of_any_kind(server: Hub, home: Path) -> None:
 
 def test_refs_of_any_kind(server: Hub, home: Path) -> None:
     pull(REPOSITORY)
-    assert cache.cached_model(REPOSITORY, "main")
+    assert hub_cache.cached_model(REPOSITORY, "main")
     (ref,) = (home / "hub").rglob("refs/main")
     texts = [b"..", b".", b"/", b"\0", b"a" * 40, b"a" * 100_000, b"x\n" * 20, b"\xe9" * 40]
 
     def read() -> None:
-        assert cache.cached_model(REPOSITORY, "main") is None
+        assert hub_cache.cached_model(REPOSITORY, "main") is None
 
     check_kept(ref, read, [*texts, *BODIES])
 

@@ -13,8 +13,8 @@ import pytest
 from huggingface_hub import constants
 
 from akunu_py.errors import AkunuError, FetchError
-from akunu_py.models.hub import request
-from akunu_py.models.pull import pull
+from akunu_py.models.pull import request
+from akunu_py.models.pull.pull import pull
 from tests.reliability.fuzz import peak_mb, refused
 from tests.support.hub_home import files as files  # fixtures
 from tests.support.hub_home import home as home

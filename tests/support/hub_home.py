@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from akunu_py.models.hub import request
+from akunu_py.models.pull import request
 from tests.support.hub_server import Hub, running
 from tests.support.tiny_model import tiny_files
 

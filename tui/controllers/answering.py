@@ -14,7 +14,7 @@ from textual.message import Message
 
 from akunu_py.arguments import json_constraint
 from akunu_py.errors import AkunuError, UsageError
-from akunu_py.models import store
+from akunu_py.models.store import store
 from akunu_py.text import collapse
 from akunu_py.tui.conversation import Conversation, Turn, TurnState
 from akunu_py.tui.downloads import DownloadEnded, DownloadMoved, Downloads

@@ -23,7 +23,7 @@ from akunu_py.decoding.hosts.quiet import drop_its_lines
 from akunu_py.decoding.hosts.share import connect, take
 from akunu_py.errors import AkunuError, HostLost, UsageError, one_line
 from akunu_py.interrupts import exit_without_teardown
-from akunu_py.models.store import StoredModel
+from akunu_py.models.store.store import StoredModel
 from akunu_py.text import print_warnings
 from akunu_py.types import LoadOptions, WeightMode
 

@@ -19,12 +19,11 @@ from urllib.parse import quote
 from akunu_py.errors import FetchError
 from akunu_py.files import read_json
 from akunu_py.models import mlx_directory, model_files
-from akunu_py.models.disk import check_space, open_own, store_errors
-from akunu_py.models.hub.api import HubFile, HubModel
-from akunu_py.models.hub.cache import CachedRepository, hasher_for, verify
-from akunu_py.models.hub.request import Answer, Retries, TransientError, request
 from akunu_py.models.manifest import FileRecord, ModelFacts
-from akunu_py.models.progress import ProgressCallback
+from akunu_py.models.pull.request import Answer, Retries, TransientError, request
+from akunu_py.models.store.disk import check_space, open_own, store_errors
+from akunu_py.models.store.hub_cache import CachedRepository, HubFile, HubModel, hasher_for, verify
+from akunu_py.models.store.progress import ProgressCallback
 from akunu_py.text import on_one_line
 
 _BLOCK = 1 << 20

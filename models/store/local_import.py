@@ -16,12 +16,12 @@ from typing import Any
 from akunu_py import paths
 from akunu_py.errors import DamagedModel, UnknownModel, UnsupportedModel, UsageError
 from akunu_py.files import open_regular
-from akunu_py.models import store
-from akunu_py.models.install import Builder, install
 from akunu_py.models.manifest import ModelFacts
 from akunu_py.models.mlx_directory import plan_directory
 from akunu_py.models.model_files import boundary
-from akunu_py.models.progress import ProgressCallback, no_callback
+from akunu_py.models.store import store
+from akunu_py.models.store.progress import ProgressCallback, no_callback
+from akunu_py.models.store.store import Builder, install
 
 GROUP_SIZE = 64  # mlx-lm's own choice
 _BLOCK = 1 << 22
@@ -159,8 +159,8 @@ def _quantize(source: Path, directory: Path, bits: int, progress: ProgressCallba
     head, which mlx-lm drops, into a file of its own."""
     from mlx_lm.utils import quantize_model, save_config, save_model
 
+    from akunu_py.models import mtp
     from akunu_py.models.mlx_loader import load_model
-    from akunu_py.models.mtp import load as mtp
 
     progress("quantize", 0, 0)
     model, config, _ = load_model(source)

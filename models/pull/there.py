@@ -1,4 +1,4 @@
-"""A pull that another host asks for: `python -m akunu_py.models.pull_there JSON`.
+"""A pull that another host asks for: `python -m akunu_py.models.pull.there JSON`.
 
 It lives as long as its stdin, and says in lines on stdout how far it is, and at the end what there
 is: SIGN and an object with `progress` (phase, bytes done and in all), `error`, or `files` (SHA-256
@@ -16,9 +16,9 @@ from typing import Any
 
 from akunu_py.errors import describe
 from akunu_py.interrupts import exit_without_teardown
-from akunu_py.models import store
-from akunu_py.models.progress import Progress
-from akunu_py.models.pull import find_installed, pull
+from akunu_py.models.pull.pull import find_installed, pull
+from akunu_py.models.store import store
+from akunu_py.models.store.progress import Progress
 
 SIGN = "@akunu "  # begins lines that are meant: a shell may greet
 _INTERVAL_S = 0.2

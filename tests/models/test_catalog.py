@@ -1,4 +1,4 @@
-"""The catalogue: its schema, its figures computed again, and what is recommended from it."""
+"""The catalog: its schema, its figures computed again, and what is recommended from it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,22 @@ from mlx_lm.utils import _get_classes
 
 from akunu_py.decoding import footprint
 from akunu_py.errors import UnknownModel
-from akunu_py.models import catalogue, store
-from akunu_py.models.catalogue import CatalogueEntry, load_catalogue, read_entry, recommend
+from akunu_py.models import catalog
+from akunu_py.models.catalog import (
+    PLEASANT,
+    CatalogEntry,
+    Machine,
+    load_catalog,
+    read_entry,
+    recommend,
+)
 from akunu_py.models.fit import GIB, activations_from, comfortable, usable_memory
-from akunu_py.models.hub import api
-from akunu_py.models.speed import PLEASANT, Machine
+from akunu_py.models.store import hub_cache, store
 from tests.support.paths import DOCS, GOLDEN
 
 # Facts of the architectures, from each model's config.json; docs/models.md names the sources.
-CONFIGS = json.loads((GOLDEN / "catalogue_configs.json").read_text())
-ENTRIES = load_catalogue()
+CONFIGS = json.loads((GOLDEN / "catalog_configs.json").read_text())
+ENTRIES = load_catalog()
 MEMORY_SIZES = (8, 16, 24, 32, 36, 48, 64, 96, 128)  # GiB that Macs with Apple silicon come with
 # What the model's card gives where config.json has room for more positions.
 MADE_FOR = {"lfm2-1.2b": 32_768}
@@ -64,7 +70,7 @@ def test_every_entry_is_complete() -> None:
         assert entry.licence
         assert 0.9 < entry.download_bytes / entry.weight_bytes < 1.4
         if entry.kind == "hub":
-            assert api.parse_reference(entry.repository) == (entry.repository, None)
+            assert hub_cache.parse_reference(entry.repository) == (entry.repository, None)
             assert entry.repository.startswith("mlx-community/")
         else:
             assert len(entry.sha256) == 64
@@ -75,7 +81,7 @@ def test_it_has_models_for_every_purpose() -> None:
     chat = [entry for entry in ENTRIES.values() if "chat" in entry.purpose]
     assert min(entry.parameters for entry in chat) < 1e9
     assert max(entry.parameters for entry in chat) > 30e9
-    for purpose in catalogue.PURPOSES:
+    for purpose in catalog.PURPOSES:
         assert any(purpose in entry.purpose for entry in ENTRIES.values()), purpose
 
 
@@ -187,7 +193,7 @@ def test_sizes_agree_with_rounded_ones(name: str, published: int) -> None:
 def test_a_wrong_entry_is_named(change: dict[str, Any], words: str) -> None:
     row: dict[str, Any] = {
         name: getattr(ENTRIES["qwen3-8b"], name)
-        for name in CatalogueEntry.__dataclass_fields__
+        for name in CatalogEntry.__dataclass_fields__
         if name not in ("requirement", "sha256", "member", "member_bytes", "cache", "purpose")
     } | {"cache": {"per_token": 1}, "purpose": ["chat"]}
     read_entry(row)
@@ -198,9 +204,9 @@ def test_a_wrong_entry_is_named(change: dict[str, Any], words: str) -> None:
 
 def test_unknown_names() -> None:
     with pytest.raises(UnknownModel, match="did you mean 'starter'"):
-        catalogue.find("start")
-    assert catalogue.find_repository("mlx-community/Qwen3-8B-4bit") == ENTRIES["qwen3-8b"]
-    assert catalogue.find_repository("nobody/nothing") is None
+        catalog.find("start")
+    assert catalog.find_repository("mlx-community/Qwen3-8B-4bit") == ENTRIES["qwen3-8b"]
+    assert catalog.find_repository("nobody/nothing") is None
 
 
 def test_recommendations_fit_and_grow_with_memory() -> None:
@@ -238,9 +244,9 @@ def test_what_is_recommended_is_fast_enough_by_the_estimate() -> None:
     assert "slower than one reads" in nothing.why
 
 
-def test_the_documented_table_is_the_catalogue() -> None:
+def test_the_documented_table_is_the_catalog() -> None:
     page = (DOCS / "models.md").read_text("utf-8")
-    table = page.split("<!-- catalogue -->")[1].split("<!-- /catalogue -->")[0]
+    table = page.split("<!-- catalog -->")[1].split("<!-- /catalog -->")[0]
     expected = ["| name | model | download | memory | from | context | licence |"]
     expected.append("|---|---|---|---|---|---|---|")
     for entry in ENTRIES.values():

@@ -1,14 +1,15 @@
-"""The models that akunu knows by name, from catalogue.toml, and which of them suits a machine best.
+"""The models that akunu knows by name, from catalog.toml, and which of them suits a machine best.
 
-Recommendations go by memory, by the catalogue's own order of capability, and by an estimate of
-speed where the machine is known (`speed`). Needs neither MLX nor the network.
+Recommendations rank the models that fit into memory by grade, and leave out those too slow for a
+known machine. The speed is estimated: plain decoding reads every active weight once per token, so
+tokens per second are the bandwidth over the bytes read (Pope et al. 2022, "Efficiently Scaling
+Transformer Inference", section 2). Imports neither MLX nor numpy.
 """
 
 from __future__ import annotations
 
-import difflib
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -16,17 +17,20 @@ from typing import Any, Literal
 
 from akunu_py.errors import UnknownModel
 from akunu_py.models.fit import CATALOGUE_CONTEXT, Growth, comfortable
-from akunu_py.text import human_size
+from akunu_py.text import did_you_mean, human_size
 
 Kind = Literal["pypi-wheel-gguf", "hub"]
 PURPOSES = ("chat", "code", "fim", "thinking", "hybrid")
 
-_FILE = Path(__file__).with_name("catalogue.toml")
+_FILE = Path(__file__).with_name("catalog.toml")
 _TYPES = {"int": int, "str": str}
+PLEASANT = 5.0  # tokens a second: about as fast as one reads; a slower model is not recommended
+_EFFICIENCY = 0.7  # of the bandwidth, that passes really get
+_FLOAT32 = 4  # bytes of a weight on a CPU, where they are laid out so
 
 
 @dataclass(frozen=True, slots=True)
-class CatalogueEntry:
+class CatalogEntry:
     """A model that can be pulled by name.
 
     description: what it is good at. parameters: number of weights. context: tokens it was made
@@ -74,55 +78,69 @@ class CatalogueEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class Machine:
+    """What does not change with what else runs. memory: bytes that a model may take. bandwidth:
+    bytes of weights a second that a pass can read. plain: weights are laid out as float32."""
+
+    memory: int
+    bandwidth: float
+    plain: bool = False
+
+    def tokens_per_s(self, entry: CatalogEntry) -> float:
+        """Of plain decoding, estimated."""
+        active = entry.active_parameters or entry.parameters
+        size = active * _FLOAT32 if self.plain else entry.weight_bytes * active / entry.parameters
+        return _EFFICIENCY * self.bandwidth / size
+
+    def suits(self, entry: CatalogEntry) -> bool:
+        """Whether it fits and is fast enough to talk to."""
+        return entry.fits(self.memory) and self.tokens_per_s(entry) >= PLEASANT
+
+
+@dataclass(frozen=True, slots=True)
 class Recommendation:
     """The best model for a `purpose`, None where none fits. why: in one sentence."""
 
     purpose: str
-    entry: CatalogueEntry | None
+    entry: CatalogEntry | None
     why: str
 
 
 @cache
-def load_catalogue() -> dict[str, CatalogueEntry]:
+def load_catalog() -> dict[str, CatalogEntry]:
     """All entries by name, in the file's order. Raises ValueError where the file is wrong."""
     with _FILE.open("rb") as file:
         rows = tomllib.load(file)["model"]
     entries = [read_entry(row) for row in rows]
     by_name = {entry.name: entry for entry in entries}
     if len(by_name) != len(entries):
-        raise ValueError("catalogue.toml: a name occurs twice")
+        raise ValueError("catalog.toml: a name occurs twice")
     return by_name
 
 
-def find(name: str) -> CatalogueEntry:
+def find(name: str) -> CatalogEntry:
     """The entry called `name`. Raises UnknownModel, which names those that exist."""
-    entries = load_catalogue()
+    entries = load_catalog()
     if name not in entries:
         raise UnknownModel(
-            f"no model called {name[:80]!r} is in the catalogue"
+            f"no model called {name[:80]!r} is in the catalog"
             f"{did_you_mean(name, entries)}; known: {', '.join(entries)}; "
             "any other comes from the hub as owner/repository"
         )
     return entries[name]
 
 
-def find_repository(repository: str) -> CatalogueEntry | None:
+def find_repository(repository: str) -> CatalogEntry | None:
     """The entry that is fetched from `repository` on the hub, if there is one."""
-    return next((e for e in load_catalogue().values() if e.repository == repository), None)
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """' (did you mean ...?)' where one of the `known` names is close, otherwise nothing."""
-    close = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    return next((e for e in load_catalog().values() if e.repository == repository), None)
 
 
 def recommend(
-    memory: int, is_fast: Callable[[CatalogueEntry], bool] = lambda entry: True
+    memory: int, is_fast: Callable[[CatalogEntry], bool] = lambda entry: True
 ) -> list[Recommendation]:
     """The best for chat and for code where a model can have `memory` bytes, of those that are
     fast enough."""
-    entries = load_catalogue().values()
+    entries = load_catalog().values()
     for_chat = [e for e in entries if "chat" in e.purpose and "code" not in e.purpose]
     for_code = [e for e in entries if "fim" in e.purpose]
     return [
@@ -131,10 +149,10 @@ def recommend(
     ]
 
 
-def read_entry(row: dict[str, Any]) -> CatalogueEntry:
+def read_entry(row: dict[str, Any]) -> CatalogEntry:
     """The entry that a table of the file describes. Raises ValueError, which names the field."""
-    where = f"catalogue.toml: {row.get('name')}"
-    known = {field.name: field for field in fields(CatalogueEntry)}
+    where = f"catalog.toml: {row.get('name')}"
+    known = {field.name: field for field in fields(CatalogEntry)}
     unknown = set(row) - set(known)
     own = {"hub": ("repository",), "pypi-wheel-gguf": ("requirement", "sha256", "member")}
     if not isinstance(row.get("kind"), str) or row["kind"] not in own:
@@ -154,7 +172,7 @@ def read_entry(row: dict[str, Any]) -> CatalogueEntry:
     ):
         raise ValueError(f"{where}: purpose must be of {', '.join(PURPOSES)}")
     growth = _growth(row["cache"], where)
-    return CatalogueEntry(**(row | {"purpose": tuple(purpose), "cache": growth}))
+    return CatalogEntry(**(row | {"purpose": tuple(purpose), "cache": growth}))
 
 
 def _growth(cache: Any, where: str) -> Growth:
@@ -172,9 +190,9 @@ def _growth(cache: Any, where: str) -> Growth:
 
 def _best_of(
     purpose: str,
-    able: list[CatalogueEntry],
+    able: list[CatalogEntry],
     memory: int,
-    is_fast: Callable[[CatalogueEntry], bool],
+    is_fast: Callable[[CatalogEntry], bool],
 ) -> Recommendation:
     able = sorted(able, key=lambda entry: entry.grade)
     fitting = [entry for entry in able if entry.fits(memory)]
@@ -201,3 +219,11 @@ def _best_of(
         least = min(better, key=lambda entry: entry.memory_8k)
         why += f"; a better one, {least.name}, would take {human_size(least.memory_8k)}"
     return Recommendation(purpose, best, why)
+
+
+def describe_speed(tokens_per_s: float) -> str:
+    """An estimate in words, rounded as such."""
+    if tokens_per_s < 1:
+        return "less than 1 token/s (estimate)"
+    number = round(tokens_per_s) if tokens_per_s < 20 else round(tokens_per_s, -1)
+    return f"about {number:.0f} tokens/s (estimate)"

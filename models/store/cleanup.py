@@ -18,11 +18,10 @@ from typing import Any
 from akunu_py import paths
 from akunu_py.errors import StoreError
 from akunu_py.files import read_json, write_atomically
-from akunu_py.models import store
-from akunu_py.models.disk import lock_model, store_errors
-from akunu_py.models.hub import api
-from akunu_py.models.hub.cache import CachedRepository
-from akunu_py.models.usage import DIRECTORY as USAGE
+from akunu_py.models.store import hub_cache, store
+from akunu_py.models.store.disk import lock_model, store_errors
+from akunu_py.models.store.hub_cache import CachedRepository
+from akunu_py.models.store.store import USAGE
 
 _PULLING = ".pulling"
 _LONGEST_NOTE = 1_000_000  # bytes
@@ -52,7 +51,7 @@ class UnfinishedPull:
     partials: tuple[Path, ...]
 
 
-def begin_pull(name: str, model: api.HubModel) -> None:
+def begin_pull(name: str, model: hub_cache.HubModel) -> None:
     """Notes that `model` is being fetched, so that its unfinished files can be found again."""
     path = _note(name)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,13 +81,13 @@ def unfinished_pulls() -> list[UnfinishedPull]:
     return found
 
 
-def _noted(repository: str, commit: str, files: list[list[Any]]) -> api.HubModel | None:
+def _noted(repository: str, commit: str, files: list[list[Any]]) -> hub_cache.HubModel | None:
     """The model of a note, None where the note is not one of ours."""
-    found = tuple(api.HubFile(*file) for file in files)
-    valid = api.is_commit(commit) and all(api.is_valid_file(file) for file in found)
-    if api.parse_reference(repository) != (repository, None) or not valid:
+    found = tuple(hub_cache.HubFile(*file) for file in files)
+    valid = hub_cache.is_commit(commit) and all(hub_cache.is_valid_file(file) for file in found)
+    if hub_cache.parse_reference(repository) != (repository, None) or not valid:
         return None
-    return api.HubModel(repository, "main", commit, found, "")
+    return hub_cache.HubModel(repository, "main", commit, found, "")
 
 
 def find_leftovers() -> list[Leftover]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from akunu_py.errors import AkunuError, Cancelled, FetchError, UnknownModel, describe
-from akunu_py.models.progress import ProgressCallback
+from akunu_py.models.store.progress import ProgressCallback
 from akunu_py.text import on_one_line
 
 _BUSY = (408, 429, 500, 502, 503, 504)
