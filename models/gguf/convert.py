@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
-from akunu_py.models.gguf import file
+from akunu_py.models.gguf import file as weights
 from akunu_py.models.gguf.file import GgufFile, Tensor, read_gguf
 from akunu_py.models.gguf.tokenizer import TokenizerPlan, plan_tokenizer
 from akunu_py.models.manifest import ModelFacts
@@ -92,9 +92,9 @@ def _plan(source: Path) -> ImportPlan:
     kept = [tensor for tensor in file.tensors.values() if tensor.name in slots]
     dtype = _float_type(kept, slots, family)
     bits = {
-        slots[tensor.name].name.removesuffix(".weight"): file.BITS[tensor.type.name]
+        slots[tensor.name].name.removesuffix(".weight"): weights.BITS[tensor.type.name]
         for tensor in kept
-        if tensor.type.name in file.BITS
+        if tensor.type.name in weights.BITS
     }
     if bits:
         config["quantization"] = _quantization(bits)
@@ -144,7 +144,7 @@ def _place_tensors(file: GgufFile, family: Family, config: dict[str, Any]) -> di
                 f"{file.path.name}: expected the shape {list(shape)} for {name}, "
                 f"found {list(tensor.shape)}; fetch the file again"
             )
-        if len(shape) == 1 and tensor.type.name in file.BITS:
+        if len(shape) == 1 and tensor.type.name in weights.BITS:
             raise DamagedModel(
                 f"{file.path.name}: expected plain numbers for {name}, found {tensor.type.name}; "
                 "fetch the file again"
@@ -170,17 +170,17 @@ def _float_type(tensors: list[Tensor], slots: dict[str, Slot], family: Family) -
     if family.bfloat or "BF16" in matrices:
         return "BF16"
     fits = all(
-        np.isfinite(file.round_to(_vector(tensor, slots[tensor.name].shift), "F16")).all()
+        np.isfinite(weights.round_to(_vector(tensor, slots[tensor.name].shift), "F16")).all()
         for tensor in tensors
         if len(tensor.shape) == 1
     )
     return "F16" if fits else "BF16"
 
 
-def _vector(tensor: Tensor, shift: float) -> file.Array:
+def _vector(tensor: Tensor, shift: float) -> weights.Array:
     """A norm's or a bias' values: float32."""
-    values = file.load(file.convert_float(tensor, tensor.type.name), tensor.type.name)
-    shifted: file.Array = values - np.float32(shift)
+    values = weights.load(weights.convert_float(tensor, tensor.type.name), tensor.type.name)
+    shifted: weights.Array = values - np.float32(shift)
     return shifted
 
 
@@ -188,27 +188,27 @@ def _quantization(bits: dict[str, int]) -> dict[str, Any]:
     """mlx-lm's quantization settings: the commonest width, and every module that differs."""
     common = Counter(bits.values()).most_common(1)[0][0]
     settings: dict[str, Any] = {
-        "group_size": file.GROUP_SIZE,
+        "group_size": weights.GROUP_SIZE,
         "bits": common,
         "mode": "affine",
     }
     for module, width in bits.items():
         if width != common:
-            settings[module] = {"group_size": file.GROUP_SIZE, "bits": width}
+            settings[module] = {"group_size": weights.GROUP_SIZE, "bits": width}
     return settings
 
 
 def _entries(tensor: Tensor, slot: Slot, config: dict[str, Any], dtype: str) -> list[Entry]:
     """What a tensor becomes in model.safetensors; floats are stored as `dtype`."""
 
-    def ordered(values: file.Array) -> file.Array:
-        return file.unpermute(values, config[slot.heads]) if slot.heads else values
+    def ordered(values: weights.Array) -> weights.Array:
+        return weights.unpermute(values, config[slot.heads]) if slot.heads else values
 
-    if tensor.type.name in file.BITS:
+    if tensor.type.name in weights.BITS:
         module = slot.name.removesuffix(".weight")
         *rows, columns = tensor.shape
-        words = columns * file.BITS[tensor.type.name] // 32
-        groups = (*rows, columns // file.GROUP_SIZE)
+        words = columns * weights.BITS[tensor.type.name] // 32
+        groups = (*rows, columns // weights.GROUP_SIZE)
         conversion = _Conversion(tensor, dtype)
         shapes = {"weight": ("U32", (*rows, words)), "scales": (dtype, groups)}
         shapes["biases"] = (dtype, groups)
@@ -219,12 +219,12 @@ def _entries(tensor: Tensor, slot: Slot, config: dict[str, Any], dtype: str) -> 
     if len(tensor.shape) == 1:
         return [Entry(slot.name, dtype, tensor.shape, partial(_shifted, tensor, slot.shift, dtype))]
     return [
-        Entry(slot.name, dtype, tensor.shape, lambda: ordered(file.convert_float(tensor, dtype)))
+        Entry(slot.name, dtype, tensor.shape, lambda: ordered(weights.convert_float(tensor, dtype)))
     ]
 
 
-def _shifted(tensor: Tensor, shift: float, dtype: str) -> file.Array:
-    return file.store(file.round_to(_vector(tensor, shift), dtype), dtype)
+def _shifted(tensor: Tensor, shift: float, dtype: str) -> weights.Array:
+    return weights.store(weights.round_to(_vector(tensor, shift), dtype), dtype)
 
 
 class _Conversion:
@@ -232,11 +232,11 @@ class _Conversion:
 
     def __init__(self, tensor: Tensor, dtype: str) -> None:
         self.tensor, self.dtype = tensor, dtype
-        self.parts: dict[str, file.Array] = {}
+        self.parts: dict[str, weights.Array] = {}
 
-    def take(self, part: str) -> file.Array:
+    def take(self, part: str) -> weights.Array:
         if not self.parts:
-            made = file.convert_quantized(self.tensor, self.dtype)
+            made = weights.convert_quantized(self.tensor, self.dtype)
             self.parts = {"weight": made.packed, "scales": made.scales, "biases": made.biases}
         return self.parts.pop(part)
 

@@ -1,247 +1,216 @@
-"""Fetches a model's files into the hub's own cache and makes a model directory of them.
+"""Fetches a model's files into the hub's own cache, in a process of their own (see `worker`).
 
-The library's own downloads keep nothing of one that was cut off, so the bytes are fetched here, by
-plain HTTP with ranges: into `blobs/<digest>.incomplete`, under the library's lock, and named only
-when size and hash are right. So every program that uses huggingface-hub finds what we fetched, and
-we use what they did.
+Every program that uses huggingface-hub finds what we fetched, and we use what they did.
 """
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import IO
-from urllib.parse import quote
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any
 
-from akunu_py.errors import FetchError
-from akunu_py.files import read_json
-from akunu_py.models import mlx_directory, model_files
-from akunu_py.models.manifest import FileRecord, ModelFacts
-from akunu_py.models.pull.request import Answer, Retries, TransientError, request
-from akunu_py.models.store.disk import check_space, open_own, store_errors
-from akunu_py.models.store.hub_cache import CachedRepository, HubFile, HubModel, hasher_for, verify
+from akunu_py.errors import (
+    AkunuError,
+    Cancelled,
+    FetchError,
+    StoreError,
+    UnknownModel,
+    UnsupportedModel,
+    one_line,
+)
+from akunu_py.models.manifest import FileRecord
+from akunu_py.models.pull.worker import TransientError
+from akunu_py.models.store.disk import check_space, store_errors
+from akunu_py.models.store.hub_cache import CachedRepository, HubFile, HubModel
 from akunu_py.models.store.progress import ProgressCallback
-from akunu_py.text import on_one_line
 
-_BLOCK = 1 << 20
-_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/(\*|[0-9]{1,18})")
+_ATTEMPTS = 5  # in a row, without _ENOUGH new bytes
+_ENOUGH = 1 << 20
+_FIRST_WAIT_S = 0.5  # doubled with each failure
+_LONGEST_WAIT_S = 60.0  # the longest Retry-After that is obeyed
+_STALLED_S = 20.0  # a transfer that brings less than _SLOWEST in this time is given up
+_SLOWEST = 64 << 10
 _RESERVE = 64_000_000  # bytes that are left free on the disk
+_ERRORS: dict[str, type[AkunuError]] = {
+    kind.__name__: kind for kind in (FetchError, StoreError, UnknownModel, UnsupportedModel)
+}
 
 
-def build_model(
-    model: HubModel, directory: Path, retries: Retries, progress: ProgressCallback
-) -> ModelFacts:
-    """Fetches and checks `model`, and fills the empty `directory` with links into the hub's cache.
+class Hub:
+    """The hub, asked by a worker process that ends with the block.
 
-    Raises FetchError, StoreError, Cancelled, UnsupportedModel, DamagedModel.
-    """
-    cached = CachedRepository(model.repository)
-    settings = [file for file in model.files if file.name.endswith(".json")]
-    # Settings decide whether the weights are worth fetching.
-    fetched = fetch(model, settings, retries, progress)
-    model_files.check_config(cached.snapshot_path(model.commit, "config.json").parent)
-    fetched |= fetch(model, model.files, retries, progress)
-    records, done = {}, 0
-    for file in model.files:
-        path = cached.snapshot_path(model.commit, file.name)
-        if file.name in fetched and file.large:  # it was hashed as it came
-            records[file.name] = FileRecord(file.size, file.digest)
-        else:
-
-            def checked(read: int, base: int = done) -> None:
-                retries.raise_if_cancelled()
-                progress("check", base + read, model.size)
-
-            records[file.name] = verify(file, path, checked)
-        done += file.size
-        (directory / file.name).symlink_to(path)
-    plan = mlx_directory.plan_directory(directory)
-    for name in plan.settings:
-        settings_limit = model_files.MAX_SETTINGS_BYTES
-        if "auto_map" in read_json(directory / name, settings_limit, infinity=True):
-            (directory / name).unlink()  # the link; our copy does not point to code
-            plan.write_settings(directory, name)
-            del records[name]
-    return replace(
-        plan.facts,
-        source=f"{model.repository} on the Hugging Face hub",
-        licence=model.licence,
-        repository=model.repository,
-        commit=model.commit,
-        files=records,
-    )
-
-
-def fetch(
-    model: HubModel, files: Sequence[HubFile], retries: Retries, progress: ProgressCallback
-) -> set[str]:
-    """Fetches `files` of `model` into the cache. Returns the names of those that were not there.
-
-    progress: called with the bytes of the whole model. A failure removes nothing: the next call
-    continues where this one ended. Raises FetchError, StoreError, Cancelled.
-    """
-    cached = CachedRepository(model.repository)
-    doing = f"cannot keep {model.repository} in {cached.root}"
-    with store_errors(doing, "HF_HOME"):
-        if missing := sum(file.size - cached.fetched_bytes(model, file) for file in model.files):
-            check_space(cached.root, missing + _RESERVE, "HF_HOME")
-        for part in ("blobs", f"snapshots/{model.commit}"):
-            (cached.root / part).mkdir(parents=True, exist_ok=True)
-        have = {file.name: cached.fetched_bytes(model, file) for file in model.files}
-        fetched: set[str] = set()
-        # The small ones first: what is wrong with a model shows in its configuration.
-        for file in sorted(files, key=lambda file: file.size):
-
-            def received(done: int, name: str = file.name) -> None:
-                have[name] = done
-                progress("download", sum(have.values()), model.size)
-
-            if not cached.has(model, file):
-                with cached.locked(file, retries, progress):
-                    if not cached.has(model, file):
-                        _download(model, file, cached, retries, received)
-                        fetched.add(file.name)
-            cached.link(model, file)
-            received(file.size)
-        if len(files) == len(model.files):
-            cached.write_ref(model)
-    return fetched
-
-
-class _Incoming:
-    """A file that is being received: the bytes of it that are here, and their hash.
-
-    whole: whether to ask for all of it: the server does not send parts as it should.
+    A busy hub, a stall and a lost connection are tried again, with exponential back-off: five times
+    in a row without 1 MiB of new bytes end the pull.
+    cancelled: polled often; Cancelled is raised where it is true.
     """
 
-    def __init__(self, file: HubFile, output: IO[bytes], retries: Retries) -> None:
-        self.file, self.whole = file, False
-        self._output, self._retries, self._hasher = output, retries, hasher_for(file)
-        self.size = 0
-        while block := output.read(_BLOCK):  # what an earlier attempt left
-            retries.raise_if_cancelled()
-            self._take(block)
-        self._best = self.size
+    def __init__(self, cancelled: Callable[[], bool], progress: ProgressCallback) -> None:
+        self._cancelled, self._progress = cancelled, progress
+        self._process: subprocess.Popen[bytes] | None = None
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - until the block ends
+        self._failures = self._gained = 0
 
-    def restart(self) -> None:
-        self._output.seek(0)
-        self._output.truncate()
-        self.size, self._hasher = 0, hasher_for(self.file)
+    def __enter__(self) -> Hub:
+        return self
 
-    def add(self, chunk: bytes) -> None:
-        if self.size + len(chunk) > self.file.size:
-            self.restart()
-            raise FetchError(
-                f"{self.file.name} is longer than the {self.file.size} bytes that the hub lists; "
-                "it was thrown away, pull again, and check HF_ENDPOINT"
-            )
-        self._output.write(chunk)
-        self._take(chunk)
-        if self.size > self._best:  # what came a second time is nothing new
-            self._retries.gained(self.size - self._best)
-            self._best = self.size
+    def __exit__(self, *_: object) -> None:
+        self._kill()
+        self._errors.close()
 
-    def finish(self) -> None:
-        """Raises FetchError where the hash is wrong; nothing is left of the file then."""
-        self._output.flush()
-        os.fsync(self._output.fileno())
-        found = self._hasher.hexdigest()
-        if found != self.file.digest:
-            self.restart()
-            raise FetchError(
-                f"{self.file.name} arrived altered: expected hash {self.file.digest[:16]}, found "
-                f"{found[:16]}; it was thrown away, pull again"
+    def start(self) -> None:
+        """Start the worker, unless it runs. It takes a moment to import the network's libraries."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "akunu_py.models.pull.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                start_new_session=True,  # Ctrl-C is for us
             )
 
-    def _take(self, block: bytes) -> None:
-        self._hasher.update(block)
-        self.size += len(block)
+    def look_up(self, repository: str, revision: str | None) -> HubModel:
+        """Return what `repository` holds at `revision` (None: its main branch).
 
+        Raises FetchError, UnknownModel for a repository or revision that does not exist,
+        UnsupportedModel for one without safetensors, Cancelled.
+        """
+        request = {"repository": repository, "revision": revision}
+        while True:
+            with self._attempt():
+                found = self._ask(request, lambda waiting: None)
+                files = tuple(HubFile(**file) for file in found.pop("files"))
+                return HubModel(**found, files=files)
 
-def _download(
-    model: HubModel,
-    file: HubFile,
-    cached: CachedRepository,
-    retries: Retries,
-    received: Callable[[int], None],
-) -> None:
-    """Fetches one file, from where an earlier attempt ended, and names it when it is right."""
-    partial = cached.partial_path(file)
-    with open_own(partial) as output:
-        if os.fstat(output.fileno()).st_size > file.size:
-            output.truncate(0)
-        incoming = _Incoming(file, output, retries)
-        while incoming.size < file.size:
-            with retries.attempt():
-                _receive(model, incoming, retries, received)
-        incoming.finish()
-    retries.reset()
-    os.replace(partial, cached.blob_path(file))
+    def fetch(self, model: HubModel, files: Sequence[HubFile]) -> dict[str, FileRecord]:
+        """Fetch `files` of `model` into the cache, all at once.
 
+        Returns the records of those that came and were checked. A failure removes nothing: the next
+        call continues where this one ended. Raises FetchError, StoreError, Cancelled.
+        """
+        cached = CachedRepository(model.repository)
+        with store_errors(f"cannot keep {model.repository} in {cached.root}", "HF_HOME"):
+            done = best = self._done(model)
+            if done < model.size:
+                check_space(cached.root, model.size - done + _RESERVE, "HF_HOME")
+            for part in ("blobs", f"snapshots/{model.commit}"):
+                (cached.root / part).mkdir(parents=True, exist_ok=True)
 
-def _receive(
-    model: HubModel, incoming: _Incoming, retries: Retries, received: Callable[[int], None]
-) -> None:
-    """One request for the rest of the file, or for all of it where the server sends no parts.
+            def report(waiting: bool) -> None:
+                nonlocal best
+                done = self._done(model)
+                self._gain(done - best)
+                best = max(best, done)
+                if waiting:
+                    self._progress("waiting for another program", 0, 0)
+                else:
+                    self._progress("download", done, model.size)
 
-    Bytes are kept where the connection broke, and thrown away where an answer was whole and yet too
-    short. Raises TransientError, FetchError, UnknownModel, Cancelled.
-    """
-    from huggingface_hub import constants
+            records: dict[str, FileRecord] = {}
+            while missing := [file for file in files if not cached.has(model, file)]:
+                wanted = [[file.name, file.size, file.digest, file.large] for file in missing]
+                request = {"repository": model.repository, "revision": model.revision}
+                with self._attempt():
+                    told = self._ask(request | {"commit": model.commit, "files": wanted}, report)
+                    records |= {name: FileRecord(**record) for name, record in told.items()}
+            report(False)
+            for file in files:
+                cached.link(model, file)
+            if len(files) == len(model.files):
+                cached.write_ref(model)
+        return records
 
-    start = 0 if incoming.whole else incoming.size
-    where = f"{model.repository}/resolve/{model.commit}/{quote(incoming.file.name)}"
-    try:
-        with request(
-            f"{constants.ENDPOINT}/{where}",
-            model.repository,
-            retries,
-            revision=model.revision,
-            headers={"Range": f"bytes={start}-"} if start else {},
-            idle=lambda: received(incoming.size),
-        ) as answer:
-            end = _end(answer, start, incoming.file)
-            if answer.status == 200:
-                incoming.restart()
-            for chunk in answer.chunks:
-                incoming.add(chunk)
-                received(incoming.size)
-    except TransientError as error:
-        incoming.whole = incoming.whole or error.part
-        raise
-    if incoming.size < end:
-        found = incoming.size
-        if answer.status == 200:
-            incoming.restart()
-        raise TransientError(_unlike(incoming.file, f"{found:,} bytes in all"))
+    def raise_if_cancelled(self) -> None:
+        if self._cancelled():
+            raise Cancelled("cancelled; what was fetched is kept, pull again to go on")
 
+    def _done(self, model: HubModel) -> int:
+        cached = CachedRepository(model.repository)
+        return sum(cached.fetched_bytes(model, file) for file in model.files)
 
-def _end(answer: Answer, start: int, file: HubFile) -> int:
-    """Where in the file the answer ends. Raises TransientError for one that cannot be right."""
-    length = answer.headers.get("Content-Length")
-    if answer.status == 200:
-        if length is not None and length != str(file.size):
-            kind = on_one_line(answer.headers.get("Content-Type", "no type"))[:40]
-            raise TransientError(
-                _unlike(file, f"{length[:20]} bytes of {kind}"), "wrong answer", part=start > 0
-            )
-        return file.size
-    part = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
-    if part and part[3] in ("*", str(file.size)):
-        first, last = int(part[1]), int(part[2])
-        if first == start <= last < file.size:
-            return last + 1
-    found = "another part than was asked for"
-    raise TransientError(_unlike(file, found), "wrong answer", part=True)
+    def _gain(self, new_bytes: int) -> None:
+        """Forget the failures so far after enough bytes that were not here before."""
+        self._gained += max(0, new_bytes)
+        if self._gained >= _ENOUGH:
+            self._failures = self._gained = 0
 
+    @contextlib.contextmanager
+    def _attempt(self) -> Iterator[None]:
+        """Suppress a failure that may pass, after a wait; raise others, and one too many."""
+        self.raise_if_cancelled()
+        try:
+            yield
+            self._failures = self._gained = 0
+        except TransientError as error:
+            self._failures += 1
+            if self._failures >= _ATTEMPTS:
+                tries = f"{_ATTEMPTS} tries brought less than {_ENOUGH >> 20} MiB"
+                raise FetchError(f"{error} ({tries})") from error
+            longest = min(error.after_s, _LONGEST_WAIT_S)
+            until = time.monotonic() + max(_FIRST_WAIT_S * 2 ** (self._failures - 1), longest)
+            while (left := until - time.monotonic()) > 0:
+                self._progress(f"waiting: {error.why}", 0, 0)
+                self.raise_if_cancelled()
+                time.sleep(min(left, 0.1))
 
-def _unlike(file: HubFile, found: str) -> str:
-    from huggingface_hub import constants
+    def _ask(self, request: dict[str, Any], report: Callable[[bool], None]) -> Any:
+        """Return the worker's result for one request."""
+        keep = False
+        try:
+            for told in self._answers(request):
+                if "result" in told:
+                    return told["result"]
+                # Other files of a failed request are still being transferred.
+                keep = "error" in told and "files" not in request
+                if told.get("kind") == TransientError.__name__:
+                    raise TransientError(told["error"], told["why"], told["after_s"])
+                if "error" in told:
+                    raise _ERRORS[told["kind"]](told["error"])
+                report(told["waiting"])
+        except BaseException:
+            if not keep:
+                self._kill()
+            raise
+        self._kill()
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().split("\n")
+        raise FetchError(f"the process that downloads ended: {one_line(lines[-1])}; pull again")
 
-    return (
-        f"{constants.ENDPOINT} sends {file.name} wrong: expected {file.size:,} bytes, found "
-        f"{found}; pull again, and check the network and HF_ENDPOINT"
-    )
+    def _answers(self, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield what the worker says, until it ends, stalls or nobody wants it any more."""
+        from huggingface_hub import constants
+
+        self.start()
+        assert self._process is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+        longest = max(_STALLED_S, constants.HF_HUB_DOWNLOAD_TIMEOUT)
+        since, before = time.monotonic(), 0
+        for line in self._process.stdout:
+            self.raise_if_cancelled()
+            if not line.endswith(b"\n"):
+                return
+            told = json.loads(line)
+            yield told
+            if told.get("waiting") or told.get("moved", 0) >= before + _SLOWEST:
+                since, before = time.monotonic(), told["moved"]
+            elif time.monotonic() - since > longest:
+                raise TransientError(
+                    f"cannot fetch {request['repository']}: {constants.ENDPOINT} stalled, less "
+                    f"than {_SLOWEST >> 10} KiB in {longest:.0f} s; what came is kept, pull again "
+                    "later",
+                    "stalled",
+                )
+
+    def _kill(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()

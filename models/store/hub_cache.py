@@ -1,7 +1,11 @@
-"""The Hugging Face hub: what a repository holds at a commit.
+"""Repositories of the Hugging Face hub, and the hub's own cache on this machine.
 
 HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE mean what they mean to every program that uses
 huggingface-hub. File names that lead out of a directory and weights as pickle are never accepted.
+
+In the cache `blobs/<digest>` holds the files, the names under `snapshots/<commit>/` link to them,
+and `refs/<branch>` holds the commit of a branch. Every program that uses huggingface-hub shares it,
+so nothing is deleted but by name, and a file counts only when size and hash are right.
 """
 
 from __future__ import annotations
@@ -12,19 +16,15 @@ import os
 import re
 import shutil
 import stat
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import quote
 
 from akunu_py.errors import FetchError, UnsupportedModel
-from akunu_py.files import open_regular, parse_json, read_bounded
+from akunu_py.files import open_regular, read_bounded
 from akunu_py.models.manifest import FileRecord
-from akunu_py.models.pull.request import Answer, Retries, TransientError, request
 from akunu_py.models.store.disk import open_own, store_errors
-from akunu_py.models.store.progress import ProgressCallback
 from akunu_py.text import on_one_line
 
 _OWNER = r"[A-Za-z0-9](?:[A-Za-z0-9_]|[.-](?![.-]))*"
@@ -42,9 +42,7 @@ _WANTED = re.compile(
 _PICKLE = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _LARGEST = 1 << 50  # bytes
 _LARGEST_SETTING = 1 << 30  # of all but weights
-_LISTING_LIMIT = 8 << 20  # 40,000 files
-_LISTING_S = 60.0
-_NOT_THE_HUB = (
+NOT_THE_HUB = (
     "is it the hub that answers? check the network (does it want you to sign in?) and HF_ENDPOINT"
 )
 
@@ -86,24 +84,6 @@ def parse_reference(reference: str) -> tuple[str, str | None] | None:
     return found[1], found[2]
 
 
-def look_up(repository: str, revision: str | None, retries: Retries) -> HubModel:
-    """What `repository` holds at `revision` (None: its main branch).
-
-    Raises FetchError, UnknownModel where there is no such repository or revision, and
-    UnsupportedModel for one that holds no safetensors.
-    """
-    from huggingface_hub import constants
-
-    url = f"{constants.ENDPOINT}/api/models/{repository}"
-    url += f"/revision/{quote(revision, safe='')}" if revision else ""
-
-    def ask() -> Any:
-        with request(f"{url}?blobs=true", repository, retries, revision=revision) as answer:
-            return _read(answer, f"{constants.ENDPOINT} answers {repository} wrong")
-
-    return _hub_model(repository, revision, retries.call(ask))
-
-
 def choose_files(names: list[str]) -> list[str]:
     """The files of a repository that a model needs.
 
@@ -141,34 +121,14 @@ def is_valid_file(file: HubFile) -> bool:
     return bool(plain) and type(file.size) is int and 0 <= file.size <= largest
 
 
-def _read(answer: Answer, wrong: str) -> Any:
-    """The listing's JSON, of a bounded size, that came in a bounded time. wrong: begins errors."""
-    data, until = bytearray(), time.monotonic() + _LISTING_S
-    for chunk in answer.chunks:
-        data += chunk
-        if len(data) > _LISTING_LIMIT:
-            raise FetchError(
-                f"{wrong}: expected at most {_LISTING_LIMIT >> 20} MiB, found more; {_NOT_THE_HUB}"
-            )
-        if time.monotonic() > until:
-            raise TransientError(f"{wrong}: not all came in {_LISTING_S:.0f} s", "slow")
-    try:
-        return parse_json(bytes(data))
-    except ValueError as error:
-        kind = on_one_line(answer.headers.get("Content-Type", "no type"))[:40]
-        raise FetchError(
-            f"{wrong}: expected JSON, found {len(data):,} bytes of {kind}; {_NOT_THE_HUB}"
-        ) from error
-
-
-def _hub_model(repository: str, revision: str | None, listing: Any) -> HubModel:
+def read_listing(repository: str, revision: str | None, listing: Any) -> HubModel:
     """The hub's answer, after a check that every field that is used is valid."""
     listing = listing if isinstance(listing, dict) else {}
     commit, siblings = listing.get("sha"), listing.get("siblings")
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
-        raise FetchError(f"the hub names no commit of {repository}; {_NOT_THE_HUB}")
+        raise FetchError(f"the hub names no commit of {repository}; {NOT_THE_HUB}")
     if not isinstance(siblings, list) or not all(map(_is_named, siblings)):
-        raise FetchError(f"the hub does not list the files of {repository}; {_NOT_THE_HUB}")
+        raise FetchError(f"the hub does not list the files of {repository}; {NOT_THE_HUB}")
     listed = {sibling["rfilename"]: sibling for sibling in siblings}
     files = []
     for name in choose_files(list(listed)):
@@ -179,7 +139,7 @@ def _hub_model(repository: str, revision: str | None, listing: Any) -> HubModel:
         file = HubFile(name, size, digest, bool(large))  # type: ignore[arg-type]
         if not is_valid_file(file):
             raise FetchError(
-                f"the hub gives no size and hash of {name} in {repository}; {_NOT_THE_HUB}"
+                f"the hub gives no size and hash of {name} in {repository}; {NOT_THE_HUB}"
             )
         files.append(file)
     return HubModel(repository, revision or "main", commit, tuple(files), _licence(listing))
@@ -263,7 +223,7 @@ class CachedRepository:
         if model.revision != model.commit:
             reference = self.root / "refs" / model.revision
             reference.parent.mkdir(parents=True, exist_ok=True)
-            with open_own(reference) as file:
+            with open(open_own(reference), "r+b") as file:
                 file.truncate()
                 file.write(model.commit.encode())
 
@@ -278,21 +238,17 @@ class CachedRepository:
             os.symlink(os.path.relpath(blob, link.parent), link)
 
     @contextlib.contextmanager
-    def locked(self, file: HubFile, retries: Retries, progress: ProgressCallback) -> Iterator[None]:
-        """Holds the library's lock of the file, which other programs respect too."""
-        from filelock import Timeout
+    def locked(self, file: HubFile, waiting: Callable[[int], None]) -> Iterator[None]:
+        """Hold the library's lock of the file, which other programs respect too.
+
+        waiting: called with 1 when the wait begins, with -1 when it ends.
+        """
         from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
         self._locks.mkdir(parents=True, exist_ok=True)
-        with contextlib.ExitStack() as stack:
-            while True:
-                retries.raise_if_cancelled()
-                try:
-                    lock = WeakFileLock(self._locks / f"{file.digest}.lock", timeout=0.5)
-                    stack.enter_context(lock)
-                    break
-                except Timeout:
-                    progress("waiting for another program", 0, 0)
+        waiting(1)
+        with WeakFileLock(self._locks / f"{file.digest}.lock"):
+            waiting(-1)
             yield
 
 
@@ -358,12 +314,15 @@ def delete(repository: str, commit: str) -> int:
 def verify(
     file: HubFile, path: Path, progress: Callable[[int], None] = lambda done: None
 ) -> FileRecord:
-    """The record of a file in the cache, read again. Raises FetchError where its hash is wrong."""
-    named, sha256, done = hasher_for(file), hashlib.sha256(), 0
+    """Read a file of the cache and return its record. Raises FetchError for a wrong hash."""
+    sha256, done = hashlib.sha256(), 0
+    # The hub names large files by their SHA-256, others by git's SHA-1 of them as objects.
+    named = sha256 if file.large else hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
     with open_regular(path) as content:
         while block := content.read(1 << 20):
             sha256.update(block)
-            named.update(block)
+            if named is not sha256:
+                named.update(block)
             done += len(block)
             progress(done)
     found = named.hexdigest()
@@ -373,10 +332,3 @@ def verify(
             f"{found[:16]}; delete it and pull again"
         )
     return FileRecord(done, sha256.hexdigest())
-
-
-def hasher_for(file: HubFile) -> Any:
-    """SHA-256, or git's SHA-1 of the file as an object: what the hub names it by."""
-    if file.large:
-        return hashlib.sha256()
-    return hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)

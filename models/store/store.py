@@ -34,7 +34,7 @@ from akunu_py.models.manifest import (
     write_manifest,
 )
 from akunu_py.models.model_files import read_settings
-from akunu_py.models.store.disk import ModelBusy, check_space, lock_model, store_errors
+from akunu_py.models.store.disk import ModelBusy, check_space, lock_model, store_errors, sync
 from akunu_py.models.store.hub_cache import parse_reference
 from akunu_py.models.store.progress import ProgressCallback, no_callback
 from akunu_py.text import did_you_mean
@@ -401,19 +401,11 @@ def _publish(partial: Path, target: Path) -> None:
     """Renames the finished model into place; all its bytes are on disk before its name is."""
     model = partial / "model"
     for path in [*model.rglob("*"), model]:
-        _sync(path)
+        sync(path)
     if os.path.lexists(target):
         os.rename(target, partial / "replaced")
     os.rename(model, target)
-    _sync(target.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(target.parent)
 
 
 def _remove_stale(name: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from akunu_py.models.pull import request
+from akunu_py.models.pull import download
 from tests.support.hub_server import Hub, running
 from tests.support.tiny_model import tiny_files
 
@@ -37,12 +37,15 @@ def home(tmp_path: Path, server: Hub, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Empty places, and the server for the hub."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    # Here, and in the processes that talk to the hub.
     monkeypatch.setattr(constants, "ENDPOINT", server.url)
     template = f"{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(request, "_FIRST_WAIT_S", 0.0)
-    monkeypatch.setattr(request, "_LONGEST_WAIT_S", 0.0)
+    monkeypatch.setenv("HF_ENDPOINT", server.url)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(download, "_FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr(download, "_LONGEST_WAIT_S", 0.0)
     return tmp_path
 
 
