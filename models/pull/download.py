@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -192,14 +193,14 @@ class Hub:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
         longest = max(_STALLED_S, constants.HF_HUB_DOWNLOAD_TIMEOUT)
-        since, before = time.monotonic(), 0
+        since, before = math.inf, 0  # until the worker has begun
         for line in self._process.stdout:
             self.raise_if_cancelled()
             if not line.endswith(b"\n"):
                 return
             told = json.loads(line)
             yield told
-            if told.get("waiting") or told.get("moved", 0) >= before + _SLOWEST:
+            if since == math.inf or told["waiting"] or told["moved"] >= before + _SLOWEST:
                 since, before = time.monotonic(), told["moved"]
             elif time.monotonic() - since > longest:
                 raise TransientError(

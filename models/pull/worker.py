@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -40,7 +41,6 @@ from akunu_py.models.store.hub_cache import (
 from akunu_py.text import on_one_line
 
 _PARALLEL = 8  # files, as many as `hf download` fetches at once
-_CHUNK = 1 << 16  # bytes that are written at once; the library's 10 MB would look like a stall
 _TICK_S = 0.2
 _REDIRECTS = 10
 _LISTING_LIMIT = 8 << 20  # 40,000 files
@@ -119,6 +119,8 @@ class _TooLong(Exception):
 
 def main() -> None:
     """Answer the requests on stdin, one at a time."""
+    import huggingface_hub.file_download  # noqa: F401  takes a moment, while the parent is busy too
+
     with contextlib.redirect_stdout(sys.stderr):  # no library writes between our lines
         for line in sys.stdin:
             threading.Thread(target=_answer, args=(json.loads(line),), daemon=True).start()
@@ -132,17 +134,17 @@ def _answer(request: dict[str, Any]) -> None:
             (model,) = _run([lambda: look_up(repository, revision)], repository, revision)
             _say(result=asdict(model))
             return
-        files = [HubFile(*file) for file in request["files"]]
-        model = HubModel(repository, revision, request["commit"], tuple(files), "")
         # The largest first: they take longest.
-        files.sort(key=lambda file: -file.size)
-        work = [lambda file=file: _fetch(model, file) for file in files]
-        records = _run(work, repository, revision)
+        files = sorted((HubFile(*file) for file in request["files"]), key=lambda file: -file.size)
+        model = HubModel(repository, revision, request["commit"], tuple(files), "")
+        records = _run([partial(_fetch, model, file) for file in files], repository, revision)
         named = zip(files, records, strict=True)
         _say(result={file.name: asdict(record) for file, record in named if record})
     except AkunuError as error:
-        told = {"why": error.why, "after_s": error.after_s} if hasattr(error, "why") else {}
-        _say(error=str(error), kind=type(error).__name__, **told)
+        why, after_s = "", 0.0
+        if isinstance(error, TransientError):
+            why, after_s = error.why, error.after_s
+        _say(error=str(error), kind=type(error).__name__, why=why, after_s=after_s)
 
 
 def _run(work: list[Callable[[], Any]], repository: str, revision: str | None) -> list[Any]:
@@ -241,7 +243,7 @@ def _json(response: Any, repository: str) -> Any:
 
 
 def _headers() -> dict[str, str]:
-    from huggingface_hub.utils import build_hf_headers
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     return build_hf_headers() | {"Accept-Encoding": "identity"}
 
@@ -252,8 +254,8 @@ def _fetch(model: HubModel, file: HubFile) -> FileRecord | None:
     with cached.locked(file, lambda step: _ACTIVITY.add(waiting=step)):
         if cached.has(model, file):
             return None
-        partial = cached.partial_path(file)
-        with _Partial(io.FileIO(open_own(partial), "r+")) as output:
+        path = cached.partial_path(file)
+        with _Partial(io.FileIO(open_own(path), "r+")) as output:
             if output.seek(0, os.SEEK_END) > file.size:
                 output.truncate(output.seek(0))
             resumed = output.tell()
@@ -276,32 +278,41 @@ def _fetch(model: HubModel, file: HubFile) -> FileRecord | None:
                     found = f"{size:,} bytes in all"
                     raise TransientError(_unlike(file, found), "wrong answer") from error
                 raise
-        record = _verified(file, partial, bool(resumed))
-        sync(partial)
-        os.replace(partial, cached.blob_path(file))
+        record = _verified(file, path, bool(resumed))
+        sync(path)
+        os.replace(path, cached.blob_path(file))
         return record
 
 
 def _transfer(model: HubModel, file: HubFile, output: _Partial) -> None:
     """Write the rest of the file to `output`."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
-    from huggingface_hub.file_download import http_get, is_xet_available, xet_get
+    from huggingface_hub.file_download import (  # type: ignore[attr-defined]
+        http_get,
+        is_xet_available,
+        xet_get,
+    )
 
-    constants.DOWNLOAD_CHUNK_SIZE = _CHUNK
+    # Bytes are written as they come. The library's blocks of 10 MB would be lost, and look stalled.
+    constants.DOWNLOAD_CHUNK_SIZE = None  # type: ignore[assignment]
     url = hf_hub_url(model.repository, file.name, revision=model.commit)
     headers = _headers()
     # Xet begins every file anew: what is here of one is completed by plain HTTP.
     if file.large and not output.tell() and is_xet_available():
         xet = get_hf_file_metadata(url, headers=headers).xet_file_data
         if xet is not None:
-            path = CachedRepository(model.repository).partial_path(file)
-            xet_get(
-                incomplete_path=path,
-                xet_file_data=xet,
-                headers=headers,
-                expected_size=file.size,
-                tqdm_class=_Bar,  # type: ignore[arg-type]
-            )
+            try:
+                xet_get(
+                    incomplete_path=CachedRepository(model.repository).partial_path(file),
+                    xet_file_data=xet,
+                    headers=headers,
+                    expected_size=file.size,
+                    tqdm_class=_Bar,
+                )
+            except Exception as error:
+                raise TransientError(
+                    f"cannot fetch {file.name} by Xet: {_told(error)}; pull again"
+                ) from error
             return
     http_get(
         url,
@@ -310,7 +321,7 @@ def _transfer(model: HubModel, file: HubFile, output: _Partial) -> None:
         headers=headers,
         expected_size=file.size,
         displayed_filename=file.name,
-        tqdm_class=_Bar,  # type: ignore[arg-type]
+        tqdm_class=_Bar,
     )
 
 

@@ -113,8 +113,8 @@ def test_a_busy_listing_is_retried(server: Hub) -> None:
     ("where", "fault", "kind", "words"),
     [
         (WEIGHTS, Fault(cut=0), FetchError, "does not answer"),
-        (WEIGHTS, Fault(short=10), FetchError, "expected 64,752 bytes, found 64742"),
-        (WEIGHTS, Fault(longer=10), FetchError, "expected 64,752 bytes, found 64762"),
+        (WEIGHTS, Fault(short=10), FetchError, "expected 64,752 bytes, found 64,742"),
+        (WEIGHTS, Fault(longer=10), FetchError, "expected 64,752 bytes, found more"),
         (WEIGHTS, Fault(flip=True), FetchError, "arrived altered: expected hash"),
         ("tokenizer.json", Fault(flip=True), FetchError, "arrived altered: expected hash"),
         (WEIGHTS, Fault(status=401), FetchError, "refuses .*HF_TOKEN"),
@@ -128,9 +128,17 @@ def test_a_busy_listing_is_retried(server: Hub) -> None:
     ],
 )
 def test_lasting_faults_are_one_line_errors_and_resumable(
-    server: Hub, home: Path, where: str, fault: Fault, kind: type[AkunuError], words: str
+    server: Hub,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    fault: Fault,
+    kind: type[AkunuError],
+    words: str,
 ) -> None:
-    server.faults[where].extend([Fault(cut=30_000)] * (where == WEIGHTS) + [fault] * 6)
+    monkeypatch.setattr(download, "_ATTEMPTS", 2)  # each is six of the library
+    cut = where == WEIGHTS and fault.status != 429  # which the library waits out for 20 s
+    server.faults[where].extend([Fault(cut=30_000)] * cut + [fault] * 60)
     with pytest.raises(kind, match=words) as caught:
         pull(REPOSITORY)
     assert "\n" not in str(caught.value)
@@ -177,13 +185,13 @@ def test_a_damaged_partial_file_is_discarded(server: Hub, home: Path) -> None:
     (partial,) = partials(home)
     partial.write_bytes(b"y" * 30_000)
     server.faults.clear()
-    with pytest.raises(FetchError, match="altered"):
-        pull(REPOSITORY)
+    server.requests.clear()
     store.verify(pull(REPOSITORY))
+    assert server.asked(WEIGHTS) == ["bytes=30000-", ""]
 
 
 def test_cancelling_keeps_partial_files(server: Hub, home: Path) -> None:
-    server.faults[WEIGHTS].append(Fault(pause=0.002))
+    server.faults[WEIGHTS].append(Fault(pause=0.02))
     seen: list[Progress] = []
 
     def cancelled() -> bool:
@@ -298,6 +306,7 @@ def test_offline_uses_the_cache_alone(server: Hub, monkeypatch: pytest.MonkeyPat
 
 def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(FetchError, match=r"127\.0\.0\.1:9 does not answer.*network") as caught:
         pull(REPOSITORY)
     assert "\n" not in str(caught.value)

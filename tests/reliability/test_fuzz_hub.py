@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import close_session, constants
 
 from akunu_py.errors import AkunuError, FetchError
-from akunu_py.models.pull import download, request
+from akunu_py.models.pull import download
 from akunu_py.models.pull.pull import pull
 from akunu_py.models.store import cleanup, hub_cache, store
 from tests.reliability.fuzz import counted, refused
@@ -73,7 +72,7 @@ HEADERS = [
 
 def whole_listing(hub: Hub) -> dict[str, Any]:
     """As the hub answers, with every field that huggingface-hub knows of."""
-    return hub_cache.listing() | {
+    return hub.listing() | {
         "_id": "66", "modelId": REPOSITORY, "author": "someone", "private": False, "gated": False,
         "disabled": False, "downloads": 5, "downloadsAllTime": 9, "likes": 1, "trendingScore": 0,
         "tags": ["mlx", "en"], "pipeline_tag": "text-generation", "library_name": "mlx",
@@ -122,18 +121,24 @@ def altered(value: Any, path: tuple[Any, ...], new: Any) -> bytes:
     return json.dumps(value).replace(f'"{_DEEP}"', "[" * 50_000 + "]" * 50_000).encode()
 
 
-def ask(hub: Hub, fault: Fault | None) -> hub_cache.HubModel | AkunuError:
+def asking() -> download.Hub:
+    """The client of the hub: its process reads the environment when the first request starts it."""
+    return download.Hub(lambda: False, lambda *_: None)
+
+
+def ask(hub: Hub, client: download.Hub, fault: Fault | None) -> hub_cache.HubModel | AkunuError:
     """What comes of a listing that is answered so, however often it is asked for."""
-    hub_cache.faults["api"] = deque([fault] * 6 if fault else [])
+    hub.faults["api"] = deque([fault] * 6 if fault else [])
+    client._failures = 0
     try:
-        return hub_cache.look_up(REPOSITORY, None, request.Retries(lambda: False, lambda *_: None))
+        return client.look_up(REPOSITORY, None)
     except AkunuError as error:
         return refused(error)
 
 
 def listings(hub: Hub) -> list[tuple[str, Fault]]:
     """Every field with every wrong value; every status with every body and every header."""
-    listing = whole_listing(hub_cache)
+    listing = whole_listing(hub)
     found = [
         (f"{path} = {new!r:.40}", answering(altered(listing, path, new)))
         for path in places(listing)
@@ -152,12 +157,13 @@ def listings(hub: Hub) -> list[tuple[str, Fault]]:
 
 def check_listings(hub: Hub, tried: list[tuple[str, Fault]]) -> None:
     come = Counter[str]()
-    for what, fault in tried:
-        try:
-            with counted(__name__):
-                come[type(ask(hub_cache, fault)).__name__] += 1
-        except Exception as error:
-            raise AssertionError(what) from error
+    with asking() as client:
+        for what, fault in tried:
+            try:
+                with counted(__name__):
+                    come[type(ask(hub, client, fault)).__name__] += 1
+            except Exception as error:
+                raise AssertionError(what) from error
     assert come["HubModel"] > len(tried) / 5  # most fields are of no use to a pull
     assert come["FetchError"] > len(tried) / 5
 
@@ -172,7 +178,8 @@ def test_every_listing(server: Hub) -> None:
 
 
 def test_a_page_that_wants_one_to_sign_in(server: Hub) -> None:
-    error = ask(server, answering(PORTAL, 200, {"Content-Type": "text/html"}))
+    with asking() as client:
+        error = ask(server, client, answering(PORTAL, 200, {"Content-Type": "text/html"}))
     assert f"{server.url} answers {REPOSITORY} wrong: expected JSON, found 83" in str(error)
     assert "sign in" in str(error)
 
@@ -181,11 +188,12 @@ def test_a_field_of_any_kind_that_a_pull_needs(server: Hub) -> None:
     listing = whole_listing(server)
     number = [each["rfilename"] for each in listing["siblings"]].index(NAME)
     large = ("siblings", number, "lfs")
-    for path in (("sha",), ("siblings",), large[:2], (*large, "sha256"), (*large, "size")):
-        for new in WRONG:
-            if (path[-1], new) != ("size", 0):
-                error = ask(server, answering(altered(listing, path, new)))
-                assert isinstance(error, AkunuError), (path, new)
+    with asking() as client:
+        for path in (("sha",), ("siblings",), large[:2], (*large, "sha256"), (*large, "size")):
+            for new in WRONG:
+                if (path[-1], new) != ("size", 0):
+                    error = ask(server, client, answering(altered(listing, path, new)))
+                    assert isinstance(error, AkunuError), (path, new)
 
 
 # What a server answers instead of a file.
@@ -227,23 +235,23 @@ def check_file(hub: Hub, home: Path, seed: int) -> bool:
     shutil.rmtree(home / "hub", ignore_errors=True)
     digest = hashlib.sha256(CONTENT).hexdigest()
     file = hub_cache.HubFile(NAME, len(CONTENT), digest, True)
-    model = hub_cache.HubModel(REPOSITORY, "main", hub_cache.commit, (file,), "")
+    model = hub_cache.HubModel(REPOSITORY, "main", hub.commit, (file,), "")
     blob = hub_cache.CachedRepository(REPOSITORY).blob_path(file)
-    hub_cache.requests.clear()
+    hub.requests.clear()
     cut = Fault(cut=draw.choice([0, 1000, 2999]))
-    hub_cache.faults[NAME] = deque([cut, *(file_answer(draw) for _ in range(draw.randint(1, 8)))])
+    hub.faults[NAME] = deque([cut, *(file_answer(draw) for _ in range(draw.randint(1, 8)))])
     failures = 0
     while failures <= 2:
         try:
-            retries = request.Retries(lambda: False, lambda *_: None)
-            download.fetch(model, [file], retries, lambda *_: None)
+            with asking() as client:
+                client.fetch(model, [file])
             break
         except AkunuError as error:
             refused(error)
             assert not blob.exists()
-            assert len(hub_cache.asked(NAME)) <= 5 * 11, "each try is one request and its redirects"
-            hub_cache.requests.clear()
-            hub_cache.faults[NAME].clear()
+            assert len(hub.asked(NAME)) <= 5 * 6 * 11, "of each try the library makes six"
+            hub.requests.clear()
+            hub.faults[NAME].clear()
             failures += 1
     assert failures <= 2
     assert blob.read_bytes() == CONTENT
@@ -251,12 +259,12 @@ def check_file(hub: Hub, home: Path, seed: int) -> bool:
 
 
 def check_files(hub: Hub, home: Path, seeds: range) -> None:
-    hub_cache.files = {NAME: CONTENT}
+    hub.files = {NAME: CONTENT}
     failed = 0
     for seed in seeds:
         try:
             with counted(__name__):
-                failed += check_file(hub_cache, home, seed)
+                failed += check_file(hub, home, seed)
         except Exception as error:
             raise AssertionError(f"seed {seed}") from error
     assert len(seeds) / 10 < failed < len(seeds) * 0.95  # neither all, nor hardly any
@@ -287,26 +295,19 @@ ENDPOINTS = [
 ]  # fmt: skip
 
 
-@pytest.fixture
-def fresh_client() -> Iterator[None]:
-    """A client that reads the environment again."""
-    close_session()
-    yield
-    close_session()
-
-
 @pytest.mark.parametrize("environment", ENVIRONMENTS, ids=repr)
 def test_whatever_the_environment_says(
-    server: Hub, monkeypatch: pytest.MonkeyPatch, fresh_client: None, environment: dict[str, str]
+    server: Hub, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    ask(server, None)
+    with asking() as client:
+        ask(server, client, None)
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 def test_whatever_the_endpoint_is(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
-    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setenv("HF_ENDPOINT", endpoint or "/")
     with pytest.raises(AkunuError):
         pull(REPOSITORY)
 
