@@ -26,6 +26,8 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote
 
+from tqdm import tqdm
+
 from akunu_py.errors import AkunuError, FetchError, UnknownModel, describe
 from akunu_py.files import parse_json
 from akunu_py.models.manifest import FileRecord
@@ -74,31 +76,17 @@ class _Activity:
 _ACTIVITY = _Activity()
 
 
-class _Bar:
-    """The progress bar that huggingface-hub's transfers report to."""
+class _Bar(tqdm):
+    """The progress bar that huggingface-hub's transfers report to. It counts, and shows nothing."""
 
     def __init__(self, **_: Any) -> None:
-        pass
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def update(self, size: int) -> None:
-        """Ignore bytes that were written: `update_transfer` counts those that came."""
+        super().__init__(disable=True)
 
     def update_transfer(self, size: int) -> None:
+        """Count bytes from the network: negative where the library starts over."""
         _ACTIVITY.add(moved=size)
 
-    def set_postfix_str(self, text: str, refresh: bool = False) -> None:
-        pass
-
     def set_transfer_postfix_str(self, text: str, refresh: bool = False) -> None:
-        pass
-
-    def close(self) -> None:
         pass
 
 
