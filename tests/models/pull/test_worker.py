@@ -92,7 +92,7 @@ def test_xet_that_fails_is_one_line(
 
 
 def _upload_to_xet(server: Hub, tmp_path: Path) -> None:
-    from hf_xet import XetSession
+    from hf_xet import XetSession  # type: ignore[import-untyped]
 
     server.xet_storage = f"local://{tmp_path / 'xet'}"
     (tmp_path / "xet").mkdir()
