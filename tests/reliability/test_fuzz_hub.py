@@ -24,6 +24,7 @@ from akunu_py.models.store import cleanup, hub_cache, store
 from tests.reliability.fuzz import counted, refused
 from tests.support.hub_home import files as files  # fixtures
 from tests.support.hub_home import home as home
+from tests.support.hub_home import in_process as in_process
 from tests.support.hub_home import server as server
 from tests.support.hub_server import REPOSITORY, Fault, Hub, answering
 
@@ -270,11 +271,13 @@ def check_files(hub: Hub, home: Path, seeds: range) -> None:
     assert len(seeds) / 10 < failed < len(seeds) * 0.95  # neither all, nor hardly any
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_file_answered_in_any_way(server: Hub, home: Path) -> None:
     check_files(server, home, range(50))
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("in_process")
 def test_files_answered_in_any_way(server: Hub, home: Path) -> None:
     check_files(server, home, range(1000, 3000))
 
@@ -369,6 +372,7 @@ def test_refs_of_any_kind(server: Hub, home: Path) -> None:
 # Links where we write.
 
 
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(
     "kind",
     [

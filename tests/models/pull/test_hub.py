@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import threading
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from huggingface_hub import constants
 from akunu_py import paths
 from akunu_py.errors import (
     AkunuError,
-    Cancelled,
     DamagedModel,
     FetchError,
     StoreError,
@@ -29,8 +27,11 @@ from akunu_py.models.store.progress import Progress
 from tests.support.hub_home import NAME, WEIGHTS, everything, partials
 from tests.support.hub_home import files as files  # fixtures
 from tests.support.hub_home import home as home
+from tests.support.hub_home import in_process as in_process
 from tests.support.hub_home import server as server
 from tests.support.hub_server import REPOSITORY, Fault, Hub
+
+pytestmark = pytest.mark.usefixtures("in_process")  # test_worker has the process
 
 
 def test_a_pull_makes_a_model_that_runs(server: Hub, home: Path) -> None:
@@ -188,30 +189,6 @@ def test_a_damaged_partial_file_is_discarded(server: Hub, home: Path) -> None:
     server.requests.clear()
     store.verify(pull(REPOSITORY))
     assert server.asked(WEIGHTS) == ["bytes=30000-", ""]
-
-
-def test_cancelling_keeps_partial_files(server: Hub, home: Path) -> None:
-    server.faults[WEIGHTS].append(Fault(pause=0.02))
-    seen: list[Progress] = []
-
-    def cancelled() -> bool:
-        return any(p.phase == "download" and p.share > 0.5 for p in seen)
-
-    thread_error: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            pull(REPOSITORY, seen.append, cancelled)
-        except Cancelled as error:
-            thread_error.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join(60)
-    assert [error.exit_code for error in thread_error if isinstance(error, Cancelled)] == [130]
-    assert len(partials(home)) == 1
-    assert store.list_models() == []
-    assert pull(REPOSITORY)
 
 
 def test_pickle_code_and_escaping_names_are_refused(server: Hub, home: Path) -> None:

@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from hashlib import sha256
 from pathlib import Path
@@ -102,6 +103,30 @@ def _upload_to_xet(server: Hub, tmp_path: Path) -> None:
     ) as commit:
         upload = commit.start_upload_bytes(server.files[WEIGHTS], name=WEIGHTS)
     server.xet[WEIGHTS] = upload.result().xet_info.hash
+
+
+def test_cancelling_keeps_partial_files(server: Hub, home: Path) -> None:
+    server.faults[WEIGHTS].append(Fault(pause=0.02))
+    seen: list[Progress] = []
+
+    def cancelled() -> bool:
+        return any(p.phase == "download" and p.share > 0.5 for p in seen)
+
+    thread_error: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            pull(REPOSITORY, seen.append, cancelled)
+        except Cancelled as error:
+            thread_error.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(60)
+    assert [error.exit_code for error in thread_error if isinstance(error, Cancelled)] == [130]
+    assert len(partials(home)) == 1
+    assert store.list_models() == []
+    assert pull(REPOSITORY)
 
 
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.6, 0.9])
