@@ -14,7 +14,7 @@ from akunu_py.arguments import Parser, positive
 from akunu_py.errors import DamagedModel, UnknownModel, UsageError
 from akunu_py.models import catalog
 from akunu_py.models.catalog import Recommendation, describe_speed, recommend
-from akunu_py.models.fit import GIB, usable_memory
+from akunu_py.models.load.fit import GIB, usable_memory
 from akunu_py.models.store import cleanup, hub_cache, store
 from akunu_py.models.store.store import Usage, read_usage
 from akunu_py.text import human_size, on_one_line, say

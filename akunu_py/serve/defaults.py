@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from akunu_py.errors import DamagedModel
-from akunu_py.models.model_files import read_settings
+from akunu_py.models.load.model_files import read_settings
 from akunu_py.types import SamplingOptions
 
 _CLIENTS_EXPECT = 1.0  # OpenAI's default temperature

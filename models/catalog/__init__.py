@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from akunu_py.errors import UnknownModel
-from akunu_py.models.fit import CATALOGUE_CONTEXT, Growth, comfortable
+from akunu_py.models.load.fit import CATALOGUE_CONTEXT, Growth, comfortable
 from akunu_py.text import did_you_mean, human_size
 
 Kind = Literal["pypi-wheel-gguf", "hub"]

@@ -25,9 +25,9 @@ from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.gguf import file as weights
 from akunu_py.models.gguf.file import GgufFile, Tensor, read_gguf
 from akunu_py.models.gguf.tokenizer import TokenizerPlan, plan_tokenizer
+from akunu_py.models.load.model_files import boundary
+from akunu_py.models.load.safetensors import Entry, write_safetensors
 from akunu_py.models.manifest import ModelFacts
-from akunu_py.models.model_files import boundary
-from akunu_py.models.safetensors import Entry, write_safetensors
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,8 +48,8 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache
 from mlx_lm.utils import infer_quant_config
 
 from akunu_py.errors import UnsupportedModel
-from akunu_py.models import safetensors
-from akunu_py.models.model_files import boundary, head_files, weight_files
+from akunu_py.models.load import safetensors
+from akunu_py.models.load.model_files import boundary, head_files, weight_files
 
 HEAD_FILE = "mtp.safetensors"
 _EXPERT = re.compile(r"(.+\.mlp)\.experts\.(\d+)\.(\w+)\.(\w+)")

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from akunu_py.errors import Cancelled, DamagedModel, FetchError, UnknownModel, UsageError
 from akunu_py.files import read_json
-from akunu_py.models import catalog, mlx_directory, model_files
+from akunu_py.models import catalog
 from akunu_py.models.catalog import CatalogEntry
+from akunu_py.models.load import mlx_directory, model_files
 from akunu_py.models.manifest import ModelFacts
 from akunu_py.models.pull.download import Hub
 from akunu_py.models.store import hub_cache, store

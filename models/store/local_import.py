@@ -16,9 +16,9 @@ from typing import Any
 from akunu_py import paths
 from akunu_py.errors import DamagedModel, UnknownModel, UnsupportedModel, UsageError
 from akunu_py.files import open_regular
+from akunu_py.models.load.mlx_directory import plan_directory
+from akunu_py.models.load.model_files import boundary
 from akunu_py.models.manifest import ModelFacts
-from akunu_py.models.mlx_directory import plan_directory
-from akunu_py.models.model_files import boundary
 from akunu_py.models.store import store
 from akunu_py.models.store.progress import ProgressCallback, no_callback
 from akunu_py.models.store.store import Builder, install
@@ -160,7 +160,7 @@ def _quantize(source: Path, directory: Path, bits: int, progress: ProgressCallba
     from mlx_lm.utils import quantize_model, save_config, save_model
 
     from akunu_py.models import mtp
-    from akunu_py.models.mlx_loader import load_model
+    from akunu_py.models.load.mlx_loader import load_model
 
     progress("quantize", 0, 0)
     model, config, _ = load_model(source)

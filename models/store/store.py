@@ -24,7 +24,9 @@ from typing import Any
 from akunu_py import paths
 from akunu_py.errors import Cancelled, DamagedModel, StoreError, UnknownModel
 from akunu_py.files import read_json, write_atomically
-from akunu_py.models import catalog, safetensors
+from akunu_py.models import catalog
+from akunu_py.models.load import safetensors
+from akunu_py.models.load.model_files import read_settings
 from akunu_py.models.manifest import (
     Manifest,
     ModelFacts,
@@ -33,7 +35,6 @@ from akunu_py.models.manifest import (
     sha256_file,
     write_manifest,
 )
-from akunu_py.models.model_files import read_settings
 from akunu_py.models.store.disk import ModelBusy, check_space, lock_model, store_errors, sync
 from akunu_py.models.store.hub_cache import parse_reference
 from akunu_py.models.store.progress import ProgressCallback, no_callback

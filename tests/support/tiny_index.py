@@ -15,7 +15,7 @@ import pytest
 
 from akunu_py import paths
 from akunu_py.models import catalog
-from akunu_py.models.fit import Growth
+from akunu_py.models.load.fit import Growth
 from tests.support.tiny_gguf import write_tiny
 
 MEMBER = "tiny_model/tiny.gguf"

@@ -254,7 +254,7 @@ class Ring:
 
 def _decided(path: Path, weights: WeightMode) -> WeightMode:
     """The format of the weights, which must be one everywhere."""
-    from akunu_py.models.mlx_loader import load_model
+    from akunu_py.models.load.mlx_loader import load_model
 
     plain = device.plain_format(load_model(path)[0], weights)
     if plain is None:

@@ -22,7 +22,7 @@ from akunu_py.models.catalog import (
     read_entry,
     recommend,
 )
-from akunu_py.models.fit import GIB, activations_from, comfortable, usable_memory
+from akunu_py.models.load.fit import GIB, activations_from, comfortable, usable_memory
 from akunu_py.models.store import hub_cache, store
 from tests.support.paths import DOCS, GOLDEN
 

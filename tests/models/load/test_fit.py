@@ -15,8 +15,15 @@ from akunu_py.decoding import device, footprint, kvcache
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Session
 from akunu_py.errors import DoesNotFit, UsageError
-from akunu_py.models import fit
-from akunu_py.models.fit import GIB, Activations, Growth, Needs, choose_context, largest_context
+from akunu_py.models.load import fit
+from akunu_py.models.load.fit import (
+    GIB,
+    Activations,
+    Growth,
+    Needs,
+    choose_context,
+    largest_context,
+)
 from akunu_py.models.store import store
 from akunu_py.models.store.store import StoredModel
 from akunu_py.types import GenerateOptions

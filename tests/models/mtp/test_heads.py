@@ -14,7 +14,7 @@ from mlx_lm.utils import quantize_model, save_model
 
 from akunu_py.decoding import kvcache
 from akunu_py.errors import DamagedModel, UnsupportedModel
-from akunu_py.models.mlx_loader import load_model
+from akunu_py.models.load.mlx_loader import load_model
 from akunu_py.models.mtp import FAMILIES, HEAD_FILE, Head, Trunk, load_head, write_head
 from akunu_py.models.store.local_import import import_model
 from tests.support.tiny_mtp import (

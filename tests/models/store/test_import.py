@@ -18,9 +18,9 @@ from mlx_lm.utils import load_model, load_tokenizer
 from akunu_py import paths
 from akunu_py.cli import main
 from akunu_py.errors import AkunuError, DamagedModel, UnknownModel, UnsupportedModel, UsageError
-from akunu_py.models import mlx_directory, model_files
 from akunu_py.models.gguf.file import GgufFile
 from akunu_py.models.gguf.tokenizer import plan_tokenizer
+from akunu_py.models.load import mlx_directory, model_files
 from akunu_py.models.store import store
 from akunu_py.models.store.local_import import import_model
 from tests.support.tiny_gguf import TOKENIZER, Tiny, write_mamba, write_tiny

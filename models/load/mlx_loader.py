@@ -21,7 +21,7 @@ from transformers.utils import logging as transformers_logging
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.files import read_bounded
-from akunu_py.models.model_files import (
+from akunu_py.models.load.model_files import (
     AGAIN,
     MAX_TOKENIZER_BYTES,
     boundary,

@@ -18,8 +18,7 @@ from typing import Any
 
 from akunu_py import files
 from akunu_py.errors import ModelError, UnsupportedModel
-from akunu_py.models.manifest import ModelFacts
-from akunu_py.models.model_files import (
+from akunu_py.models.load.model_files import (
     boundary,
     check_config,
     head_files,
@@ -27,6 +26,7 @@ from akunu_py.models.model_files import (
     read_tensors,
     weight_files,
 )
+from akunu_py.models.manifest import ModelFacts
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
 _WANTED = (
@@ -74,7 +74,7 @@ def plan_directory(source: Path) -> DirectoryPlan:
 
 
 def _plan(source: Path) -> DirectoryPlan:
-    from akunu_py.models.mlx_loader import load_model
+    from akunu_py.models.load.mlx_loader import load_model
 
     config = check_config(source)
     *_, vocabulary = load_model(source)
@@ -146,7 +146,7 @@ def _licence(source: Path) -> str:
 
 def _check_tokenizer(plan: DirectoryPlan, small: list[Path], vocabulary: int) -> None:
     """Loads the tokenizer from a copy without code."""
-    from akunu_py.models.mlx_loader import load_tokenizer
+    from akunu_py.models.load.mlx_loader import load_tokenizer
 
     with tempfile.TemporaryDirectory(prefix="akunu-") as name:
         directory = Path(name)

@@ -16,7 +16,7 @@ from typing import Any
 
 from akunu_py import files
 from akunu_py.errors import AkunuError, DamagedModel, UnknownModel, UnsupportedModel, one_line
-from akunu_py.models import safetensors
+from akunu_py.models.load import safetensors
 from akunu_py.text import did_you_mean
 
 AGAIN = "fetch the model again (akunu models rm, akunu models pull), or use another"
