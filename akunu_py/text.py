@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import difflib
 import io
 import json
 import re
@@ -122,3 +123,9 @@ def human_duration(seconds: float) -> str:
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return " (did you mean ...?)" if one of the `known` names is close, otherwise ""."""
+    close = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)
+    return f" (did you mean {close[0]!r}?)" if close else ""

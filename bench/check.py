@@ -37,7 +37,7 @@ from akunu_py.bench.speed import OURS, Plan, Setup, run_speed
 from akunu_py.bench.tables import Table, to_text
 from akunu_py.bench.workloads import load_workloads
 from akunu_py.errors import AkunuError
-from akunu_py.models import store
+from akunu_py.models.store import store
 from akunu_py.types import DEFAULT_MODEL, GenerateOptions, LoadOptions, Message
 
 if TYPE_CHECKING:

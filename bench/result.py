@@ -297,7 +297,7 @@ def describe_model(engine: Engine) -> dict[str, Any]:
     from mlx_lm.utils import get_total_parameters
 
     from akunu_py.decoding import device
-    from akunu_py.models.mlx_loader import load_model
+    from akunu_py.models.load.mlx_loader import load_model
 
     model, ring = engine.model, engine.ring
     if ring is not None:  # nothing is read of the whole model

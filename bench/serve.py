@@ -68,7 +68,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from akunu_py.models import store
+    from akunu_py.models.store import store
 
     found = compare_servers(
         store.resolve(options.model).path,

@@ -14,8 +14,8 @@ import pytest
 
 from akunu_py.decoding.engine import Engine
 from akunu_py.errors import DamagedModel, UnknownModel
-from akunu_py.models import store
-from akunu_py.models.pull import pull
+from akunu_py.models.pull.pull import pull
+from akunu_py.models.store import store
 
 # How long an example takes says something about the machine, not about us.
 hypothesis.settings.register_profile("akunu", deadline=None)

@@ -14,7 +14,7 @@ from akunu_py.arguments import Parser
 from akunu_py.decoding.prompt_cache import cache_file
 from akunu_py.decoding.prompt_cache.store import all_files, forget, remove
 from akunu_py.errors import AkunuError, DamagedCache, UsageError
-from akunu_py.models import store
+from akunu_py.models.store import store
 from akunu_py.text import collapse, human_size, say
 
 _FEWEST_LETTERS = 3  # of an id

@@ -21,8 +21,8 @@ from akunu_py.arguments import (
 from akunu_py.commands.servers import OwnServer, add_server, is_address, name_at, server_for
 from akunu_py.errors import AkunuError, UnknownModel, UsageError
 from akunu_py.interrupts import exit_without_teardown
-from akunu_py.models import store
-from akunu_py.models.install import installed
+from akunu_py.models.store import store
+from akunu_py.models.store.store import installed
 from akunu_py.settings import Settings, read_settings, settings_file
 from akunu_py.text import print_warnings, say
 from akunu_py.types import DEFAULT_MODEL

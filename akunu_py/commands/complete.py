@@ -14,8 +14,8 @@ from akunu_py.completion.acceptance import Acceptance, read_counts, stats_table
 from akunu_py.completion.editor_config import EDITORS, editor_config
 from akunu_py.completion.types import CompleteOptions, CompletionMaker, CompletionRequest
 from akunu_py.errors import UsageError
-from akunu_py.models import store
-from akunu_py.models.catalogue import recommend
+from akunu_py.models.catalog import recommend
+from akunu_py.models.store import store
 from akunu_py.settings import load_settings
 from akunu_py.text import for_output, print_warnings
 

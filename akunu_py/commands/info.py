@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from akunu_py import paths
 from akunu_py.errors import UsageError
-from akunu_py.models import store
+from akunu_py.models.store import store
 from akunu_py.settings import Settings, load_settings, settings_file
 from akunu_py.text import human_size, say
 from akunu_py.version import __version__

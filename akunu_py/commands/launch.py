@@ -20,7 +20,7 @@ from akunu_py.arguments import positive
 from akunu_py.commands.serve import DEFAULT_PORT, KEY_VARIABLE
 from akunu_py.commands.servers import ServeProcess
 from akunu_py.errors import UsageError
-from akunu_py.models import store
+from akunu_py.models.store import store
 from akunu_py.settings import load_settings
 from akunu_py.text import for_output, say
 

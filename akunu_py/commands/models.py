@@ -12,12 +12,11 @@ from pathlib import Path
 from akunu_py import paths
 from akunu_py.arguments import Parser, positive
 from akunu_py.errors import DamagedModel, UnknownModel, UsageError
-from akunu_py.models import catalogue, cleanup, store
-from akunu_py.models.catalogue import Recommendation, recommend
-from akunu_py.models.fit import GIB, usable_memory
-from akunu_py.models.hub import cache
-from akunu_py.models.speed import describe_speed
-from akunu_py.models.usage import Usage, read_usage
+from akunu_py.models import catalog
+from akunu_py.models.catalog import Recommendation, describe_speed, recommend
+from akunu_py.models.load.fit import GIB, usable_memory
+from akunu_py.models.store import cleanup, hub_cache, store
+from akunu_py.models.store.store import Usage, read_usage
 from akunu_py.text import human_size, on_one_line, say
 
 _UNITS = {"G": GIB, "GB": GIB, "GIB": GIB, "M": 1 << 20, "MB": 1 << 20, "MIB": 1 << 20}
@@ -36,7 +35,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     pull.add_argument(
         "name",
         metavar="NAME",
-        help="of the catalogue, or owner/repository of the hub; either with @revision",
+        help="of the catalog, or owner/repository of the hub; either with @revision",
     )
     pull.add_argument("--name", dest="as_name", metavar="NAME", help="what to call it here")
     pull.add_argument("--if-missing", action="store_true", help="say nothing where it is here")
@@ -113,7 +112,7 @@ def list_models(args: argparse.Namespace) -> None:
         if pull.name not in names:
             share = f"{human_size(pull.done)} of {human_size(pull.total)}"
             say(f"unfinished: {pull.reference}, {share}; akunu models pull {pull.reference}")
-    more = [entry for entry in catalogue.load_catalogue().values() if entry.name not in names]
+    more = [entry for entry in catalog.load_catalog().values() if entry.name not in names]
     if more:
         print("\nto be pulled with: akunu models pull NAME, or any owner/repository of the hub")
         _print_table(
@@ -136,7 +135,7 @@ def pull_model(args: argparse.Namespace) -> None:
     """Fetches a model with progress, unless it is here and whole; then other hosts do. Ctrl-C keeps
     what came."""
     from akunu_py.commands.progress import progress_bar, watched
-    from akunu_py.models.pull import find_installed, pull
+    from akunu_py.models.pull.pull import find_installed, pull
 
     if args.hosts:
         from akunu_py.commands.pull_hosts import pull_on_hosts
@@ -191,7 +190,7 @@ def recommend_models(args: argparse.Namespace) -> None:
 
 def import_model(args: argparse.Namespace) -> None:
     from akunu_py.commands.progress import progress_bar
-    from akunu_py.models import local_import
+    from akunu_py.models.store import local_import
 
     with progress_bar() as progress:
         model = local_import.import_model(
@@ -201,13 +200,13 @@ def import_model(args: argparse.Namespace) -> None:
 
 
 def show(args: argparse.Namespace) -> None:
-    """What is known of a model: one of the store, or one of the catalogue."""
+    """What is known of a model: one of the store, or one of the catalog."""
     try:
         model = store.get(args.name)
     except UnknownModel:
-        if args.name not in catalogue.load_catalogue():
+        if args.name not in catalog.load_catalog():
             raise
-        _print_facts(_catalogue_facts(catalogue.find(args.name)))
+        _print_facts(_catalog_facts(catalog.find(args.name)))
         return
     if args.verify:
         verify_model(model)
@@ -291,10 +290,10 @@ def remove(args: argparse.Namespace) -> None:
     freed = forget(paths.models_dir() / args.name)
     freed += store.remove(args.name)
     if origin and also:
-        freed += cache.delete(*origin)
+        freed += hub_cache.delete(*origin)
     say(f"removed {args.name}, {human_size(freed)} freed")
     if linked and origin and not also:
-        where = cache.CachedRepository(origin[0]).root
+        where = hub_cache.CachedRepository(origin[0]).root
         say(f"its {human_size(linked)} stay in the hub's cache: {where}")
         say(f"to delete them too: hf cache rm model/{origin[0]}")
 
@@ -320,7 +319,7 @@ def _in_hub_cache(name: str) -> tuple[int, tuple[str, str] | None]:
         return 0, None
     if not model.repository:
         return 0, None
-    return cache.linked_bytes(model.path), (model.repository, model.commit)
+    return hub_cache.linked_bytes(model.path), (model.repository, model.commit)
 
 
 def _agrees(question: str) -> bool:
@@ -350,7 +349,10 @@ def _stored_facts(model: store.StoredModel, *, verified: bool) -> list[tuple[str
     if model.repository:
         where += [
             ("hub", f"{model.repository}@{model.commit}"),
-            ("files", f"{human_size(cache.linked_bytes(model.path))} in the hub's cache, linked"),
+            (
+                "files",
+                f"{human_size(hub_cache.linked_bytes(model.path))} in the hub's cache, linked",
+            ),
         ]
     return [
         ("name", model.name),
@@ -385,7 +387,7 @@ def _compared(estimate: int, measured: int) -> str:
     return f"{human_size(estimate)} estimated, {human_size(measured)} measured, {error:+.1%}"
 
 
-def _catalogue_facts(entry: catalogue.CatalogueEntry) -> list[tuple[str, str]]:
+def _catalog_facts(entry: catalog.CatalogEntry) -> list[tuple[str, str]]:
     return [
         ("name", entry.name),
         ("title", entry.title),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from tqdm import tqdm
 
-from akunu_py.models.progress import Meter, Progress
+from akunu_py.models.store.progress import Meter, Progress
 from akunu_py.text import on_one_line, say
 
 _INTERVAL_S = 10.0

@@ -12,9 +12,9 @@ from typing import IO
 
 from akunu_py.decoding.hosts.hostfile import HERE, NOT_REACHED, Hosts
 from akunu_py.errors import FetchError, one_line
-from akunu_py.models.progress import ProgressCallback
-from akunu_py.models.pull_there import SIGN
-from akunu_py.models.store import StoredModel
+from akunu_py.models.pull.there import SIGN
+from akunu_py.models.store.progress import ProgressCallback
+from akunu_py.models.store.store import StoredModel
 from akunu_py.text import say
 
 # Nobody is asked for a password; a network that is gone is noticed within a minute.
@@ -51,7 +51,7 @@ def _pull_on(
     wanted = {"reference": reference, "name": model.name if model.repository else None}
     python = env.get("AKUNU_PYTHON", sys.executable)
     given = [f"{name}={value}" for name, value in env.items()]
-    command = [python, "-P", "-m", "akunu_py.models.pull_there", json.dumps(wanted)]
+    command = [python, "-P", "-m", "akunu_py.models.pull.there", json.dumps(wanted)]
     with (
         tempfile.TemporaryFile() as errors,
         subprocess.Popen(

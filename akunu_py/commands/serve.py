@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from akunu_py.arguments import add_drafting, add_hosts, add_loading, loading_from, positive
 from akunu_py.errors import HostLost, UsageError
 from akunu_py.interrupts import exit_without_teardown
-from akunu_py.models import store
+from akunu_py.models.store import store
 from akunu_py.settings import load_settings
 from akunu_py.text import print_warnings
 from akunu_py.types import GenerateOptions

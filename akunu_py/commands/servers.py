@@ -17,8 +17,8 @@ from typing import TypeVar
 from akunu_py.arguments import Parser, add_hosts, add_loading, as_arguments
 from akunu_py.commands.serve import KEY_VARIABLE
 from akunu_py.errors import AkunuError, ServerGone
-from akunu_py.models import store
-from akunu_py.models.store import StoredModel
+from akunu_py.models.store import store
+from akunu_py.models.store.store import StoredModel
 from akunu_py.serve.own.client import ServedFacts, ServerClient, running_server, server_at
 from akunu_py.serve.own.running import running_servers
 from akunu_py.types import LoadOptions

@@ -12,9 +12,9 @@ from typing import Any
 from akunu_py.decoding import device, footprint, kvcache
 from akunu_py.errors import UsageError
 from akunu_py.files import read_bounded
-from akunu_py.models.fit import Needs
-from akunu_py.models.mlx_loader import load_model, load_tokenizer
-from akunu_py.models.model_files import MAX_TOKENIZER_BYTES
+from akunu_py.models.load.fit import Needs
+from akunu_py.models.load.mlx_loader import load_model, load_tokenizer
+from akunu_py.models.load.model_files import MAX_TOKENIZER_BYTES
 from akunu_py.types import WeightMode
 
 _FEWEST = 0.9  # of the target's tokens that it must know

@@ -18,9 +18,9 @@ from akunu_py.decoding.mtp_head import MtpHead, open_head
 from akunu_py.decoding.text.thinking import prompt_opens_thinking, thinking_markers
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import UnsupportedModel, UsageError
-from akunu_py.models.fit import Fit, Needs, choose_context
-from akunu_py.models.mlx_loader import load_model, load_tokenizer
-from akunu_py.models.model_files import boundary
+from akunu_py.models.load.fit import Fit, Needs, choose_context
+from akunu_py.models.load.mlx_loader import load_model, load_tokenizer
+from akunu_py.models.load.model_files import boundary
 from akunu_py.types import Message, Tool, ToolCall, WeightMode
 
 if TYPE_CHECKING:

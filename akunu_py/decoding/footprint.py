@@ -2,7 +2,7 @@
 
 One pass of two rows is built and never evaluated, and the shapes of what it would write show what
 each further token costs. So any architecture that mlx-lm has is covered, without a formula for
-each. Whether that fits is for `akunu_py.models.fit` to say.
+each. Whether that fits is for `akunu_py.models.load.fit` to say.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mlx_lm.models.cache import ArraysCache, ChunkedKVCache, RotatingKVCache
 
 from akunu_py.decoding import device, kvcache
 from akunu_py.errors import UnsupportedModel, UsageError, one_line
-from akunu_py.models.fit import Growth, Needs, activations_from
+from akunu_py.models.load.fit import Growth, Needs, activations_from
 from akunu_py.types import WeightMode
 
 _UNKNOWN_CONTEXT = 4096

@@ -21,8 +21,8 @@ from akunu_py.errors import (
     UnsupportedModel,
     UsageError,
 )
-from akunu_py.models import store
-from akunu_py.models.usage import note_usage
+from akunu_py.models.store import store
+from akunu_py.models.store.store import note_usage
 from akunu_py.settings import Settings, load_settings
 from akunu_py.text import parse_size, print_warnings, say
 from akunu_py.types import LoadOptions

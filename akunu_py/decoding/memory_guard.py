@@ -13,7 +13,7 @@ from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.prompt_cache.memory import LEAST, PromptCaches
 from akunu_py.decoding.target import Target
 from akunu_py.errors import DoesNotFit, UsageError
-from akunu_py.models.fit import Growth
+from akunu_py.models.load.fit import Growth
 from akunu_py.text import human_size
 
 _LEAST_ANSWER = 256  # tokens that there must be memory for; the rest may never be written

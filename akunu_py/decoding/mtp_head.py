@@ -11,9 +11,8 @@ from mlx.utils import tree_flatten
 
 from akunu_py.decoding import device, footprint, kvcache
 from akunu_py.errors import ModelError
-from akunu_py.models.fit import MIN_CONTEXT, Growth, Needs
-from akunu_py.models.mtp.head import Head, Trunk
-from akunu_py.models.mtp.load import load_head
+from akunu_py.models.load.fit import MIN_CONTEXT, Growth, Needs
+from akunu_py.models.mtp import Head, Trunk, load_head
 from akunu_py.types import WeightMode
 
 

@@ -11,7 +11,7 @@ import mlx.core as mx
 from akunu_py.decoding import kvcache
 from akunu_py.decoding.prompt_cache.history import TokenHistory
 from akunu_py.decoding.target import Target
-from akunu_py.models.fit import PREFILL_ROWS
+from akunu_py.models.load.fit import PREFILL_ROWS
 from akunu_py.ngram.cost import CostCurve
 
 # Seconds that reading goes on at most when it is to stop, as far as chunks of PREFILL_ROWS allow.

@@ -1,9 +1,11 @@
 """Converts a GGUF file into a directory that mlx-lm loads.
 
-`families` names the tensors' places, `weights` converts their values, `tokenizer` builds the
-tokenizer. The conversion goes tensor by tensor, so memory stays bounded. Before anything is
-written, an unknown architecture and any tensor or setting that we would have to ignore are
-UnsupportedModel, a file that contradicts itself is DamagedModel.
+`file` reads the weights, `tokenizer` builds the tokenizer. The conversion goes tensor by tensor, so
+memory stays bounded. Before anything is written, an unknown architecture and any tensor or setting
+that we would have to ignore are UnsupportedModel, a file that contradicts itself is DamagedModel.
+
+The architectures follow llama.cpp's own conversion from transformers (conversion/*.py there) and
+mlx-lm's model arguments; tests compare them with llama.cpp's logits.
 """
 
 from __future__ import annotations
@@ -20,21 +22,12 @@ from typing import Any
 import numpy as np
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
-from akunu_py.models.gguf import weights
-from akunu_py.models.gguf.families import (
-    SETTING_TENSORS,
-    Family,
-    GgufSettings,
-    Slot,
-    common_config,
-    family_of,
-    sizes,
-)
+from akunu_py.models.gguf import file as weights
 from akunu_py.models.gguf.file import GgufFile, Tensor, read_gguf
 from akunu_py.models.gguf.tokenizer import TokenizerPlan, plan_tokenizer
+from akunu_py.models.load.model_files import boundary
+from akunu_py.models.load.safetensors import Entry, write_safetensors
 from akunu_py.models.manifest import ModelFacts
-from akunu_py.models.model_files import boundary
-from akunu_py.models.safetensors import Entry, write_safetensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,3 +239,432 @@ class _Conversion:
             made = weights.convert_quantized(self.tensor, self.dtype)
             self.parts = {"weight": made.packed, "scales": made.scales, "biases": made.biases}
         return self.parts.pop(part)
+
+
+Config = dict[str, Any]
+
+# Settings that some families of llama.cpp have, and the value at which they do nothing.
+_NEUTRAL: dict[str, Any] = {
+    "attention.causal": True,
+    "attention.clamp_kqv": 0.0,
+    "attention.max_alibi_bias": 0.0,
+    "attention.shared_kv_layers": 0,
+    "attention.sliding_window": 0,
+    "attn_logit_softcapping": 0.0,
+    "embedding_scale": 1.0,
+    "expert_count": 0,
+    "expert_shared_count": 0,
+    "expert_shared_feed_forward_length": 0,
+    "expert_weights_norm": True,
+    "expert_weights_scale": 1.0,
+    "expert_gating_func": 1,  # softmax
+    "final_logit_softcapping": 0.0,
+    "leading_dense_block_count": 0,
+    "logit_scale": 1.0,
+    "nextn_predict_layers": 0,
+    "pooling_type": 0,
+    "residual_scale": 1.0,
+    "rope.scaling.attn_factor": 1.0,
+    "rope.scaling.yarn_attn_factor": 1.0,
+    "rope.scaling.yarn_ext_factor": 1.0,
+    "rope.scaling.yarn_log_multiplier": 0.0,
+}
+
+
+class GgufSettings:
+    """The keys of `architecture` in the metadata of `file`, without the architecture's name.
+
+    Nothing in the metadata is dropped silently: what a family does not read must have the value at
+    which it does nothing. Errors name the key.
+    """
+
+    def __init__(self, file: GgufFile, architecture: str) -> None:
+        self.file, self.architecture = file, architecture
+
+    def get(self, key: str) -> Any:
+        return self.file.metadata.get(f"{self.architecture}.{key}")
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """An integer from 1 to 2**31 - 1. Raises DamagedModel."""
+        value = self.get(key)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
+            raise self.wrong(key, "a positive number", value)
+        return value
+
+    def real(self, key: str, default: float | None = None) -> float:
+        """A finite number above 0. Raises DamagedModel."""
+        value = self.get(key)
+        value = default if value is None else value
+        if not isinstance(value, float) or not math.isfinite(value) or value <= 0:
+            raise self.wrong(key, "a positive real number", value)
+        # GGUF keeps float32: the shortest decimal that means the same one is what was meant.
+        return float(str(np.float32(value)))
+
+    def expect(self, key: str, value: object) -> None:
+        """Raises UnsupportedModel if the metadata sets `key` to anything but `value`."""
+        found = self.get(key)
+        if found is None:
+            return
+        if isinstance(value, float) and isinstance(found, float):
+            same = math.isclose(found, value, rel_tol=1e-5)
+        else:
+            same = type(found) is type(value) and found == value
+        if not same:
+            raise UnsupportedModel(
+                f"{self.file.path.name} sets {self.architecture}.{key} to {found!r:.60}; akunu "
+                f"imports {self.architecture} models with {value!r}"
+            )
+
+    def expect_nothing_else(self, read: set[str]) -> None:
+        """Raises UnsupportedModel for a setting outside `read` that would have to be ignored."""
+        for key, value in _NEUTRAL.items():
+            if key not in read:
+                self.expect(key, value)
+
+    def wrong(self, key: str, expected: str, found: object) -> DamagedModel:
+        shown = "nothing" if found is None else repr(found)[:60]
+        return DamagedModel(
+            f"{self.file.path.name}: expected {expected} for {self.architecture}.{key}, found "
+            f"{shown}; fetch the file again"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where a tensor goes: the parameter's name in mlx-lm and its shape, as keys of `sizes`.
+
+    heads: the setting that counts the heads whose rows are permuted. shift: what GGUF added.
+    """
+
+    name: str
+    shape: tuple[str, ...]
+    heads: str | None = None
+    shift: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """An architecture. `layer` by the tensor's name in GGUF behind `blk.N.`.
+
+    configure: what the family adds to the common settings. reads: keys of metadata that it heeds
+    and others do not have. bfloat: whether its activations overflow half precision.
+    """
+
+    model_type: str
+    class_name: str
+    layer: dict[str, Slot]
+    configure: Callable[[GgufSettings, Config], Config]
+    reads: frozenset[str] = frozenset()
+    shift: float = 0.0
+    bfloat: bool = False
+
+    def top(self) -> dict[str, Slot]:
+        return {
+            "token_embd.weight": Slot("model.embed_tokens.weight", ("vocab", "hidden")),
+            "output_norm.weight": Slot("model.norm.weight", ("hidden",), shift=self.shift),
+            "output.weight": Slot("lm_head.weight", ("vocab", "hidden")),
+        }
+
+
+# Tensors that hold no weights but belong to the settings.
+SETTING_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
+
+def sizes(config: Config) -> dict[str, int]:
+    """What the names in a slot's shape stand for."""
+    query = config["num_attention_heads"] * config["head_dim"]
+    key = config["num_key_value_heads"] * config["head_dim"]
+    inner = config["intermediate_size"]
+    return {
+        "hidden": config["hidden_size"],
+        "query": query,
+        "key": key,
+        "query+key+value": query + 2 * key,
+        "head": config["head_dim"],
+        "inner": inner,
+        "gate+up": 2 * inner,
+        "experts": config.get("num_experts", 0),
+        "expert": config.get("moe_intermediate_size", 0),
+        "vocab": config["vocab_size"],
+    }
+
+
+def common_config(settings: GgufSettings, vocabulary: int) -> Config:
+    """The settings that all families share. Checks that heads and widths fit together."""
+    hidden = settings.count("embedding_length")
+    heads = settings.count("attention.head_count")
+    key_heads = settings.count("attention.head_count_kv", heads)
+    head_dim = settings.count("attention.key_length", hidden // heads or 1)
+    if head_dim % 2 or heads % key_heads:
+        raise DamagedModel(f"{settings.file.path.name}: impossible attention heads in the metadata")
+    settings.expect("attention.value_length", head_dim)
+    settings.expect("attention.scale", 1 / math.sqrt(head_dim))
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": settings.count("feed_forward_length"),
+        "num_hidden_layers": settings.count("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_heads,
+        "head_dim": head_dim,
+        "rms_norm_eps": settings.real("attention.layer_norm_rms_epsilon"),
+        "rope_theta": settings.real("rope.freq_base", 10000.0),
+        "rope_traditional": False,
+        "max_position_embeddings": settings.count("context_length"),
+        "vocab_size": vocabulary,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": "output.weight" not in settings.file.tensors,
+    }
+
+
+def _plain(settings: GgufSettings, config: Config) -> Config:
+    _expect_whole_rotation(settings, config)
+    return {"rope_scaling": _rope_scaling(settings, config)}
+
+
+def _qwen2(settings: GgufSettings, config: Config) -> Config:
+    if config["head_dim"] != config["hidden_size"] // config["num_attention_heads"]:
+        settings.expect(
+            "attention.key_length", config["hidden_size"] // config["num_attention_heads"]
+        )
+    return _plain(settings, config)
+
+
+def _qwen3_moe(settings: GgufSettings, config: Config) -> Config:
+    experts = settings.count("expert_count")
+    used = settings.count("expert_used_count")
+    if used > experts:
+        raise settings.wrong("expert_used_count", f"at most {experts}", used)
+    return _plain(settings, config) | {
+        "num_experts": experts,
+        "num_experts_per_tok": used,
+        "moe_intermediate_size": settings.count("expert_feed_forward_length"),
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+    }
+
+
+def _gemma3(settings: GgufSettings, config: Config) -> Config:
+    _expect_whole_rotation(settings, config)
+    # The largest Gemma 3 divides by the width of a head of its residual stream, the others by that
+    # of a key; GGUF does not say which, llama.cpp goes by the number of layers.
+    largest = config["num_hidden_layers"] == 62
+    per_head = config["hidden_size"] // config["num_attention_heads"]
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": per_head if largest else config["head_dim"],
+        "sliding_window": settings.count("attention.sliding_window"),
+        "sliding_window_pattern": settings.count("attention.sliding_window_pattern", 6),
+        "rope_local_base_freq": settings.real("rope.freq_base_swa", 10000.0),
+        "rope_scaling": _rope_scaling(settings, config),
+    }
+
+
+def _phi3(settings: GgufSettings, config: Config) -> Config:
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    settings.expect("attention.key_length", head_dim)
+    rotated = settings.count("rope.dimension_count", head_dim)
+    if rotated > head_dim or rotated % 2:
+        raise settings.wrong("rope.dimension_count", f"an even number up to {head_dim}", rotated)
+    settings.expect("rope.scaling.type", "longrope")
+    context = config["max_position_embeddings"]
+    original = settings.count("rope.scaling.original_context_length", context)
+    scaling = None
+    long = settings.file.tensors.get("rope_factors_long.weight")
+    short = settings.file.tensors.get("rope_factors_short.weight")
+    if long is not None and short is not None:
+        factor = max(context / original, 1.0)
+        stretch = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+        settings.expect("rope.scaling.attn_factor", stretch)
+        scaling = {
+            "type": "longrope",
+            "long_factor": _factors(long, rotated // 2),
+            "short_factor": _factors(short, rotated // 2),
+        }
+    return {
+        "partial_rotary_factor": rotated / head_dim,
+        "original_max_position_embeddings": original,
+        "rope_scaling": scaling,
+    }
+
+
+def _expect_whole_rotation(settings: GgufSettings, config: Config) -> None:
+    settings.expect("rope.dimension_count", config["head_dim"])
+
+
+def _rope_scaling(settings: GgufSettings, config: Config) -> Config | None:
+    """mlx-lm's settings for stretched rotary positions, None where they are plain."""
+    kind = settings.get("rope.scaling.type") or "none"
+    table = settings.file.tensors.get("rope_freqs.weight")
+    if table is not None and kind == "none":
+        divisors = _factors(table, config["head_dim"] // 2)
+        return None if set(divisors) == {1.0} else _frequency_scaling(divisors, config)
+    if kind == "none":
+        factor = settings.get("rope.scale_linear")
+        return None if factor in (None, 1.0) else {
+            "type": "linear", "factor": settings.real("rope.scale_linear")
+        }  # fmt: skip
+    if kind == "linear" and table is None:
+        return {"type": "linear", "factor": settings.real("rope.scaling.factor")}
+    if kind == "yarn" and table is None:
+        return {
+            "type": "yarn",
+            "factor": settings.real("rope.scaling.factor"),
+            "original_max_position_embeddings": settings.count(
+                "rope.scaling.original_context_length"
+            ),
+            "beta_fast": settings.real("rope.scaling.yarn_beta_fast", 32.0),
+            "beta_slow": settings.real("rope.scaling.yarn_beta_slow", 1.0),
+        }
+    raise UnsupportedModel(
+        f"{settings.file.path.name} has rope scaling of type {kind!r:.40}; akunu imports none, "
+        "linear, yarn and tables of frequencies"
+    )
+
+
+def _frequency_scaling(divisors: list[float], config: Config) -> Config:
+    """Llama 3.1's scaling, which GGUF keeps as one divisor for each frequency."""
+    scaling: Config = {
+        "rope_type": "llama3",
+        "factor": max(divisors),
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    if np.allclose(divisors, _llama3_factors(config, scaling), rtol=1e-4):
+        return scaling
+    # Other numbers than Meta's: the table itself, under the type that takes one.
+    return {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": config["max_position_embeddings"],
+        "short_factor": divisors,
+        "long_factor": divisors,
+    }
+
+
+def _llama3_factors(config: Config, scaling: Config) -> list[float]:
+    """What `scaling` divides each frequency by (the Llama 3.1 release's apply_scaling)."""
+    half, divisors = config["head_dim"] // 2, []
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    for index in range(half):
+        wavelength = 2 * math.pi * config["rope_theta"] ** (index / half)
+        rotations = scaling["original_max_position_embeddings"] / wavelength
+        share = min(max((rotations - low) / (high - low), 0.0), 1.0)
+        divisors.append(1 / ((1 - share) / scaling["factor"] + share))
+    return divisors
+
+
+def _factors(tensor: Tensor, count: int) -> list[float]:
+    """The `count` positive values of a table. Raises DamagedModel."""
+    if tensor.type.name != "F32" or tensor.shape != (count,):
+        raise DamagedModel(
+            f"{tensor.path.name}: expected {count} F32 values in {tensor.name}, found "
+            f"{tensor.type.name} of {list(tensor.shape)}; fetch the file again"
+        )
+    values = tensor.read().view("<f4")[:, 0]
+    if not np.isfinite(values).all() or values.min() <= 0:
+        raise DamagedModel(f"{tensor.path.name}: {tensor.name} is not positive; fetch it again")
+    return [float(str(value)) for value in values]
+
+
+_NORMS = {
+    "attn_norm.weight": Slot("input_layernorm.weight", ("hidden",)),
+    "ffn_norm.weight": Slot("post_attention_layernorm.weight", ("hidden",)),
+}
+_ATTENTION = {
+    "attn_q.weight": Slot("self_attn.q_proj.weight", ("query", "hidden")),
+    "attn_k.weight": Slot("self_attn.k_proj.weight", ("key", "hidden")),
+    "attn_v.weight": Slot("self_attn.v_proj.weight", ("key", "hidden")),
+    "attn_output.weight": Slot("self_attn.o_proj.weight", ("hidden", "query")),
+}
+_PERMUTED = {
+    "attn_q.weight": Slot("self_attn.q_proj.weight", ("query", "hidden"), "num_attention_heads"),
+    "attn_k.weight": Slot("self_attn.k_proj.weight", ("key", "hidden"), "num_key_value_heads"),
+}
+_BIASES = {
+    "attn_q.bias": Slot("self_attn.q_proj.bias", ("query",)),
+    "attn_k.bias": Slot("self_attn.k_proj.bias", ("key",)),
+    "attn_v.bias": Slot("self_attn.v_proj.bias", ("key",)),
+}
+_HEAD_NORMS = {
+    "attn_q_norm.weight": Slot("self_attn.q_norm.weight", ("head",)),
+    "attn_k_norm.weight": Slot("self_attn.k_norm.weight", ("head",)),
+}
+_DENSE = {
+    "ffn_gate.weight": Slot("mlp.gate_proj.weight", ("inner", "hidden")),
+    "ffn_up.weight": Slot("mlp.up_proj.weight", ("inner", "hidden")),
+    "ffn_down.weight": Slot("mlp.down_proj.weight", ("hidden", "inner")),
+}
+_EXPERTS_IN, _EXPERTS_OUT = ("experts", "expert", "hidden"), ("experts", "hidden", "expert")
+_MIXTURE = {
+    "ffn_gate_inp.weight": Slot("mlp.gate.weight", ("experts", "hidden")),
+    "ffn_gate_exps.weight": Slot("mlp.switch_mlp.gate_proj.weight", _EXPERTS_IN),
+    "ffn_up_exps.weight": Slot("mlp.switch_mlp.up_proj.weight", _EXPERTS_IN),
+    "ffn_down_exps.weight": Slot("mlp.switch_mlp.down_proj.weight", _EXPERTS_OUT),
+}
+# Gemma multiplies by 1 + w; GGUF holds the sum.
+_GEMMA_NORMS = {
+    "attn_norm.weight": Slot("input_layernorm.weight", ("hidden",), shift=1),
+    "post_attention_norm.weight": Slot("post_attention_layernorm.weight", ("hidden",), shift=1),
+    "ffn_norm.weight": Slot("pre_feedforward_layernorm.weight", ("hidden",), shift=1),
+    "post_ffw_norm.weight": Slot("post_feedforward_layernorm.weight", ("hidden",), shift=1),
+    "attn_q_norm.weight": Slot("self_attn.q_norm.weight", ("head",), shift=1),
+    "attn_k_norm.weight": Slot("self_attn.k_norm.weight", ("head",), shift=1),
+}
+_FUSED = {
+    "attn_qkv.weight": Slot("self_attn.qkv_proj.weight", ("query+key+value", "hidden")),
+    "attn_output.weight": Slot("self_attn.o_proj.weight", ("hidden", "query")),
+    "ffn_up.weight": Slot("mlp.gate_up_proj.weight", ("gate+up", "hidden")),
+    "ffn_down.weight": Slot("mlp.down_proj.weight", ("hidden", "inner")),
+}
+
+FAMILIES = {
+    "llama": Family("llama", "LlamaForCausalLM", _NORMS | _ATTENTION | _PERMUTED | _DENSE, _plain),
+    "qwen2": Family("qwen2", "Qwen2ForCausalLM", _NORMS | _ATTENTION | _BIASES | _DENSE, _qwen2),
+    "qwen3": Family(
+        "qwen3", "Qwen3ForCausalLM", _NORMS | _ATTENTION | _HEAD_NORMS | _DENSE, _plain
+    ),
+    "qwen3moe": Family(
+        "qwen3_moe",
+        "Qwen3MoeForCausalLM",
+        _NORMS | _ATTENTION | _HEAD_NORMS | _MIXTURE,
+        _qwen3_moe,
+        frozenset({"expert_count"}),
+    ),
+    "gemma3": Family(
+        "gemma3_text",
+        "Gemma3ForCausalLM",
+        _ATTENTION | _DENSE | _GEMMA_NORMS,
+        _gemma3,
+        frozenset({"attention.sliding_window"}),
+        shift=1,
+        bfloat=True,
+    ),
+    # mlx-lm, as llama.cpp, attends to everything: the window of some Phi 3 is not used by either.
+    "phi3": Family(
+        "phi3",
+        "Phi3ForCausalLM",
+        _NORMS | _FUSED,
+        _phi3,
+        frozenset({"attention.sliding_window", "rope.scaling.attn_factor"}),
+    ),
+}
+
+
+def family_of(file: GgufFile) -> tuple[str, Family]:
+    """The architecture's name in `file` and its family. Raises UnsupportedModel, DamagedModel."""
+    name = file.metadata.get("general.architecture")
+    if not isinstance(name, str):
+        raise DamagedModel(
+            f"{file.path.name}: expected a string for general.architecture, found {name!r:.60}; "
+            "fetch the file again"
+        )
+    if name not in FAMILIES:
+        raise UnsupportedModel(
+            f"{file.path.name} has the architecture {name[:40]!r}; akunu imports "
+            f"{', '.join(FAMILIES)} from GGUF, and any that mlx-lm knows from a directory"
+        )
+    return name, FAMILIES[name]

@@ -20,7 +20,7 @@ import numpy as np
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.gguf.file import GgufFile
-from akunu_py.models.model_files import boundary
+from akunu_py.models.load.model_files import boundary
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 _TOKEN_KEYS = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}

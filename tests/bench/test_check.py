@@ -21,8 +21,8 @@ from akunu_py.bench.result import Repeat, Throughput
 from akunu_py.cli import main
 from akunu_py.decoding import device
 from akunu_py.errors import INTERRUPTED, AkunuError
-from akunu_py.models import store
-from akunu_py.models.store import StoredModel
+from akunu_py.models.store import store
+from akunu_py.models.store.store import StoredModel
 from tests.support.bench_fakes import drafted_series, fake_result
 from tests.support.command import assert_one_line_error, run_here
 from tests.support.tiny_fim import write_chat_model

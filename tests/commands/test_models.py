@@ -44,7 +44,7 @@ def environment(tmp_path: Path, server: Hub, monkeypatch: pytest.MonkeyPatch) ->
     return os.environ | places
 
 
-def test_a_model_of_the_catalogue_from_pull_to_rm(
+def test_a_model_of_the_catalog_from_pull_to_rm(
     environment: dict[str, str], server: Hub, tmp_path: Path, capsys: Out
 ) -> None:
     server.repository = "mlx-community/Qwen3-0.6B-4bit"
@@ -62,7 +62,7 @@ def test_a_model_of_the_catalogue_from_pull_to_rm(
     shown = capsys.readouterr().out
     facts = {line[:8].strip(): line[10:] for line in shown.splitlines()}
     assert facts["hub"] == f"{server.repository}@{server.commit}"
-    assert facts["licence"] == "Apache-2.0"  # the catalogue's word, not the card's
+    assert facts["licence"] == "Apache-2.0"  # the catalog's word, not the card's
     assert facts["used"] != "never"
     assert "estimated" in facts["loaded"]
     assert "tokens" in facts["peak"]

@@ -17,7 +17,7 @@ from akunu_py.decoding.events import Reading
 from akunu_py.decoding.prefill import prefill
 from akunu_py.decoding.session import Session
 from akunu_py.decoding.target import Target
-from akunu_py.models.fit import PREFILL_ROWS
+from akunu_py.models.load.fit import PREFILL_ROWS
 from akunu_py.types import Drafter, GenerateOptions
 from tests.support.families import build
 from tests.support.targets import Counting, Timed, answer, fresh, read, some

@@ -11,7 +11,7 @@ from akunu_py.decoding import device
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Session
 from akunu_py.errors import DoesNotFit
-from akunu_py.models.fit import Activations, Fit, Growth, Needs
+from akunu_py.models.load.fit import Activations, Fit, Growth, Needs
 from akunu_py.types import GenerateOptions
 from tests.support.targets import some
 from tests.support.tiny_fim import load_tiny

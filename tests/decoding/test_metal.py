@@ -14,7 +14,7 @@ from akunu_py.bench.numerics.kernels import attention_rows, quantized_rows
 from akunu_py.decoding import device
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Session
-from akunu_py.models.store import StoredModel
+from akunu_py.models.store.store import StoredModel
 from akunu_py.types import DraftMode, GenerateOptions, Message
 
 # The virtual GPU of a hosted runner computes as it likes.

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from akunu_py.decoding import prefill as prefill_module
 from akunu_py.decoding.prefill import ChunkSizes, prefill
-from akunu_py.models.fit import PREFILL_ROWS, WIDE_PREFILL_ROWS
+from akunu_py.models.load.fit import PREFILL_ROWS, WIDE_PREFILL_ROWS
 from akunu_py.ngram.cost import CostCurve
 from tests.support.families import build
 from tests.support.targets import Timed, answer, fresh, some

@@ -44,7 +44,7 @@ from akunu_py.bench.workloads import load_workloads
 from akunu_py.chats.store import ConversationStore
 from akunu_py.chats.tree import ChatMessage, Tree
 from akunu_py.errors import AkunuError
-from akunu_py.models import store
+from akunu_py.models.store import store
 from akunu_py.types import DRAFT_MODES, DraftMode, Stats, WeightMode
 from tests.measure.tool import run_tool
 

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from akunu_py.models import store
+from akunu_py.models.store import store
 from tests.reliability import (
     concurrency,
     faults_caches,

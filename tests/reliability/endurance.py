@@ -34,7 +34,7 @@ from akunu_py.decoding.device import device_name  # loads the BLAS before MLX
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.learned import LearnedState
 from akunu_py.decoding.session import Session
-from akunu_py.models import store
+from akunu_py.models.store import store
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.status import StatusLine

@@ -78,7 +78,7 @@ def compare(name: str, way: str, size: int, count: int, directory: str, spin: bo
     """
     from akunu_py.decoding.hosts import division
     from akunu_py.decoding.load import load_found
-    from akunu_py.models import store
+    from akunu_py.models.store import store
     from akunu_py.types import LoadOptions
     from tests.support.host_models import write_named
     from tests.support.patient_ranks import patient_ranks

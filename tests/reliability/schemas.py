@@ -19,7 +19,7 @@ from typing import Any
 from akunu_py.decoding.constraint.matcher import ConstraintMatcher, compile_constraint
 from akunu_py.decoding.engine import Engine
 from akunu_py.errors import UsageError
-from akunu_py.models import store
+from akunu_py.models.store import store
 from akunu_py.types import Constraint
 
 SLOW = 1.0  # seconds to compile that are worth a line

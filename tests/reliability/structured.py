@@ -41,7 +41,7 @@ from akunu_py.decoding.kvcache import holds
 from akunu_py.decoding.sampling import Sampler
 from akunu_py.decoding.session import Session
 from akunu_py.errors import UsageError
-from akunu_py.models import store
+from akunu_py.models.store import store
 from akunu_py.types import Constraint, GenerateOptions, Message, SamplingOptions
 from tests.measure.structured import count
 from tests.support.json_schema import is_valid

@@ -1,6 +1,6 @@
 """Files that people and programs may have altered: each is read, or refused in one clear line.
 
-Traces, settings, the catalogue, descriptions of models, results of the bench; what is learned is in
+Traces, settings, the catalog, descriptions of models, results of the bench; what is learned is in
 `test_fuzz_learned`. Whatever is raised beside our own errors fails the test.
 """
 
@@ -24,9 +24,9 @@ from akunu_py.bench.result import CHECK_FORMAT, Result, load_result, load_result
 from akunu_py.bench.trace import load_trace
 from akunu_py.chats.json import read_json
 from akunu_py.errors import AkunuError, UsageError
-from akunu_py.models import catalogue
+from akunu_py.models import catalog
 from akunu_py.models.manifest import FILE_NAME, read_manifest
-from akunu_py.models.usage import note_usage, read_usage
+from akunu_py.models.store.store import note_usage, read_usage
 from akunu_py.settings import Settings, load_settings, save_settings, settings_file
 from tests.reliability.fuzz import TEXTS, changed, clear, damaged, explore, json_like, lengths
 
@@ -131,19 +131,19 @@ def test_settings_that_are_saved_come_back(examples: int) -> None:
     explore(check, examples, st.fixed_dictionaries({}, optional=texts))
 
 
-# The catalogue
+# The catalog
 
 
 @lengths(100)
-def test_catalogue_rows(examples: int) -> None:
-    with Path(catalogue.__file__).with_name("catalogue.toml").open("rb") as file:
+def test_catalog_rows(examples: int) -> None:
+    with Path(catalog.__file__).with_name("catalog.toml").open("rb") as file:
         rows = tomllib.load(file)["model"]
 
     def check(row: Any) -> None:
         if not isinstance(row, dict):
             return
         with contextlib.suppress(ValueError):
-            catalogue.read_entry(row).memory()
+            catalog.read_entry(row).memory()
 
     explore(check, examples, st.one_of([changed(row) for row in rows[:3]]))
 

@@ -21,7 +21,7 @@ from akunu_py.decoding.engine import Engine
 from akunu_py.errors import AkunuError, DamagedModel
 from akunu_py.models.gguf.convert import plan_import
 from akunu_py.models.gguf.file import MAX_HEADER_BYTES, read_gguf
-from akunu_py.models.safetensors import read_header
+from akunu_py.models.load.safetensors import read_header
 from tests.reliability.fuzz import clear, explore, lengths
 from tests.support.tiny_gguf import TOKENIZER, Tiny, write_tiny
 

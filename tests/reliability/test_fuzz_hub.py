@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import close_session, constants
 
 from akunu_py.errors import AkunuError, FetchError
-from akunu_py.models import cleanup, store
-from akunu_py.models.hub import api, cache, download, request
-from akunu_py.models.pull import pull
+from akunu_py.models.pull import download
+from akunu_py.models.pull.pull import pull
+from akunu_py.models.store import cleanup, hub_cache, store
 from tests.reliability.fuzz import counted, refused
 from tests.support.hub_home import files as files  # fixtures
 from tests.support.hub_home import home as home
+from tests.support.hub_home import in_process as in_process
 from tests.support.hub_home import server as server
 from tests.support.hub_server import REPOSITORY, Fault, Hub, answering
 
@@ -122,11 +122,17 @@ def altered(value: Any, path: tuple[Any, ...], new: Any) -> bytes:
     return json.dumps(value).replace(f'"{_DEEP}"', "[" * 50_000 + "]" * 50_000).encode()
 
 
-def ask(hub: Hub, fault: Fault | None) -> api.HubModel | AkunuError:
+def asking() -> download.Hub:
+    """The client of the hub: its process reads the environment when the first request starts it."""
+    return download.Hub(lambda: False, lambda *_: None)
+
+
+def ask(hub: Hub, client: download.Hub, fault: Fault | None) -> hub_cache.HubModel | AkunuError:
     """What comes of a listing that is answered so, however often it is asked for."""
     hub.faults["api"] = deque([fault] * 6 if fault else [])
+    client._failures = 0
     try:
-        return api.look_up(REPOSITORY, None, request.Retries(lambda: False, lambda *_: None))
+        return client.look_up(REPOSITORY, None)
     except AkunuError as error:
         return refused(error)
 
@@ -152,12 +158,13 @@ def listings(hub: Hub) -> list[tuple[str, Fault]]:
 
 def check_listings(hub: Hub, tried: list[tuple[str, Fault]]) -> None:
     come = Counter[str]()
-    for what, fault in tried:
-        try:
-            with counted(__name__):
-                come[type(ask(hub, fault)).__name__] += 1
-        except Exception as error:
-            raise AssertionError(what) from error
+    with asking() as client:
+        for what, fault in tried:
+            try:
+                with counted(__name__):
+                    come[type(ask(hub, client, fault)).__name__] += 1
+            except Exception as error:
+                raise AssertionError(what) from error
     assert come["HubModel"] > len(tried) / 5  # most fields are of no use to a pull
     assert come["FetchError"] > len(tried) / 5
 
@@ -172,7 +179,8 @@ def test_every_listing(server: Hub) -> None:
 
 
 def test_a_page_that_wants_one_to_sign_in(server: Hub) -> None:
-    error = ask(server, answering(PORTAL, 200, {"Content-Type": "text/html"}))
+    with asking() as client:
+        error = ask(server, client, answering(PORTAL, 200, {"Content-Type": "text/html"}))
     assert f"{server.url} answers {REPOSITORY} wrong: expected JSON, found 83" in str(error)
     assert "sign in" in str(error)
 
@@ -181,11 +189,12 @@ def test_a_field_of_any_kind_that_a_pull_needs(server: Hub) -> None:
     listing = whole_listing(server)
     number = [each["rfilename"] for each in listing["siblings"]].index(NAME)
     large = ("siblings", number, "lfs")
-    for path in (("sha",), ("siblings",), large[:2], (*large, "sha256"), (*large, "size")):
-        for new in WRONG:
-            if (path[-1], new) != ("size", 0):
-                error = ask(server, answering(altered(listing, path, new)))
-                assert isinstance(error, AkunuError), (path, new)
+    with asking() as client:
+        for path in (("sha",), ("siblings",), large[:2], (*large, "sha256"), (*large, "size")):
+            for new in WRONG:
+                if (path[-1], new) != ("size", 0):
+                    error = ask(server, client, answering(altered(listing, path, new)))
+                    assert isinstance(error, AkunuError), (path, new)
 
 
 # What a server answers instead of a file.
@@ -226,22 +235,22 @@ def check_file(hub: Hub, home: Path, seed: int) -> bool:
     draw = random.Random(seed)
     shutil.rmtree(home / "hub", ignore_errors=True)
     digest = hashlib.sha256(CONTENT).hexdigest()
-    file = api.HubFile(NAME, len(CONTENT), digest, True)
-    model = api.HubModel(REPOSITORY, "main", hub.commit, (file,), "")
-    blob = cache.CachedRepository(REPOSITORY).blob_path(file)
+    file = hub_cache.HubFile(NAME, len(CONTENT), digest, True)
+    model = hub_cache.HubModel(REPOSITORY, "main", hub.commit, (file,), "")
+    blob = hub_cache.CachedRepository(REPOSITORY).blob_path(file)
     hub.requests.clear()
     cut = Fault(cut=draw.choice([0, 1000, 2999]))
     hub.faults[NAME] = deque([cut, *(file_answer(draw) for _ in range(draw.randint(1, 8)))])
     failures = 0
     while failures <= 2:
         try:
-            retries = request.Retries(lambda: False, lambda *_: None)
-            download.fetch(model, [file], retries, lambda *_: None)
+            with asking() as client:
+                client.fetch(model, [file])
             break
         except AkunuError as error:
             refused(error)
             assert not blob.exists()
-            assert len(hub.asked(NAME)) <= 5 * 11, "each try is one request and its redirects"
+            assert len(hub.asked(NAME)) <= 5 * 6 * 11, "of each try the library makes six"
             hub.requests.clear()
             hub.faults[NAME].clear()
             failures += 1
@@ -262,11 +271,13 @@ def check_files(hub: Hub, home: Path, seeds: range) -> None:
     assert len(seeds) / 10 < failed < len(seeds) * 0.95  # neither all, nor hardly any
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_file_answered_in_any_way(server: Hub, home: Path) -> None:
     check_files(server, home, range(50))
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("in_process")
 def test_files_answered_in_any_way(server: Hub, home: Path) -> None:
     check_files(server, home, range(1000, 3000))
 
@@ -287,26 +298,19 @@ ENDPOINTS = [
 ]  # fmt: skip
 
 
-@pytest.fixture
-def fresh_client() -> Iterator[None]:
-    """A client that reads the environment again."""
-    close_session()
-    yield
-    close_session()
-
-
 @pytest.mark.parametrize("environment", ENVIRONMENTS, ids=repr)
 def test_whatever_the_environment_says(
-    server: Hub, monkeypatch: pytest.MonkeyPatch, fresh_client: None, environment: dict[str, str]
+    server: Hub, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    ask(server, None)
+    with asking() as client:
+        ask(server, client, None)
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 def test_whatever_the_endpoint_is(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
-    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setenv("HF_ENDPOINT", endpoint or "/")
     with pytest.raises(AkunuError):
         pull(REPOSITORY)
 
@@ -355,12 +359,12 @@ def test_notes_of_pulls_of_any_kind(server: Hub, home: Path) -> None:
 
 def test_refs_of_any_kind(server: Hub, home: Path) -> None:
     pull(REPOSITORY)
-    assert cache.cached_model(REPOSITORY, "main")
+    assert hub_cache.cached_model(REPOSITORY, "main")
     (ref,) = (home / "hub").rglob("refs/main")
     texts = [b"..", b".", b"/", b"\0", b"a" * 40, b"a" * 100_000, b"x\n" * 20, b"\xe9" * 40]
 
     def read() -> None:
-        assert cache.cached_model(REPOSITORY, "main") is None
+        assert hub_cache.cached_model(REPOSITORY, "main") is None
 
     check_kept(ref, read, [*texts, *BODIES])
 
@@ -368,6 +372,7 @@ def test_refs_of_any_kind(server: Hub, home: Path) -> None:
 # Links where we write.
 
 
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(
     "kind",
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import time
 import zlib
 from collections import deque
@@ -13,8 +14,8 @@ import pytest
 from huggingface_hub import constants
 
 from akunu_py.errors import AkunuError, FetchError
-from akunu_py.models.hub import request
-from akunu_py.models.pull import pull
+from akunu_py.models.pull import download
+from akunu_py.models.pull.pull import pull
 from tests.reliability.fuzz import peak_mb, refused
 from tests.support.hub_home import files as files  # fixtures
 from tests.support.hub_home import home as home
@@ -74,15 +75,16 @@ POURED = {
 def test_an_answer_without_an_end_takes_little_memory(
     server: Hub, monkeypatch: pytest.MonkeyPatch, where: str, what: str
 ) -> None:
-    monkeypatch.setattr(request, "_STALLED_S", 0.3)
-    monkeypatch.setattr(request, "_ATTEMPTS", 2)
+    monkeypatch.setattr(download, "_STALLED_S", 0.5)
+    monkeypatch.setattr(download, "_ATTEMPTS", 2)
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.3)
     server.faults[where] = deque([POURED[what]] * 6)
-    before = peak_mb()
+    before, before_there = peak_mb(), peak_mb(resource.RUSAGE_CHILDREN)
     with pytest.raises(AkunuError) as caught:
         pull(REPOSITORY)
     refused(caught.value)
     assert peak_mb() - before < 300
+    assert peak_mb(resource.RUSAGE_CHILDREN) < max(before_there, 100) + 300
 
 
 def dripping(start: bytes, drip: bytes) -> Fault:
@@ -113,9 +115,9 @@ DRIPPED = {
 def test_a_trickle_is_given_up(
     server: Hub, home: Path, monkeypatch: pytest.MonkeyPatch, where: str, what: str
 ) -> None:
-    monkeypatch.setattr(request, "_STALLED_S", 0.15)
-    monkeypatch.setattr(request, "_ATTEMPTS", 3)
-    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.15)
+    monkeypatch.setattr(download, "_STALLED_S", 0.4)
+    monkeypatch.setattr(download, "_ATTEMPTS", 3)
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.4)
     server.faults[where] = deque([DRIPPED[what]] * 6)
     started = time.monotonic()
     with pytest.raises(FetchError, match=r"stalled|does not answer|redirect|404"):
@@ -123,16 +125,22 @@ def test_a_trickle_is_given_up(
     assert time.monotonic() - started < 15
     assert len(server.asked(where)) <= 3
     server.faults.clear()
+    monkeypatch.setattr(download, "_STALLED_S", 20.0)
     with contextlib.suppress(FetchError):  # where it took blanks for bytes of the file
         pull(REPOSITORY)
     assert pull(REPOSITORY)
 
 
-def test_a_hub_that_ignores_ranges_and_cuts_at_the_same_place(server: Hub) -> None:
+def test_a_hub_that_ignores_ranges_and_cuts_at_the_same_place(
+    server: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "_STALLED_S", 2.5)
+    monkeypatch.setattr(download, "_ATTEMPTS", 2)
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 1)
     server.faults[NAME] = deque([Fault(cut=30_000, no_range=True)] * 100)
-    with pytest.raises(FetchError, match=r"does not answer.*5 tries brought less than 1 MiB"):
+    with pytest.raises(FetchError, match=r"stalled.*2 tries brought less than 1 MiB"):
         pull(REPOSITORY)
-    assert len(server.asked(NAME)) == 5
+    assert len(server.asked(NAME)) < 10
     server.faults.clear()
     assert pull(REPOSITORY)
     assert server.asked(NAME)[-1] == "bytes=30000-"

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Session
 from akunu_py.errors import AkunuError, DamagedModel, UnsupportedModel
-from akunu_py.models.mlx_directory import plan_directory
+from akunu_py.models.load.mlx_directory import plan_directory
 from akunu_py.types import GenerateOptions, Message, SamplingOptions
 from tests.reliability.fuzz import changed, clear, damaged, explore, json_like, lengths
 from tests.support.tiny_fim import byte_level, write_model

@@ -42,7 +42,7 @@ from akunu_py.decoding.events import (
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.decoding.scheduling.scheduler import Scheduler
 from akunu_py.decoding.session import Session
-from akunu_py.models import store
+from akunu_py.models.store import store
 from akunu_py.serve.http.answering import events_of
 from akunu_py.serve.http.app import create_app
 from akunu_py.serve.http.guard import Access

@@ -25,7 +25,7 @@ from akunu_py.decoding.prompt_cache.store import DiskLimits, PromptCacheStore
 from akunu_py.decoding.recall import Recall
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.decoding.session import Session
-from akunu_py.models.fit import Fit
+from akunu_py.models.load.fit import Fit
 from akunu_py.serve.http.app import create_app
 from akunu_py.serve.http.guard import Access
 from akunu_py.serve.http.record import Records

@@ -5,13 +5,16 @@ Import `files`, `home` and `server` to have the fixtures; `server` offers `files
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import constants
 
-from akunu_py.models.hub import request
+from akunu_py.models.pull import download, worker
 from tests.support.hub_server import Hub, running
 from tests.support.tiny_model import tiny_files
 
@@ -37,13 +40,35 @@ def home(tmp_path: Path, server: Hub, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Empty places, and the server for the hub."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    # Here, and in the processes that talk to the hub.
     monkeypatch.setattr(constants, "ENDPOINT", server.url)
     template = f"{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(request, "_FIRST_WAIT_S", 0.0)
-    monkeypatch.setattr(request, "_LONGEST_WAIT_S", 0.0)
+    monkeypatch.setenv("HF_ENDPOINT", server.url)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(download, "_FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr(download, "_LONGEST_WAIT_S", 0.0)
     return tmp_path
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker of pulls as a part of this process, which waits 10 ms where it waits longer."""
+    told: list[dict[str, Any]] = []
+    sleep = time.sleep
+
+    def answers(self: download.Hub, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        told.clear()
+        worker._answer(json.loads(json.dumps(request)))
+        for each in told:
+            self.raise_if_cancelled()
+            yield json.loads(json.dumps(each))
+
+    monkeypatch.setattr(worker, "_say", lambda **what: told.append(what))
+    monkeypatch.setattr(download.Hub, "_answers", answers)
+    monkeypatch.setattr(download.Hub, "start", lambda self: None)
+    monkeypatch.setattr(time, "sleep", lambda seconds: sleep(min(seconds, 0.01)))
 
 
 def everything(directory: Path) -> list[str]:

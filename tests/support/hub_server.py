@@ -65,6 +65,11 @@ class Hub:
         self.url = ""
         self.repository = REPOSITORY
         self.elsewhere = ""  # where large files lie, another name of this server
+        self.rate = 0.0  # bytes a second of each connection, 0: no limit
+        self.sending = 0  # files at this moment
+        self.most_sending = 0
+        self.xet: dict[str, str] = {}  # the hashes of files that Xet's storage has
+        self.xet_storage = ""  # a URL
 
     def asked(self, name: str) -> list[str]:
         """The ranges that were asked for of a file, "" for all of it."""
@@ -149,17 +154,29 @@ class _Handler(BaseHTTPRequestHandler):
             self._file(hub.files[name], wanted, fault)
 
     def do_HEAD(self) -> None:
-        """What huggingface-hub asks of a file before it fetches it."""
+        """What huggingface-hub asks of a large file before it fetches it."""
         hub = self.served
-        described = _described(name := self.path.rpartition("/")[2], hub.files[name])
+        name = self.path.rpartition("/")[2]
+        if hub.faults[name] and (fault := hub.faults[name][0]).status:
+            hub.requests.append((name, "", self.headers.get("Authorization", "")))
+            hub.faults[name].popleft()
+            self._begin(fault.status, fault.headers, 0)
+            return
+        described = _described(name, hub.files[name])
         digest = described.get("lfs", {}).get("sha256") or described["blobId"]
         about = {"X-Repo-Commit": hub.commit, "ETag": f'"{digest}"'}
+        if name in hub.xet:
+            route = f"{hub.url}/api/models/{hub.repository}/xet-read-token/{hub.commit}"
+            about |= {"X-Xet-Hash": hub.xet[name], "X-Xet-Refresh-Route": route}
         self._begin(200, about, described["size"])
 
     def _api(self, parts: list[str]) -> None:
         hub = self.served
         if "/".join(parts[2:4]) != hub.repository:
             self._answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+        elif len(parts) > 4 and parts[4] == "xet-read-token":
+            token = {"X-Xet-Access-Token": "token", "X-Xet-Token-Expiration": "99999999999"}
+            self._answer(200, b"{}", token | {"X-Xet-Cas-Url": hub.xet_storage})
         elif len(parts) > 4 and parts[4] == "tree":
             tree = [_in_tree(sibling) for sibling in hub.listing()["siblings"]]
             self._answer(200, json.dumps(tree).encode(), {})
@@ -180,11 +197,17 @@ class _Handler(BaseHTTPRequestHandler):
         body = content[start:]
         self._begin(206 if headers else 200, headers, len(body))
         sent = body if fault.cut is None else body[: fault.cut]
-        step = 1000 if fault.pause else max(1, len(sent))
+        hub = self.served
+        step = 1000 if fault.pause else max(1, int(hub.rate / 50)) if hub.rate else 1 << 18
+        hub.sending += 1
+        hub.most_sending = max(hub.most_sending, hub.sending)
+        started, rate = time.monotonic(), hub.rate
         for at in range(0, len(sent), step):
-            time.sleep(fault.pause)
+            early = started + at / rate - time.monotonic() if rate else 0
+            time.sleep(max(fault.pause, early, 0))
             self.wfile.write(sent[at : at + step])
             self.wfile.flush()
+        hub.sending -= 1
         if fault.cut is not None:
             self.close_connection = True
 

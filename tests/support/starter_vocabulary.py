@@ -6,8 +6,8 @@ import json
 import string
 from functools import cache
 
-from akunu_py.models import store
 from akunu_py.models.gguf.tokenizer import PRE_TOKENIZERS
+from akunu_py.models.store import store
 
 
 @cache

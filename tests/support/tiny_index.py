@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from akunu_py import paths
-from akunu_py.models import catalogue
-from akunu_py.models.fit import Growth
+from akunu_py.models import catalog
+from akunu_py.models.load.fit import Growth
 from tests.support.tiny_gguf import write_tiny
 
 MEMBER = "tiny_model/tiny.gguf"
@@ -39,7 +39,7 @@ def wheel(tmp_path: Path) -> Path:
     return path
 
 
-def entry_of(wheel: Path, **changes: Any) -> catalogue.CatalogueEntry:
+def entry_of(wheel: Path, **changes: Any) -> catalog.CatalogEntry:
     values: dict[str, Any] = {
         "name": "tiny",
         "title": "Tiny",
@@ -62,12 +62,12 @@ def entry_of(wheel: Path, **changes: Any) -> catalogue.CatalogueEntry:
         "member": MEMBER,
         "member_bytes": zipfile.ZipFile(wheel).getinfo(MEMBER).file_size,
     }
-    return catalogue.CatalogueEntry(**(values | changes))
+    return catalog.CatalogEntry(**(values | changes))
 
 
 @pytest.fixture
 def offer(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Puts the tiny model into the catalogue, with changes, and an empty store into place."""
+    """Puts the tiny model into the catalog, with changes, and an empty store into place."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
@@ -77,7 +77,7 @@ def offer(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def offered(**changes: Any) -> None:
         entry = entry_of(wheel, **changes)
-        monkeypatch.setattr(catalogue, "load_catalogue", lambda: {"tiny": entry})
+        monkeypatch.setattr(catalog, "load_catalog", lambda: {"tiny": entry})
 
     offered()
     return offered

@@ -12,9 +12,9 @@ import pytest
 from textual.widgets import OptionList
 
 from akunu_py.errors import FetchError, UnknownModel
-from akunu_py.models import store
-from akunu_py.models.progress import Progress
-from akunu_py.models.store import StoredModel
+from akunu_py.models.store import store
+from akunu_py.models.store.progress import Progress
+from akunu_py.models.store.store import StoredModel
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.screens.main import Welcome
 from akunu_py.tui.screens.models import ModelsScreen

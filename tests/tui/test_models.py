@@ -15,10 +15,11 @@ from textual.pilot import Pilot
 from textual.widgets import OptionList, Static
 
 from akunu_py.errors import FetchError
-from akunu_py.models import catalogue, store
-from akunu_py.models.progress import Progress
-from akunu_py.models.speed import Machine
-from akunu_py.models.store import StoredModel
+from akunu_py.models import catalog
+from akunu_py.models.catalog import Machine
+from akunu_py.models.store import store
+from akunu_py.models.store.progress import Progress
+from akunu_py.models.store.store import StoredModel
 from akunu_py.tui.screens.main import describe_offer
 from akunu_py.tui.screens.models import ModelsScreen, better_model
 from akunu_py.tui.workers.downloads import DownloadEnded, DownloadMoved, Downloads
@@ -26,7 +27,7 @@ from tests.support.tui_chat import at_rest, until
 from tests.support.tui_host import Compare, Host, Pulled, sizes_and_themes
 
 GB = 10**9
-_BASE = catalogue.load_catalogue()["starter"]
+_BASE = catalog.load_catalog()["starter"]
 ENTRIES = {
     name: replace(
         _BASE, name=name, title=title, description=about, grade=grade, context=32768,
@@ -47,7 +48,7 @@ MACHINE = Machine(MEMORY, 100e9)
 @pytest.fixture(autouse=True)
 def few_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    monkeypatch.setattr(catalogue, "load_catalogue", lambda: ENTRIES)
+    monkeypatch.setattr(catalog, "load_catalog", lambda: ENTRIES)
     monkeypatch.setattr("akunu_py.tui.screens.models.look_at_machine", lambda: (GB // 50, MACHINE))
     monkeypatch.setattr("akunu_py.tui.screens.models.free_space", lambda: 310 * GB)
     stored = [

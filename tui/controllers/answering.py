@@ -14,7 +14,7 @@ from textual.message import Message
 
 from akunu_py.arguments import json_constraint
 from akunu_py.errors import AkunuError, UsageError
-from akunu_py.models import store
+from akunu_py.models.store import store
 from akunu_py.text import collapse
 from akunu_py.tui.open_conversation import ChatTurn, Conversation, TurnState
 from akunu_py.tui.prompt.attachments import split

@@ -20,7 +20,7 @@ from textual.widgets import TextArea
 
 from akunu_py.chats.tree import ConversationInfo
 from akunu_py.errors import AkunuError
-from akunu_py.models import store
+from akunu_py.models.store import store
 from akunu_py.settings import load_settings
 from akunu_py.text import displayable
 from akunu_py.tui import themes

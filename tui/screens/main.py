@@ -15,8 +15,8 @@ from textual.containers import Vertical
 from textual.content import Content
 from textual.widgets import Static
 
-from akunu_py.models import catalogue
-from akunu_py.models.speed import describe_speed
+from akunu_py.models import catalog
+from akunu_py.models.catalog import describe_speed
 from akunu_py.text import collapse, displayable, human_size
 from akunu_py.tui.open_conversation import Conversation
 from akunu_py.tui.prompt.box import PromptBox
@@ -214,7 +214,7 @@ _ROOM_FOR_TWO = 64  # columns, for two rows of keys side by side
 
 
 class Welcome(Vertical):
-    """The model, what the catalogue knows of it, and the keys.
+    """The model, what the catalog knows of it, and the keys.
 
     better: finds a better model, None where there is none; called in another thread, so that
     nothing waits for it.
@@ -234,7 +234,7 @@ class Welcome(Vertical):
             line.display = False
 
     def compose(self) -> ComposeResult:
-        entry = catalogue.load_catalogue().get(self._model)
+        entry = catalog.load_catalog().get(self._model)
         title = f"{self._model} · {entry.title}" if entry else self._model
         yield Static(Content(f"akunu · {displayable(title)}"), classes="title")
         about = f"{entry.description} " if entry else ""

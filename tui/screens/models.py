@@ -1,4 +1,4 @@
-"""The models of the store and of the catalogue, to use or to fetch while the chat goes on."""
+"""The models of the store and of the catalog, to use or to fetch while the chat goes on."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from textual.widgets.option_list import Option
 from akunu_py import paths
 from akunu_py.decoding.thread import release_streams
 from akunu_py.errors import AkunuError
-from akunu_py.models import catalogue, store
-from akunu_py.models.catalogue import CatalogueEntry, recommend
-from akunu_py.models.speed import Machine, describe_speed
+from akunu_py.models import catalog
+from akunu_py.models.catalog import CatalogEntry, Machine, describe_speed, recommend
+from akunu_py.models.store import store
 from akunu_py.text import displayable, human_duration, human_size
 from akunu_py.tui.screens.dialog import DIALOG_STYLE, ListDialog
 from akunu_py.tui.workers.downloads import Download, DownloadEnded, DownloadMoved, Downloads
@@ -324,20 +324,20 @@ def look_at_machine() -> tuple[int, Machine]:
 
 
 def model_rows(memory: int | None, machine: Machine | None = None) -> list[ModelRow]:
-    """All models: the stored ones by name, then those of the catalogue, the fitting ones first.
+    """All models: the stored ones by name, then those of the catalog, the fitting ones first.
 
     memory: bytes that a model may take; None where that is not known yet. machine: to estimate
     speeds. A store that cannot be
     read counts as empty: loading a model reports what is wrong with it.
     """
-    entries = catalogue.load_catalogue()
+    entries = catalog.load_catalog()
     try:
         stored = store.list_models()
     except AkunuError:
         stored = []
     here = [_stored_row(model, entries.get(model.name), memory) for model in stored]
     names = {row.name for row in here}
-    more = [_catalogue_row(entry, memory) for entry in entries.values() if entry.name not in names]
+    more = [_catalog_row(entry, memory) for entry in entries.values() if entry.name not in names]
     rows = [*here, *sorted(more, key=lambda row: row.fits == "too large")]
     if machine is None:
         return rows
@@ -350,13 +350,13 @@ def model_rows(memory: int | None, machine: Machine | None = None) -> list[Model
 
 
 def better_model(current: str) -> ModelRow | None:
-    """The model for chat that this machine should have instead of the catalogue's `current`.
+    """The model for chat that this machine should have instead of the catalog's `current`.
 
     It fits the machine, whatever runs there now, and is fast enough by the estimate. A stored one
     comes before any that would have to be fetched. None where `current` is the best, or is not in
-    the catalogue: the user chose it. Imports MLX.
+    the catalog: the user chose it. Imports MLX.
     """
-    entries = catalogue.load_catalogue()
+    entries = catalog.load_catalog()
     if current not in entries:
         return None
     grade = entries[current].grade
@@ -389,7 +389,7 @@ def matching(rows: Iterable[ModelRow], words: str) -> list[ModelRow]:
 
 
 def _stored_row(
-    model: store.StoredModel, entry: CatalogueEntry | None, memory: int | None
+    model: store.StoredModel, entry: CatalogEntry | None, memory: int | None
 ) -> ModelRow:
     return ModelRow(
         name=model.name,
@@ -405,7 +405,7 @@ def _stored_row(
     )
 
 
-def _catalogue_row(entry: CatalogueEntry, memory: int | None) -> ModelRow:
+def _catalog_row(entry: CatalogEntry, memory: int | None) -> ModelRow:
     return ModelRow(
         name=entry.name,
         title=entry.title,
@@ -419,7 +419,7 @@ def _catalogue_row(entry: CatalogueEntry, memory: int | None) -> ModelRow:
     )
 
 
-def _fits(entry: CatalogueEntry | None, memory: int | None) -> Fits:
+def _fits(entry: CatalogEntry | None, memory: int | None) -> Fits:
     if entry is None or memory is None:
         return "unknown"
     return "fits" if entry.fits(memory) else "too large"

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from textual.message import Message
 
 from akunu_py.errors import AkunuError, Cancelled
-from akunu_py.models.progress import Progress
-from akunu_py.models.store import StoredModel
+from akunu_py.models.store.progress import Progress
+from akunu_py.models.store.store import StoredModel
 
 _INTERVAL_S = 0.1
 Pull = Callable[[str, Callable[[Progress], None], Callable[[], bool]], StoredModel]
@@ -123,6 +123,6 @@ def _pull(
     name: str, on_progress: Callable[[Progress], None], cancelled: Callable[[], bool]
 ) -> StoredModel:
     # The import pulls in the network's libraries.
-    from akunu_py.models.pull import pull
+    from akunu_py.models.pull.pull import pull
 
     return pull(name, on_progress, cancelled)

@@ -12,7 +12,7 @@ from mlx.utils import tree_flatten
 
 from akunu_py.decoding import kvcache
 from akunu_py.errors import UnsupportedModel, one_line
-from akunu_py.models.mlx_loader import load_model
+from akunu_py.models.load.mlx_loader import load_model
 from akunu_py.text import human_size
 
 Division = Literal["shard", "pipeline"]

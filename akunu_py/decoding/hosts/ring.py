@@ -22,7 +22,7 @@ from akunu_py.decoding.hosts.process import RankProcess
 from akunu_py.decoding.hosts.share import connect, take
 from akunu_py.errors import AkunuError, HostLost, UsageError, one_line
 from akunu_py.interrupts import exit_without_teardown
-from akunu_py.models.store import StoredModel
+from akunu_py.models.store.store import StoredModel
 from akunu_py.text import print_warnings
 from akunu_py.types import LoadOptions, WeightMode
 from akunu_py.workarounds.ring_output import drop_ring_lines
@@ -254,7 +254,7 @@ class Ring:
 
 def _decided(path: Path, weights: WeightMode) -> WeightMode:
     """The format of the weights, which must be one everywhere."""
-    from akunu_py.models.mlx_loader import load_model
+    from akunu_py.models.load.mlx_loader import load_model
 
     plain = device.plain_format(load_model(path)[0], weights)
     if plain is None:

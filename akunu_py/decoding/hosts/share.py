@@ -12,9 +12,9 @@ import mlx.core as mx
 from akunu_py.decoding import device, footprint, kvcache
 from akunu_py.decoding.hosts import division
 from akunu_py.decoding.hosts.mirror import Mirror
-from akunu_py.models.fit import choose_context
-from akunu_py.models.mlx_loader import load_model
-from akunu_py.models.store import StoredModel
+from akunu_py.models.load.fit import choose_context
+from akunu_py.models.load.mlx_loader import load_model
+from akunu_py.models.store.store import StoredModel
 from akunu_py.types import WeightMode
 
 CONNECT_S = 30  # seconds that ranks which are all told to connect may take

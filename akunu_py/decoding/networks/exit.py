@@ -24,7 +24,7 @@ from akunu_py.decoding.networks.network import Network
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import UnsupportedModel
-from akunu_py.models.model_files import boundary
+from akunu_py.models.load.model_files import boundary
 from akunu_py.ngram.cost import PRIOR_SHAPE, interpolate
 
 LONGEST = 8  # tokens in a row

@@ -14,7 +14,7 @@ from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.networks.network import Network
 from akunu_py.decoding.prompt_cache.history import TokenHistory
 from akunu_py.decoding.target import Target
-from akunu_py.models.fit import PREFILL_ROWS
+from akunu_py.models.load.fit import PREFILL_ROWS
 
 LONGEST = 16  # tokens in a row
 

@@ -13,7 +13,7 @@ from akunu_py.decoding.networks.network import Network
 from akunu_py.decoding.prompt_cache.history import TokenHistory
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.token_ids import common_prefix
-from akunu_py.models.mtp.head import Head, Trunk
+from akunu_py.models.mtp import Head, Trunk
 
 LONGEST = 8  # tokens in a row; a head that was trained for one is seldom right so far on
 _KEPT = 512  # hidden states of a prompt: a head reads no more of it

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import DamagedCache, DamagedModel, StoreError, UsageError, one_line
 from akunu_py.files import open_regular, parse_json
-from akunu_py.models.safetensors import read_header
+from akunu_py.models.load.safetensors import read_header
 
 SUFFIX = ".safetensors"  # MLX tells formats by it
 FORMAT = 3

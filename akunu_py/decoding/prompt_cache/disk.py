@@ -27,8 +27,8 @@ from akunu_py.decoding.prompt_cache.history import TokenHistory
 from akunu_py.decoding.token_ids import first_outside
 from akunu_py.errors import DamagedCache, StoreError, UsageError
 from akunu_py.files import open_regular, read_bounded, replacing
-from akunu_py.models.model_files import MAX_TOKENIZER_BYTES
-from akunu_py.models.safetensors import MAX_HEADER_BYTES
+from akunu_py.models.load.model_files import MAX_TOKENIZER_BYTES
+from akunu_py.models.load.safetensors import MAX_HEADER_BYTES
 
 _COUNTS = ("offset", "_idx", "start_position")  # of a layer, of at most as many tokens
 _SAMPLES, _SAMPLE_BYTES = 64, 4096  # of each file of weights, to tell models apart

@@ -20,7 +20,7 @@ from akunu_py.decoding.events import Event
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.decoding.scheduling.scheduler import Scheduler, State
 from akunu_py.errors import AkunuError, DamagedModel, UsageError
-from akunu_py.models.model_files import read_settings
+from akunu_py.models.load.model_files import read_settings
 from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.http.answering import events_of
 from akunu_py.serve.http.app import Backend, create_app

@@ -19,7 +19,7 @@ from akunu_py.decoding.sampling import Sampler
 from akunu_py.decoding.session import Session
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
-from akunu_py.models.fit import Activations, Growth, Needs
+from akunu_py.models.load.fit import Activations, Growth, Needs
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import NoDrafter

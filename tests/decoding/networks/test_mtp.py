@@ -23,9 +23,8 @@ from akunu_py.decoding.sampling import Sampler
 from akunu_py.decoding.session import Session
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
-from akunu_py.models.mlx_loader import load_model
-from akunu_py.models.mtp.head import Head
-from akunu_py.models.mtp.load import HEAD_FILE, load_head
+from akunu_py.models.load.mlx_loader import load_model
+from akunu_py.models.mtp import HEAD_FILE, Head, load_head
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import NoDrafter

@@ -18,7 +18,7 @@ from akunu_py.decoding.prompt_cache import cache_file, disk
 from akunu_py.decoding.session import Session
 from akunu_py.decoding.target import Target
 from akunu_py.errors import AkunuError, DamagedCache, StoreError, UsageError
-from akunu_py.models.store import StoredModel
+from akunu_py.models.store.store import StoredModel
 from akunu_py.types import GenerateOptions, Message
 from tests.support.command import assert_one_line_error, run_here
 from tests.support.families import build, families_of_each_kind

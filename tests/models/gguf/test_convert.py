@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from akunu_py.models.gguf.convert import import_gguf
-from akunu_py.models.safetensors import read_header
+from akunu_py.models.load.safetensors import read_header
 from tests.support.tiny_gguf import (
     HEADS,
     HIDDEN,

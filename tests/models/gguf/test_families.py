@@ -14,8 +14,7 @@ import pytest
 from mlx_lm.utils import load_model
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
-from akunu_py.models.gguf.convert import import_gguf, plan_import
-from akunu_py.models.gguf.families import FAMILIES
+from akunu_py.models.gguf.convert import FAMILIES, import_gguf, plan_import
 from akunu_py.models.gguf.file import read_gguf
 from tests.support.paths import GOLDEN
 from tests.support.tiny import plain_greedy

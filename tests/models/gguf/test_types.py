@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from akunu_py.errors import UnsupportedModel
-from akunu_py.models.gguf import weights
+from akunu_py.models.gguf import file
 from akunu_py.models.gguf.file import TENSOR_TYPES, Tensor
 from tests.support.tiny_gguf import Array
 
@@ -49,16 +49,16 @@ def theirs(kind: str, raw: Array) -> Array:
 
 def ours(tensor: Tensor, dtype: str) -> tuple[Array, Array]:
     """What MLX makes of the converted tensor, and the size of a step, for every weight."""
-    made = weights.convert_quantized(tensor, dtype)
-    scales, biases = weights.load(made.scales, dtype), weights.load(made.biases, dtype)
+    made = file.convert_quantized(tensor, dtype)
+    scales, biases = file.load(made.scales, dtype), file.load(made.biases, dtype)
     values = mx.dequantize(
         mx.array(made.packed),
         mx.array(scales),
         mx.array(biases),
-        group_size=weights.GROUP_SIZE,
-        bits=weights.BITS[tensor.type.name],
+        group_size=file.GROUP_SIZE,
+        bits=file.BITS[tensor.type.name],
     )
-    return np.array(values), np.abs(scales).repeat(weights.GROUP_SIZE, -1)
+    return np.array(values), np.abs(scales).repeat(file.GROUP_SIZE, -1)
 
 
 @pytest.mark.parametrize("kind", EXACT)
@@ -75,7 +75,7 @@ def test_products_of_scales_are_rounded_and_nothing_else(tmp_path: Path, kind: s
     assert np.array_equal(ours(tensor, "F32")[0], expected)
     values, steps = ours(tensor, "F16")
     # Both terms of scale * code + bias round by 2**-11 of themselves at most.
-    spread = steps * (2 ** weights.BITS[kind] - 1)
+    spread = steps * (2 ** file.BITS[kind] - 1)
     bound = 2.0**-11 * (2 * spread + np.abs(expected)) * 1.01 + 1e-7
     assert (np.abs(values - expected) <= bound).all()
     assert np.abs(values - expected).mean() < 3e-4 * np.abs(expected).mean()
@@ -109,7 +109,7 @@ def quantize_like_ggml(kind: str, values: Array) -> Array:
 def test_quantizing_again_adds_less_than_a_tenth_to_the_types_own_error(kind: str) -> None:
     original = np.random.default_rng(0).standard_normal((20_000, 16)) * 0.02
     stored = quantize_like_ggml(kind, original).reshape(-1, 32).astype(np.float32)
-    codes, scales, biases = weights.requantize(stored, weights.BITS[kind], "F16")
+    codes, scales, biases = file.requantize(stored, file.BITS[kind], "F16")
     added = codes * scales[:, None] + biases[:, None] - stored
     own = stored - original.reshape(-1, 32)
     assert (added**2).mean() < 0.1 * (own**2).mean()
@@ -130,7 +130,7 @@ def test_packing_is_mlxs(bits: int) -> None:
     draw = np.random.default_rng(0)
     codes = draw.integers(0, 1 << bits, (64, 32), np.uint8)
     back = mx.dequantize(
-        mx.array(weights.pack(codes, bits)),
+        mx.array(file.pack(codes, bits)),
         mx.ones((64, 1)),
         mx.zeros((64, 1)),
         group_size=32,
@@ -143,17 +143,17 @@ def test_bfloat_rounds_as_mlx_does() -> None:
     draw = np.random.default_rng(0)
     values = (draw.standard_normal(5000) * 10.0 ** draw.integers(-30, 30, 5000)).astype(np.float32)
     values[:4] = [0.0, -0.0, np.inf, 1.00390625]
-    rounded = weights.round_to(values, "BF16")
+    rounded = file.round_to(values, "BF16")
     expected = np.array(mx.array(values).astype(mx.bfloat16).astype(mx.float32))
     assert np.array_equal(rounded, expected)
-    assert np.array_equal(weights.load(weights.store(rounded, "BF16"), "BF16"), expected)
+    assert np.array_equal(file.load(file.store(rounded, "BF16"), "BF16"), expected)
 
 
 def test_slices_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = random_blocks("Q6_K")
     tensor = tensor_of(tmp_path, "Q6_K", raw)
     whole, _ = ours(tensor, "F16")
-    monkeypatch.setattr(weights, "_SLICE_WEIGHTS", 5 * 256)
+    monkeypatch.setattr(file, "_SLICE_WEIGHTS", 5 * 256)
     assert np.array_equal(ours(tensor, "F16")[0], whole)
 
 
@@ -165,4 +165,4 @@ def test_scales_that_overflow_are_refused(tmp_path: Path, kind: str, value: floa
     at = HALVES[kind][0]
     raw[7, at : at + 2] = np.array([value], "<f2").view(np.uint8)
     with pytest.raises(UnsupportedModel, match="F16"):
-        weights.convert_quantized(tensor_of(tmp_path, kind, raw), "F16")
+        file.convert_quantized(tensor_of(tmp_path, kind, raw), "F16")

@@ -14,11 +14,9 @@ from mlx_lm.utils import quantize_model, save_model
 
 from akunu_py.decoding import kvcache
 from akunu_py.errors import DamagedModel, UnsupportedModel
-from akunu_py.models.local_import import import_model
-from akunu_py.models.mlx_loader import load_model
-from akunu_py.models.mtp.families import FAMILIES
-from akunu_py.models.mtp.head import Head, Trunk
-from akunu_py.models.mtp.load import HEAD_FILE, load_head, write_head
+from akunu_py.models.load.mlx_loader import load_model
+from akunu_py.models.mtp import FAMILIES, HEAD_FILE, Head, Trunk, load_head, write_head
+from akunu_py.models.store.local_import import import_model
 from tests.support.tiny_mtp import (
     CONFIGS,
     VOCABULARY,

@@ -1,0 +1,163 @@
+"""The one way in which mlx-lm, transformers and tokenizers read the directory of a model.
+
+`model_files` checks first what these libraries would trust, and its `boundary` is around them. No
+code of a model's is run, and no module is imported because a model's file names it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm
+from mlx_lm import utils
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from transformers import PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from akunu_py.errors import DamagedModel, UnsupportedModel
+from akunu_py.files import read_bounded
+from akunu_py.models.load.model_files import (
+    AGAIN,
+    MAX_TOKENIZER_BYTES,
+    boundary,
+    check_config,
+    check_files,
+    read_settings,
+    read_tensors,
+)
+
+# Unless told not to, transformers asks on the terminal whether to run a model's code.
+_OPTIONS = {"trust_remote_code": False, "local_files_only": True}
+_TOKENIZER_CLASS = re.compile(r"\w*(Tokenizer|TokenizerFast|Backend)")
+_TOKEN_FIELDS = {
+    "content", "lstrip", "rstrip", "single_word", "normalized", "special", "id", "__type",
+}  # fmt: skip
+_MODULES = {"chat_template_type": "chat_templates", "tool_parser_type": "tool_parsers"}
+
+
+def load_model(source: Path) -> tuple[Any, dict[str, Any], int]:
+    """mlx-lm's model, its configuration, and the width of its logits; weights are read when they
+    are needed.
+
+    Raises UnknownModel, UnsupportedModel, DamagedModel.
+    """
+    check_files(source)
+    read_tensors(source, check_config(source))
+    with boundary(f"mlx-lm cannot load the model in {source}", UnsupportedModel):
+        model, config = utils.load_model(source, lazy=True)
+        # A pass finds what building it does not, and nothing needs to be computed for that.
+        logits = model(mx.array([[0]]), cache=make_prompt_cache(model))
+    return model, config, int(logits.shape[-1])
+
+
+def load_tokenizer(source: Path, config: dict[str, Any], vocabulary: int) -> Any:
+    """The tokenizer in `source`, as mlx-lm wraps it; what it raises later is DamagedModel too.
+
+    config: of the model. vocabulary: tokens that its weights have; further ones may only be added
+    tokens, which text does not come to by itself and sessions refuse. Raises UnsupportedModel,
+    DamagedModel.
+    """
+    transformers_logging.set_verbosity_error()  # its advice is not for our users
+    check_files(source)
+    _check_names(source / "config.json", config)
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if (source / name).exists():
+            settings = read_settings(source / name)
+            _check_names(source / name, settings)
+            _check_tokens(source / name, settings)
+    content = {}
+    if (source / "tokenizer.json").exists():
+        content = read_settings(source / "tokenizer.json", MAX_TOKENIZER_BYTES)
+        _check_tokens(source / "tokenizer.json", {"added_tokens": content.get("added_tokens")})
+    with boundary(f"the tokenizer in {source} cannot be loaded", UnsupportedModel):
+        ends = config.get("eos_token_id")
+        loaded = utils.load_tokenizer(source, _OPTIONS, eos_token_ids=ends)
+        last = _last_token(content.get("model"), loaded)
+        if not all(isinstance(end, int) for end in loaded.eos_token_ids):
+            raise TypeError(f"expected integers as eos_token_id, found {ends!r:.60}")
+    if last >= vocabulary:
+        raise DamagedModel(
+            f"the tokenizer in {source} knows token {last}, but the weights only {vocabulary} "
+            f"tokens; {AGAIN}"
+        )
+    loaded.__class__ = _Tokenizer
+    loaded._source = source
+    return loaded
+
+
+def _last_token(model: Any, tokenizer: Any) -> int:
+    """The largest id of a token that is not added. model: as tokenizer.json has it, if it has one;
+    asking the library takes 100 ms for 49,152 tokens."""
+    known = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(known, list):  # of texts and their scores
+        return len(known) - 1
+    if not isinstance(known, dict):
+        known = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
+    return int(max(known.values(), default=0))
+
+
+def _check_names(path: Path, settings: dict[str, Any]) -> None:
+    """Raises UnsupportedModel where `settings` name what mlx-lm or transformers would import."""
+    for key, package in _MODULES.items():
+        name = settings.get(key)
+        home = Path(mlx_lm.__path__[0], package)
+        if name is not None and name not in [module.stem for module in home.glob("[a-z]*.py")]:
+            raise UnsupportedModel(f"{path}: mlx-lm has no {key} {name!r:.60}; use another model")
+    name = settings.get("tokenizer_class")
+    if name is not None and not (isinstance(name, str) and _TOKENIZER_CLASS.fullmatch(name)):
+        raise UnsupportedModel(
+            f"{path}: expected a tokenizer_class, found {name!r:.60}; use another model"
+        )
+
+
+def _check_tokens(path: Path, settings: dict[str, Any]) -> None:
+    """Raises DamagedModel for a token with a field that `tokenizers` does not know: it would
+    write its name, whatever that is, to stdout."""
+    found: list[tuple[str, Any]] = list(settings.items())
+    while found:
+        key, value = found.pop()
+        if not isinstance(value, dict | list):
+            continue
+        found += value.items() if isinstance(value, dict) else [(key, item) for item in value]
+        token = key.isdigit() or key.endswith(("_token", "_tokens")) or "__type" in value
+        if isinstance(value, dict) and token and not value.keys() <= _TOKEN_FIELDS:
+            if key == "extra_special_tokens":  # tokens by name
+                continue
+            unknown = sorted(value.keys() - _TOKEN_FIELDS)[0]
+            raise DamagedModel(f"{path}: a token has an unknown field {unknown!r:.60}; {AGAIN}")
+
+
+class _Tokenizer(TokenizerWrapper):
+    """What goes wrong with a text only, as expressions in tokenizer.json do, names the file."""
+
+    _source: Path
+
+    @property
+    def digest(self) -> str:
+        """Tells tokenizers apart."""
+        file = self._source / "tokenizer.json"
+        if file.exists():
+            text = read_bounded(file, MAX_TOKENIZER_BYTES)
+        else:
+            text = self.backend_tokenizer.to_str().encode()
+        return hashlib.sha256(text).hexdigest()
+
+    @property
+    def has_own_renderer(self) -> bool:
+        """Whether conversations become text by code of mlx-lm or transformers."""
+        plain = PreTrainedTokenizerBase.apply_chat_template
+        own = type(self._tokenizer).apply_chat_template is not plain
+        return own or self._chat_template is not None
+
+    def encode(self, *args: Any, **options: Any) -> Any:
+        with boundary(f"{self._source / 'tokenizer.json'} cannot encode this text"):
+            return self._tokenizer.encode(*args, **options)
+
+    def decode(self, *args: Any, **options: Any) -> Any:
+        with boundary(f"{self._source / 'tokenizer.json'} cannot decode these tokens"):
+            return self._tokenizer.decode(*args, **options)

@@ -1,0 +1,224 @@
+"""The files of a model's directory, checked before a library that opens them by itself sees them.
+
+Settings and tokenizers are regular files within limits, settings are objects, the architecture is
+one that mlx-lm has, and config.json counts no more layers than the weights could fill. All reading
+of a model goes through `boundary`: whatever a file of it makes a library raise, panics of
+`tokenizers` included, is an error that names the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from akunu_py import files
+from akunu_py.errors import AkunuError, DamagedModel, UnknownModel, UnsupportedModel, one_line
+from akunu_py.models.load import safetensors
+from akunu_py.text import did_you_mean
+
+AGAIN = "fetch the model again (akunu models rm, akunu models pull), or use another"
+MAX_SETTINGS_BYTES = 16_000_000
+MAX_TOKENIZER_BYTES = 48_000_000  # the largest in use, of 262,000 tokens, take 33 MB
+_LARGE = ("tokenizer.json", "tekken.json", "model.safetensors.index.json")
+_OBJECTS = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "hf_quant_config.json",
+)
+_LONGEST_PIECE = 2048  # bytes with its score; those in use have less than a hundred
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+_READ = (".json", ".jsonl", ".jinja", ".model", ".tiktoken", ".txt")  # by mlx-lm or transformers
+_MOST_LAYERS = 4096  # the deepest in use have fewer than 200
+_LAYERS = re.compile(r"n_layers?|num(_\w+)?_layers|\w+_num_layers")
+_LAYER_LISTS = re.compile(r"\w*(layer|block|pattern)\w*")  # that some families build layers from
+
+
+@contextlib.contextmanager
+def boundary(what: str, kind: type[AkunuError] = DamagedModel) -> Iterator[None]:
+    """Whatever the block raises is `kind`, "`what`: the reason; what to do", but for our own errors
+    and what ends the program. Libraries in Rust panic with what is no Exception."""
+    try:
+        yield
+    except AkunuError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise kind(f"{what}: {one_line(error)}; {AGAIN}") from error
+
+
+def read_settings(path: Path, limit: int = MAX_SETTINGS_BYTES) -> dict[str, Any]:
+    """A JSON object, without what points to code. Raises DamagedModel."""
+    try:
+        value = files.read_json(path, limit, infinity=True)
+        if not isinstance(value, dict):
+            raise ValueError("expected an object")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise DamagedModel(f"{path} is unreadable ({reason!s:.80}); {AGAIN}") from error
+    value.pop("auto_map", None)
+    return value
+
+
+def check_files(source: Path) -> None:
+    """Raises DamagedModel for a file that could not be read within bounds."""
+    for path in sorted([*source.iterdir(), *source.glob("additional_chat_templates/*")]):
+        if path.suffix not in _READ or path.is_dir() or not path.exists():
+            continue
+        if path.name in _OBJECTS:
+            read_settings(path)
+            continue
+        try:
+            with files.open_regular(
+                path, MAX_TOKENIZER_BYTES if path.name in _LARGE else MAX_SETTINGS_BYTES
+            ):
+                pass
+        except OSError as error:
+            raise DamagedModel(f"{path} is unreadable ({error.strerror}); {AGAIN}") from error
+
+    pieces = source / "tokenizer.model"
+    if pieces.exists() and not (source / "tokenizer.json").exists():
+        longest = _longest_piece(files.read_bounded(pieces, MAX_SETTINGS_BYTES))
+        if longest > _LONGEST_PIECE:  # transformers takes pieces apart at every character
+            raise DamagedModel(f"{pieces} has a piece of {longest} bytes; {AGAIN}")
+
+
+def _longest_piece(data: bytes) -> int:
+    """The longest entry of SentencePiece's list of pieces, field 1 of its Protocol Buffers."""
+    longest = at = 0
+
+    def number() -> int:
+        nonlocal at
+        value = shift = 0
+        while at < len(data):
+            value |= (data[at] & 127) << shift
+            shift, at = shift + 7, at + 1
+            if data[at - 1] < 128 or shift > 63:
+                break
+        return value
+
+    while at < len(data):
+        key = number()
+        if key & 7 == 2:
+            length = number()
+            longest = max(longest, length if key == 10 else 0)
+            at += length
+        else:
+            at += {1: 8, 5: 4}.get(key & 7, 0)
+            if key & 7 == 0:
+                number()
+    return longest
+
+
+def known_architectures() -> list[str]:
+    """The model types that mlx-lm has, by its files and its own aliases."""
+    import mlx_lm.models
+    from mlx_lm.utils import MODEL_REMAPPING
+
+    own = {path.stem for path in Path(mlx_lm.models.__path__[0]).glob("*.py") if _is_model(path)}
+    return sorted(own | {alias for alias, name in MODEL_REMAPPING.items() if name in own})
+
+
+def _is_model(path: Path) -> bool:
+    return path.is_file() and "\nclass Model(" in path.read_text("utf-8")
+
+
+def check_config(source: Path) -> dict[str, Any]:
+    """The configuration of the model in `source`, of an architecture that mlx-lm has.
+
+    Raises UnknownModel, UnsupportedModel, DamagedModel.
+    """
+    import mlx_lm.models
+    from mlx_lm.utils import MODEL_REMAPPING
+
+    if not (source / "config.json").is_file():
+        found = sorted(path.name for path in source.glob("*.gguf"))
+        if found:
+            raise UnknownModel(
+                f"expected config.json in {source}, found {len(found)} GGUF files; name one of "
+                f"them: akunu models import {source / found[0]}"
+            )
+        raise UnknownModel(
+            f"expected a model in {source}, found no config.json; name the directory that holds it"
+        )
+    config = read_settings(source / "config.json")
+    kind = config.get("model_type")
+    own = MODEL_REMAPPING.get(kind, kind) if isinstance(kind, str) else ""
+    if not own.isidentifier() or not _is_model(Path(mlx_lm.models.__path__[0]) / f"{own}.py"):
+        known = known_architectures()
+        hint = did_you_mean(kind, known) if isinstance(kind, str) else ""
+        raise UnsupportedModel(
+            f"{source} has the architecture {kind!r:.60}{hint}; mlx-lm knows {len(known)} others: "
+            "use another model, or a newer mlx-lm"
+        )
+    if config.get("model_file") is not None:
+        raise UnsupportedModel(
+            f"{source} needs code of its own ({config['model_file']!r:.60}), which akunu never runs"
+        )
+    return config
+
+
+def read_tensors(source: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """What the headers of the weights in `source` say, by the tensors' names.
+
+    Raises UnsupportedModel, DamagedModel, also where `config` counts more layers than there are
+    tensors: mlx-lm would build a million layers before it looks.
+    """
+    tensors: dict[str, Any] = {}
+    for path in weight_files(source):
+        tensors |= safetensors.read_header(path)
+    tensors.pop("__metadata__", None)
+    for key, value in _nested(config):
+        listed = isinstance(value, list | str) and _LAYER_LISTS.fullmatch(key)
+        count = len(value) if listed else value if _LAYERS.fullmatch(key) else 0
+        if isinstance(count, int) and count > min(len(tensors), _MOST_LAYERS):
+            raise DamagedModel(
+                f"{source / 'config.json'} sets {key} to {count!r:.20} layers, but there are only "
+                f"{len(tensors)} tensors; {AGAIN}"
+            )
+    return tensors
+
+
+def _nested(settings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        yield key, value
+        if isinstance(value, dict):
+            yield from _nested(value)
+
+
+def head_files(source: Path) -> list[Path]:
+    """Files of heads for multi-token prediction beside the weights of a model."""
+    return sorted(path for path in source.glob("mtp*.safetensors") if path.is_file())
+
+
+def weight_files(source: Path) -> list[Path]:
+    """The files of weights, none of those missing that the index names."""
+    found = sorted(source.glob("model*.safetensors"))  # all of which mlx-lm opens
+    if other := [path for path in found if not path.is_file()]:
+        raise DamagedModel(f"{other[0]} is no file; {AGAIN}")
+    if not found:
+        others = sorted(path.name for path in source.iterdir() if path.is_file())
+        if pickles := [name for name in others if name.endswith(_PICKLES)]:
+            raise UnsupportedModel(
+                f"{source} has its weights as pickle ({pickles[0]}), which can run code; akunu "
+                "reads safetensors: fetch those, or convert it where you trust it"
+            )
+        near = next((name for name in others if name.endswith(".safetensors")), "none")
+        raise UnsupportedModel(f"{source}: expected model*.safetensors, found {near}")
+    index = source / "model.safetensors.index.json"
+    if not index.exists():
+        return found
+    places = read_settings(index, MAX_TOKENIZER_BYTES).get("weight_map")
+    names = {str(place) for place in places.values()} if isinstance(places, dict) else set()
+    if missing := sorted(names - {path.name for path in found}):
+        raise DamagedModel(
+            f"{source} is incomplete: {len(missing)} files of weights are missing, the first is "
+            f"{missing[0][:80]!r}; fetch it again"
+        )
+    return found

@@ -1,0 +1,71 @@
+"""A pull that another host asks for: `python -m akunu_py.models.pull.there JSON`.
+
+It lives as long as its stdin, and says in lines on stdout how far it is, and at the end what there
+is: SIGN and an object with `progress` (phase, bytes done and in all), `error`, or `files` (SHA-256
+by name).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+from akunu_py.errors import describe
+from akunu_py.interrupts import exit_without_teardown
+from akunu_py.models.pull.pull import find_installed, pull
+from akunu_py.models.store import store
+from akunu_py.models.store.progress import Progress
+
+SIGN = "@akunu "  # begins lines that are meant: a shell may greet
+_INTERVAL_S = 0.2
+
+
+class _Sender:
+    """Sends progress, not too often."""
+
+    def __init__(self) -> None:
+        self._phase, self._sent = "", 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if progress.phase != self._phase or now - self._sent >= _INTERVAL_S:
+            self._phase, self._sent = progress.phase, now
+            _say(progress=[progress.phase, progress.done, progress.total])
+
+
+def main() -> None:
+    """JSON: the `reference` and the `name` of `pull`."""
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    try:
+        _say(files=_pull(**json.loads(sys.argv[1])))
+    except BaseException as error:  # noqa: BLE001 - the last words
+        _say(error=describe(error))
+    exit_without_teardown(0)  # a thread waits for input
+
+
+def _pull(reference: str, name: str | None) -> dict[str, str]:
+    send = _Sender()
+    was_here = find_installed(reference, name) is not None
+    model = pull(reference, send, name=name)
+    if was_here:  # else every byte was checked as it came
+        store.verify(model, lambda done, total: send(Progress("check", done, total)))
+    assert model.manifest is not None
+    return {file: record.sha256 for file, record in model.manifest.files.items()}
+
+
+def _end_with_input() -> None:
+    while os.read(0, 4096):
+        pass
+    exit_without_teardown(1)
+
+
+def _say(**what: Any) -> None:
+    print(f"{SIGN}{json.dumps(what)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

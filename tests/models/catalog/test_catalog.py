@@ -1,0 +1,259 @@
+"""The catalog: its schema, its figures computed again, and what is recommended from it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.utils import _get_classes
+
+from akunu_py.decoding import footprint
+from akunu_py.errors import UnknownModel
+from akunu_py.models import catalog
+from akunu_py.models.catalog import (
+    PLEASANT,
+    CatalogEntry,
+    Machine,
+    load_catalog,
+    read_entry,
+    recommend,
+)
+from akunu_py.models.load.fit import GIB, activations_from, comfortable, usable_memory
+from akunu_py.models.store import hub_cache, store
+from tests.support.paths import DOCS, GOLDEN
+
+# Facts of the architectures, from each model's config.json; docs/models.md names the sources.
+CONFIGS = json.loads((GOLDEN / "catalog_configs.json").read_text())
+ENTRIES = load_catalog()
+MEMORY_SIZES = (8, 16, 24, 32, 36, 48, 64, 96, 128)  # GiB that Macs with Apple silicon come with
+# What the model's card gives where config.json has room for more positions.
+MADE_FOR = {"lfm2-1.2b": 32_768}
+
+
+def whole_model_of(name: str) -> Any:
+    """The model as its makers published it, of arrays that are never computed."""
+    config = json.loads(json.dumps(CONFIGS[name]))
+    model_class, arguments = _get_classes(config)
+    return model_class(arguments.from_dict(config))
+
+
+def model_of(name: str) -> Any:
+    """The model, quantized as its conversion is, of arrays that are never computed."""
+    model = whole_model_of(name)
+    model.set_dtype(mx.bfloat16)
+
+    def how(path: str, module: Any) -> Any:
+        if not hasattr(module, "to_quantized"):
+            return False
+        if name == "gpt-oss-20b":
+            mxfp4 = {"group_size": 32, "bits": 4, "mode": "mxfp4"}
+            return mxfp4 if "experts" in path else {"group_size": 64, "bits": 8}
+        if name == "starter":
+            return {"group_size": 32, "bits": 8 if "embed" in path else 4}
+        gate = path.endswith(("mlp.gate", "shared_expert_gate"))  # of a mixture of experts
+        return {"group_size": 64, "bits": 8} if gate else True
+
+    nn.quantize(model, 64, 4, class_predicate=how)
+    return model
+
+
+def test_every_entry_is_complete() -> None:
+    assert "starter" in ENTRIES
+    for entry in ENTRIES.values():
+        assert store.is_name(entry.name)
+        assert entry.homepage.startswith("https://")
+        assert entry.description.endswith(".")
+        assert entry.licence
+        assert 0.9 < entry.download_bytes / entry.weight_bytes < 1.4
+        if entry.kind == "hub":
+            assert hub_cache.parse_reference(entry.repository) == (entry.repository, None)
+            assert entry.repository.startswith("mlx-community/")
+        else:
+            assert len(entry.sha256) == 64
+    assert len({entry.repository for entry in ENTRIES.values()}) == len(ENTRIES)
+
+
+def test_it_has_models_for_every_purpose() -> None:
+    chat = [entry for entry in ENTRIES.values() if "chat" in entry.purpose]
+    assert min(entry.parameters for entry in chat) < 1e9
+    assert max(entry.parameters for entry in chat) > 30e9
+    for purpose in catalog.PURPOSES:
+        assert any(purpose in entry.purpose for entry in ENTRIES.values()), purpose
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_its_figures_follow_from_the_architecture(name: str) -> None:
+    entry, model = ENTRIES[name], model_of(name)
+    text = CONFIGS[name].get("text_config", CONFIGS[name])
+    growth = footprint.growth(model)
+    arrays = [value for _, value in tree_flatten(model.parameters())]
+    assert growth == entry.cache
+    weights = sum(array.nbytes for array in arrays)
+    assert abs(weights - entry.weight_bytes) < 0.005 * weights
+    working = activations_from(CONFIGS[name], on_metal=True, itemsize=2).at(8192)
+    assert entry.working_bytes == working
+    assert entry.memory_8k == entry.memory(8192) == entry.weight_bytes + growth.at(8192) + working
+    assert entry.minimum_ram == next(
+        size for size in MEMORY_SIZES if entry.memory_8k <= comfortable(usable_memory(size * GIB))
+    )
+    assert entry.context == MADE_FOR.get(name, text["max_position_embeddings"])
+    assert entry.context <= text["max_position_embeddings"]
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_parameters_are_counted(name: str) -> None:
+    """Published counts: docs/models.md. Gemma's output has a matrix of its own in MLX alone."""
+    counted = sum(array.size for _, array in tree_flatten(whole_model_of(name).parameters()))
+    config = CONFIGS[name]
+    doubled = config["vocab_size"] * config["hidden_size"] if name == "gemma-3-1b" else 0
+    assert ENTRIES[name].parameters == counted - doubled
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_a_token_passes_through_the_experts_that_are_chosen(name: str) -> None:
+    config = CONFIGS[name] | CONFIGS[name].get("text_config", {})
+    experts = config.get("num_experts") or config.get("num_local_experts") or 0
+    if not experts:
+        assert ENTRIES[name].active_parameters == 0
+        return
+    chosen = config.get("num_experts_per_tok") or config["experts_per_token"]
+    width = config.get("moe_intermediate_size") or config["intermediate_size"]
+    expert = 3 * config["hidden_size"] * width
+    idle = config["num_hidden_layers"] * (experts - chosen) * expert
+    assert ENTRIES[name].active_parameters == ENTRIES[name].parameters - idle
+
+
+def vision_tower(depth: int, width: int, inner: int, text_width: int) -> int:
+    """Bytes of the vision tower that Qwen3.5 and 3.6 have, which conversions leave in bfloat16."""
+    patches = 2 * 3 * 16 * 16 * width + width + 2304 * width
+    block = 4 * width * width + 2 * width * inner + 9 * width + inner
+    merged = 4 * width
+    merger = 2 * width + merged * (merged + 1) + (merged + 1) * text_width
+    return 2 * (patches + depth * block + merger)
+
+
+# Of the 30B models only the whole repository's size is known; their tokenizer is this large.
+TOKENIZER = 11_422_654 + 2_776_833 + 1_671_853
+
+
+@pytest.mark.parametrize(
+    ("name", "published", "vision"),
+    [  # bytes of model*.safetensors on the hub, as pinned by others; commits: docs/models.md
+        ("qwen3-0.6b", 335_450_584, 0),
+        ("qwen3-1.7b", 968_080_210, 0),
+        ("qwen3-4b", 2_263_022_417, 0),
+        ("qwen3-8b", 4_607_835_174, 0),
+        ("qwen3-14b", 5_354_381_380 + 2_953_517_134, 0),
+        ("gpt-oss-20b", 5_303_719_858 + 5_281_581_967 + 1_490_905_743, 0),
+        ("qwen3-30b-a3b", 17_197_087_380 - TOKENIZER, 0),
+        ("qwen3-coder-30b", 17_197_116_337 - TOKENIZER, 0),
+        ("qwen3.5-9b", 5_349_771_222 + 600_449_850, vision_tower(27, 1152, 4304, 4096)),
+        (
+            "qwen3.6-35b-a3b",
+            5_288_196_018 + 5_368_472_749 + 5_368_324_139 + 4_377_211_365,
+            vision_tower(27, 1152, 4304, 2048),
+        ),
+    ],
+)
+def test_sizes_are_those_of_the_files(name: str, published: int, vision: int) -> None:
+    headers = published - ENTRIES[name].weight_bytes - vision
+    assert 0 < headers < 400_000  # names and shapes of a thousand arrays, and small files
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [  # as the hub's pages round them: docs/models.md
+        ("gemma-3-1b", 733_000_000),
+        ("llama-3.2-3b", 1_810_000_000),
+        ("coder-14b", 5_350_000_000 + 2_960_000_000),
+        ("coder-7b", 4_280_000_000),
+        ("coder-3b", 1_740_000_000),
+        ("coder-1.5b", 869_000_000),
+    ],
+)
+def test_sizes_agree_with_rounded_ones(name: str, published: int) -> None:
+    assert ENTRIES[name].weight_bytes == pytest.approx(published, rel=0.003)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"extra": 1}, "extra"),
+        ({"licence": None}, "licence"),
+        ({"parameters": "8B"}, "parameters must be int"),
+        ({"kind": "ftp"}, "kind must be one of"),
+        ({"purpose": ["poetry"]}, "purpose must be of"),
+        ({"repository": None}, "repository"),
+    ],
+)
+def test_a_wrong_entry_is_named(change: dict[str, Any], words: str) -> None:
+    row: dict[str, Any] = {
+        name: getattr(ENTRIES["qwen3-8b"], name)
+        for name in CatalogEntry.__dataclass_fields__
+        if name not in ("requirement", "sha256", "member", "member_bytes", "cache", "purpose")
+    } | {"cache": {"per_token": 1}, "purpose": ["chat"]}
+    read_entry(row)
+    row = {key: value for key, value in (row | change).items() if value is not None}
+    with pytest.raises(ValueError, match=words):
+        read_entry(row)
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(UnknownModel, match="did you mean 'starter'"):
+        catalog.find("start")
+    assert catalog.find_repository("mlx-community/Qwen3-8B-4bit") == ENTRIES["qwen3-8b"]
+    assert catalog.find_repository("nobody/nothing") is None
+
+
+def test_recommendations_fit_and_grow_with_memory() -> None:
+    grades: dict[str, int] = {"chat": 0, "code": 0}
+    for size in MEMORY_SIZES:
+        memory = usable_memory(size * GIB)
+        for found in recommend(memory):
+            assert found.entry is not None
+            assert found.entry.fits(memory)
+            assert found.entry.minimum_ram <= size
+            assert f"{found.entry.memory_8k / 1e9:.1f} GB" in found.why
+            assert found.entry.grade >= grades[found.purpose]
+            grades[found.purpose] = found.entry.grade
+    chat, code = recommend(usable_memory(16 * GIB))
+    assert chat.entry is not None
+    assert code.entry is not None
+    assert "code" not in chat.entry.purpose
+    assert "fim" in code.entry.purpose
+    assert [found.entry for found in recommend(10_000_000)] == [None, None]
+
+
+def test_what_is_recommended_is_fast_enough_by_the_estimate() -> None:
+    """The same memory, from two CPU cores to an Ultra: more bandwidth, more model."""
+    grades = [0]
+    for bandwidth, plain in ((20e9, True), (68e9, False), (400e9, False), (800e9, False)):
+        machine = Machine(usable_memory(64 * GIB), bandwidth, plain)
+        best = recommend(machine.memory, machine.suits)[0].entry
+        assert best is not None
+        assert machine.tokens_per_s(best) >= PLEASANT
+        grades.append(best.grade)
+    assert grades == sorted(grades)
+    assert grades[1] < ENTRIES["qwen3-30b-a3b"].grade, "no 30B on two cores, though it fits"
+    nothing = recommend(64 * GIB, Machine(64 * GIB, 1e6).suits)[0]
+    assert nothing.entry is None
+    assert "slower than one reads" in nothing.why
+
+
+def test_the_documented_table_is_the_catalog() -> None:
+    page = (DOCS / "models.md").read_text("utf-8")
+    table = page.split("<!-- catalog -->")[1].split("<!-- /catalog -->")[0]
+    expected = ["| name | model | download | memory | from | context | licence |"]
+    expected.append("|---|---|---|---|---|---|---|")
+    for entry in ENTRIES.values():
+        title = f"[{entry.title.removesuffix(', 4-bit')}]({entry.homepage})"
+        expected.append(
+            f"| `{entry.name}` | {title} ({', '.join(entry.purpose)}) "
+            f"| {entry.download_bytes / 1e9:.2f} GB | {entry.memory_8k / 1e9:.1f} GB "
+            f"| {entry.minimum_ram} GB | {entry.context:,} | {entry.licence} |"
+        )
+    assert table.strip().splitlines() == expected

@@ -1,0 +1,228 @@
+"""Will it fit: estimates against what caches and passes really take, and the notes about them."""
+
+from __future__ import annotations
+
+import gc
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from akunu_py.decoding import device, footprint, kvcache
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.session import Session
+from akunu_py.errors import DoesNotFit, UsageError
+from akunu_py.models.load import fit
+from akunu_py.models.load.fit import (
+    GIB,
+    Activations,
+    Growth,
+    Needs,
+    choose_context,
+    largest_context,
+)
+from akunu_py.models.store import store
+from akunu_py.models.store.store import StoredModel
+from akunu_py.types import GenerateOptions
+from tests.support.families import build, leaves
+from tests.support.family_table import FAMILIES, WINDOW
+
+# Their caches grow by other steps than 256 tokens.
+_ROUNDED = ("llama-concatenate", "llama4", "deepseek_v41")
+TIGHT = Needs(1000, Growth(10), Activations(0, 0, 0, 2), 8192)
+
+
+def cache_bytes(model: Any, tokens: int) -> int:
+    """What a cache of the model takes after as many tokens, read a chunk at a time."""
+    cache = kvcache.new_cache(model)
+    rows = mx.arange(tokens)[None] % 96
+    for start in range(0, tokens, fit.PREFILL_ROWS):
+        model(rows[:, start : start + fit.PREFILL_ROWS], cache=cache)
+        mx.eval([entry.state for entry in leaves(cache)])
+    parts = tree_flatten([vars(entry) for entry in leaves(cache)])
+    return sum(part.nbytes for _, part in parts if isinstance(part, mx.array))
+
+
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_cache_bytes_are_known_before_anything_runs(name: str) -> None:
+    model = build(name)
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    growth = footprint.growth(model)
+    assert mx.get_active_memory() - before < 1000
+    for tokens in (WINDOW - 8, 2 * fit.PREFILL_ROWS):
+        real, expected = cache_bytes(model, tokens), growth.at(tokens)
+        if name in _ROUNDED:
+            rows = growth.per_token + sum(each for _, each in growth.windows)
+            slack = 256 * rows + growth.fixed
+            assert abs(expected - real) <= slack, tokens
+        else:
+            assert expected == pytest.approx(real, rel=1e-3), tokens
+
+
+def test_long_passes_over_a_prompt_need_fused_attention_and_memory() -> None:
+    fused = Needs(GIB, Growth(1000), Activations(10_000, 0, 0, 2), 8192)
+    wide = fused.at(8192, fit.WIDE_PREFILL_ROWS).total
+    assert wide - fused.at(8192).total == 1536 * 10_000 * 2
+    for limit, rows in [(2 * wide, 2048), (wide, 512), (fused.at(8192).total, 512)]:
+        granted = choose_context("m", fused, limit)
+        assert (granted.context, granted.prefill_rows) == (8192, rows)
+        assert granted.estimate == fused.at(8192, rows)
+    scores = Needs(GIB, Growth(1000), Activations(10_000, 8, 0, 2), 8192)
+    assert choose_context("m", scores, 100 * GIB).prefill_rows == 512
+
+
+def test_float32_and_quantized_caches_are_counted_as_such() -> None:
+    model = build.__wrapped__("llama")  # not the one that other tests share
+    model.set_dtype(mx.bfloat16)
+    half = footprint.growth(model)
+    assert footprint.growth(model, wide=True) == Growth(half.per_token * 2)
+    model.set_dtype(mx.float32)
+    with pytest.raises(UsageError, match="groups of 32"):  # its heads have 8 values
+        footprint.growth(model, 8)
+    assert footprint.needs_with_8_bits(model, {}, 100, "keep") is None
+
+
+def test_the_weights_and_a_peak_of_the_real_starter(starter: StoredModel) -> None:
+    gc.collect()  # earlier tests' models, which would be freed meanwhile
+    before = mx.get_active_memory()
+    engine = Engine.load(starter.path, name="starter")
+    loaded = mx.get_active_memory() - before
+    estimate = engine.fit.estimate
+    assert estimate.context == engine.context_length == 8192
+    assert abs(estimate.weights - loaded) / loaded < 0.01
+    needs = engine.fit.needs
+    for tokens in (100, 540):  # in one chunk and in two
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        session = Session(engine)
+        session.generate(
+            list(range(5, 5 + tokens)), GenerateOptions(max_tokens=2, draft="off")
+        ).answer()
+        peak = mx.get_peak_memory() - before
+        assert abs(needs.at(tokens).total - peak) / peak < 0.1, tokens
+
+
+def test_a_session_has_the_requested_context(starter: StoredModel) -> None:
+    engine = Engine.load(starter.path, name="starter", context=300, weights="keep")
+    assert engine.context_length == 300
+    assert engine.fit.estimate.weights < 100_000_000
+    with pytest.raises(UsageError, match=r"8192 tokens of context, --context asks for 9000"):
+        Engine.load(starter.path, name="starter", context=9000)
+
+
+def test_too_little_memory_for_the_real_starter(
+    starter: StoredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "available_memory", lambda: 200_000_000)
+    before = mx.get_active_memory()
+    engine = Engine.load(starter.path, name="starter")  # its own format, and less context
+    assert 2048 < engine.context_length < 8192
+    assert "--kv-bits 8 makes it" in engine.fit.note
+    del engine
+    monkeypatch.setattr(device, "available_memory", lambda: 90_000_000)
+    with pytest.raises(DoesNotFit, match=r"98 MB weights.*can give 90 MB.*--force") as caught:
+        Engine.load(starter.path, name="starter")
+    assert "\n" not in str(caught.value)
+    assert mx.get_active_memory() - before < 2_000_000  # refused before the weights were read
+    forced = Engine.load(starter.path, name="starter", force=True)
+    assert "--force" in forced.fit.note
+    assert forced.context_length == 8192
+
+
+def test_a_context_that_fits_has_no_note() -> None:
+    assert choose_context("m", TIGHT, 10**9).note == ""
+    assert choose_context("m", TIGHT, 10**9, requested=4096).context == 4096
+
+
+def test_a_requested_context_that_does_not_fit_is_refused_with_ways_out() -> None:
+    limit = 1000 + 4096 * 10
+    with pytest.raises(DoesNotFit, match=r"try --context 4096, or a smaller model"):
+        choose_context("m", TIGHT, limit, requested=8000)
+    with pytest.raises(DoesNotFit, match=r"--kv-bits 8 --context 8192"):
+        choose_context(
+            "m",
+            TIGHT,
+            limit,
+            requested=8000,
+            with_8_bits=lambda: Needs(1000, Growth(5), TIGHT.activations, 8192),
+        )
+    tight = choose_context("m", TIGHT, limit, requested=4096)
+    assert tight.note.startswith("m needs about")
+    assert choose_context("m", TIGHT, limit, requested=8000, force=True).context == 8000
+
+
+def test_the_default_context_shrinks_to_what_fits() -> None:
+    limit = 1000 + 4096 * 10
+    granted = choose_context("m", TIGHT, limit)
+    assert granted.context == 4096
+    assert "4,096 of its 8,192 tokens" in granted.note
+    with pytest.raises(DoesNotFit, match="2,048 tokens"):
+        choose_context("m", TIGHT, 1000 + 1024 * 10)
+    small = Needs(1000, Growth(10), Activations(0, 0, 0, 2), 128)
+    assert choose_context("m", small, 4000).context == 128
+
+
+def test_the_largest_context_by_trying_them_all() -> None:
+    needs = Needs(500, Growth(7, ((1024, 3),), 90), Activations(3, 2, 5, 2), 5000)
+    for limit in range(0, 12_000_000, 400_000):
+        fitting = [n for n in range(256, 5000, 256) if needs.at(n).total <= limit]
+        whole = needs.at(5000).total <= limit
+        assert largest_context(needs, limit) == (5000 if whole else max(fitting, default=0))
+
+
+def test_windows_and_state_stop_growing() -> None:
+    growth = Growth(0, ((100, 8),), 50)
+    assert growth.at(10) == 10 * 8 + 50
+    assert growth.at(10_000) == growth.at(1_000_000) == (100 + 511) * 8 + 50
+
+
+@pytest.mark.parametrize(("installed", "usable"), [(16, 10.667), (8, 5.333), (36, 27), (64, 48)])
+def test_what_a_mac_gives_its_gpu(installed: int, usable: float) -> None:
+    assert fit.usable_memory(installed * GIB) == pytest.approx(usable * GIB, rel=1e-3)
+
+
+def test_control_groups_bound_the_memory(tmp_path: Path) -> None:
+    inner = tmp_path / "outer" / "inner"
+    inner.mkdir(parents=True)
+    (tmp_path / "outer" / "memory.max").write_text("5000\n")
+    (tmp_path / "outer" / "memory.current").write_text("1000\n")
+    (inner / "memory.max").write_text("max\n")
+    (inner / "memory.current").write_text("10\n")
+    member = tmp_path / "cgroup"
+    member.write_text("0::/outer/inner\n")
+    assert min(device._control_group_limits(member, tmp_path)) == 4000
+    (tmp_path / "outer" / "memory.stat").write_text(
+        "anon 300\ninactive_file 500\nactive_file 200\n"
+    )
+    assert min(device._control_group_limits(member, tmp_path)) == 4700  # files make room
+    old = tmp_path / "memory" / "box"
+    old.mkdir(parents=True)
+    (old / "memory.limit_in_bytes").write_text("700")
+    (old / "memory.usage_in_bytes").write_text("900")
+    member.write_text("4:memory:/box\n1:cpu:/x\nrubbish\n")
+    assert min(device._control_group_limits(member, tmp_path)) == 0
+    (old / "memory.stat").write_text(
+        "inactive_file 1\ntotal_inactive_file 250\ntotal_active_file 0\n"
+    )
+    assert min(device._control_group_limits(member, tmp_path)) == 50
+    assert list(device._control_group_limits(tmp_path / "no")) == [device.total_memory()]
+
+
+def test_usage_is_recorded_where_possible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "none"))
+    store.note_usage("m", tokens=3)  # there is no store: nothing to write to, and no failure
+    assert store.read_usage("m") == store.Usage()
+    (tmp_path / "none" / "akunu" / "models").mkdir(parents=True)
+    store.note_usage("m", tokens=3)
+    store.note_usage("m", measured_peak=5)
+    kept = store.read_usage("m")
+    assert (kept.tokens, kept.measured_peak, bool(kept.used)) == (3, 5, True)
+    path = tmp_path / "none" / "akunu" / "models" / ".usage" / "m.json"
+    for rubbish in ("{", "[1]", json.dumps({"tokens": "x", "used": 3}), "x" * 20_000):
+        path.write_text(rubbish)
+        assert store.read_usage("m") == store.Usage()

@@ -1,0 +1,337 @@
+"""Pulling from the hub: what it may offer, under which name it comes, and every way it can fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from akunu_py import paths
+from akunu_py.errors import (
+    AkunuError,
+    DamagedModel,
+    FetchError,
+    StoreError,
+    UnknownModel,
+    UnsupportedModel,
+    UsageError,
+)
+from akunu_py.models.pull import download
+from akunu_py.models.pull.pull import find_installed, pull
+from akunu_py.models.store import cleanup, hub_cache, store
+from akunu_py.models.store.progress import Progress
+from tests.support.hub_home import NAME, WEIGHTS, everything, partials
+from tests.support.hub_home import files as files  # fixtures
+from tests.support.hub_home import home as home
+from tests.support.hub_home import in_process as in_process
+from tests.support.hub_home import server as server
+from tests.support.hub_server import REPOSITORY, Fault, Hub
+
+pytestmark = pytest.mark.usefixtures("in_process")  # test_worker has the process
+
+
+def test_a_pull_makes_a_model_that_runs(server: Hub, home: Path) -> None:
+    from akunu_py.decoding.engine import Engine
+    from akunu_py.decoding.session import Session
+    from akunu_py.types import GenerateOptions
+
+    seen: list[Progress] = []
+    empty = (2).to_bytes(8, "little") + b"{}"
+    server.files |= {"mtp.safetensors": empty, "mtp.bin": b"pickle"}
+    model = pull(REPOSITORY, seen.append)
+    assert (model.name, model.repository, model.commit) == (NAME, REPOSITORY, server.commit)
+    assert model.licence == "mit"
+    store.verify(model)
+    engine = Engine.load(model.path)
+    answer = Session(engine).generate([1, 2, 3], GenerateOptions(max_tokens=4)).answer()
+    assert len(answer.tokens) == 4
+    fetched = {name for name, _, _ in server.requests if name in server.files}
+    settings = {"config.json", "tokenizer.json", "tokenizer_config.json"}
+    assert fetched == settings | {WEIGHTS, "mtp.safetensors"}
+    last = [progress for progress in seen if progress.phase == "download"][-1]
+    assert last.done == last.total == sum(len(server.files[name]) for name in fetched)
+    assert {key for name, _, key in server.requests if name in server.files} == {"Bearer hf_secret"}
+    assert cleanup.unfinished_pulls() == []
+
+
+def test_the_cache_layout_is_the_librarys(server: Hub, home: Path) -> None:
+    from huggingface_hub import scan_cache_dir, snapshot_download, try_to_load_from_cache
+
+    model = pull(REPOSITORY)
+    assert (model.path / WEIGHTS).is_symlink()
+    info = scan_cache_dir(home / "hub")
+    assert not info.warnings
+    assert [repository.repo_id for repository in info.repos] == [REPOSITORY]
+    found = try_to_load_from_cache(REPOSITORY, WEIGHTS, cache_dir=home / "hub")
+    assert Path(str(found)).read_bytes() == server.files[WEIGHTS]
+    directory = snapshot_download(REPOSITORY, cache_dir=home / "hub", local_files_only=True)
+    assert Path(directory).name == server.commit
+
+
+def test_files_that_the_library_fetched_are_used(server: Hub, home: Path) -> None:
+    from huggingface_hub import snapshot_download
+
+    del server.files["a/b"]
+    snapshot_download(REPOSITORY, cache_dir=home / "hub")
+    server.requests.clear()
+    blobs = everything(home / "hub")
+    model = pull(REPOSITORY)
+    assert {name for name, _, _ in server.requests if name in server.files} == set()
+    assert everything(home / "hub") == blobs
+    assert (model.path / WEIGHTS).resolve().is_relative_to(home / "hub")
+    store.verify(model)
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [Fault(cut=1000), Fault(cut=50_000)],
+        [Fault(status=500), Fault(status=503)],
+        [Fault(status=429, headers={"Retry-After": "0"})],
+        [Fault(cut=20_000), Fault(no_range=True)],
+        [Fault(pause=0.001)],
+        [Fault(short=10)],
+    ],
+    ids=["cut", "500", "429", "no range", "trickle", "short"],
+)
+def test_transient_faults_are_retried(server: Hub, faults: list[Fault]) -> None:
+    server.faults[WEIGHTS].extend(faults)
+    store.verify(pull(REPOSITORY))
+    assert not server.faults[WEIGHTS]
+
+
+def test_a_busy_listing_is_retried(server: Hub) -> None:
+    server.faults["api"].extend([Fault(status=500), Fault(status=429)])
+    assert pull(REPOSITORY)
+    assert len(server.asked("api")) == 3
+
+
+@pytest.mark.parametrize(
+    ("where", "fault", "kind", "words"),
+    [
+        (WEIGHTS, Fault(cut=0), FetchError, "does not answer"),
+        (WEIGHTS, Fault(short=10), FetchError, "expected 64,752 bytes, found 64,742"),
+        (WEIGHTS, Fault(longer=10), FetchError, "expected 64,752 bytes, found more"),
+        (WEIGHTS, Fault(flip=True), FetchError, "arrived altered: expected hash"),
+        ("tokenizer.json", Fault(flip=True), FetchError, "arrived altered: expected hash"),
+        (WEIGHTS, Fault(status=401), FetchError, "refuses .*HF_TOKEN"),
+        (WEIGHTS, Fault(status=404), FetchError, "no longer what it listed"),
+        (WEIGHTS, Fault(status=429), FetchError, "too many requests .*429"),
+        (WEIGHTS, Fault(status=500), FetchError, "fails .*500"),
+        (WEIGHTS, Fault(status=403, headers={"X-Error-Code": "GatedRepo"}), FetchError, "accept"),
+        ("api", Fault(status=401), FetchError, "refuses"),
+        ("api", Fault(status=500), FetchError, "fails"),
+        ("api", Fault(status=404, headers={"X-Error-Code": "RepoNotFound"}), UnknownModel, "spell"),
+    ],
+)
+def test_lasting_faults_are_one_line_errors_and_resumable(
+    server: Hub,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    fault: Fault,
+    kind: type[AkunuError],
+    words: str,
+) -> None:
+    monkeypatch.setattr(download, "_ATTEMPTS", 2)  # each is six of the library
+    cut = where == WEIGHTS and fault.status != 429  # which the library waits out for 20 s
+    server.faults[where].extend([Fault(cut=30_000)] * cut + [fault] * 60)
+    with pytest.raises(kind, match=words) as caught:
+        pull(REPOSITORY)
+    assert "\n" not in str(caught.value)
+    assert "hf_secret" not in str(caught.value)
+    assert store.list_models() == []
+    server.faults.clear()
+    store.verify(pull(REPOSITORY))
+    assert partials(home) == []
+
+
+def test_an_interrupted_pull_resumes_where_it_ended(server: Hub, home: Path) -> None:
+    server.faults[WEIGHTS].extend([Fault(cut=30_000), *[Fault(status=500)] * 5])
+    with pytest.raises(FetchError):
+        pull(REPOSITORY)
+    (partial,) = partials(home)
+    assert partial.stat().st_size == 30_000
+    (unfinished,) = cleanup.unfinished_pulls()
+    assert unfinished.name == NAME
+    assert 30_000 < unfinished.done < unfinished.total
+    server.requests.clear()
+    server.faults.clear()
+    assert pull(REPOSITORY)
+    assert server.asked(WEIGHTS) == ["bytes=30000-"]
+    assert server.asked("config.json") == []
+
+
+def test_the_token_is_not_sent_to_redirects(server: Hub) -> None:
+    server.elsewhere = server.url.replace("127.0.0.1", "localhost")
+    server.faults[WEIGHTS].extend([Fault(), Fault(cut=30_000)])
+    store.verify(pull(REPOSITORY))
+    asked = [(wanted, key) for name, wanted, key in server.requests if name == WEIGHTS]
+    assert asked == [
+        ("", "Bearer hf_secret"),
+        ("", ""),
+        ("bytes=30000-", "Bearer hf_secret"),
+        ("bytes=30000-", ""),
+    ]
+
+
+def test_a_damaged_partial_file_is_discarded(server: Hub, home: Path) -> None:
+    server.faults[WEIGHTS].extend([Fault(cut=30_000), *[Fault(status=500)] * 5])
+    with pytest.raises(FetchError):
+        pull(REPOSITORY)
+    (partial,) = partials(home)
+    partial.write_bytes(b"y" * 30_000)
+    server.faults.clear()
+    server.requests.clear()
+    store.verify(pull(REPOSITORY))
+    assert server.asked(WEIGHTS) == ["bytes=30000-", ""]
+
+
+def test_pickle_code_and_escaping_names_are_refused(server: Hub, home: Path) -> None:
+    original = dict(server.files)
+    del server.files[WEIGHTS]
+    server.files["pytorch_model.bin"] = b"pickle"
+    with pytest.raises(UnsupportedModel, match="pickle only"):
+        pull(REPOSITORY)
+    server.files = dict(original)
+    for name in ("../../evil.json", "/etc/x.json", "a/../../b", "..\\x"):
+        server.listed = [name]
+        with pytest.raises(FetchError, match="outside its directory"):
+            pull(REPOSITORY)
+    server.listed = []
+    config = json.loads(original["config.json"]) | {"model_file": "evil.py"}
+    server.files["config.json"] = json.dumps(config).encode()
+    with pytest.raises(UnsupportedModel, match="code of its own"):
+        pull(REPOSITORY)
+    assert server.asked(WEIGHTS) == []  # it was refused before the weights were fetched
+    config = json.loads(original["config.json"]) | {"model_type": "no_such"}
+    server.files["config.json"] = json.dumps(config).encode()
+    server.commit = "1" * 40
+    with pytest.raises(UnsupportedModel, match="no_such"):
+        pull(REPOSITORY)
+    assert server.asked(WEIGHTS) == []
+
+
+def test_pointers_to_code_are_left_out_of_our_copy(server: Hub) -> None:
+    config = json.loads(server.files["config.json"]) | {"auto_map": {"AutoModel": "x.Evil"}}
+    server.files["config.json"] = json.dumps(config).encode()
+    model = pull(REPOSITORY)
+    assert "auto_map" not in json.loads((model.path / "config.json").read_text())
+    assert not (model.path / "modeling_tiny.py").exists()
+    store.verify(model)
+
+
+@pytest.mark.parametrize("harm", ["sha", "digest", "size"])
+def test_a_listing_that_is_malformed_is_refused(server: Hub, harm: str) -> None:
+    listing = server.listing()
+    if harm == "sha":
+        server.changes = {"sha": "../../x"}
+    else:
+        weights = next(s for s in listing["siblings"] if s["rfilename"] == WEIGHTS)
+        weights["lfs"] |= {"sha256": "../../../x"} if harm == "digest" else {"size": -5}
+        server.changes = {"siblings": listing["siblings"]}
+    with pytest.raises(FetchError, match="HF_ENDPOINT"):
+        pull(REPOSITORY)
+
+
+def test_repository_names() -> None:
+    assert hub_cache.parse_reference("a/b") == ("a/b", None)
+    assert hub_cache.parse_reference("a-b.c/d_e@refs/pr/1") == ("a-b.c/d_e", "refs/pr/1")
+    for bad in ("a", "/a/b", "a/b/c", "../b", "a/..", "a/b@../x", "a/b@", "a//b", "a/b\n", "a/--"):
+        assert hub_cache.parse_reference(bad) is None, bad
+
+
+def test_revisions(server: Hub) -> None:
+    with pytest.raises(UnknownModel, match="no revision 'v9'"):
+        pull(f"{REPOSITORY}@v9")
+    first = pull(f"{REPOSITORY}@{server.commit}")
+    server.requests.clear()
+    assert pull(REPOSITORY) == first
+    assert pull(f"{REPOSITORY}@{server.commit}") == first
+    assert server.requests == []
+    server.commit = "2" * 40
+    assert pull(f"{REPOSITORY}@main").commit == "2" * 40
+    assert find_installed(REPOSITORY)
+    assert not find_installed(f"{REPOSITORY}@{first.commit}")
+
+
+def test_the_name_option_and_a_name_that_is_taken(server: Hub, home: Path) -> None:
+    model = pull(REPOSITORY, name="mine")
+    assert store.resolve("mine") == store.resolve(REPOSITORY) == model
+    with pytest.raises(UnknownModel, match="akunu models pull some/other"):
+        store.resolve("some/other")
+    other = json.loads((model.path / "akunu.json").read_text()) | {"repository": "x/y"}
+    (model.path / "akunu.json").write_text(json.dumps(other))
+    with pytest.raises(UsageError, match="another model called 'mine'"):
+        pull(REPOSITORY, name="mine")
+
+
+def test_offline_uses_the_cache_alone(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    pull(REPOSITORY)
+    store.remove(NAME)
+    server.requests.clear()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    store.verify(pull(REPOSITORY))
+    with pytest.raises(FetchError, match="HF_HUB_OFFLINE forbids"):
+        pull("someone/else")
+    assert server.requests == []
+
+
+def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(FetchError, match=r"127\.0\.0\.1:9 does not answer.*network") as caught:
+        pull(REPOSITORY)
+    assert "\n" not in str(caught.value)
+
+
+def test_too_little_space(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage("/")._replace(free=70_000_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(download, "_RESERVE", 70_000_000)
+    with pytest.raises(StoreError, match="HF_HOME"):
+        pull(REPOSITORY)
+
+
+def test_files_that_vanish_from_the_cache(server: Hub, home: Path) -> None:
+    model = pull(REPOSITORY)
+    shutil.rmtree(home / "hub")
+    with pytest.raises(DamagedModel, match=f"missing.*akunu models pull {REPOSITORY}"):
+        store.check(store.get(NAME))
+    assert [leftover.name for leftover in cleanup.find_leftovers()] == [NAME]
+    store.verify(pull(REPOSITORY))
+    assert store.get(NAME).path == model.path
+
+
+def test_rm_keeps_the_hubs_files_unless_asked(server: Hub, home: Path) -> None:
+    model = pull(REPOSITORY)
+    size = hub_cache.linked_bytes(model.path)
+    assert size > len(server.files[WEIGHTS])
+    store.remove(NAME)
+    assert WEIGHTS in everything(home / "hub")
+    pull(REPOSITORY)
+    assert hub_cache.delete(REPOSITORY, model.commit) >= size
+    assert WEIGHTS not in everything(home / "hub")
+    assert paths.models_dir().exists()
+
+
+def test_what_other_commits_need_stays_in_the_hubs_cache(server: Hub, home: Path) -> None:
+    first = pull(REPOSITORY)
+    server.commit = "2" * 40
+    server.files["tokenizer_config.json"] += b" "
+    second = pull(f"{REPOSITORY}@main")
+    blobs = len(list((home / "hub").rglob("blobs/*")))
+    (home / "hub").joinpath("models--x").mkdir()
+    os.mkfifo(home / "hub" / "models--x" / "refs")  # somebody else's, and strange
+    old = len(server.files["tokenizer_config.json"]) - 1
+    assert hub_cache.delete(REPOSITORY, first.commit) == old
+    assert len(list((home / "hub").rglob("blobs/*"))) == blobs - 1
+    store.verify(second)
+    assert hub_cache.delete(REPOSITORY, first.commit) == 0
+    assert hub_cache.cached_model(REPOSITORY, "main")
+    assert hub_cache.delete(REPOSITORY, second.commit) > old
+    assert list((home / "hub").rglob("blobs/*")) == []

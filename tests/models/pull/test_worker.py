@@ -1,0 +1,193 @@
+"""The process that downloads: files at once, Xet, and every way in which it or its parent ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from akunu_py.errors import Cancelled, FetchError
+from akunu_py.models.pull import download
+from akunu_py.models.pull.pull import pull
+from akunu_py.models.store import store
+from akunu_py.models.store.hub_cache import CachedRepository
+from akunu_py.models.store.progress import Progress
+from tests.support.hub_home import NAME, WEIGHTS, everything, partials
+from tests.support.hub_home import files as files  # fixtures
+from tests.support.hub_home import home as home
+from tests.support.hub_home import server as server
+from tests.support.hub_server import REPOSITORY, Fault, Hub
+from tests.support.paths import ROOT
+
+_LARGE = [f"mtp-{number}.safetensors" for number in range(6)]
+
+
+def _add_large_files(server: Hub, size: int = 300_000) -> None:
+    for number, name in enumerate(_LARGE):
+        tensor = {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}
+        header = json.dumps({f"unused.{number}": tensor}).encode()
+        content = random.Random(number).randbytes(size)
+        server.files[name] = len(header).to_bytes(8, "little") + header + content
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _workers_of(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in children]
+
+
+def test_files_are_fetched_at_once(server: Hub) -> None:
+    _add_large_files(server)
+    server.rate = 600_000
+    store.verify(pull(REPOSITORY))
+    assert server.most_sending >= 6
+
+
+def test_xet_is_used_where_the_repository_has_it(server: Hub, tmp_path: Path) -> None:
+    _upload_to_xet(server, tmp_path)
+    seen: list[Progress] = []
+    store.verify(pull(REPOSITORY, seen.append))
+    assert server.asked(WEIGHTS) == []
+    last = [each for each in seen if each.phase == "download"][-1]
+    assert last.done == last.total
+
+
+def test_a_file_of_xet_that_was_cut_off_is_completed_by_http(
+    server: Hub, home: Path, tmp_path: Path
+) -> None:
+    _upload_to_xet(server, tmp_path)
+    with download.Hub(lambda: False, lambda *_: None) as hub:
+        model = hub.look_up(REPOSITORY, None)
+    (weights,) = [file for file in model.files if file.name == WEIGHTS]
+    partial = CachedRepository(REPOSITORY).partial_path(weights)
+    partial.parent.mkdir(parents=True)
+    partial.write_bytes(server.files[WEIGHTS][:5000])
+    store.verify(pull(REPOSITORY))
+    assert server.asked(WEIGHTS) == ["bytes=5000-"]
+
+
+def test_xet_that_fails_is_one_line(
+    server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _upload_to_xet(server, tmp_path)
+    monkeypatch.setattr(download, "_ATTEMPTS", 2)
+    server.xet[WEIGHTS] = "0" * 64
+    with pytest.raises(FetchError, match=r"cannot fetch model\.safetensors by Xet") as caught:
+        pull(REPOSITORY)
+    assert "\n" not in str(caught.value)
+
+
+def _upload_to_xet(server: Hub, tmp_path: Path) -> None:
+    from hf_xet import XetSession  # type: ignore[import-untyped]
+
+    server.xet_storage = f"local://{tmp_path / 'xet'}"
+    (tmp_path / "xet").mkdir()
+    session = XetSession()
+    with session.new_upload_commit(
+        endpoint=server.xet_storage, token="token", token_expiry_unix_secs=99999999999
+    ) as commit:
+        upload = commit.start_upload_bytes(server.files[WEIGHTS], name=WEIGHTS)
+    server.xet[WEIGHTS] = upload.result().xet_info.hash
+
+
+def test_cancelling_keeps_partial_files(server: Hub, home: Path) -> None:
+    server.faults[WEIGHTS].append(Fault(pause=0.02))
+    seen: list[Progress] = []
+
+    def cancelled() -> bool:
+        return any(p.phase == "download" and p.share > 0.5 for p in seen)
+
+    thread_error: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            pull(REPOSITORY, seen.append, cancelled)
+        except Cancelled as error:
+            thread_error.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(60)
+    assert [error.exit_code for error in thread_error if isinstance(error, Cancelled)] == [130]
+    assert len(partials(home)) == 1
+    assert store.list_models() == []
+    assert pull(REPOSITORY)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize("end", ["cancel", "interrupt", "killed worker"])
+def test_whatever_ends_a_pull_keeps_what_came(
+    server: Hub, home: Path, monkeypatch: pytest.MonkeyPatch, end: str, share: float
+) -> None:
+    """Finished files are not fetched again, unfinished ones from where they ended."""
+    _add_large_files(server)
+    server.rate = 200_000
+    reached = False
+
+    def on_progress(progress: Progress) -> None:
+        nonlocal reached
+        if progress.phase == "download" and progress.share > share and not reached:
+            reached = True
+            if end == "interrupt":
+                raise KeyboardInterrupt
+            if end == "killed worker":
+                for pid in _workers_of(os.getpid()):
+                    os.kill(pid, signal.SIGKILL)
+
+    kind = {"cancel": Cancelled, "interrupt": KeyboardInterrupt, "killed worker": FetchError}[end]
+    with pytest.raises(kind):
+        pull(REPOSITORY, on_progress, lambda: reached and end == "cancel")
+    assert _workers_of(os.getpid()) == []
+    assert store.list_models() == []
+    kept = everything(home / "hub")
+    finished = {name for name in _LARGE if sha256(server.files[name]).hexdigest() in kept}
+    begun = {path.name.partition(".")[0]: path.stat().st_size for path in partials(home)}
+    assert finished or any(begun.values())
+    server.requests.clear()
+    server.rate = 0.0
+    store.verify(pull(REPOSITORY))
+    asked = {name: wanted for name, wanted, _ in server.requests if name in _LARGE}
+    assert not set(asked) & finished
+    assert all(wanted for wanted in asked.values() if begun and all(begun.values()))
+    assert partials(home) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("delay", [0.0, 0.5, 1.5])
+def test_the_worker_ends_with_a_killed_parent(server: Hub, home: Path, delay: float) -> None:
+    server.faults[WEIGHTS].append(Fault(pause=0.5))
+    command = [sys.executable, "-m", "akunu_py", "models", "pull", REPOSITORY]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+        until = time.monotonic() + 60
+        while not (workers := _workers_of(process.pid)) and time.monotonic() < until:
+            time.sleep(0.01)
+        time.sleep(delay)
+        process.kill()
+    assert workers
+    until = time.monotonic() + 20
+    while any(map(_is_running, workers)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(map(_is_running, workers))
+    server.faults.clear()
+    assert pull(REPOSITORY).name == NAME
+
+
+def test_a_worker_that_cannot_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(FetchError, match="the process that downloads ended"):
+        pull(REPOSITORY)

@@ -1,0 +1,285 @@
+"""`akunu models import`: directories and GGUF files of this machine become models of the store."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.utils import load_model, load_tokenizer
+
+from akunu_py import paths
+from akunu_py.cli import main
+from akunu_py.errors import AkunuError, DamagedModel, UnknownModel, UnsupportedModel, UsageError
+from akunu_py.models.gguf.file import GgufFile
+from akunu_py.models.gguf.tokenizer import plan_tokenizer
+from akunu_py.models.load import mlx_directory, model_files
+from akunu_py.models.store import store
+from akunu_py.models.store.local_import import import_model
+from tests.support.tiny_gguf import TOKENIZER, Tiny, write_mamba, write_tiny
+from tests.support.tiny_gguf_families import CASES, prompt, weights_of, write_directory
+
+
+@pytest.fixture(autouse=True)
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    return paths.models_dir()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A transformers-like directory of a tiny qwen3, with files that are not wanted."""
+    made = write_directory(tmp_path / "My Model (v1)", CASES["qwen3"], weights_of(CASES["qwen3"]))
+    metadata = TOKENIZER | {"general.architecture": "llama"}
+    metadata.pop("tokenizer.ggml.token_type")
+    plan_tokenizer(GgufFile(Path("x.gguf"), metadata, {})).write(made)
+    (made / "README.md").write_text("---\nlanguage: en\nlicense: apache-2.0\n---\n# Model\n")
+    (made / "modeling.py").write_text("raise SystemExit('code of the model was run')")
+    (made / "pytorch_model.bin").write_bytes(pickle.dumps({"a": 1}))
+    return made
+
+
+def edit(path: Path, **changes: Any) -> None:
+    value = json.loads(path.read_text("utf-8")) | changes
+    path.write_text(json.dumps({key: item for key, item in value.items() if item is not None}))
+
+
+def logits(path: Path) -> np.ndarray[Any, Any]:
+    model, _ = load_model(path)
+    return np.array(model(mx.array([prompt()]))[0].astype(mx.float32))
+
+
+def test_a_directory_becomes_a_model(source: Path, data: Path) -> None:
+    moments: list[tuple[str, int, int]] = []
+    model = import_model(source, progress=lambda *moment: moments.append(moment))
+    assert model.name == "My-Model-v1"
+    assert {path.name for path in model.path.iterdir()} == {
+        "akunu.json",
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    store.verify(model)
+    assert (model.context_length, model.licence) == (512, "apache-2.0")
+    assert model.manifest is not None
+    expected = sum(values.size for values in weights_of(CASES["qwen3"]).values())
+    assert model.manifest.parameters == expected
+    assert np.array_equal(logits(model.path), logits(source))
+    assert load_tokenizer(model.path).encode("a the")
+    assert {phase for phase, _, _ in moments} == {"copy", "record"}
+    copied = [(done, total) for phase, done, total in moments if phase == "copy"]
+    assert copied[-1][0] == copied[-1][1]
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_quantized_on_the_way(source: Path, bits: int) -> None:
+    model = import_model(source, name="small", bits=bits)
+    config = json.loads((model.path / "config.json").read_text())
+    assert config["quantization"]["bits"] == bits
+    assert model.quantization == f"{bits}-bit, groups of 64"
+    assert model.size < 0.5 * sum(file.stat().st_size for file in source.glob("model*"))
+    error = np.abs(logits(model.path) - logits(source)).mean() / logits(source).std()
+    assert error < (0.4 if bits == 4 else 0.05)
+    store.verify(model)
+
+
+def test_an_mlx_directory_is_imported_as_it_is(source: Path) -> None:
+    first = import_model(source, name="first", bits=4)
+    second = import_model(first.path, name="second")
+    assert second.quantization == "4-bit, groups of 64"
+    assert first.manifest is not None
+    assert second.manifest is not None
+    assert second.manifest.parameters == first.manifest.parameters
+    assert np.array_equal(logits(second.path), logits(first.path))
+    with pytest.raises(UsageError, match="quantized already"):
+        import_model(first.path, name="third", bits=8)
+
+
+def test_a_gguf_file_becomes_a_model(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "Tiny LM.gguf", Tiny(metadata={"general.license": "mit"}))
+    model = import_model(path)
+    assert (model.name, model.licence) == ("Tiny-LM", "mit")
+    store.verify(model)
+    with pytest.raises(UsageError, match="quantized already"):
+        import_model(path, name="again", bits=4)
+
+
+def test_the_advice_for_a_damaged_import(tmp_path: Path) -> None:
+    path = tmp_path / "my tiny.gguf"
+    model = import_model(write_tiny(path), name="mine")
+    (model.path / "config.json").write_text("{}")
+    again = f"akunu models rm mine && akunu models import '{path.resolve()}' --name mine"
+    with pytest.raises(DamagedModel, match=re.escape(again)):
+        store.check(store.get("mine"))
+
+
+def test_a_plain_gguf_file_is_quantized_on_the_way(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "x.gguf", Tiny(kind="F16", embedding="F16"))
+    model = import_model(path, bits=8)
+    assert model.quantization == "8-bit, groups of 64"
+    assert {path.name for path in model.path.glob("*.json")} >= {"config.json", "tokenizer.json"}
+    assert not (model.path / "work").exists()
+    assert load_model(model.path)[1]["quantization"]["bits"] == 8
+
+
+def test_names_are_never_taken_over(source: Path, data: Path) -> None:
+    import_model(source, name="mine")
+    before = (data / "mine" / "akunu.json").read_bytes()
+    with pytest.raises(UsageError, match="here already"):
+        import_model(source, name="mine")
+    assert (data / "mine" / "akunu.json").read_bytes() == before
+
+
+def test_a_name_that_another_process_took_meanwhile(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = "akunu_py.models.store.local_import.plan_directory"
+
+    def slow(path: Path) -> mlx_directory.DirectoryPlan:
+        monkeypatch.setattr(place, mlx_directory.plan_directory)
+        import_model(source, name="mine")
+        return mlx_directory.plan_directory(path)
+
+    monkeypatch.setattr(place, slow)
+    with pytest.raises(UsageError, match="here already"):
+        import_model(source, name="mine")
+
+
+@pytest.mark.parametrize("name", ["../evil", "/tmp/evil", ".hidden", "a b", "x" * 200])
+def test_names_stay_inside_the_store(source: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="cannot name a model"):
+        import_model(source, name=name)
+
+
+def test_code_of_a_model_is_neither_run_nor_kept(source: Path) -> None:
+    pointer = {"AutoTokenizer": ["modeling.Tok", None], "AutoModelForCausalLM": "modeling.Model"}
+    edit(source / "config.json", auto_map=pointer)
+    edit(source / "tokenizer_config.json", auto_map=pointer)
+    model = import_model(source)
+    for path in model.path.glob("*.json"):
+        assert "auto_map" not in path.read_text("utf-8")
+    assert not list(model.path.glob("*.py"))
+
+
+def _remove(*names: str) -> Callable[[Path], None]:
+    def change(source: Path) -> None:
+        for name in names:
+            (source / name).unlink()
+
+    return change
+
+
+def _config(**changes: Any) -> Callable[[Path], None]:
+    return lambda source: edit(source / "config.json", **changes)
+
+
+def _cut(source: Path) -> None:
+    path = source / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _index(source: Path) -> None:
+    places = {"a": "model.safetensors", "b": "../../other/model-00002.safetensors"}
+    (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+
+
+def _bad_tokenizer(source: Path) -> None:
+    (source / "tokenizer.json").write_text('{"model": {"type": "BPE"}}')
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (_config(model_type="mambo"), UnsupportedModel, "'mambo'.*mamba.*mlx-lm knows"),
+        (_config(model_type="../../x"), UnsupportedModel, "mlx-lm knows"),
+        (_config(model_type=None), UnsupportedModel, "mlx-lm knows"),
+        (_config(model_file="modeling.py"), UnsupportedModel, "code of its own"),
+        (_config(num_hidden_layers=10**9), DamagedModel, "num_hidden_layers"),
+        (_config(hidden_size=63), UnsupportedModel, "mlx-lm cannot load"),
+        (_config(num_attention_heads="four"), UnsupportedModel, "mlx-lm cannot load"),
+        (_remove("config.json"), UnknownModel, "no config.json"),
+        (_remove("model.safetensors"), UnsupportedModel, r"pickle \(pytorch_model.bin\)"),
+        (
+            _remove("model.safetensors", "pytorch_model.bin"),
+            UnsupportedModel,
+            r"expected model\*.safetensors, found none",
+        ),
+        (_remove("tokenizer.json"), UnsupportedModel, "no tokenizer"),
+        (_bad_tokenizer, UnsupportedModel, "tokenizer .* cannot be loaded"),
+        (_cut, DamagedModel, "damaged"),
+        (_index, DamagedModel, "files of weights are missing"),
+    ],
+)
+def test_refusals_come_before_anything_is_written(
+    source: Path, data: Path, change: Callable[[Path], None], error: type[AkunuError], message: str
+) -> None:
+    change(source)
+    with pytest.raises(error, match=message) as caught:
+        import_model(source)
+    assert "\n" not in str(caught.value)
+    assert not data.exists()
+
+
+def test_what_is_neither_directory_nor_gguf(tmp_path: Path, data: Path, source: Path) -> None:
+    with pytest.raises(UnknownModel, match="nothing there"):
+        import_model(tmp_path / "nowhere")
+    with pytest.raises(UnsupportedModel, match="not GGUF"):
+        import_model(source / "pytorch_model.bin")
+    only = tmp_path / "files"
+    only.mkdir()
+    write_tiny(only / "a.gguf")
+    with pytest.raises(UnknownModel, match=r"akunu models import .*a\.gguf"):
+        import_model(only)
+    assert not data.exists()
+
+
+def test_names_inside_a_gguf_file_never_become_paths(tmp_path: Path, data: Path) -> None:
+    evil = "../../../evil"
+    named = {"general.name": evil, "general.basename": evil, "general.license": "/etc/passwd"}
+    import_model(write_tiny(tmp_path / "x.gguf", Tiny(metadata=named)))
+    with pytest.raises(UnsupportedModel, match="evil"):
+        import_model(
+            write_tiny(tmp_path / "y.gguf", Tiny(extra={evil: np.ones((2, 32), np.float32)}))
+        )
+    assert not list(tmp_path.rglob("*evil*"))
+    assert sorted(path.name for path in data.iterdir() if path.is_dir()) == ["x"]
+
+
+def test_an_interrupt_leaves_nothing_behind(source: Path, data: Path) -> None:
+    def interrupt(phase: str, done: int, total: int) -> None:
+        if phase == "copy":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        import_model(source, progress=interrupt)
+    assert not [path for path in data.iterdir() if path.is_dir()]
+    assert import_model(source).name == "My-Model-v1"
+
+
+def test_the_list_of_architectures_is_mlx_lms() -> None:
+    known = model_files.known_architectures()
+    assert {"llama", "mistral", "qwen3", "gemma3", "phi3", "mamba2"} <= set(known)
+    assert not {"cache", "base", "rope_utils", "switch_layers"} & set(known)
+
+
+def test_the_command(
+    source: Path, tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["models", "import", str(source), "--name", "qwen", "--quantize", "8"]) == 0
+    assert "qwen is ready" in capsys.readouterr().err
+    assert main(["models", "import", str(source), "--name", "qwen"]) == 2
+    assert "--name" in capsys.readouterr().err
+    assert main(["models", "import", str(source), "--quantize", "5"]) == 2
+    capsys.readouterr()
+    shutil.rmtree(data)
+    assert main(["models", "import", str(write_mamba(tmp_path / "m.gguf"))]) == 1
+    assert "'mamba'" in capsys.readouterr().err
+    assert not data.exists()
