@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import functools
 import importlib.util
 import json
 import os
@@ -19,17 +20,33 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from akunu_py.errors import UnsupportedModel, one_line
+
+_Found = TypeVar("_Found")
 
 TIME_LIMIT_S = 10.0  # long conversations take milliseconds
 MEMORY_LIMIT = 512 << 20  # bytes, of which Python and Jinja take 30 million
 LONGEST = 2_000_000  # characters beside those of the conversation
 _START_S = 60.0  # on a machine that is busy with other things
 _LOOK_S = 0.05  # between two looks at the memory of the process
+
+
+def once_per_tokenizer(find: Callable[[Any], _Found]) -> Callable[[Any], _Found]:
+    """Remember what `find` returns, as long as the tokenizer lives."""
+    known: WeakKeyDictionary[Any, _Found] = WeakKeyDictionary()
+
+    @functools.wraps(find)
+    def remembered(tokenizer: Any) -> _Found:
+        if tokenizer not in known:
+            known[tokenizer] = find(tokenizer)
+        return known[tokenizer]
+
+    return remembered
 
 
 def render(

@@ -12,8 +12,8 @@ from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.events import Begun, CallEnded, Ended, Event, Logprobs, Reading, Thinking
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.decoding.session import Generation, Session
-from akunu_py.decoding.tool_calls.choice import constrained
-from akunu_py.decoding.tool_calls.parser import ToolCallParser, parser_for
+from akunu_py.decoding.tools.grammar import constrained
+from akunu_py.decoding.tools.parser import ToolCallParser, parser_for
 from akunu_py.types import GenerateOptions, Message, Tool, ToolChoice
 
 

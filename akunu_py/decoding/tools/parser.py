@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Event, Text
-from akunu_py.decoding.tool_calls.calls import Calls
-from akunu_py.decoding.tool_calls.families import HERMES, Family, family_of
-from akunu_py.decoding.tool_calls.reader import (
+from akunu_py.decoding.tools.formats import HERMES, ToolFormat
+from akunu_py.decoding.tools.reader import (
     SPACE,
     CutOff,
     Malformed,
@@ -24,6 +23,8 @@ from akunu_py.decoding.tool_calls.reader import (
     first_of,
     longest_beginning,
 )
+from akunu_py.decoding.tools.rendering import format_of
+from akunu_py.decoding.tools.syntaxes import Calls
 from akunu_py.types import Tool
 
 MALFORMED = "[malformed tool call] "
@@ -38,8 +39,8 @@ def parser_for(
     """For an answer of this model; without tools all of it is text. The answer must be generated
     with the parser's `markers`. allowed: whether there may be calls; one is text behind REFUSED
     otherwise. either: whether it has calls or text, so that no text holds any."""
-    family = family_of(engine.tokenizer) if tools else None
-    return ToolCallParser(family, tools, allowed=allowed, either=either)
+    format = format_of(engine.tokenizer) if tools else None
+    return ToolCallParser(format, tools, allowed=allowed, either=either)
 
 
 class ToolCallParser:
@@ -47,29 +48,29 @@ class ToolCallParser:
 
     def __init__(
         self,
-        family: Family | None,
+        format: ToolFormat | None,
         tools: Sequence[Tool],
         new_id: Callable[[], str] | None = None,
         *,
         allowed: bool = True,
         either: bool = False,
     ) -> None:
-        """family: in whose format calls are; None where there are none. new_id: makes the ids of
+        """format: in whose format calls are; None where there are none. new_id: makes the ids of
         calls."""
-        self._family, self._either = family, either
+        self._format, self._either = format, either
         self._reader = Reader()
         self._events: list[Event] = []
         self._blank = ""  # whitespace that is text only if text follows
         self._said = False  # whether there was text
         self._after_call = False
-        make_id = new_id or (family or HERMES).new_id
+        make_id = new_id or (format or HERMES).new_id
         self._calls = Calls(tools, self._emit, make_id, allowed=allowed)
-        self._running = self._run(family) if family else None
+        self._running = self._run(format) if format else None
 
     @property
     def markers(self) -> tuple[str, ...]:
         """What the text must show though it may be special tokens: see `GenerateOptions`."""
-        return self._family.all_markers if self._family else ()
+        return self._format.all_markers if self._format else ()
 
     def add(self, text: str) -> list[Event]:
         """What `text` made certain."""
@@ -112,33 +113,33 @@ class ToolCallParser:
             self._events.append(Text(said))
             self._said, self._after_call = True, False
 
-    def _run(self, family: Family) -> Reading[None]:
+    def _run(self, format: ToolFormat) -> Reading[None]:
         while True:
-            opener = yield from self._text_before_call(family)
+            opener = yield from self._text_before_call(format)
             if opener is None:
                 break
             try:
-                yield from self._block(family, opener)
+                yield from self._block(format, opener)
             except Malformed:
-                yield from self._spoiled(family, opener)
+                yield from self._spoiled(format, opener)
         if self._blank:
             self._events.append(Text(self._blank))
 
-    def _text_before_call(self, family: Family) -> Reading[str | None]:
+    def _text_before_call(self, format: ToolFormat) -> Reading[str | None]:
         """Says the text before the next opener and returns that; None at the end of the answer,
         "" for a call that needs none."""
         reader = self._reader
-        openers: tuple[str, ...] = (*family.openers, *family.dropped)
+        openers: tuple[str, ...] = (*format.openers, *format.dropped)
         while True:
-            if family.bare and not self._said:
+            if format.bare and not self._said:
                 yield from self._skip_blank()
-                if reader.rest.startswith(family.bare):
+                if reader.rest.startswith(format.bare):
                     reader.mark()
                     return ""
             rest = reader.rest
             at, opener = first_of(rest, openers)
             if self._either and (self._said or rest[:at].strip()):
-                openers = family.dropped
+                openers = format.dropped
                 at, opener = first_of(rest, openers)
             if not opener:
                 at = len(rest) if reader.closed else len(rest) - longest_beginning(rest, openers)
@@ -146,7 +147,7 @@ class ToolCallParser:
             if opener:
                 reader.mark()
                 reader.take(len(opener))
-                if opener not in family.dropped:
+                if opener not in format.dropped:
                     return opener
                 continue
             if reader.closed:
@@ -164,12 +165,12 @@ class ToolCallParser:
                 return
             yield
 
-    def _block(self, family: Family, opener: str) -> Reading[None]:
+    def _block(self, format: ToolFormat, opener: str) -> Reading[None]:
         """The calls behind an opener, up to what closes them. Raises Malformed."""
-        reader, closer = self._reader, family.openers.get(opener, "")
+        reader, closer = self._reader, format.openers.get(opener, "")
         self._calls.known_only = not opener
         while True:
-            yield from family.body(reader, self._calls)
+            yield from format.syntax(reader, self._calls)
             if not closer:
                 return
             yield from reader.skip(_LEFT)
@@ -178,9 +179,9 @@ class ToolCallParser:
             if reader.ended_within(closer):
                 raise CutOff
 
-    def _spoiled(self, family: Family, opener: str) -> Reading[None]:
+    def _spoiled(self, format: ToolFormat, opener: str) -> Reading[None]:
         """A call that is none, as text."""
-        reader, closer = self._reader, family.openers.get(opener, "")
+        reader, closer = self._reader, format.openers.get(opener, "")
         if reader.closed:
             reader.take(len(reader.rest))
         text = reader.taken
