@@ -73,8 +73,8 @@ class Finder:
     def read(self, text: str, drafted: bool = False, begin: int = 0) -> tuple[list[TextRun], int]:
         """Read text[begin:] up to the end of the first literal that becomes complete.
 
-        Returns the text that is certain to be no part of it, and the index after what was read. Once
-        `found` is set, the literal is held for `take_held`, and no more can be read.
+        Returns the text that is certain to be no part of it, and the index behind the read text.
+        Once `found` is set, the literal is held for `take_held`, and no more can be read.
         """
         assert self.found is None
         end = len(text)

@@ -176,7 +176,7 @@ class _Writer:
         return "\n".join([f"start: {start}", f"text: {_TEXT}", *self._lines]) + "\n"
 
     def _either(self, wanted: Wanted, format: Constraint) -> str:
-        """Calls, or what matches the format."""
+        """Allow calls or what matches the format."""
         layout = COMPACT if format.compact else self._guessed(FREE)
         bare = not (self._calls.opener or self._calls.text_first)
         if bare and format.kind in ("json_schema", "json"):
@@ -196,8 +196,7 @@ class _Writer:
         return f"{start} | {text}\n{others}{rules}"
 
     def _around(self, wanted: Wanted) -> tuple[str, str]:
-        """The text of an answer in its markup, before the calls, and what may be behind them; empty
-        where there is no such markup."""
+        """Return the rules for text in markup, before the calls and behind them; "" if none."""
         if self._calls.around is None:
             return "", ""
         begin, end, last = self._calls.around
@@ -215,7 +214,7 @@ class _Writer:
         return rule
 
     def _call(self, tool: Tool) -> str:
-        """A rule for a call of a tool, whose name it returns."""
+        """Add a rule for a call of a tool and return its name."""
         arguments = self._parameters(tool) if self._calls.tags else self._object(tool)
         parts = []
         for part in _PLACES.split(self._calls.call):
@@ -239,8 +238,10 @@ class _Writer:
             return self._rule(_ANY_OBJECT, tool, _ANY_OBJECT, self._layout)
 
     def _rule(self, schema: Mapping[str, Any], tool: Tool, otherwise: Any, layout: Layout) -> str:
-        """A rule for what fits; for `otherwise` where that cannot be, of a tool that is not strict.
-        Raises Impossible where nothing does."""
+        """Add a rule for `schema`, or for `otherwise` if it is refused and the tool not strict.
+
+        Raises Impossible if no value fits.
+        """
         prefix = self._new()
         try:
             text = grammar(schema, layout, prefix)
@@ -254,7 +255,7 @@ class _Writer:
         return f"{prefix}start"
 
     def _parameters(self, tool: Tool) -> str:
-        """Markup for each parameter, in the order of the schema; those that must be there, are."""
+        """Return markup for each parameter, in the order of the schema."""
         properties = tool.parameters.get("properties")
         required = tool.parameters.get("required")
         required = required if isinstance(required, list) else []
@@ -265,7 +266,7 @@ class _Writer:
         return " ".join(parts) or '""'
 
     def _parameter(self, tool: Tool, name: str, schema: Any) -> str:
-        """Its alternatives, by the type of the value; "" where there is none."""
+        """Return alternatives by the type of the value, "" if there are none."""
         tags = self._calls.tags
         assert tags is not None
         options, refusal = [], None
@@ -281,7 +282,7 @@ class _Writer:
         return f"({' | '.join(options)})" if options else ""
 
     def _kinds(self, tool: Tool, name: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """What begins a value of which types; no types: of all."""
+        """Yield what begins a value of which types; no types stand for all."""
         tags = self._calls.tags
         assert tags is not None
         declared = types_of(tool.parameters, name)
@@ -307,7 +308,7 @@ class _Writer:
             yield begins["other"], others
 
     def _value(self, tool: Tool, schema: Any, types: tuple[str, ...]) -> str:
-        """The value of a parameter and what ends it."""
+        """Return the value of a parameter and what ends it."""
         tags = self._calls.tags
         assert tags is not None
         defined = {key: tool.parameters[key] for key in _DEFINED if key in tool.parameters}
@@ -320,21 +321,21 @@ class _Writer:
         return self._rule(whole, tool, typed, marked("", end, tags.line + head))
 
     def _marker(self, text: str) -> str | Verbatim:
-        """What ends a text: as it is, or as symbols of which the first is a special token."""
+        """Return the end of a text: as it is, or as symbols that begin with a special token."""
         head, end = self._end(text)
         if head:
             raise _Unbounded
         return end
 
     def _end(self, text: str) -> tuple[str, str | Verbatim]:
-        """The characters before the first special token of what ends a text, and the rest."""
+        """Split the end of a text at its first special token."""
         head, token, others = self._text(text).partition("<[")
         if not token:
             return "", text
         return json.loads(head) if head else "", Verbatim(token + others)
 
     def _text(self, text: str) -> str:
-        """`text` as symbols: strings, and its special tokens by their numbers."""
+        """Return `text` as symbols: strings, and special tokens by their ids."""
         symbols: list[str] = []
         for token in self._tokenizer.encode(text, add_special_tokens=False):
             if self._special(token):
@@ -352,7 +353,7 @@ class _Writer:
 
 
 def _or_call(format: Constraint, tools: Sequence[Tool]) -> Constraint:
-    """What matches the format, or is a call as Llama writes it."""
+    """Allow what matches the format, or a call as Llama writes it."""
     schemas: list[Any] = [json.loads(format.text) if format.kind == "json_schema" else True]
     schemas += [{**_ANY_OBJECT, **tool.parameters} for tool in tools]
     apart = [  # their references are their own
@@ -380,5 +381,5 @@ def _refused(tool: Tool, error: Refused) -> UsageError:
 
 
 def _quoted(text: str) -> str:
-    # The one character that JSON leaves as it is and a string in a grammar cannot hold.
+    # JSON leaves this character unescaped, but no string in a grammar contains it.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

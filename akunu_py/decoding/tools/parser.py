@@ -1,9 +1,8 @@
-"""Finds the calls of tools in the text of an answer, streamed or whole.
+"""Parser of tool calls in the text of an answer, streamed or whole.
 
-What is text and what is a call comes apart as early as is certain. The markup of calls is no part
-of the text, nor is whitespace next to it. A call that does not go on as its format wants, or that
-the end of the answer cuts off, is not lost: what the model wrote of it is text, behind MALFORMED
-or UNFINISHED. Its arguments may have streamed by then; that call has no CallEnded.
+Emits text and calls as early as is certain, without the markup of calls and whitespace next to it.
+A malformed call, or one that the end of the answer cuts off, is not lost: it becomes text behind
+MALFORMED or UNFINISHED. Its arguments may have streamed by then, but it has no CallEnded.
 """
 
 from __future__ import annotations
@@ -36,9 +35,11 @@ _LEFT = SPACE + "]},;"  # what may be left behind the arguments of a call
 def parser_for(
     engine: Engine, tools: Sequence[Tool], *, allowed: bool = True, either: bool = False
 ) -> ToolCallParser:
-    """For an answer of this model; without tools all of it is text. The answer must be generated
-    with the parser's `markers`. allowed: whether there may be calls; one is text behind REFUSED
-    otherwise. either: whether it has calls or text, so that no text holds any."""
+    """Return a parser for one answer, which must be generated with the parser's `markers`.
+
+    allowed: otherwise calls become text behind REFUSED. either: the answer has calls or text, not
+    both, so text is never searched for calls.
+    """
     format = format_of(engine.tokenizer) if tools else None
     return ToolCallParser(format, tools, allowed=allowed, either=either)
 
@@ -55,8 +56,7 @@ class ToolCallParser:
         allowed: bool = True,
         either: bool = False,
     ) -> None:
-        """format: in whose format calls are; None where there are none. new_id: makes the ids of
-        calls."""
+        """format: None if there are no calls. new_id: makes the ids of calls."""
         self._format, self._either = format, either
         self._reader = Reader()
         self._events: list[Event] = []
@@ -69,18 +69,18 @@ class ToolCallParser:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What the text must show though it may be special tokens: see `GenerateOptions`."""
+        """Special tokens that the text must contain, see `GenerateOptions`."""
         return self._format.all_markers if self._format else ()
 
     def add(self, text: str) -> list[Event]:
-        """What `text` made certain."""
+        """Return what `text` made certain."""
         if self._running is None:
             return [Text(text)] if text else []
         self._reader.feed(text)
         return self._resume()
 
     def finish(self) -> list[Event]:
-        """What is still held back at the end of the answer."""
+        """Return what is still held back at the end of the answer."""
         if self._running is None:
             return []
         self._reader.close()
@@ -103,7 +103,7 @@ class ToolCallParser:
         self._events.append(event)
 
     def _say(self, text: str) -> None:
-        """Text, but for whitespace at its end that may stand before a call, or behind one."""
+        """Emit text, without whitespace that may turn out to be next to a call."""
         text = self._blank + text
         if self._after_call:
             text = text.lstrip()
@@ -126,8 +126,10 @@ class ToolCallParser:
             self._events.append(Text(self._blank))
 
     def _text_before_call(self, format: ToolFormat) -> Reading[str | None]:
-        """Says the text before the next opener and returns that; None at the end of the answer,
-        "" for a call that needs none."""
+        """Emit the text before the next opener and return the opener.
+
+        Returns None at the end of the answer, "" for a call that needs no opener.
+        """
         reader = self._reader
         openers: tuple[str, ...] = (*format.openers, *format.dropped)
         while True:
@@ -155,7 +157,7 @@ class ToolCallParser:
             yield
 
     def _skip_blank(self) -> Reading[None]:
-        """Whitespace before a call that needs no opener; behind a call, what separates them too."""
+        """Skip whitespace before a call without opener, and separators behind a call."""
         while True:
             rest = self._reader.rest
             more = rest.lstrip(SPACE + ";," if self._after_call else SPACE)
@@ -166,7 +168,7 @@ class ToolCallParser:
             yield
 
     def _block(self, format: ToolFormat, opener: str) -> Reading[None]:
-        """The calls behind an opener, up to what closes them. Raises Malformed."""
+        """Read the calls behind an opener, up to what closes them. Raises Malformed."""
         reader, closer = self._reader, format.openers.get(opener, "")
         self._calls.known_only = not opener
         while True:
@@ -180,14 +182,14 @@ class ToolCallParser:
                 raise CutOff
 
     def _spoiled(self, format: ToolFormat, opener: str) -> Reading[None]:
-        """A call that is none, as text."""
+        """Emit a malformed call as text."""
         reader, closer = self._reader, format.openers.get(opener, "")
         if reader.closed:
             reader.take(len(reader.rest))
         text = reader.taken
         if opener and not self._calls.open and closer.startswith(text.strip(_LEFT)):
-            return  # all that is missing is what closes calls that are complete
-        if not opener and not self._calls.open:  # JSON, or a list, that is simply the answer
+            return  # only the closer of complete calls is missing
+        if not opener and not self._calls.open:  # the answer is JSON or a list
             self._said = True
             self._say(text)
             return
@@ -202,7 +204,7 @@ class ToolCallParser:
 
 
 def _joined(events: list[Event]) -> list[Event]:
-    """The same with as few events as possible."""
+    """Return the same with as few events as possible."""
     joined: list[Event] = []
     for event in events:
         last = joined[-1] if joined else None
