@@ -211,7 +211,7 @@ class Engine:
         """Tokens of a conversation in the model's chat template, up to where its answer starts, or
         continues, where the last message is the beginning of an answer.
 
-        tools: what the model may call; see `conversation`. variables: of the template; see
+        tools: what the model may call; see `rendering`. variables: of the template; see
         `effort`.
 
         Raises UsageError where there is no template, UnsupportedModel where it fails.

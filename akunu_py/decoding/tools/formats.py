@@ -1,7 +1,8 @@
 """The table of tool-call formats. A new format is one more entry of `FORMATS`.
 
 An entry says how calls are read (`syntax`), how they are written (`layout`), and which models use
-the format. The parser, the grammar of forced calls, and the rendering of earlier calls follow.
+the format. The parser (`parser`), the grammar of forced calls (`constraint/tool_calls`) and the
+rendering of earlier calls (`rendering`) follow from it.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class ToolFormat:
     openers: Mapping[str, str]  # what begins calls, and what closes them ("": nothing)
     syntax: Syntax  # reads what is between the two
     layout: CallLayout
-    layouts: Mapping[str, CallLayout] = field(default_factory=dict)  # if the template contains KEY
-    # How a model's format is found, see `render.format_of`.
+    layouts: Mapping[str, CallLayout] = field(default_factory=dict)  # for templates with a text
+    # How a model's format is found, see `rendering.format_of`.
     aliases: tuple[str, ...] = ()  # further names of mlx-lm's tool parsers and chat templates
     sign: str = ""  # the first format with a sign in the chat template is used
     weak_sign: str = ""  # counts if there is no `sign` of any format

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Event, Text
 from akunu_py.decoding.tools.formats import HERMES, ToolFormat
 from akunu_py.decoding.tools.reader import (
@@ -33,14 +33,14 @@ _LEFT = SPACE + "]},;"  # what may be left behind the arguments of a call
 
 
 def parser_for(
-    engine: Engine, tools: Sequence[Tool], *, allowed: bool = True, either: bool = False
+    tokenizer: Any, tools: Sequence[Tool], *, allowed: bool = True, either: bool = False
 ) -> ToolCallParser:
     """Return a parser for one answer, which must be generated with the parser's `markers`.
 
     allowed: otherwise calls become text behind REFUSED. either: the answer has calls or text, not
     both, so text is never searched for calls.
     """
-    format = format_of(engine.tokenizer) if tools else None
+    format = format_of(tokenizer) if tools else None
     return ToolCallParser(format, tools, allowed=allowed, either=either)
 
 

@@ -189,7 +189,7 @@ def test_the_starter_takes_tools_as_text(starter_engine: Engine) -> None:
     prompt = starter_engine.encode_chat(TALK, TOOLS)
     text = starter_engine.tokenizer.decode(prompt)
     assert '{"name": "weather", "description": "Says it."' in text
-    assert parser_for(starter_engine, TOOLS).markers == ("<tool_call>", "</tool_call>")
+    assert parser_for(starter_engine.tokenizer, TOOLS).markers == ("<tool_call>", "</tool_call>")
     stable = starter_engine.stable_prefix(TALK, prompt, TOOLS)
     more = (*TALK, Message("assistant", "", tool_calls=CALLS[:1]), Message("tool", "dry"))
     following = starter_engine.encode_chat(more, TOOLS)

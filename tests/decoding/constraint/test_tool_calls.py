@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
+from akunu_py.decoding.constraint import tool_calls
 from akunu_py.decoding.constraint.schema.terminals import limits
+from akunu_py.decoding.constraint.tool_calls import Wanted, calls_constraint
 from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Text
-from akunu_py.decoding.tools import grammar
 from akunu_py.decoding.tools.formats import FORMATS
-from akunu_py.decoding.tools.grammar import Wanted, calls_constraint
 from akunu_py.decoding.tools.parser import ToolCallParser
 from akunu_py.types import Constraint, Tool
 from tests.support.json_schema import is_valid
@@ -171,7 +171,7 @@ def test_what_templates_write_is_allowed_if_it_fits(
     tools = [Tool(each, "", data.draw(PARAMETERS), strict=True) for each in ("find", "now")]
     layout = FORMATS[family].layout_for(SIGNS.get(name, ""))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grammar, "token_tables", lambda engine: tokens)
+        patch.setattr(tool_calls, "token_tables", lambda engine: tokens)
         found = [
             calls_constraint(engine, layout, wanted)  # type: ignore[arg-type]
             for wanted in (Wanted(tools, True, False), Wanted(tools, False, False, format))

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
+from akunu_py.decoding.constraint import tool_calls
 from akunu_py.decoding.constraint.schema.terminals import byte_tables, limits
+from akunu_py.decoding.constraint.tool_calls import Wanted, calls_constraint, constrained
 from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Text
-from akunu_py.decoding.tools import grammar
 from akunu_py.decoding.tools.formats import FORMATS
-from akunu_py.decoding.tools.grammar import Wanted, calls_constraint, constrained
 from akunu_py.decoding.tools.parser import ToolCallParser
 from akunu_py.decoding.tools.syntaxes import CallLayout
 from akunu_py.errors import UsageError
@@ -51,7 +51,7 @@ class Plain:
 
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(grammar, "token_tables", lambda engine: byte_tables())
+    monkeypatch.setattr(tool_calls, "token_tables", lambda engine: byte_tables())
     return Plain()
 
 
@@ -163,8 +163,10 @@ def test_what_cannot_be_honoured_is_refused(plain: Any, monkeypatch: pytest.Monk
     sampling = SamplingOptions()
 
     def ask(mode: Any, tools: list[Tool], name: str = "", family: str = "hermes") -> Any:
-        monkeypatch.setattr(grammar, "format_of", lambda tokenizer: FORMATS[family])
-        monkeypatch.setattr(grammar, "abilities", lambda tokenizer: type("A", (), {"template": ""}))
+        monkeypatch.setattr(tool_calls, "format_of", lambda tokenizer: FORMATS[family])
+        monkeypatch.setattr(
+            tool_calls, "abilities", lambda tokenizer: type("A", (), {"template": ""})
+        )
         return constrained(plain, sampling, tools, ToolChoice(mode, name), parallel=True)
 
     loose = Tool("any", "", {"type": "object", "not": {"$ref": "https://elsewhere"}})
