@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from akunu_py.decoding import device, footprint, kvcache
-from akunu_py.decoding.chat_format import chat_template, conversation
+from akunu_py.decoding.chat_format import chat_template
 from akunu_py.decoding.device import lay_out_weights, read_weights
 from akunu_py.decoding.draft_model import DraftModel
 from akunu_py.decoding.mtp_head import MtpHead, open_head
 from akunu_py.decoding.text.thinking import prompt_opens_thinking, thinking_markers
 from akunu_py.decoding.token_ids import common_prefix
+from akunu_py.decoding.tools import rendering
 from akunu_py.errors import UnsupportedModel, UsageError
 from akunu_py.models.load.fit import Fit, Needs, choose_context
 from akunu_py.models.load.mlx_loader import load_model, load_tokenizer
@@ -210,7 +211,7 @@ class Engine:
         """Tokens of a conversation in the model's chat template, up to where its answer starts, or
         continues, where the last message is the beginning of an answer.
 
-        tools: what the model may call; see `conversation`. variables: of the template; see
+        tools: what the model may call; see `rendering`. variables: of the template; see
         `effort`.
 
         Raises UsageError where there is no template, UnsupportedModel where it fails.
@@ -222,7 +223,7 @@ class Engine:
             )
         begun = messages[-1].content if _is_begun(messages[-1]) else ""
         told = messages[:-1] if begun else messages
-        text = conversation.render(self.tokenizer, told, tools, self.name, variables)
+        text = rendering.render(self.tokenizer, told, tools, self.name, variables)
         tokens = self.tokenizer.encode(text, add_special_tokens=False)
         return [int(token) for token in [*tokens, *self._encode_begun(tokens, begun)]]
 

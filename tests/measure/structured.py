@@ -27,10 +27,10 @@ from akunu_py.bench.replay import ReplayCounts, replay_item
 from akunu_py.bench.tables import to_text
 from akunu_py.bench.trace import TraceItem
 from akunu_py.decoding.constraint.matcher import ConstraintMatcher
+from akunu_py.decoding.constraint.tool_calls import constrained
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.load import load_engine
 from akunu_py.decoding.session import Session
-from akunu_py.decoding.tool_calls.choice import constrained
 from akunu_py.errors import UsageError
 from akunu_py.files import parse_json
 from akunu_py.ngram.auto import MAX_DRAFT, AutoDrafter

@@ -133,7 +133,7 @@ PAIRS = "<{0}arg_key>{{0}}</{0}arg_key>\n<{0}arg_value>{{1}}</{0}arg_value>\n"
 DEEPSEEK = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 # What no value may hold where values stand unquoted; "" where they are JSON.
 Written = tuple[str, Callable[[list[Call]], str], tuple[str, ...]]
-FORMATS: dict[str, Written] = {
+EXAMPLES: dict[str, Written] = {
     "hermes": ("hermes", hermes, ()),
     "hermes array": ("hermes", array("<tool_call>", "</tool_call>"), ()),
     "llama3": ("llama3", llama3, ()),

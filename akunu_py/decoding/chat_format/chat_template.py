@@ -1,9 +1,8 @@
-"""A model's chat template: a small program that came with the model, run in Jinja's sandbox.
+"""Chat templates: small programs that come with models, run in Jinja's sandbox.
 
-It runs in `template_process`, because Python cannot stop what one expression does, nor bound what
-it allocates. Whatever a template raises becomes one clear line, one that does not come to an end is
-stopped, and what it takes and writes is bounded. The process starts while a model is loaded and
-renders for all that follow.
+They run in a process of their own (`template_process`), with limits of time, memory and output:
+Python cannot interrupt one expression, nor bound what it allocates. The process starts while a
+model is loaded and renders for all models.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import functools
 import importlib.util
 import json
 import os
@@ -19,17 +19,33 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from akunu_py.errors import UnsupportedModel, one_line
+
+_Found = TypeVar("_Found")
 
 TIME_LIMIT_S = 10.0  # long conversations take milliseconds
 MEMORY_LIMIT = 512 << 20  # bytes, of which Python and Jinja take 30 million
 LONGEST = 2_000_000  # characters beside those of the conversation
 _START_S = 60.0  # on a machine that is busy with other things
 _LOOK_S = 0.05  # between two looks at the memory of the process
+
+
+def once_per_tokenizer(find: Callable[[Any], _Found]) -> Callable[[Any], _Found]:
+    """Remember what `find` returns, as long as the tokenizer lives."""
+    known: WeakKeyDictionary[Any, _Found] = WeakKeyDictionary()
+
+    @functools.wraps(find)
+    def remembered(tokenizer: Any) -> _Found:
+        if tokenizer not in known:
+            known[tokenizer] = find(tokenizer)
+        return known[tokenizer]
+
+    return remembered
 
 
 def render(
@@ -39,12 +55,11 @@ def render(
     tools: Sequence[Mapping[str, Any]] = (),
     variables: Mapping[str, Any] = {},
 ) -> str:
-    """The text that the model reads for a conversation, up to where its answer starts.
+    """Render a conversation, up to where the model's answer starts.
 
-    turns, tools: in the shape that templates expect, which is that of OpenAI's API. variables: what
-    the template is told besides.
+    turns, tools: in the shape of OpenAI's API. variables: further ones of the template.
 
-    Raises UnsupportedModel where its template fails, takes too long or writes too much.
+    Raises UnsupportedModel if the template fails, takes too long or writes too much.
     """
     try:
         if tokenizer.has_own_renderer:  # code of mlx-lm or transformers, no template
@@ -74,7 +89,7 @@ def render(
 
 
 def _length(value: Any) -> int:
-    """Characters of all texts in it."""
+    """Return the number of characters of all texts in `value`."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):
@@ -83,13 +98,13 @@ def _length(value: Any) -> int:
 
 
 def start() -> None:
-    """Starts the process, so that it is ready by the time that a conversation is rendered."""
+    """Start the process before the first conversation is rendered."""
     with _process.lock:
         _process.start()
 
 
 class _Process:
-    """`template_process`: started when it is needed, ended where it fails or akunu ends."""
+    """Runs `template_process`: starts it on demand, ends it after a failure and at exit."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -112,7 +127,7 @@ class _Process:
         self._ready = False
 
     def render(self, template: str, variables: Mapping[str, Any], longest: int) -> str:
-        """Raises RuntimeError with the reason where there is no text."""
+        """Render a template. Raises RuntimeError with the reason if there is no text."""
         request = {"template": template, "variables": variables, "longest": longest}
         line = json.dumps(request, default=str).encode() + b"\n"
         with self.lock:
@@ -134,24 +149,21 @@ class _Process:
         return str(reply["text"])
 
     def _read(self, seconds: float) -> bytes:
-        """The next line that the process writes."""
+        """Return the next line that the process writes."""
         assert self._running is not None
         assert self._running.stdout is not None
-        descriptor, waiting = self._running.stdout.fileno(), select.poll()
-        waiting.register(descriptor, select.POLLIN)
-        deadline, parts = time.monotonic() + seconds, [b""]
-        while not parts[-1].endswith(b"\n"):
-            left = max(0.0, deadline - time.monotonic())
-            if not waiting.poll(min(left, _LOOK_S) * 1000):
-                if left <= _LOOK_S:
-                    raise RuntimeError(f"it did not come to an end within {seconds:g} seconds")
-                if _memory(self._running.pid) > MEMORY_LIMIT:  # where the system sets no limit
-                    raise RuntimeError("it asks for more memory than a template needs")
-                continue
-            parts.append(os.read(descriptor, 1 << 20))
-            if not parts[-1]:
-                raise RuntimeError("it ended the process that renders it")
-        return b"".join(parts)
+        waiting = select.poll()
+        waiting.register(self._running.stdout, select.POLLIN)
+        deadline = time.monotonic() + seconds
+        while not waiting.poll(_LOOK_S * 1000):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"it did not come to an end within {seconds:g} seconds")
+            if _memory(self._running.pid) > MEMORY_LIMIT:  # macOS sets no limit
+                raise RuntimeError("it asks for more memory than a template needs")
+        line = self._running.stdout.readline()
+        if not line.endswith(b"\n"):
+            raise RuntimeError("it ended the process that renders it")
+        return line
 
     def end(self) -> None:
         if self._running is not None:
@@ -165,7 +177,7 @@ class _Process:
 
 
 def _memory(process: int) -> int:
-    """Bytes that a process holds; 0 where the system does not say."""
+    """Return the memory of a process in bytes; 0 if unknown."""
     if sys.platform == "darwin":
         # proc_pid_rusage(pid, RUSAGE_INFO_V0, ...), <sys/resource.h>: ri_phys_footprint is the
         # eighth of the ten 64-bit numbers behind 16 bytes of ri_uuid.
@@ -180,7 +192,7 @@ def _memory(process: int) -> int:
 
 
 def _place(name: str) -> str:
-    """The directory that a package is imported from."""
+    """Return the directory that a package is imported from."""
     spec = importlib.util.find_spec(name)
     assert spec is not None
     assert spec.origin is not None

@@ -1,15 +1,14 @@
-"""Whether a model thinks before it answers, and how much, as its chat template can be told.
+"""Reasoning effort: the variables that turn thinking on, off, up and down in chat templates.
 
 Templates have a switch (`enable_thinking` of Qwen 3, GLM 4.5 and others; `thinking` of DeepSeek
-V3.1 and Granite), degrees (`reasoning_effort` of gpt-oss), both or neither. What one has is found
-out by rendering a short conversation with it.
+V3.1 and Granite), degrees (`reasoning_effort` of gpt-oss), both or neither. A short conversation,
+rendered with different values, shows which.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 from akunu_py.decoding.chat_format import chat_template
 from akunu_py.errors import UnsupportedModel
@@ -18,51 +17,42 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 _SWITCHES = ("enable_thinking", "thinking")
 _DEGREES = "reasoning_effort"
-# Of those that clients know, what templates do.
+# The degrees that templates know, by those that clients send.
 _NEAREST = {"minimal": "low", "xhigh": "high", "max": "high"}
 _PROBE = [{"role": "user", "content": "probe"}]
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkingVariables:
-    """What a template can be told. thinks: whether its model does. switch: the name of
-    the variable that is true or false, "" for none. degrees: whether it has some."""
+    """What a chat template can be told of thinking."""
 
-    thinks: bool = False
-    switch: str = ""
-    degrees: bool = False
+    thinks: bool = False  # whether the model thinks
+    switch: str = ""  # name of the variable that turns thinking on and off, "" for none
+    degrees: bool = False  # whether it has `reasoning_effort`
 
     def off(self) -> dict[str, Any] | None:
-        """The variables for no thinking; None where that cannot be had."""
+        """Return the variables for no thinking; None if it cannot be turned off."""
         if self.switch:
             return {self.switch: False}
         return None if self.thinks or self.degrees else {}
 
     def on(self, effort: Effort | None = None) -> dict[str, Any] | None:
-        """Those for thinking, to a degree where one is given; None where nothing comes of it."""
+        """Return the variables for thinking, to a degree if given; None if none has an effect."""
         found: dict[str, Any] = {self.switch: True} if self.switch else {}
         if self.degrees and effort:
             found[_DEGREES] = _NEAREST.get(effort, effort)
         return found or None
 
     def of(self, effort: Effort | None) -> dict[str, Any] | None:
-        """Those for what a request says; none for nothing. None where it cannot be honoured."""
+        """Return the variables for a request's effort; None if it cannot be honoured."""
         if effort is None:
             return {}
         return self.off() if effort == "none" else self.on(effort)
 
 
-_known: WeakKeyDictionary[Any, ThinkingVariables] = WeakKeyDictionary()
-
-
+@chat_template.once_per_tokenizer
 def thinking_variables(tokenizer: Any) -> ThinkingVariables:
-    """Found out once for a tokenizer."""
-    if tokenizer not in _known:
-        _known[tokenizer] = _found(tokenizer)
-    return _known[tokenizer]
-
-
-def _found(tokenizer: Any) -> ThinkingVariables:
+    """Find out what a tokenizer's chat template can be told."""
     thinks = bool(tokenizer.has_thinking)
     if not tokenizer.has_chat_template:
         return ThinkingVariables(thinks)

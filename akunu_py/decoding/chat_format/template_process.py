@@ -1,10 +1,9 @@
-"""Renders chat templates in a process that can be stopped wherever it is and has little memory.
+"""Program that renders chat templates, in a process with limits.
 
-`chat_template` starts it by this file's path. Its arguments are the limit of its memory in bytes
-and the directories that hold Jinja; it uses nothing else but the standard library, so it is there
-within a tenth of a second. A request is a line of JSON, so is an answer; the first answer is empty
-and says that it is ready. Templates see the environment that transformers gives them
-(utils/chat_template_utils.py there), whose sandbox reaches neither Python's internals nor files.
+`chat_template` runs this file with the memory limit in bytes and the directories of Jinja. It
+imports only Jinja and the standard library, to start within 0.1 s. Requests and replies are lines
+of JSON; the first, empty reply says that it is ready. Templates see the same sandbox as in
+transformers (utils/chat_template_utils.py).
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import contextlib
 import json
 import resource
 import sys
+import time
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -27,11 +27,11 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-SECONDS = 11  # of CPU time for a template, should nobody be there any more to stop it
+SECONDS = 11  # CPU time for a template if the parent process is gone
 
 
 class _Generation(Extension):
-    """The tag around what the assistant wrote, which is of no use here."""
+    """Accepts the tag around the assistant's text and ignores it."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -100,7 +100,7 @@ def compiled(template: str) -> Template:
 
 
 def answer(request: dict[str, Any]) -> dict[str, str]:
-    """What a request is answered: the text, or the reason why there is none."""
+    """Return the rendered text, or the reason why there is none."""
     try:
         text = compiled(request["template"]).render(request["variables"])
     except MemoryError:
@@ -114,20 +114,15 @@ def answer(request: dict[str, Any]) -> dict[str, str]:
 
 def main() -> None:
     for kind, most in ((resource.RLIMIT_AS, int(sys.argv[1])), (resource.RLIMIT_FSIZE, 0)):
-        with contextlib.suppress(
-            ValueError, OSError
-        ):  # macOS knows none of memory; `chat_template` looks
+        # macOS has no limit of memory; there `chat_template` watches it.
+        with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(kind, (most, most))
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    replies = sys.stdout.buffer
-    replies.write(b"{}\n")
-    replies.flush()
+    print("{}", flush=True)
     for line in sys.stdin.buffer:
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        soft = int(used.ru_utime + used.ru_stime) + SECONDS
+        soft = int(time.process_time()) + SECONDS
         resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
-        replies.write(json.dumps(answer(json.loads(line))).encode() + b"\n")
-        replies.flush()
+        print(json.dumps(answer(json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":

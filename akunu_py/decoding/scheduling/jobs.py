@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from akunu_py.decoding.constraint.tool_calls import constrained
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.events import Begun, CallEnded, Ended, Event, Logprobs, Reading, Thinking
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.decoding.session import Generation, Session
-from akunu_py.decoding.tool_calls.choice import constrained
-from akunu_py.decoding.tool_calls.parser import ToolCallParser, parser_for
+from akunu_py.decoding.tools.parser import ToolCallParser, parser_for
 from akunu_py.types import GenerateOptions, Message, Tool, ToolChoice
 
 
@@ -38,7 +38,7 @@ def chat_job(
     chosen = choice or ToolChoice()
     prompt = engine.encode_chat(messages, tools, variables)
     sampling = constrained(engine, options.sampling, tools, chosen, parallel=parallel)
-    markers = parser_for(engine, tools).markers
+    markers = parser_for(engine.tokenizer, tools).markers
     asked = replace(options, sampling=sampling, markers=(*options.markers, *markers))
     context = [engine.encode_text(predicted)] if predicted else []
     either = options.sampling.constraint is not None and chosen.mode in ("auto", "none")
@@ -48,7 +48,7 @@ def chat_job(
         stable = None
         if session.target.history.needs_checkpoints:
             stable = engine.stable_prefix(messages, prompt, tools, variables)
-        parser = parser_for(engine, tools, allowed=chosen.mode != "none", either=either)
+        parser = parser_for(engine.tokenizer, tools, allowed=chosen.mode != "none", either=either)
         generation = session.generate(prompt, asked, context, stable)
         yield from _events(generation, parser, one_call=one_call)
 
@@ -64,7 +64,7 @@ def text_job(
 
     def events(session: Session) -> Iterator[Event | None]:
         generation = session.generate(prompt, options, draft_context)
-        yield from _events(generation, parser_for(session.engine, ()), one_call=False)
+        yield from _events(generation, parser_for(session.engine.tokenizer, ()), one_call=False)
 
     return events
 

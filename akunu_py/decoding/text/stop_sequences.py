@@ -1,6 +1,6 @@
-"""Stop sequences: an answer ends before the first of some literal texts, however it was cut up.
+"""Stop sequences: an answer ends before the first of some literal texts.
 
-`Finder` searches a stream of text for literals, for `thinking` as well, and keeps track of which
+`Finder` searches a stream of text for literals, also for `thinking`, and keeps track of which
 characters came from drafts. Text in, text out: nothing here knows tokens.
 """
 
@@ -19,24 +19,22 @@ Kind = Literal["answer", "thinking"]
 
 @dataclass(frozen=True, slots=True)
 class TextRun:
-    """Text of one origin and one kind. drafted: whether it came from accepted draft tokens."""
+    """Text of one origin and one kind."""
 
     text: str
-    drafted: bool = False
+    drafted: bool = False  # whether it came from accepted draft tokens
     kind: Kind = "answer"
 
 
 class StopText:
-    """Gives out a text up to the first stop sequence in it, as early as is certain.
+    """Passes a text on up to the first stop sequence in it, as early as is certain.
 
-    The sequence that is complete first wins, so of two of which one begins the other the shorter
-    one; of those that are complete at the same character, the longest. Neither the sequence nor
-    what follows is given out. Sequences are compared code point by code point. Linear time in the
-    text and in the sequences.
+    The sequence that is complete first wins; of several at the same character, the longest.
+    Neither the sequence nor what follows is passed on. Compares code points.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        """Without any stops all text is given out at once. Raises UsageError for an empty one."""
+        """Without stops all text passes at once. Raises UsageError for an empty stop."""
         if "" in stops:
             raise UsageError("a stop sequence needs at least one character, got an empty one")
         self._finder = Finder(stops) if stops else None
@@ -47,95 +45,70 @@ class StopText:
         return self._finder.found if self._finder else None
 
     def add(self, text: str, drafted: bool = False) -> list[TextRun]:
-        """What `text` made certain to be no part of a stop sequence; nothing after a match."""
+        """Return the text that is certain to be no part of a stop sequence."""
         if self._finder is None:
             return [TextRun(text, drafted)] if text else []
         return self._finder.read(text, drafted)[0] if self.found is None else []
 
     def finish(self) -> list[TextRun]:
-        """What is still held back, where the text ends otherwise; nothing after a match."""
+        """Return what is still held back at the end of the text; nothing after a match."""
         return self._finder.take_held() if self._finder and self.found is None else []
 
 
 class Finder:
-    """Finds, in a stream of text, which of some literals is complete first.
+    """Finds in a stream of text which of some non-empty literals is complete first.
 
-    Held back is the longest end of the text so far that begins a literal, no more and no less.
-    Source: Aho and Corasick, "Efficient string matching" (1975).
+    Holds back the longest end of the text so far that begins a literal. Linear time in the text
+    for each literal. Source: Knuth, Morris and Pratt, "Fast pattern matching in strings" (1977).
     """
 
     def __init__(self, literals: Iterable[str]) -> None:
-        """`literals`: none of them empty."""
-        # Each node stands for a beginning of a literal; node 0 for the empty one.
-        self._next: list[dict[str, int]] = [{}]
-        self._depth = [0]
-        self._complete: list[str | None] = [None]  # the longest literal that ends in this node
-        for literal in literals:
-            self._insert(literal)
-        self._fail = self._link()
-        self._node = 0
+        self._literals = [(literal, _fallbacks(literal)) for literal in literals]
+        self._matched = [0] * len(self._literals)  # characters of each literal
         self._held: deque[TextRun] = deque()
-        self._skip = 0  # characters of the first held run that were taken
+        self._skip = 0  # characters of the first run held that are no longer held
         self._length = 0  # characters held
         self.found: str | None = None
 
-    def read(self, text: str, drafted: bool, begin: int = 0) -> tuple[list[TextRun], int]:
-        """Reads text[begin:] up to the end of the first literal that becomes complete.
+    def read(self, text: str, drafted: bool = False, begin: int = 0) -> tuple[list[TextRun], int]:
+        """Read text[begin:] up to the end of the first literal that becomes complete.
 
-        Gives the text that is certain to be no part of it, and the index after what was read. With
-        `found` set the literal itself is held, for `take_held`, and no more can be read.
+        Returns the text that is certain to be no part of it, and the index behind the read text.
+        Once `found` is set, the literal is held for `take_held`, and no more can be read.
         """
         assert self.found is None
-        node, end = self._node, len(text)
+        end = len(text)
         for index in range(begin, end):
-            character = text[index]
-            while node and character not in self._next[node]:
-                node = self._fail[node]
-            node = self._next[node].get(character, 0)
-            if self._complete[node] is not None:
-                self.found, end = self._complete[node], index + 1
+            complete = [
+                literal
+                for at, (literal, fallbacks) in enumerate(self._literals)
+                if self._advance(at, literal, fallbacks, text[index])
+            ]
+            if complete:
+                self.found, end = max(complete, key=len), index + 1
                 break
-        self._node = node
         if begin < end:
             self._held.append(TextRun(text[begin:end], drafted))
             self._length += end - begin
-        keep = self._depth[node] if self.found is None else len(self.found)
+        keep = max(self._matched, default=0) if self.found is None else len(self.found)
         return self._take(self._length - keep), end
 
     def take_held(self) -> list[TextRun]:
-        """What was held back: the beginning of a literal, or the whole one that was found."""
-        self._node = 0
+        """Return what was held back: the beginning of a literal, or the one that was found."""
+        self._matched = [0] * len(self._literals)
         return self._take(self._length)
 
-    def _insert(self, literal: str) -> None:
-        node = 0
-        for character in literal:
-            if character not in self._next[node]:
-                self._next[node][character] = len(self._next)
-                self._next.append({})
-                self._depth.append(self._depth[node] + 1)
-                self._complete.append(None)
-            node = self._next[node][character]
-        self._complete[node] = literal
-
-    def _link(self) -> list[int]:
-        """For each node the one to continue from where it has no next: its longest proper end."""
-        fail = [0] * len(self._next)
-        queue = deque(self._next[0].values())
-        while queue:
-            node = queue.popleft()
-            if self._complete[node] is None:
-                self._complete[node] = self._complete[fail[node]]
-            for character, child in self._next[node].items():
-                end = fail[node]
-                while end and character not in self._next[end]:
-                    end = fail[end]
-                fail[child] = self._next[end].get(character, 0)
-                queue.append(child)
-        return fail
+    def _advance(self, at: int, literal: str, fallbacks: list[int], character: str) -> bool:
+        """Match one more character of a literal; return whether the literal is complete."""
+        matched = self._matched[at]
+        while matched and literal[matched] != character:
+            matched = fallbacks[matched - 1]
+        matched += literal[matched] == character
+        self._matched[at] = matched
+        return matched == len(literal)
 
     def _take(self, count: int) -> list[TextRun]:
-        """The first `count` of the characters held."""
+        """Return the first `count` of the characters held."""
         self._length -= count
         taken = []
         while count:
@@ -150,7 +123,18 @@ class Finder:
         return joined(taken)
 
 
+def _fallbacks(literal: str) -> list[int]:
+    """Return for each beginning of `literal` the length of its longest proper end that is one."""
+    fallbacks, length = [0], 0
+    for character in literal[1:]:
+        while length and literal[length] != character:
+            length = fallbacks[length - 1]
+        length += literal[length] == character
+        fallbacks.append(length)
+    return fallbacks
+
+
 def joined(runs: Iterable[TextRun]) -> list[TextRun]:
-    """The same text in as few runs as possible, none of them empty."""
+    """Return the same text in as few runs as possible, none of them empty."""
     groups = groupby((run for run in runs if run.text), lambda run: (run.drafted, run.kind))
     return [TextRun("".join(run.text for run in group), *key) for key, group in groups]

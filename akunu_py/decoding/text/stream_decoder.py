@@ -1,19 +1,12 @@
-"""From a stream of tokens to a stream of text: the answer up to a stop sequence, and thinking."""
+"""Stream of tokens to stream of text: the answer up to a stop sequence, and thinking."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from akunu_py.decoding.text.channels import ChannelSplitter, channels_of, markers_of
 from akunu_py.decoding.text.stop_sequences import StopText, TextRun
-from akunu_py.decoding.text.thinking import (
-    ThinkingSplitter,
-    prompt_opens_thinking,
-    special_marker_tokens,
-    special_tokens_in,
-    thinking_markers,
-)
+from akunu_py.decoding.text.thinking import special_tokens_in, splitter_for
 from akunu_py.types import Piece, TextPiece
 
 _INCOMPLETE = "\ufffd"
@@ -21,7 +14,7 @@ _LONGEST_CHARACTER = 4  # bytes in UTF-8, so at most as many tokens
 
 
 class StreamDecoder:
-    """The text of one answer while its tokens come in. Raises UsageError for an empty stop."""
+    """Text of one answer, from its tokens. Raises UsageError for an empty stop."""
 
     def __init__(
         self,
@@ -31,40 +24,30 @@ class StreamDecoder:
         stops: Sequence[str],
         markers: Sequence[str] = (),
     ) -> None:
-        """stop_tokens: that end an answer. markers: texts that are given out though they are
-        special tokens."""
+        """markers: texts that are given out though they may be special tokens."""
         self._detokenizer = Detokenizer(tokenizer, prompt[-1])
-        self._splitter: ChannelSplitter | ThinkingSplitter
-        if (channels := channels_of(tokenizer)) is not None:
-            self._markers = special_tokens_in(tokenizer, markers_of(channels))
-            self._splitter = ChannelSplitter(channels)
-        else:
-            start, end = thinking_markers(tokenizer) or (None, None)
-            inside = prompt_opens_thinking(tokenizer, prompt)
-            self._markers = special_marker_tokens(tokenizer)
-            self._splitter = ThinkingSplitter(start, end, inside=inside)
-        if markers:
-            self._markers = self._markers | special_tokens_in(tokenizer, markers)
+        self._splitter, special = splitter_for(tokenizer, prompt)
+        self._markers = special | special_tokens_in(tokenizer, markers)
         self._stop = StopText(stops)
         self._ends = stop_tokens
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop sequence was found: nothing more belongs to the answer."""
+        """Whether a stop sequence ended the answer."""
         return self._stop.found is not None
 
     @property
     def stop_sequence(self) -> str:
-        """The one that was found, "" for none."""
+        """The stop sequence that ended the answer, "" for none."""
         return self._stop.found or ""
 
     def add(self, piece: Piece) -> tuple[TextPiece, int]:
-        """The text of a piece, and how many of its tokens belong to the answer."""
+        """Return the text of a piece, and how many of its tokens belong to the answer."""
         runs: list[TextRun] = []
         for index, token in enumerate(piece.tokens):
             if token in self._ends:
                 continue
-            if token in self._markers:  # decoding drops it; what is held back comes before it
+            if token in self._markers:  # decoding drops it
                 text = self._detokenizer.finish() + self._markers[token]
             else:
                 text = self._detokenizer.add(token)
@@ -76,14 +59,14 @@ class StreamDecoder:
         return _joined(runs, piece), len(piece.tokens)
 
     def finish(self) -> TextPiece:
-        """What is still held back at the end of the answer."""
+        """Return what is still held back at the end of the answer."""
         if self.stopped:
             return TextPiece("", Piece(()))
         rest = self._splitter.add(self._detokenizer.finish()) + self._splitter.finish()
         return _joined([*self._split(rest), *self._stop.finish()], Piece(()))
 
     def _split(self, runs: Sequence[TextRun]) -> list[TextRun]:
-        """The thinking as it is, the answer up to a stop sequence."""
+        """Pass thinking as it is, and the answer up to a stop sequence."""
         given: list[TextRun] = []
         for run in runs:
             given += [run] if run.kind == "thinking" else self._stop.add(run.text, run.drafted)
@@ -106,10 +89,9 @@ def _joined(runs: Sequence[TextRun], piece: Piece) -> TextPiece:
 class Detokenizer:
     """Turns a stream of tokens into a stream of text whose pieces join to the whole.
 
-    Each step decodes a short window twice, without and with the new tokens, and gives out the
-    difference: tokenizers that decode a token differently at the start of a text (SentencePiece's
-    leading space) then agree with decoding everything at once. A window that ends in an incomplete
-    character is held back until the rest of the character is there.
+    Each step decodes a short window without and with the new token and returns the difference, so
+    that a token's text does not depend on the window (SentencePiece's leading space). A window that
+    ends in an incomplete character is held back.
     """
 
     def __init__(self, tokenizer: Any, last_prompt_token: int | None = None) -> None:
@@ -119,12 +101,12 @@ class Detokenizer:
         self._given = len(self._window)  # how many tokens of the window were given out
 
     def add(self, token: int) -> str:
-        """The text that became complete with `token`, often that of this token, or nothing."""
+        """Return the text that became complete with `token`."""
         self._window.append(token)
         return self._release(force=False)
 
     def finish(self) -> str:
-        """What is still held back; an incomplete character comes out as U+FFFD."""
+        """Return what is still held back; U+FFFD for an incomplete character."""
         return self._release(force=True)
 
     def _release(self, *, force: bool) -> str:

@@ -1,44 +1,57 @@
-"""Reasoning, recognised by the model's markers and separated from the answer.
+"""Thinking and answer, told apart by the markers or the channels of a model.
 
-Stop sequences apply to the answer only: the text passes through `ThinkingSplitter` first, then its
-answer runs, but not the thinking, through `StopText`. A block opens only before the answer has
-begun, since one who explains a marker must not have the rest of the answer folded away; so
-thinking always comes before the answer, and the order of the text is kept.
+Most models put thinking between two markers. A block opens only before the answer has begun: an
+answer that explains a marker stays an answer. So thinking always precedes the answer.
+
+Some models write in channels, messages with a header each. gpt-oss (the harmony format) writes
+`<|channel|>analysis<|message|>` before thinking, `<|channel|>final<|message|>` before the answer,
+and the function of a call in its header. Muse Spark names the recipient of each message: itself,
+the user, a tool. Sources: OpenAI, "OpenAI Harmony Response Format" (2025); mlx-lm,
+chat_templates/muse_spark.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from akunu_py.decoding.text.stop_sequences import Finder, TextRun, joined
+from akunu_py.decoding.text.stop_sequences import Finder, Kind, TextRun, joined
 
 _NEWLINES = "\r\n"
 _PROMPT_END = 16  # tokens; enough for a marker and the newlines behind it
+_START, _MESSAGE = "<|start|>", "<|message|>"
 
 Markers = tuple[str, str]
 
 
+def splitter_for(
+    tokenizer: Any, prompt: Sequence[int]
+) -> tuple[ChannelSplitter | ThinkingSplitter, dict[int, str]]:
+    """Return what splits the answer to a prompt, and the special tokens that it must see."""
+    if (channels := channels_of(tokenizer)) is not None:
+        return ChannelSplitter(channels), special_tokens_in(tokenizer, markers_of(channels))
+    start, end = thinking_markers(tokenizer) or (None, None)
+    splitter = ThinkingSplitter(start, end, inside=prompt_opens_thinking(tokenizer, prompt))
+    return splitter, special_marker_tokens(tokenizer)
+
+
 def thinking_markers(tokenizer: Any) -> Markers | None:
-    """What opens and what closes reasoning, from mlx-lm's TokenizerWrapper; None without any."""
+    """Return what opens and closes thinking, from mlx-lm's TokenizerWrapper; None without any."""
     if not getattr(tokenizer, "has_thinking", False):
         return None
     return str(tokenizer.think_start), str(tokenizer.think_end)
 
 
 def special_marker_tokens(tokenizer: Any) -> dict[int, str]:
-    """Tokens of the markers that decoding without special tokens drops, with their text.
-
-    Where a model has any, its detokenized text lacks the markers unless this text is put there.
-    """
+    """Return the tokens of the markers that decoding drops, with their text."""
     if thinking_markers(tokenizer) is None:
         return {}
     return _special(tokenizer, {*tokenizer.think_start_tokens, *tokenizer.think_end_tokens})
 
 
 def special_tokens_in(tokenizer: Any, texts: Sequence[str]) -> dict[int, str]:
-    """The tokens of `texts` that decoding without special tokens drops, with their text."""
+    """Return the tokens of `texts` that decoding drops, with their text."""
     encoded = (tokenizer.encode(text, add_special_tokens=False) for text in texts)
     return _special(tokenizer, {int(token) for tokens in encoded for token in tokens})
 
@@ -52,39 +65,36 @@ def _special(tokenizer: Any, tokens: set[int]) -> dict[int, str]:
 
 
 def opens_thinking(prompt_text: str, markers: Markers | None) -> bool:
-    """Whether what follows the prompt is thinking, because it ends with the opening marker.
-
-    prompt_text: the rendered prompt, or its end, with its special tokens.
-    """
+    """Return whether a prompt, with its special tokens, ends with the opening marker."""
     return markers is not None and prompt_text.rstrip().endswith(markers[0])
 
 
 def prompt_opens_thinking(tokenizer: Any, prompt: Sequence[int]) -> bool:
-    """`opens_thinking` for a prompt in token ids."""
+    """Like `opens_thinking`, for a prompt in token ids."""
     end = tokenizer.decode(list(prompt[-_PROMPT_END:]), skip_special_tokens=False)
     return opens_thinking(end, thinking_markers(tokenizer))
 
 
 class ThinkingSplitter:
-    """Separates thinking from the answer in a stream of text, as early as is certain.
+    """Separates thinking between markers from the answer, as early as is certain.
 
-    Markers are left out, with the newlines directly after them and the whitespace before an
-    opening one. A closing marker without an open block and an opening one after the beginning of
-    the answer or inside a block are text. A block that is never closed is thinking to the end.
+    Leaves out markers, the newlines directly after them, and whitespace before an opening one. A
+    closing marker without an open block, and an opening one inside a block or the answer, are text.
     """
 
     def __init__(self, start: str | None, end: str | None, *, inside: bool) -> None:
-        """inside: whether the prompt opened the block. Without markers everything is answer."""
+        """inside: whether the prompt opened a block. Without markers everything is answer."""
         self._start, self._end = start or "", end or ""
         self._thinking = inside
-        self._trim = inside  # whether newlines are left out until other text comes
+        self._trim = inside  # whether newlines are left out until other text arrives
         self._blank: list[TextRun] = []  # whitespace before the answer or an opening marker
         self._finder: Finder | None = None  # None: only answer from here on
         if start and end:
-            self._finder = Finder([self._end if inside else self._start])
+            self._turn(thinking=inside)
+            self._trim = inside
 
     def add(self, text: str, drafted: bool = False) -> list[TextRun]:
-        """What `text` made certain, in order, each run with its kind."""
+        """Return what `text` made certain, in order, each run with its kind."""
         runs: list[TextRun] = []
         position = 0
         while self._finder and position < len(text):
@@ -93,27 +103,25 @@ class ThinkingSplitter:
                 continue
             self._trim = False
             found, position = self._finder.read(text, drafted, position)
-            runs += self._think(found) if self._thinking else self._open(found)
+            if self._thinking:
+                runs += _thinking(found)
+                if self._finder.found is not None:
+                    self._turn(thinking=False)
+            else:
+                runs += self._before_answer(found)
         runs.append(TextRun(text[position:], drafted))
         return joined(runs)
 
     def finish(self) -> list[TextRun]:
-        """What is still held back at the end of the text."""
+        """Return what is still held back at the end of the text."""
         if self._finder is None:
             return []
         held = self._finder.take_held()
         self._finder = None
         return _thinking(held) if self._thinking else joined([*self._blank, *held])
 
-    def _think(self, found: list[TextRun]) -> list[TextRun]:
-        """Inside a block: its text, up to the closing marker."""
-        assert self._finder is not None
-        if self._finder.found is not None:
-            self._turn(thinking=False)
-        return _thinking(found)
-
-    def _open(self, found: list[TextRun]) -> list[TextRun]:
-        """Before the answer: nothing, until it begins or a block opens."""
+    def _before_answer(self, found: list[TextRun]) -> list[TextRun]:
+        """Hold whitespace back until the answer begins or a block opens."""
         assert self._finder is not None
         self._blank += found
         if any(not run.text.isspace() for run in found):
@@ -129,5 +137,118 @@ class ThinkingSplitter:
         self._finder = Finder([self._end if thinking else self._start])
 
 
-def _thinking(runs: list[TextRun]) -> list[TextRun]:
+def _thinking(runs: Iterable[TextRun]) -> list[TextRun]:
     return [replace(run, kind="thinking") for run in runs]
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """How a model writes its messages."""
+
+    begins: tuple[str, ...]  # of a header
+    ends: tuple[str, ...]  # of a message
+    thinking: str  # part of the header of thinking
+    call: str | None  # part of the header of a call
+    markers: tuple[str, ...]  # further special tokens
+
+
+HARMONY = Channels(
+    begins=("<|channel|>", " to=", _START),
+    ends=("<|end|>", "<|call|>", "<|return|>"),
+    thinking="<|channel|>analysis",
+    call="to=functions.",
+    markers=("<|channel|>", "<|constrain|>"),
+)
+MUSE = Channels(
+    begins=("to=", " to=", _START),
+    ends=("<|eom|>", "<|eot|>"),
+    thinking="to=self",
+    call=None,  # its calls are markup
+    markers=(),
+)
+
+
+def channels_of(tokenizer: Any) -> Channels | None:
+    """Return the channels of a model; None if it writes without."""
+    find = tokenizer.backend_tokenizer.token_to_id
+    if find(_MESSAGE) is None or find(_START) is None:
+        return None
+    if find("<|channel|>") is not None:
+        return HARMONY
+    return MUSE if getattr(tokenizer, "response_transitions", None) else None
+
+
+def markers_of(channels: Channels) -> tuple[str, ...]:
+    """Return the texts that the splitter must see, though they may be special tokens."""
+    return (_START, _MESSAGE, *channels.ends, *channels.markers)
+
+
+class ChannelSplitter:
+    """Separates thinking in channels from the answer.
+
+    A call stays as it was written, from `<|start|>` on, for the parser of tool calls.
+    """
+
+    def __init__(self, channels: Channels) -> None:
+        self._channels = channels
+        self._header: str | None = ""  # None: in a message
+        self._first: list[TextRun] | None = []  # until it is certain that there is a header
+        self._kind: Kind = "answer"
+        self._finder = Finder([_MESSAGE])
+
+    def add(self, text: str, drafted: bool = False) -> list[TextRun]:
+        """Return what `text` made certain, in order, each run with its kind."""
+        if self._first is not None:
+            self._first.append(TextRun(text, drafted))
+            return self._begin()
+        runs: list[TextRun] = []
+        position = 0
+        while position < len(text):
+            found, position = self._finder.read(text, drafted, position)
+            runs += self._taken(found)
+            if self._finder.found is not None:
+                runs += self._turn()
+        return joined(runs)
+
+    def finish(self) -> list[TextRun]:
+        """Return what is still held back at the end of the text."""
+        runs = self._begin(certain=True)
+        runs += self._taken(self._finder.take_held())
+        begins = self._channels.begins
+        if header := self._header:
+            self._header = ""
+            if not any(each.startswith(header[: len(each)]) for each in begins):
+                runs.append(TextRun(header))
+        return joined(runs)
+
+    def _begin(self, *, certain: bool = False) -> list[TextRun]:
+        """Pass an answer without any header, as a grammar may force one, as it is."""
+        if self._first is None:
+            return []
+        text = "".join(run.text for run in self._first)
+        if not certain and any(each.startswith(text) for each in self._channels.begins):
+            return []
+        if not text.startswith(self._channels.begins):
+            self._header, self._finder = None, Finder(self._channels.ends)
+        held, self._first = self._first, None
+        return [made for run in held for made in self.add(run.text, run.drafted)]
+
+    def _taken(self, found: list[TextRun]) -> list[TextRun]:
+        if self._header is None:
+            return [TextRun(run.text, run.drafted, self._kind) for run in found]
+        self._header += "".join(run.text for run in found)
+        return []
+
+    def _turn(self) -> list[TextRun]:
+        """Turn from a header to its message, or from a message to the next header."""
+        if self._header is None:
+            self._header, self._finder = "", Finder([_MESSAGE])
+            return []
+        header, self._header = self._header, None
+        self._kind, self._finder = "answer", Finder(self._channels.ends)
+        if self._channels.call and self._channels.call in header:
+            header = header.removeprefix(_START).removeprefix("assistant")
+            return [TextRun(f"{_START}assistant{header}{_MESSAGE}")]
+        if self._channels.thinking in header:
+            self._kind = "thinking"
+        return []

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from akunu_py.decoding.text.channels import HARMONY, MUSE, Channels, ChannelSplitter
+from akunu_py.decoding.text.thinking import HARMONY, MUSE, Channels, ChannelSplitter
 
 CALL = "<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
 CASES = [

@@ -23,10 +23,11 @@ from akunu_py.decoding.events import (
 from akunu_py.decoding.scheduling import jobs
 from akunu_py.decoding.scheduling.jobs import chat_job, text_job
 from akunu_py.decoding.session import Session
-from akunu_py.decoding.text import channels
+from akunu_py.decoding.text import thinking as channels
 from akunu_py.decoding.text.stream_decoder import StreamDecoder
-from akunu_py.decoding.tool_calls.families import FAMILIES, family_of
-from akunu_py.decoding.tool_calls.parser import ToolCallParser
+from akunu_py.decoding.tools.formats import FORMATS
+from akunu_py.decoding.tools.parser import ToolCallParser
+from akunu_py.decoding.tools.rendering import format_of
 from akunu_py.types import (
     GenerateOptions,
     Message,
@@ -64,7 +65,7 @@ TEMPLATE = (
 @pytest.fixture(scope="module", params=SIGNS)
 def engine(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     """Of each family one whose markers are special tokens."""
-    markers = FAMILIES[request.param].all_markers
+    markers = FORMATS[request.param].all_markers
     if request.param == "harmony":
         markers = channels.markers_of(channels.HARMONY)
     directory = tmp_path_factory.mktemp(request.param)
@@ -74,7 +75,7 @@ def engine(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     template = TEMPLATE.replace("SIGN", SIGNS[request.param])
     (directory / "chat_template.jinja").write_text(template)
     engine = Engine.load(directory, name=request.param)
-    assert family_of(engine.tokenizer).name == request.param
+    assert format_of(engine.tokenizer).name == request.param
     return engine
 
 
@@ -121,7 +122,7 @@ def test_what_must_be_called_is(engine: Engine) -> None:
 
 @pytest.mark.parametrize("engine", ["hermes", "mistral"], indirect=True)
 def test_what_must_not_be_called_is_not(engine: Engine) -> None:
-    opener = next(iter(family_of(engine.tokenizer).openers))
+    opener = next(iter(format_of(engine.tokenizer).openers))
     asked = replace(options(engine), max_tokens=4)
     token = engine.tokenizer.backend_tokenizer.token_to_id(opener)
     pushed = () if token is None else ((token, 50.0),)
@@ -169,7 +170,7 @@ class Given:
 def test_the_first_call_ends_an_answer_that_may_have_one(one_call: bool) -> None:
     call = '<tool_call>{"name": "other", "arguments": {}}</tool_call>'
     generation: Any = Given(call + call[:9], call[9:], "So.")
-    parser = ToolCallParser(FAMILIES["hermes"], TOOLS)
+    parser = ToolCallParser(FORMATS["hermes"], TOOLS)
     events = [event for event in jobs._events(generation, parser, one_call=one_call) if event]
     assert calls(events) == [("other", {})] * (1 if one_call else 2)
     assert isinstance(events[-1], Ended)

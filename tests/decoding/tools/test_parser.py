@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Event, Text
-from akunu_py.decoding.tool_calls.families import FAMILIES, Family
-from akunu_py.decoding.tool_calls.parser import MALFORMED, REFUSED, UNFINISHED, ToolCallParser
+from akunu_py.decoding.tools.formats import FORMATS, ToolFormat
+from akunu_py.decoding.tools.parser import MALFORMED, REFUSED, UNFINISHED, ToolCallParser
 from akunu_py.types import Tool
-from tests.support.tool_call_formats import FORMATS, Call
+from tests.support.tool_call_formats import EXAMPLES, Call
 
 Found = list[str | Call]
 TYPES = ("string", "integer", "number", "boolean", "object", "array")
@@ -32,7 +32,7 @@ TOOLS = [Tool("find", "", SCHEMA), Tool("write_file", "", SCHEMA), Tool("now")]
 
 
 FRAGMENTS = sorted(
-    {marker for family in FAMILIES.values() for marker in family.all_markers}
+    {marker for family in FORMATS.values() for marker in family.all_markers}
     | {"</parameter>", "<parameter=", "</function>", "</arg_value>", "</invoke>", "```", "]]>"}
     | {'{"name": "find", "arguments": {}}', '"', "\\", "'", "\n", "{", "}", "[", "]", "(", ")", ","}
 )
@@ -60,7 +60,7 @@ CALLS = st.lists(
     st.tuples(st.sampled_from(["find", "write_file"]), ARGUMENTS), min_size=1, max_size=3
 )
 CUTS = st.lists(st.integers(1, 9), min_size=1, max_size=8)
-EXAMPLE: list[Call] = [
+CALLED: list[Call] = [
     ("find", {"string": '"Ø" </tool_call>\n', "object": {"a": [-1, "}]"]}}),
     ("write_file", {"code": "\tif a < b:\n", "boolean": True}),
     ("now", {}),
@@ -81,7 +81,7 @@ def without(value: Any, ends: tuple[str, ...]) -> Any:
     return value
 
 
-def parse(family: Family, pieces: Iterator[str] | list[str]) -> list[Event]:
+def parse(family: ToolFormat, pieces: Iterator[str] | list[str]) -> list[Event]:
     ids = (f"id{index}" for index in itertools.count())
     parser = ToolCallParser(family, TOOLS, lambda: next(ids))
     events = [event for piece in pieces for event in parser.add(piece)]
@@ -127,18 +127,18 @@ def chopped(text: str, cuts: list[int]) -> Iterator[str]:
         at += size
 
 
-def written(name: str, calls: list[Call]) -> tuple[Family, str, list[Call]]:
+def written(name: str, calls: list[Call]) -> tuple[ToolFormat, str, list[Call]]:
     """The family, and the calls as its models write them; without what its format cannot hold."""
-    family, write, ends = FORMATS[name]
+    family, write, ends = EXAMPLES[name]
     calls = [(name, without(arguments, ends)) for name, arguments in calls]
-    return FAMILIES[family], write(calls), calls
+    return FORMATS[family], write(calls), calls
 
 
 def test_every_family_is_tried() -> None:
-    assert {family for family, _, _ in FORMATS.values()} == set(FAMILIES)
+    assert {family for family, _, _ in EXAMPLES.values()} == set(FORMATS)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", EXAMPLES)
 @given(CALLS, st.sampled_from(["", "Let me look. ", "1 < 2 {and} [so on]\n\n"]), CUTS)
 @settings(max_examples=5)
 def test_what_is_called_is_found_however_it_is_cut(
@@ -152,17 +152,17 @@ def test_what_is_called_is_found_however_it_is_cut(
         assert collected(parse(family, pieces)) == expected
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_every_split_point(name: str) -> None:
-    family, text, calls = written(name, EXAMPLE)
+    family, text, calls = written(name, CALLED)
     for at in range(len(text)):
         assert collected(parse(family, [text[:at], text[at:]])) == calls, at
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_what_is_cut_off_is_text_behind_a_marker(name: str) -> None:
     """Wherever an answer ends: complete calls are calls, and nothing of them is text."""
-    family, text, calls = written(name, EXAMPLE)
+    family, text, calls = written(name, CALLED)
     for at in range(len(text)):
         events = joined(parse(family, [text[:at]]))
         made = sum(isinstance(event, CallEnded) for event in events)
@@ -182,12 +182,12 @@ def test_what_is_cut_off_is_text_behind_a_marker(name: str) -> None:
         assert (begun == made) or said
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", EXAMPLES)
 @given(st.data())
 @settings(max_examples=5)
 def test_damage_loses_nothing(name: str, data: st.DataObject) -> None:
     """One character too many, too few, or wrong: it is a call, or it is text, however it is cut."""
-    family, text, _ = written(name, EXAMPLE)
+    family, text, _ = written(name, CALLED)
     at = data.draw(st.integers(0, len(text) - 1))
     text = text[:at] + data.draw(st.sampled_from(["", "x", '"', "<", "}", "{"])) + text[at + 1 :]
     whole = joined(parse(family, [text]))
@@ -198,18 +198,18 @@ def test_damage_loses_nothing(name: str, data: st.DataObject) -> None:
     assert "if a" in kept or "if a" not in text
 
 
-@given(st.sampled_from(sorted(FAMILIES)), PIECES.map("".join), CUTS)
+@given(st.sampled_from(sorted(FORMATS)), PIECES.map("".join), CUTS)
 @settings(max_examples=100)
 def test_no_text_is_too_odd(name: str, text: str, cuts: list[int]) -> None:
-    whole = joined(parse(FAMILIES[name], [text]))
-    assert joined(parse(FAMILIES[name], chopped(text, cuts))) == whole
+    whole = joined(parse(FORMATS[name], [text]))
+    assert joined(parse(FORMATS[name], chopped(text, cuts))) == whole
 
 
 @given(STRINGS | st.sampled_from(["{", '{"name": "find"', '{"a": 1} and more', " \n"]), CUTS)
 def test_an_answer_without_calls_is_as_it_is(text: str, cuts: list[int]) -> None:
     for name in ("llama3", "hermes", "gemma4"):
-        if not any(opener in text for opener in FAMILIES[name].openers) and "find" not in text:
-            assert joined(parse(FAMILIES[name], chopped(text, cuts))) == [Text(text)] * bool(text)
+        if not any(opener in text for opener in FORMATS[name].openers) and "find" not in text:
+            assert joined(parse(FORMATS[name], chopped(text, cuts))) == [Text(text)] * bool(text)
 
 
 def test_arguments_stream() -> None:
@@ -223,8 +223,8 @@ def test_arguments_stream() -> None:
 
 
 def test_a_call_that_is_not_allowed_is_text() -> None:
-    _, text, _ = written("hermes", EXAMPLE)
-    parser = ToolCallParser(FAMILIES["hermes"], TOOLS, allowed=False)
+    _, text, _ = written("hermes", CALLED)
+    parser = ToolCallParser(FORMATS["hermes"], TOOLS, allowed=False)
     events = joined([*parser.add(text), *parser.finish()])
     assert len(events) == 1
     assert isinstance(events[0], Text)
@@ -233,5 +233,5 @@ def test_a_call_that_is_not_allowed_is_text() -> None:
 
 def test_a_malformed_call_is_text_behind_a_marker() -> None:
     text = 'So:\n<tool_call>\n{"name": "find", "arguments": {"a": bad}}\n</tool_call>\nHm.'
-    *_, last = joined(parse(FAMILIES["hermes"], [text]))
+    *_, last = joined(parse(FORMATS["hermes"], [text]))
     assert last == Text("\n" + MALFORMED + text.removeprefix("So:\n"))

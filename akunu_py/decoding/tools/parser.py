@@ -1,21 +1,19 @@
-"""Finds the calls of tools in the text of an answer, streamed or whole.
+"""Parser of tool calls in the text of an answer, streamed or whole.
 
-What is text and what is a call comes apart as early as is certain. The markup of calls is no part
-of the text, nor is whitespace next to it. A call that does not go on as its format wants, or that
-the end of the answer cuts off, is not lost: what the model wrote of it is text, behind MALFORMED
-or UNFINISHED. Its arguments may have streamed by then; that call has no CallEnded.
+Emits text and calls as early as is certain, without the markup of calls and whitespace next to it.
+A malformed call, or one that the end of the answer cuts off, is not lost: it becomes text behind
+MALFORMED or UNFINISHED. Its arguments may have streamed by then, but it has no CallEnded.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Event, Text
-from akunu_py.decoding.tool_calls.calls import Calls
-from akunu_py.decoding.tool_calls.families import HERMES, Family, family_of
-from akunu_py.decoding.tool_calls.reader import (
+from akunu_py.decoding.tools.formats import HERMES, ToolFormat
+from akunu_py.decoding.tools.reader import (
     SPACE,
     CutOff,
     Malformed,
@@ -24,6 +22,8 @@ from akunu_py.decoding.tool_calls.reader import (
     first_of,
     longest_beginning,
 )
+from akunu_py.decoding.tools.rendering import format_of
+from akunu_py.decoding.tools.syntaxes import Calls
 from akunu_py.types import Tool
 
 MALFORMED = "[malformed tool call] "
@@ -33,13 +33,15 @@ _LEFT = SPACE + "]},;"  # what may be left behind the arguments of a call
 
 
 def parser_for(
-    engine: Engine, tools: Sequence[Tool], *, allowed: bool = True, either: bool = False
+    tokenizer: Any, tools: Sequence[Tool], *, allowed: bool = True, either: bool = False
 ) -> ToolCallParser:
-    """For an answer of this model; without tools all of it is text. The answer must be generated
-    with the parser's `markers`. allowed: whether there may be calls; one is text behind REFUSED
-    otherwise. either: whether it has calls or text, so that no text holds any."""
-    family = family_of(engine.tokenizer) if tools else None
-    return ToolCallParser(family, tools, allowed=allowed, either=either)
+    """Return a parser for one answer, which must be generated with the parser's `markers`.
+
+    allowed: otherwise calls become text behind REFUSED. either: the answer has calls or text, not
+    both, so text is never searched for calls.
+    """
+    format = format_of(tokenizer) if tools else None
+    return ToolCallParser(format, tools, allowed=allowed, either=either)
 
 
 class ToolCallParser:
@@ -47,39 +49,38 @@ class ToolCallParser:
 
     def __init__(
         self,
-        family: Family | None,
+        format: ToolFormat | None,
         tools: Sequence[Tool],
         new_id: Callable[[], str] | None = None,
         *,
         allowed: bool = True,
         either: bool = False,
     ) -> None:
-        """family: in whose format calls are; None where there are none. new_id: makes the ids of
-        calls."""
-        self._family, self._either = family, either
+        """format: None if there are no calls. new_id: makes the ids of calls."""
+        self._format, self._either = format, either
         self._reader = Reader()
         self._events: list[Event] = []
         self._blank = ""  # whitespace that is text only if text follows
         self._said = False  # whether there was text
         self._after_call = False
-        make_id = new_id or (family or HERMES).new_id
+        make_id = new_id or (format or HERMES).new_id
         self._calls = Calls(tools, self._emit, make_id, allowed=allowed)
-        self._running = self._run(family) if family else None
+        self._running = self._run(format) if format else None
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What the text must show though it may be special tokens: see `GenerateOptions`."""
-        return self._family.all_markers if self._family else ()
+        """Special tokens that the text must contain, see `GenerateOptions`."""
+        return self._format.all_markers if self._format else ()
 
     def add(self, text: str) -> list[Event]:
-        """What `text` made certain."""
+        """Return what `text` made certain."""
         if self._running is None:
             return [Text(text)] if text else []
         self._reader.feed(text)
         return self._resume()
 
     def finish(self) -> list[Event]:
-        """What is still held back at the end of the answer."""
+        """Return what is still held back at the end of the answer."""
         if self._running is None:
             return []
         self._reader.close()
@@ -102,7 +103,7 @@ class ToolCallParser:
         self._events.append(event)
 
     def _say(self, text: str) -> None:
-        """Text, but for whitespace at its end that may stand before a call, or behind one."""
+        """Emit text, without whitespace that may turn out to be next to a call."""
         text = self._blank + text
         if self._after_call:
             text = text.lstrip()
@@ -112,33 +113,35 @@ class ToolCallParser:
             self._events.append(Text(said))
             self._said, self._after_call = True, False
 
-    def _run(self, family: Family) -> Reading[None]:
+    def _run(self, format: ToolFormat) -> Reading[None]:
         while True:
-            opener = yield from self._text_before_call(family)
+            opener = yield from self._text_before_call(format)
             if opener is None:
                 break
             try:
-                yield from self._block(family, opener)
+                yield from self._block(format, opener)
             except Malformed:
-                yield from self._spoiled(family, opener)
+                yield from self._spoiled(format, opener)
         if self._blank:
             self._events.append(Text(self._blank))
 
-    def _text_before_call(self, family: Family) -> Reading[str | None]:
-        """Says the text before the next opener and returns that; None at the end of the answer,
-        "" for a call that needs none."""
+    def _text_before_call(self, format: ToolFormat) -> Reading[str | None]:
+        """Emit the text before the next opener and return the opener.
+
+        Returns None at the end of the answer, "" for a call that needs no opener.
+        """
         reader = self._reader
-        openers: tuple[str, ...] = (*family.openers, *family.dropped)
+        openers: tuple[str, ...] = (*format.openers, *format.dropped)
         while True:
-            if family.bare and not self._said:
+            if format.bare and not self._said:
                 yield from self._skip_blank()
-                if reader.rest.startswith(family.bare):
+                if reader.rest.startswith(format.bare):
                     reader.mark()
                     return ""
             rest = reader.rest
             at, opener = first_of(rest, openers)
             if self._either and (self._said or rest[:at].strip()):
-                openers = family.dropped
+                openers = format.dropped
                 at, opener = first_of(rest, openers)
             if not opener:
                 at = len(rest) if reader.closed else len(rest) - longest_beginning(rest, openers)
@@ -146,7 +149,7 @@ class ToolCallParser:
             if opener:
                 reader.mark()
                 reader.take(len(opener))
-                if opener not in family.dropped:
+                if opener not in format.dropped:
                     return opener
                 continue
             if reader.closed:
@@ -154,7 +157,7 @@ class ToolCallParser:
             yield
 
     def _skip_blank(self) -> Reading[None]:
-        """Whitespace before a call that needs no opener; behind a call, what separates them too."""
+        """Skip whitespace before a call without opener, and separators behind a call."""
         while True:
             rest = self._reader.rest
             more = rest.lstrip(SPACE + ";," if self._after_call else SPACE)
@@ -164,12 +167,12 @@ class ToolCallParser:
                 return
             yield
 
-    def _block(self, family: Family, opener: str) -> Reading[None]:
-        """The calls behind an opener, up to what closes them. Raises Malformed."""
-        reader, closer = self._reader, family.openers.get(opener, "")
+    def _block(self, format: ToolFormat, opener: str) -> Reading[None]:
+        """Read the calls behind an opener, up to what closes them. Raises Malformed."""
+        reader, closer = self._reader, format.openers.get(opener, "")
         self._calls.known_only = not opener
         while True:
-            yield from family.body(reader, self._calls)
+            yield from format.syntax(reader, self._calls)
             if not closer:
                 return
             yield from reader.skip(_LEFT)
@@ -178,15 +181,15 @@ class ToolCallParser:
             if reader.ended_within(closer):
                 raise CutOff
 
-    def _spoiled(self, family: Family, opener: str) -> Reading[None]:
-        """A call that is none, as text."""
-        reader, closer = self._reader, family.openers.get(opener, "")
+    def _spoiled(self, format: ToolFormat, opener: str) -> Reading[None]:
+        """Emit a malformed call as text."""
+        reader, closer = self._reader, format.openers.get(opener, "")
         if reader.closed:
             reader.take(len(reader.rest))
         text = reader.taken
         if opener and not self._calls.open and closer.startswith(text.strip(_LEFT)):
-            return  # all that is missing is what closes calls that are complete
-        if not opener and not self._calls.open:  # JSON, or a list, that is simply the answer
+            return  # only the closer of complete calls is missing
+        if not opener and not self._calls.open:  # the answer is JSON or a list
             self._said = True
             self._say(text)
             return
@@ -201,7 +204,7 @@ class ToolCallParser:
 
 
 def _joined(events: list[Event]) -> list[Event]:
-    """The same with as few events as possible."""
+    """Return the same with as few events as possible."""
     joined: list[Event] = []
     for event in events:
         last = joined[-1] if joined else None

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from akunu_py.decoding.chat_format.conversation import abilities, render
 from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.tool_calls.parser import parser_for
+from akunu_py.decoding.tools.parser import parser_for
+from akunu_py.decoding.tools.rendering import abilities, render
 from akunu_py.types import Message, Tool, ToolCall
 
 WEATHER = Tool("weather", "Says it.", {"type": "object", "properties": {"city": {}}})
@@ -189,7 +189,7 @@ def test_the_starter_takes_tools_as_text(starter_engine: Engine) -> None:
     prompt = starter_engine.encode_chat(TALK, TOOLS)
     text = starter_engine.tokenizer.decode(prompt)
     assert '{"name": "weather", "description": "Says it."' in text
-    assert parser_for(starter_engine, TOOLS).markers == ("<tool_call>", "</tool_call>")
+    assert parser_for(starter_engine.tokenizer, TOOLS).markers == ("<tool_call>", "</tool_call>")
     stable = starter_engine.stable_prefix(TALK, prompt, TOOLS)
     more = (*TALK, Message("assistant", "", tool_calls=CALLS[:1]), Message("tool", "dry"))
     following = starter_engine.encode_chat(more, TOOLS)

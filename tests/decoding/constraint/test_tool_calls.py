@@ -13,20 +13,19 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
+from akunu_py.decoding.constraint import tool_calls
 from akunu_py.decoding.constraint.schema.terminals import limits
+from akunu_py.decoding.constraint.tool_calls import Wanted, calls_constraint
 from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Text
-from akunu_py.decoding.tool_calls import grammar
-from akunu_py.decoding.tool_calls.families import FAMILIES
-from akunu_py.decoding.tool_calls.grammar import Wanted, calls_constraint
-from akunu_py.decoding.tool_calls.parser import ToolCallParser
-from akunu_py.decoding.tool_calls.shapes import shape_of
+from akunu_py.decoding.tools.formats import FORMATS
+from akunu_py.decoding.tools.parser import ToolCallParser
 from akunu_py.types import Constraint, Tool
 from tests.support.json_schema import is_valid
-from tests.support.tool_call_formats import FORMATS
+from tests.support.tool_call_formats import EXAMPLES
 
 SIGNS = {"mistral": "[ARGS]", "deepseek v3": "```json"}  # of a template
 OTHERWISE = {"hermes array", "llama3 tag", "mistral once", "mistral array", "unknown"}
-WRITTEN = [name for name in FORMATS if name not in OTHERWISE]
+WRITTEN = [name for name in EXAMPLES if name not in OTHERWISE]
 STRINGS = st.text(st.characters(exclude_categories=["C", "Z"]) | st.sampled_from(" \n"), max_size=5)
 STRINGS |= st.sampled_from(["", "5", "true", "None", "a, b", '{"a": 1}', "[x]", "#<b>&amp;", "æ\n"])
 FORMAT = {
@@ -126,7 +125,7 @@ class Tables:
 @cache
 def tables(family: str, special: bool) -> tuple[Tables, LLTokenizer]:
     found: list[str] = []
-    for marker in FAMILIES[family].all_markers if special else ():
+    for marker in FORMATS[family].all_markers if special else ():
         found += re.findall(r"<\|[a-z]+\|>", marker) if family == "kimi_k3" else [marker]
     made = Tables(list(dict.fromkeys(found)))
     wrapped: Any = TokenizerWrapper(made)
@@ -135,7 +134,7 @@ def tables(family: str, special: bool) -> tuple[Tables, LLTokenizer]:
 
 def read(family: str, tools: list[Tool], text: str) -> list[tuple[str, Any]] | None:
     """The calls in an answer that holds nothing else; None where it does."""
-    parser = ToolCallParser(FAMILIES[family], tools)
+    parser = ToolCallParser(FORMATS[family], tools)
     events = [*parser.add(text), *parser.finish()]
     parts: list[tuple[str, list[str]]] = []
     for event in events:
@@ -166,15 +165,15 @@ def test_what_templates_write_is_allowed_if_it_fits(
     name: str, special: bool, data: st.DataObject
 ) -> None:
     """Token by token, and it is read as what was written; other arguments are refused."""
-    family, write, ends = FORMATS[name]
+    family, write, ends = EXAMPLES[name]
     engine, tokens = tables(family, special)
     format = Constraint("json_schema", json.dumps(FORMAT))
     tools = [Tool(each, "", data.draw(PARAMETERS), strict=True) for each in ("find", "now")]
-    shape = shape_of(FAMILIES[family], SIGNS.get(name, ""))
+    layout = FORMATS[family].layout_for(SIGNS.get(name, ""))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grammar, "token_tables", lambda engine: tokens)
+        patch.setattr(tool_calls, "token_tables", lambda engine: tokens)
         found = [
-            calls_constraint(engine, shape, wanted)  # type: ignore[arg-type]
+            calls_constraint(engine, layout, wanted)  # type: ignore[arg-type]
             for wanted in (Wanted(tools, True, False), Wanted(tools, False, False, format))
         ]
     made, either = found
@@ -193,7 +192,7 @@ def test_what_templates_write_is_allowed_if_it_fits(
         (tool.name, data.draw(fitting(tool.parameters).filter(lambda each: held(each, ends))))
         for tool in data.draw(st.lists(st.sampled_from(tools), min_size=1, max_size=one))
     ]
-    if shape.tags:  # parameters come in the order of the schema
+    if layout.tags:  # parameters come in the order of the schema
         order = {tool.name: list(tool.parameters["properties"]) for tool in tools}
         calls = [
             (each, dict(sorted(values.items(), key=lambda item: order[each].index(item[0]))))
@@ -202,7 +201,7 @@ def test_what_templates_write_is_allowed_if_it_fits(
     text = write(calls)
     assert allowed(text), text
     assert allowed(text, made.guesses[1])
-    alone = not (shape.opener or shape.text_first)  # calls are JSON, as the text is: one at a time
+    alone = not (layout.opener or layout.text_first)  # JSON, as the text is
     assert allowed(text, either.text) is (len(calls) == 1 or not alone)
     assert read(family, tools, text) == calls
     other = data.draw(PARAMETERS.flatmap(fitting).filter(lambda each: held(each, ends)))
@@ -213,13 +212,13 @@ def test_what_templates_write_is_allowed_if_it_fits(
         assert all(is_valid(tools[0].parameters, each) for _, each in known), altered
     unknown = write([("elsewhere", calls[0][1])])
     assert not allowed(unknown)
-    opener = next(iter(FAMILIES[family].openers))
+    opener = next(iter(FORMATS[family].openers))
     for count, fits in ((1, True), (0.5, False)):
         answer = json.dumps({"count": count, "text": "" if special else opener})
         assert allowed(answer, either.text) is fits
         assert allowed(answer, either.guesses[0]) is fits
         assert not allowed(answer)
-        parser = ToolCallParser(FAMILIES[family], tools, either=True)
+        parser = ToolCallParser(FORMATS[family], tools, either=True)
         events = [*parser.add(answer[:30]), *parser.add(answer[30:]), *parser.finish()]
         assert all(isinstance(event, Text) for event in events)
         assert "".join(event.text for event in events if isinstance(event, Text)) == answer

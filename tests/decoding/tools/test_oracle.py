@@ -11,8 +11,8 @@ import pytest
 from mlx_lm import tool_parsers
 
 from akunu_py.decoding.events import CallArguments, CallBegun
-from akunu_py.decoding.tool_calls.families import FAMILIES
-from akunu_py.decoding.tool_calls.parser import ToolCallParser
+from akunu_py.decoding.tools.formats import FORMATS
+from akunu_py.decoding.tools.parser import ToolCallParser
 from akunu_py.types import Tool
 
 SCHEMA = {
@@ -62,7 +62,7 @@ def test_whole_calls(name: str) -> None:
     theirs: Any = importlib.import_module(f"mlx_lm.tool_parsers.{name}")
     found = theirs.parse_tool_call(WRITTEN[name], DEFINED)
     [found] = found if isinstance(found, list) else [found]
-    parser = ToolCallParser(FAMILIES["hermes" if name == "json_tools" else name], TOOLS)
+    parser = ToolCallParser(FORMATS["hermes" if name == "json_tools" else name], TOOLS)
     end = "" if name == "minicpm5" else theirs.tool_call_end
     events = [*parser.add(theirs.tool_call_start + WRITTEN[name] + end), *parser.finish()]
     begun, arguments, _ = events

@@ -1,5 +1,8 @@
-"""Calls that a model must make, or may only make as a schema wants, as a grammar of what it may
-write, in llguidance's dialect of Lark."""
+"""Forced and strict tool calls, as a grammar in llguidance's dialect of Lark.
+
+`tool_choice` "required" and "named" allow nothing but calls, after the thinking of a reasoning
+model. Strict tools allow text, and calls that fit their schemas.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,12 @@ from akunu_py.decoding.constraint.schema.grammar import grammar
 from akunu_py.decoding.constraint.schema.rules import Verbatim
 from akunu_py.decoding.constraint.token_tables import token_tables
 from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.tool_calls import values
-from akunu_py.decoding.tool_calls.shapes import Shape
+from akunu_py.decoding.tools.formats import HARMONY
+from akunu_py.decoding.tools.rendering import abilities, format_of
+from akunu_py.decoding.tools.syntaxes import STRING, CallLayout, types_of
 from akunu_py.errors import UsageError
 from akunu_py.text import on_one_line
-from akunu_py.types import Constraint, Tool
+from akunu_py.types import Constraint, SamplingOptions, Tool, ToolChoice
 
 _ANY_OBJECT = {"type": "object"}
 _PLACES = re.compile(r"(NAME|ARGUMENTS|INDEX)")
@@ -35,55 +39,103 @@ _TEXT = r"/(.|\n)*/"
 _TYPES = ("string", "number", "boolean", "null", "object", "array")
 _Guess = Literal["", "closed", "open"]
 _DEFINED = ("$defs", "definitions")
+_BANNED = -1e9  # added to a logit
+
+
+def constrained(
+    engine: Engine,
+    sampling: SamplingOptions,
+    tools: Sequence[Tool],
+    choice: ToolChoice,
+    *,
+    parallel: bool,
+) -> SamplingOptions:
+    """Add the constraint of a tool choice and of strict tools to `sampling`.
+
+    With a response format the answer either matches the format or consists of calls. Raises
+    UsageError for an unknown tool, and for a tool format or strict schema without a grammar.
+    """
+    forced = choice.mode in ("required", "named")
+    strict = any(tool.strict for tool in tools)
+    if choice.mode == "none":
+        return _without_calls(engine, sampling) if tools else sampling
+    if not (forced or strict or (sampling.constraint is not None and tools)):
+        return sampling
+    offered = [tool for tool in tools if choice.mode != "named" or tool.name == choice.name]
+    if not offered:
+        named = f"is no tool {choice.name!r}" if choice.mode == "named" else "are no tools"
+        raise UsageError(f"tool_choice {choice.mode!r}: there {named} in this request")
+    format = None if forced else sampling.constraint
+    if format is not None and format.kind == "grammar":
+        raise UsageError("tools: an answer held to a grammar cannot call any; use tool_choice none")
+    written = format_of(engine.tokenizer)
+    layout = written.layout_for(abilities(engine.tokenizer).template)
+    one = choice.mode == "named" or not parallel
+    constraint = calls_constraint(engine, layout, Wanted(offered, forced, one, format))
+    if constraint is not None:
+        return replace(sampling, constraint=constraint)
+    if not forced:
+        return sampling  # what it calls is not held to the schema
+    raise UsageError(
+        f"tool_choice {choice.mode!r}: {engine.name} calls tools in a format ({written.name}) that "
+        "it cannot be held to; use tool_choice 'auto'"
+    )
+
+
+def _without_calls(engine: Engine, sampling: SamplingOptions) -> SamplingOptions:
+    """Ban the openers of calls that are one token."""
+    written = format_of(engine.tokenizer)
+    openers = () if written is HARMONY else written.openers
+    encoded = [engine.tokenizer.encode(text, add_special_tokens=False) for text in openers]
+    banned = tuple((int(tokens[0]), _BANNED) for tokens in encoded if len(tokens) == 1)
+    return replace(sampling, logit_bias=sampling.logit_bias + banned)
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """forced: nothing but calls; otherwise text, with calls in it. one: at most one call. format:
-    what a text must match; then there are either calls or that."""
+    """What a grammar of calls must allow."""
 
     tools: Sequence[Tool]
-    forced: bool
-    one: bool
-    format: Constraint | None = None
+    forced: bool  # nothing but calls; otherwise text with calls in it
+    one: bool  # at most one call
+    format: Constraint | None = None  # of a text instead of calls
 
 
-def calls_constraint(engine: Engine, shape: Shape, wanted: Wanted) -> Constraint | None:
-    """None where there is none. Raises UsageError for the schema of a strict tool, and a format,
-    that cannot be followed."""
+def calls_constraint(engine: Engine, layout: CallLayout, wanted: Wanted) -> Constraint | None:
+    """Return the grammar of calls; None if the format has none.
+
+    Raises UsageError for a strict schema or a response format that no grammar expresses.
+    """
     try:
-        text = _Writer(engine, shape).written(wanted)
+        text = _Writer(engine, layout).written(wanted)
         if text is None:
             return None
         known: tuple[_Guess, ...] = ("closed", "open")
-        guesses = [_Writer(engine, shape, guess).written(wanted) for guess in known]
+        guesses = [_Writer(engine, layout, guess).written(wanted) for guess in known]
         return Constraint("grammar", text, guesses=tuple(each for each in guesses if each))
     except _Unbounded:
         return None
 
 
 class _Unbounded(Exception):
-    """A text that ends with a special token in the middle of other text: no terminal says that."""
+    """A text would end with a special token in the middle of other text: no terminal says that."""
 
 
 class _Writer:
-    def __init__(self, engine: Engine, shape: Shape, guess: _Guess = "") -> None:
-        """guess: how arguments probably are: on one line and, "closed", of the properties that the
-        schema names, in its order."""
-        self._tokenizer, self._shape = engine.tokenizer, shape
+    def __init__(self, engine: Engine, calls: CallLayout, guess: _Guess = "") -> None:
+        """guess: expect one line and, if "closed", the schema's properties in its order."""
+        self._tokenizer, self._calls = engine.tokenizer, calls
         self._guess: _Guess = guess
         self._special = token_tables(engine).is_special_token
         self._lines: list[str] = []
         self._count = 0
-        self._layout = self._layout_of(shape)
-
-    def _layout_of(self, shape: Shape) -> Layout:
-        """How the arguments are written."""
-        if shape.notation == "marked":
-            quote = self._marker(shape.quote)
-            return self._guessed(marked(quote, quote))
-        python = shape.notation == "python"
-        return self._guessed(keywords(spaced=bool(self._guess)) if python else FREE)
+        layout = FREE
+        if calls.notation == "marked":
+            quote = self._marker(calls.quote)
+            layout = marked(quote, quote)
+        elif calls.notation == "python":
+            layout = keywords(spaced=bool(self._guess))
+        self._layout = self._guessed(layout)  # of the arguments
 
     def _guessed(self, layout: Layout) -> Layout:
         if self._guess and layout is FREE:
@@ -96,59 +148,58 @@ class _Writer:
     def written(self, wanted: Wanted) -> str | None:
         if wanted.format is not None:
             return self._either(replace(wanted, forced=True, format=None), wanted.format)
-        shape, opened, one = self._shape, "", wanted.one
-        if not wanted.forced and not shape.opener:
+        layout, opened, one = self._calls, "", wanted.one
+        if not wanted.forced and not layout.opener:
             return None
         said, end = self._around(wanted)
         if not wanted.forced and not said:
-            opened = self._text_until(shape.opener)
-            one = one or not shape.before.startswith(shape.opener)
-            self._shape = shape = replace(
-                shape,
-                before=shape.before.removeprefix(shape.opener),
-                call=shape.call.removeprefix(shape.opener),
+            opened = self._text_until(layout.opener)
+            one = one or not layout.before.startswith(layout.opener)
+            self._calls = layout = replace(
+                layout,
+                before=layout.before.removeprefix(layout.opener),
+                call=layout.call.removeprefix(layout.opener),
             )
         self._lines.append(f"call: {' | '.join([self._call(tool) for tool in wanted.tools])}")
-        more = "" if one else f"({self._text(shape.between)} call)*"
-        calls = f"{self._text(shape.before)} call {more} {self._text(shape.behind)}"
+        more = "" if one else f"({self._text(layout.between)} call)*"
+        calls = f"{self._text(layout.before)} call {more} {self._text(layout.behind)}"
         if said:
             start = f"{said} ({calls}){'' if wanted.forced else '?'} {end}"
             start += "" if wanted.forced else " | text"
         elif not wanted.forced:
             start = f"({opened} {calls})* text"
-        elif shape.text_first:
-            before, behind = map(self._text, shape.text_first)
+        elif layout.text_first:
+            before, behind = map(self._text, layout.text_first)
             start = f"({before} text {behind})? {calls}"
         else:
             start = calls
         return "\n".join([f"start: {start}", f"text: {_TEXT}", *self._lines]) + "\n"
 
     def _either(self, wanted: Wanted, format: Constraint) -> str:
-        """Calls, or what matches the format."""
+        """Allow calls or what matches the format."""
         layout = COMPACT if format.compact else self._guessed(FREE)
-        bare = not (self._shape.opener or self._shape.text_first)
+        bare = not (self._calls.opener or self._calls.text_first)
         if bare and format.kind in ("json_schema", "json"):
             # Both are JSON, so that only a grammar of one kind of JSON can tell them apart: it
             # has one call.
             return lark(_or_call(format, wanted.tools), layout)
-        rules, text, shape = lark(format, layout, "format"), "formatstart", self._shape
-        if shape.around:
-            begin, end, last = map(self._text, shape.around)
+        rules, text, calls = lark(format, layout, "format"), "formatstart", self._calls
+        if calls.around:
+            begin, end, last = map(self._text, calls.around)
             text = f"({begin})? {text} ({end} ({last})?)?"
-        elif shape.text_first:
-            before, behind = map(self._text, shape.text_first)
-            text = f"{text} | ({before} text {behind})? {self._text(shape.text_head)} {text}"
+        elif calls.text_first:
+            before, behind = map(self._text, calls.text_first)
+            text = f"{text} | ({before} text {behind})? {self._text(calls.text_head)} {text}"
         written = self.written(wanted)
         assert written is not None
         start, _, others = written.partition("\n")
         return f"{start} | {text}\n{others}{rules}"
 
     def _around(self, wanted: Wanted) -> tuple[str, str]:
-        """The text of an answer in its markup, before the calls, and what may be behind them; empty
-        where there is no such markup."""
-        if self._shape.around is None:
+        """Return the rules for text in markup, before the calls and behind them; "" if none."""
+        if self._calls.around is None:
             return "", ""
-        begin, end, last = self._shape.around
+        begin, end, last = self._calls.around
         if not wanted.forced and isinstance(self._marker(end), str):
             raise _Unbounded  # it could hold the opener
         text = self._text(end) if wanted.forced else self._text_until(end)
@@ -163,10 +214,10 @@ class _Writer:
         return rule
 
     def _call(self, tool: Tool) -> str:
-        """A rule for a call of a tool, whose name it returns."""
-        arguments = self._parameters(tool) if self._shape.tags else self._object(tool)
+        """Add a rule for a call of a tool and return its name."""
+        arguments = self._parameters(tool) if self._calls.tags else self._object(tool)
         parts = []
-        for part in _PLACES.split(self._shape.call):
+        for part in _PLACES.split(self._calls.call):
             if part == "ARGUMENTS":
                 parts.append(arguments)
             elif part == "INDEX":
@@ -187,8 +238,10 @@ class _Writer:
             return self._rule(_ANY_OBJECT, tool, _ANY_OBJECT, self._layout)
 
     def _rule(self, schema: Mapping[str, Any], tool: Tool, otherwise: Any, layout: Layout) -> str:
-        """A rule for what fits; for `otherwise` where that cannot be, of a tool that is not strict.
-        Raises Impossible where nothing does."""
+        """Add a rule for `schema`, or for `otherwise` if it is refused and the tool not strict.
+
+        Raises Impossible if no value fits.
+        """
         prefix = self._new()
         try:
             text = grammar(schema, layout, prefix)
@@ -202,7 +255,7 @@ class _Writer:
         return f"{prefix}start"
 
     def _parameters(self, tool: Tool) -> str:
-        """Markup for each parameter, in the order of the schema; those that must be there, are."""
+        """Return markup for each parameter, in the order of the schema."""
         properties = tool.parameters.get("properties")
         required = tool.parameters.get("required")
         required = required if isinstance(required, list) else []
@@ -213,8 +266,8 @@ class _Writer:
         return " ".join(parts) or '""'
 
     def _parameter(self, tool: Tool, name: str, schema: Any) -> str:
-        """Its alternatives, by the type of the value; "" where there is none."""
-        tags = self._shape.tags
+        """Return alternatives by the type of the value, "" if there are none."""
+        tags = self._calls.tags
         assert tags is not None
         options, refusal = [], None
         for begin, types in self._kinds(tool, name):
@@ -229,22 +282,21 @@ class _Writer:
         return f"({' | '.join(options)})" if options else ""
 
     def _kinds(self, tool: Tool, name: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """What begins a value of which types; no types: of all."""
-        tags = self._shape.tags
+        """Yield what begins a value of which types; no types stand for all."""
+        tags = self._calls.tags
         assert tags is not None
-        declared = values.types_of(tool.parameters, name)
+        declared = types_of(tool.parameters, name)
         possible = [
             each
             for each in _TYPES
             if not declared or each in declared or (each == "number" and "integer" in declared)
         ]
-        string = values.is_string(tool.parameters, name)
         key = name
         if '"KEY"' in tags.other:
             key = name.replace("&", "&amp;").replace('"', "&quot;")
         begins = {each: getattr(tags, each).replace("KEY", key) for each in ("string", "other")}
         if tags.string == tags.other:
-            yield begins["string"], (("string",) if string else ())
+            yield begins["string"], (("string",) if declared == STRING else ())
             return
         if "string" in possible:
             yield begins["string"], ("string",)
@@ -256,8 +308,8 @@ class _Writer:
             yield begins["other"], others
 
     def _value(self, tool: Tool, schema: Any, types: tuple[str, ...]) -> str:
-        """The value of a parameter and what ends it."""
-        tags = self._shape.tags
+        """Return the value of a parameter and what ends it."""
+        tags = self._calls.tags
         assert tags is not None
         defined = {key: tool.parameters[key] for key in _DEFINED if key in tool.parameters}
         typed = {"type": list(types)} if types else {}
@@ -269,21 +321,21 @@ class _Writer:
         return self._rule(whole, tool, typed, marked("", end, tags.line + head))
 
     def _marker(self, text: str) -> str | Verbatim:
-        """What ends a text: as it is, or as symbols of which the first is a special token."""
+        """Return the end of a text: as it is, or as symbols that begin with a special token."""
         head, end = self._end(text)
         if head:
             raise _Unbounded
         return end
 
     def _end(self, text: str) -> tuple[str, str | Verbatim]:
-        """The characters before the first special token of what ends a text, and the rest."""
+        """Split the end of a text at its first special token."""
         head, token, others = self._text(text).partition("<[")
         if not token:
             return "", text
         return json.loads(head) if head else "", Verbatim(token + others)
 
     def _text(self, text: str) -> str:
-        """`text` as symbols: strings, and its special tokens by their numbers."""
+        """Return `text` as symbols: strings, and special tokens by their ids."""
         symbols: list[str] = []
         for token in self._tokenizer.encode(text, add_special_tokens=False):
             if self._special(token):
@@ -301,7 +353,7 @@ class _Writer:
 
 
 def _or_call(format: Constraint, tools: Sequence[Tool]) -> Constraint:
-    """What matches the format, or is a call as Llama writes it."""
+    """Allow what matches the format, or a call as Llama writes it."""
     schemas: list[Any] = [json.loads(format.text) if format.kind == "json_schema" else True]
     schemas += [{**_ANY_OBJECT, **tool.parameters} for tool in tools]
     apart = [  # their references are their own
@@ -329,5 +381,5 @@ def _refused(tool: Tool, error: Refused) -> UsageError:
 
 
 def _quoted(text: str) -> str:
-    # The one character that JSON leaves as it is and a string in a grammar cannot hold.
+    # JSON leaves this character unescaped, but no string in a grammar contains it.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
+from akunu_py.decoding.constraint import tool_calls
 from akunu_py.decoding.constraint.schema.terminals import byte_tables, limits
+from akunu_py.decoding.constraint.tool_calls import Wanted, calls_constraint, constrained
 from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Text
-from akunu_py.decoding.tool_calls import choice, grammar
-from akunu_py.decoding.tool_calls.choice import constrained
-from akunu_py.decoding.tool_calls.families import FAMILIES
-from akunu_py.decoding.tool_calls.grammar import Wanted, calls_constraint
-from akunu_py.decoding.tool_calls.parser import ToolCallParser
-from akunu_py.decoding.tool_calls.shapes import Shape, shape_of
+from akunu_py.decoding.tools.formats import FORMATS
+from akunu_py.decoding.tools.parser import ToolCallParser
+from akunu_py.decoding.tools.syntaxes import CallLayout
 from akunu_py.errors import UsageError
 from akunu_py.types import Constraint, SamplingOptions, Tool, ToolChoice
 
@@ -33,7 +32,7 @@ SCHEMA = {
 }
 TOOLS = [Tool("weather", "", SCHEMA, strict=True), Tool("now", "", {}, strict=True)]
 TEMPLATES = {"mistral": ("", "[ARGS]"), "deepseek": ("", "```json")}
-CASES = [(name, template) for name in FAMILIES for template in TEMPLATES.get(name, ("",))]
+CASES = [(name, template) for name in FORMATS for template in TEMPLATES.get(name, ("",))]
 CLOSING = b'"}])<>\n,:=/|0'
 
 
@@ -52,7 +51,7 @@ class Plain:
 
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(grammar, "token_tables", lambda engine: byte_tables())
+    monkeypatch.setattr(tool_calls, "token_tables", lambda engine: byte_tables())
     return Plain()
 
 
@@ -62,10 +61,10 @@ def matcher(grammar: str) -> LLMatcher:
     return made
 
 
-def walk(grammar: str, shape: Shape, seed: int, begin: str = "") -> str | None:
+def walk(grammar: str, layout: CallLayout, seed: int, begin: str = "") -> str | None:
     """A text that the grammar allows; None where it did not come to an end."""
     generator = random.Random(seed)
-    ending = list((shape.tags.end if shape.tags else shape.quote or '"').encode())
+    ending = list((layout.tags.end if layout.tags else layout.quote or '"').encode())
     found = matcher(grammar)
     written = bytearray(begin.encode())
     assert found.try_consume_tokens(list(written)) == len(written)
@@ -88,7 +87,7 @@ def walk(grammar: str, shape: Shape, seed: int, begin: str = "") -> str | None:
 
 
 def calls_in(name: str, text: str) -> tuple[list[tuple[str, Any]], str]:
-    parser = ToolCallParser(FAMILIES[name], TOOLS)
+    parser = ToolCallParser(FORMATS[name], TOOLS)
     events = [*parser.add(text), *parser.finish()]
     names = [event.name for event in events if isinstance(event, CallBegun)]
     arguments = "".join(
@@ -115,13 +114,13 @@ def fits(name: str, arguments: Any) -> bool:
 
 @pytest.mark.parametrize(("name", "template"), CASES)
 def test_nothing_but_calls_that_fit(name: str, template: str, plain: Any) -> None:
-    shape = shape_of(FAMILIES[name], template)
+    layout = FORMATS[name].layout_for(template)
     ended = 0
     for one in (True, False):
-        written = calls_constraint(plain, shape, Wanted(TOOLS, True, one))
+        written = calls_constraint(plain, layout, Wanted(TOOLS, True, one))
         assert written is not None
         for seed in range(2):
-            text = walk(written.text, shape, seed)
+            text = walk(written.text, layout, seed)
             if text is None:
                 continue
             ended += 1
@@ -136,15 +135,15 @@ def test_nothing_but_calls_that_fit(name: str, template: str, plain: Any) -> Non
 
 @pytest.mark.parametrize(("name", "template"), [case for case in CASES if case[0] != "llama3"])
 def test_text_with_calls_that_fit(name: str, template: str, plain: Any) -> None:
-    shape = shape_of(FAMILIES[name], template)
-    written = calls_constraint(plain, shape, Wanted(TOOLS, False, False))
-    if not shape.opener or shape.around:  # the latter's need special tokens
+    layout = FORMATS[name].layout_for(template)
+    written = calls_constraint(plain, layout, Wanted(TOOLS, False, False))
+    if not layout.opener or layout.around:  # the latter's need special tokens
         assert written is None
         return
     assert written is not None
     ended = 0
     for seed in range(2):
-        text = walk(written.text, shape, seed, f"I < look.\n{shape.opener}")
+        text = walk(written.text, layout, seed, f"I < look.\n{layout.opener}")
         if text is not None:
             ended += 1
             calls, said = calls_in(name, text)
@@ -156,7 +155,7 @@ def test_text_with_calls_that_fit(name: str, template: str, plain: Any) -> None:
     free = matcher(written.text)
     assert free.try_consume_tokens(list(b"Just <b>text</b> {}.")) == 20
     assert free.is_accepting()
-    wrong = list(f"{shape.opener}\nnothing of the kind".encode())
+    wrong = list(f"{layout.opener}\nnothing of the kind".encode())
     assert matcher(written.text).try_consume_tokens(wrong) < len(wrong)
 
 
@@ -164,8 +163,10 @@ def test_what_cannot_be_honoured_is_refused(plain: Any, monkeypatch: pytest.Monk
     sampling = SamplingOptions()
 
     def ask(mode: Any, tools: list[Tool], name: str = "", family: str = "hermes") -> Any:
-        monkeypatch.setattr(choice, "family_of", lambda tokenizer: FAMILIES[family])
-        monkeypatch.setattr(choice, "abilities", lambda tokenizer: type("A", (), {"template": ""}))
+        monkeypatch.setattr(tool_calls, "format_of", lambda tokenizer: FORMATS[family])
+        monkeypatch.setattr(
+            tool_calls, "abilities", lambda tokenizer: type("A", (), {"template": ""})
+        )
         return constrained(plain, sampling, tools, ToolChoice(mode, name), parallel=True)
 
     loose = Tool("any", "", {"type": "object", "not": {"$ref": "https://elsewhere"}})

@@ -1,0 +1,1 @@
+"""Tool calls: a table of formats, and the parser and renderer that follow from it."""

@@ -1,0 +1,317 @@
+"""The table of tool-call formats. A new format is one more entry of `FORMATS`.
+
+An entry says how calls are read (`syntax`), how they are written (`layout`), and which models use
+the format. The parser (`parser`), the grammar of forced calls (`constraint/tool_calls`) and the
+rendering of earlier calls (`rendering`) follow from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import string
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from akunu_py.decoding.tools.syntaxes import (
+    CallLayout,
+    Gemma,
+    KeyValue,
+    NamedJson,
+    Syntax,
+    Xml,
+    json_calls,
+    keyed_json,
+    mistral,
+    pythonic,
+)
+
+
+def _long_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
+def _short_id() -> str:
+    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+
+
+def _mistral_id(call_id: str, name: str, index: int) -> str:
+    """Mistral's templates accept nine letters and digits only."""
+    if re.fullmatch(r"[A-Za-z0-9]{9}", call_id):
+        return call_id
+    return hashlib.sha256(call_id.encode()).hexdigest()[:9]
+
+
+def _kimi_id(call_id: str, name: str, index: int) -> str:
+    """Kimi's template prints the id where the name belongs."""
+    known = not name or re.fullmatch(r"functions\..+:\d+", call_id)
+    return call_id if known else f"functions.{name}:{index}"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How a family of models calls tools."""
+
+    name: str
+    openers: Mapping[str, str]  # what begins calls, and what closes them ("": nothing)
+    syntax: Syntax  # reads what is between the two
+    layout: CallLayout
+    layouts: Mapping[str, CallLayout] = field(default_factory=dict)  # for templates with a text
+    # How a model's format is found, see `rendering.format_of`.
+    aliases: tuple[str, ...] = ()  # further names of mlx-lm's tool parsers and chat templates
+    sign: str = ""  # the first format with a sign in the chat template is used
+    weak_sign: str = ""  # counts if there is no `sign` of any format
+    token: str = ""  # vocabulary entry that selects the format if the template renders no calls
+    # Details of reading.
+    bare: str = ""  # begins a call without an opener at the beginning of an answer
+    markers: tuple[str, ...] = ()  # further special tokens in a call
+    dropped: tuple[str, ...] = ()  # markup around the text
+    new_id: Callable[[], str] = _long_id
+    history_id: Callable[[str, str, int], str] | None = None  # id that the template accepts
+
+    @property
+    def all_markers(self) -> tuple[str, ...]:
+        """All texts that may be special tokens."""
+        return tuple(filter(None, (*self.openers, *self.openers.values(), *self.markers)))
+
+    def layout_for(self, template: str) -> CallLayout:
+        """Return the layout that fits a chat template; older models of a family have another."""
+        found = (layout for sign, layout in self.layouts.items() if sign in template)
+        return next(found, self.layout)
+
+
+_JSON = '{"name": "NAME", "arguments": ARGUMENTS}'
+_DSML = "｜DSML｜"
+_HARMONY = NamedJson(
+    header="<|channel|>commentary to=functions.NAME <|constrain|>json",
+    name=r"\A[^{]*?to=functions\.([^\s<{]+)[^{]*\Z",
+    separator="<|message|>",
+)
+
+
+def _derived(
+    name: str,
+    openers: Mapping[str, str],
+    syntax: NamedJson | Xml | KeyValue | Gemma,
+    around: tuple[str, str, str] | None = None,
+    **more: Any,
+) -> ToolFormat:
+    """A format whose syntax says how calls are written. around: markup of the text."""
+    layout = replace(syntax.layout(*next(iter(openers.items()))), around=around)
+    return ToolFormat(name, openers, syntax, layout, dropped=around or (), **more)
+
+
+def _listed(
+    name: str,
+    openers: Mapping[str, str],
+    call: str = _JSON,
+    syntax: Syntax = json_calls,
+    notation: Literal["json", "python"] = "json",
+    **more: Any,
+) -> ToolFormat:
+    """A format with all calls in one array."""
+    opener, closer = next(iter(openers.items()))
+    layout = CallLayout(f"{opener}[", call, ", ", f"]{closer}", opener=opener, notation=notation)
+    return ToolFormat(name, openers, syntax, layout, **more)
+
+
+HERMES = ToolFormat(
+    "hermes",
+    {"<tool_call>": "</tool_call>"},
+    json_calls,
+    CallLayout("", f"<tool_call>\n{_JSON}\n</tool_call>", opener="<tool_call>"),
+    aliases=("json_tools",),
+    sign="<tool_call>",
+)
+# For templates that show tools but not how they are called.
+UNKNOWN = ToolFormat("unknown", HERMES.openers, json_calls, HERMES.layout, bare="{")
+HARMONY = ToolFormat(
+    "harmony",
+    {"<|start|>": ""},
+    _HARMONY,
+    CallLayout(
+        "",
+        _HARMONY.call,
+        "<|call|><|start|>assistant",
+        text_first=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
+        text_head="<|channel|>final<|message|>",
+    ),
+)
+
+# In the order in which signs are searched.
+_TABLE = (
+    _derived(
+        "dsml",
+        {f"<{_DSML}{tag}>": f"</{_DSML}{tag}>" for tag in ("function_calls", "tool_calls")},
+        Xml(
+            call=f"<{_DSML}invoke",
+            call_end=f"</{_DSML}invoke>",
+            parameter=f"<{_DSML}parameter",
+            parameter_end=f"</{_DSML}parameter>",
+            name="name",
+            key="name",
+            typed=("string", "true", "false"),
+        ),
+        aliases=("deepseek_v32",),
+        sign=_DSML,
+        markers=(_DSML,),
+    ),
+    _derived(
+        "deepseek",
+        {"<｜tool▁calls▁begin｜>": "<｜tool▁calls▁end｜>"},
+        NamedJson(
+            begin="<｜tool▁call▁begin｜>",
+            separator="<｜tool▁sep｜>",
+            end="<｜tool▁call▁end｜>",
+            fenced=True,
+        ),
+        layouts={
+            "```json": CallLayout(  # V3 and R1
+                before="<｜tool▁calls▁begin｜>",
+                call="<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n"
+                "```json\nARGUMENTS\n```<｜tool▁call▁end｜>",
+                behind="<｜tool▁calls▁end｜>",
+                opener="<｜tool▁calls▁begin｜>",
+            )
+        },
+        sign="<｜tool▁calls▁begin｜>",
+        markers=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+    ),
+    _derived(
+        "seed",
+        {"<seed:tool_call>": "</seed:tool_call>"},
+        Xml("<function=", "</function>", "<parameter=", "</parameter>"),
+        sign="<seed:tool_call>",
+    ),
+    _listed("phi4", {"<|tool_call|>": "<|/tool_call|>"}, sign="<|/tool_call|>"),
+    _listed(
+        "granite",
+        {"<|tool_call|>": "", "<tool_call>": "</tool_call>"},
+        sign="<|tool_call|>",
+        token="<|tool_call|>",
+    ),
+    _listed("nemotron", {"<TOOLCALL>": "</TOOLCALL>"}, sign="<TOOLCALL>"),
+    _listed(
+        "cohere",
+        {"<|START_ACTION|>": "<|END_ACTION|>"},
+        '{"tool_name": "NAME", "parameters": ARGUMENTS}',
+        sign="<|START_ACTION|>",
+    ),
+    _listed(
+        "apertus",
+        {"<|tools_prefix|>": "<|tools_suffix|>"},
+        '{"NAME": ARGUMENTS}',
+        keyed_json,
+        sign="<|tools_prefix|>",
+    ),
+    ToolFormat(
+        "functionary",
+        {"<function=": "</function>"},
+        NamedJson(">"),
+        CallLayout("", "<function=NAME>ARGUMENTS</function>", "", opener="<function="),
+        sign="<function=",
+    ),
+    ToolFormat(
+        "llama3",
+        {"<|python_tag|>": ""},
+        json_calls,
+        CallLayout("", '{"name": "NAME", "parameters": ARGUMENTS}', "; "),
+        sign="<|python_tag|>",
+        weak_sign='"parameters": dictionary',
+        bare="{",
+    ),
+    _listed("jamba", {"<tool_calls>": "</tool_calls>"}, sign="<tool_calls>"),
+    HERMES,
+    UNKNOWN,
+    HARMONY,
+    _derived(
+        "qwen3_coder",
+        {"<tool_call>": "</tool_call>"},
+        Xml("<function=", "</function>", "<parameter=", "</parameter>", newlines=True),
+    ),
+    _derived(
+        "minimax_m2",
+        {"<minimax:tool_call>": "</minimax:tool_call>"},
+        Xml("<invoke", "</invoke>", "<parameter", "</parameter>", name="name", key="name"),
+    ),
+    _derived(
+        "minicpm5",
+        {"<function name=": ""},
+        Xml("", "</function>", "<param name=", "</param>", quote='"', between=""),
+    ),
+    _derived(
+        "muse_spark",
+        {"<atem:function_calls>": "</atem:function_calls>"},
+        Xml(
+            call="<atem:invoke",
+            call_end="</atem:invoke>",
+            parameter="<atem:parameter",
+            parameter_end="</atem:parameter>",
+            name="name",
+            key="name",
+        ),
+    ),
+    _derived(
+        "kimi_k3",
+        {"<|open|>tools<|sep|>": "<|close|>tools<|sep|>"},
+        Xml(
+            call="<|open|>call",
+            call_end="<|close|>call<|sep|>",
+            parameter="<|open|>argument",
+            parameter_end="<|close|>argument<|sep|>",
+            head="<|sep|>",
+            name="tool",
+            key="key",
+            typed=("type", "string", "TYPE"),
+            between="",
+            extra=' index="INDEX"',
+        ),
+        ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+    ),
+    _derived("glm47", {"<tool_call>": "</tool_call>"}, KeyValue(), aliases=("laguna",)),
+    _derived("longcat", {"<longcat_tool_call>": "</longcat_tool_call>"}, KeyValue("longcat_")),
+    ToolFormat(
+        "mistral",
+        {"[TOOL_CALLS]": ""},
+        mistral,
+        CallLayout("[TOOL_CALLS] [", _JSON, ", ", "]", opener="[TOOL_CALLS]"),
+        layouts={
+            "[ARGS]": CallLayout("", "[TOOL_CALLS]NAME[ARGS]ARGUMENTS", "", opener="[TOOL_CALLS]")
+        },
+        markers=("[ARGS]", "[CALL_ID]"),
+        new_id=_short_id,
+        history_id=_mistral_id,
+    ),
+    _derived(
+        "kimi_k2",
+        {"<|tool_calls_section_begin|>": "<|tool_calls_section_end|>"},
+        NamedJson(
+            begin="<|tool_call_begin|>",
+            header="functions.NAME:INDEX",
+            name=r"\A\s*(?:functions\.)?(.+?)(?::\d+)?\s*\Z",
+            separator="<|tool_call_argument_begin|>",
+            end="<|tool_call_end|>",
+        ),
+        markers=("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+        history_id=_kimi_id,
+    ),
+    _derived("gemma4", {"<|tool_call>": "<tool_call|>"}, Gemma('<|"|>'), markers=('<|"|>',)),
+    _derived(
+        "function_gemma",
+        {"<start_function_call>": "<end_function_call>"},
+        Gemma("<escape>"),
+        markers=("<escape>",),
+    ),
+    _listed(
+        "pythonic",
+        {"<|tool_call_start|>": "<|tool_call_end|>"},
+        "NAMEARGUMENTS",
+        pythonic,
+        notation="python",
+        token="<|tool_call_start|>",
+    ),
+)
+FORMATS = {each.name: each for each in _TABLE}

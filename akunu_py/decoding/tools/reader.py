@@ -1,0 +1,222 @@
+"""Incremental reader of a text that arrives in pieces.
+
+Syntaxes are generators that yield wherever they need more text. So how the text is cut changes
+when something is found, but never what.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+from typing import TypeVar
+
+_Result = TypeVar("_Result")
+Reading = Generator[None, None, _Result]  # yields where it needs more text
+Emit = Callable[[str], None]
+
+SPACE = " \t\r\n"
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
+_SCALAR = re.compile(r"[-+.0-9A-Za-z]+")
+_VALID = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null")
+_LONGEST_SCALAR = 400  # characters
+_DEEPEST = 200  # nested objects and arrays
+
+
+class Malformed(Exception):
+    """The text does not continue as a call."""
+
+
+class CutOff(Malformed):
+    """The text ends in the middle of a call."""
+
+
+class Reader:
+    """A text and the position in it. `taken`: what was read since `mark`."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._at = 0
+        self._taken: list[str] = []
+        self.closed = False
+
+    def feed(self, text: str) -> None:
+        self._text = self._text[self._at :] + text
+        self._at = 0
+
+    def close(self) -> None:
+        """Mark the end of the text."""
+        self.closed = True
+
+    def mark(self) -> None:
+        self._taken.clear()
+
+    @property
+    def taken(self) -> str:
+        return "".join(self._taken)
+
+    @property
+    def rest(self) -> str:
+        """The available text that is not read yet."""
+        return self._text[self._at :]
+
+    def take(self, count: int) -> str:
+        """Read `count` available characters."""
+        text = self._text[self._at : self._at + count]
+        self._at += len(text)
+        self._taken.append(text)
+        return text
+
+    def peek(self, count: int = 1) -> Reading[str]:
+        """Return the next characters without reading them; fewer at the end of the text."""
+        while len(self._text) - self._at < count and not self.closed:
+            yield
+        return self._text[self._at : self._at + count]
+
+    def skip(self, characters: str = SPACE, emit: Emit | None = None) -> Reading[None]:
+        """Read all `characters` that come next."""
+        while True:
+            rest = self.rest
+            skipped = self.take(len(rest) - len(rest.lstrip(characters)))
+            if emit and skipped:
+                emit(skipped)
+            if self._at < len(self._text) or self.closed:
+                return
+            yield
+
+    def accept(self, *literals: str) -> Reading[str]:
+        """Read the first of `literals` that comes next; return "" if none does."""
+        for literal in literals:
+            while literal.startswith(rest := self.rest) and rest != literal and not self.closed:
+                yield
+            if rest.startswith(literal):
+                return self.take(len(literal))
+        return ""
+
+    def expect(self, *literals: str) -> Reading[str]:
+        """Like `accept`, but raise Malformed or CutOff if none of `literals` comes next."""
+        found = yield from self.accept(*literals)
+        if not found:
+            rest = self.rest
+            cut = self.closed and any(literal.startswith(rest) for literal in literals)
+            raise CutOff if cut else Malformed
+        return found
+
+    def ended_within(self, literal: str) -> bool:
+        """Whether the text ends here, or within `literal`."""
+        return self.closed and literal.startswith(self.rest)
+
+    def pass_until(self, ends: tuple[str, ...], emit: Emit) -> Reading[str]:
+        """Read to the end of the first of `ends` and return that end.
+
+        Emits the text before it as early as is certain. Raises CutOff after emitting everything.
+        """
+        while True:
+            rest = self.rest
+            at, end = first_of(rest, ends)
+            if not end:
+                at = len(rest) if self.closed else len(rest) - longest_beginning(rest, ends)
+            if at:
+                emit(self.take(at))
+            if end:
+                return self.take(len(end))
+            if self.closed:
+                raise CutOff
+            yield
+
+    def until(self, *ends: str) -> Reading[tuple[str, str]]:
+        """Return the text before the first of `ends`, and that end. Raises CutOff."""
+        parts: list[str] = []
+        end = yield from self.pass_until(ends, parts.append)
+        return "".join(parts), end
+
+    def json_text(self) -> Reading[str]:
+        """Read a whole JSON value. Raises Malformed, CutOff."""
+        parts: list[str] = []
+        yield from self.json(parts.append)
+        return "".join(parts)
+
+    def json(self, emit: Emit, depth: int = _DEEPEST) -> Reading[None]:
+        """Read a JSON value and emit it as it arrives. Raises Malformed, CutOff.
+
+        Models write control characters in strings, which JSON forbids: these become escapes.
+        """
+        yield from self.skip(emit=emit)
+        bracket = yield from self.peek()
+        if bracket == '"':
+            yield from self._string(emit)
+            return
+        if bracket not in ("{", "[") or not depth:
+            yield from self._scalar(emit)
+            return
+        emit(self.take(1))
+        close = "}" if bracket == "{" else "]"
+        yield from self.skip(emit=emit)
+        if end := (yield from self.accept(close)):
+            emit(end)
+        while end != close:
+            if bracket == "{":
+                yield from self.skip(emit=emit)
+                yield from self._string(emit)
+                yield from self.skip(emit=emit)
+                emit((yield from self.expect(":")))
+            yield from self.json(emit, depth - 1)
+            yield from self.skip(emit=emit)
+            end = yield from self.expect(",", close)
+            emit(end)
+
+    def _string(self, emit: Emit) -> Reading[None]:
+        emit((yield from self.expect('"')))
+        while (character := (yield from self.peek())) != '"':
+            if not character:
+                raise CutOff
+            if character == "\\":
+                emit((yield from self._escape()))
+            elif found := _PLAIN.match(self._text, self._at):
+                emit(self.take(len(found[0])))
+            else:
+                known = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+                emit(known.get(self.take(1), f"\\u{ord(character):04x}"))
+        emit(self.take(1))
+
+    def _escape(self) -> Reading[str]:
+        escape = self.take(1)
+        while len(escape) < (6 if escape.startswith("\\u") else 2):
+            character = yield from self.peek()
+            if not character:
+                raise CutOff
+            if character not in ('"\\/bfnrtu' if len(escape) == 1 else "0123456789abcdefABCDEF"):
+                raise Malformed
+            escape += self.take(1)
+        return escape
+
+    def _scalar(self, emit: Emit) -> Reading[None]:
+        """Read a number, true, false or null."""
+        scalar = ""
+        while True:
+            if found := _SCALAR.match(self._text, self._at):
+                emit(self.take(len(found[0])))
+                scalar += found[0]
+            if len(scalar) > _LONGEST_SCALAR:
+                raise Malformed
+            if self.rest or self.closed:
+                break
+            yield
+        if not _VALID.fullmatch(scalar):
+            raise Malformed if self.rest else CutOff
+
+
+def first_of(text: str, literals: tuple[str, ...]) -> tuple[int, str]:
+    """Return where the first of `literals` begins and which it is; (0, "") if there is none.
+
+    Of several that begin there the longest counts.
+    """
+    found = [(text.find(literal), -len(literal), literal) for literal in literals]
+    at, _, literal = min((each for each in found if each[0] >= 0), default=(0, 0, ""))
+    return at, literal
+
+
+def longest_beginning(text: str, literals: tuple[str, ...]) -> int:
+    """Return how many characters at the end of `text` may begin one of `literals`."""
+    most = min(len(text), max(map(len, literals), default=1) - 1)
+    lengths = range(most, 0, -1)
+    return next((n for n in lengths if any(each.startswith(text[-n:]) for each in literals)), 0)

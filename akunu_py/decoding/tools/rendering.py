@@ -1,0 +1,276 @@
+"""A conversation with tools as the model's chat template renders it.
+
+Templates differ in what they accept: arguments as an object or as text, ids of a certain shape,
+several calls in a message or one. `abilities` finds out by rendering a short conversation. For a
+template that does not show tools, a system message describes them and the format of a call, calls
+are written in that format, and results are user messages.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from akunu_py.decoding.chat_format import chat_template
+from akunu_py.decoding.text import thinking
+from akunu_py.decoding.tools.formats import FORMATS, HARMONY, HERMES, UNKNOWN, ToolFormat
+from akunu_py.errors import UnsupportedModel
+from akunu_py.types import Message, Tool, ToolCall
+
+_THINKING = re.compile(r"""(?:\.|\[\s*['"]|\(\s*['"])(reasoning_content|thinking|reasoning)\b""")
+_PLACES = re.compile('"NAME"|NAME|ARGUMENTS')
+_BY_MODULE = {name: each for each in FORMATS.values() for name in (each.name, *each.aliases)}
+_PROBE = Tool(
+    "probe_name", "probe", {"type": "object", "properties": {"probe_key": {"type": "string"}}}
+)
+_PROBE_CALL = ToolCall("probe_name", '{"probe_argument": "probe_value"}', "proberabc")
+_PROBED = (
+    Message("user", "probe_user"),
+    Message("assistant", "", tool_calls=(_PROBE_CALL,)),
+    Message("tool", "probe_result", tool_call_id=_PROBE_CALL.id, name=_PROBE.name),
+)
+
+_INSTRUCTIONS = """\
+# Tools
+
+You can call these functions. Each line describes one, with the JSON Schema of its arguments:
+
+<tools>
+{tools}
+</tools>
+
+To call a function, write a JSON object with its name and its arguments between these tags, and \
+nothing after it; write one such block for each call:
+
+{example}
+
+The results come between <tool_response> and </tool_response>. Call a function only where it helps \
+to answer."""
+_EXAMPLE = ToolCall("function_name", '{"argument": "value"}', "")
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What a chat template can show."""
+
+    template: str
+    tools: bool = False  # tools, calls of them and their results
+    arguments_as_text: bool = False  # takes arguments as JSON text, not as an object
+    system: bool = True  # a system message
+    written: ToolFormat | None = None  # format of calls that it does not render itself
+    thinking: str = ""  # its name for the thinking of a message, "" if it shows none
+
+
+@chat_template.once_per_tokenizer
+def abilities(tokenizer: Any) -> Abilities:
+    """Find out what a tokenizer's chat template can show."""
+    if not tokenizer.has_chat_template:
+        return Abilities("")
+    template = ""
+    if not tokenizer.has_own_renderer:
+        template = str(tokenizer.get_chat_template(tools=[_definition(_PROBE)]))
+    named = set(_THINKING.findall(template)) if template else {"reasoning_content"}
+    order = ("reasoning_content", "thinking", "reasoning")
+    known = Abilities(template, thinking=next((name for name in order if name in named), ""))
+
+    def shown(messages: Sequence[Message], known: Abilities, *texts: str) -> str:
+        """Return the rendered text, "" if one of `texts` is not part of it."""
+        try:
+            text = _render(tokenizer, messages, [_PROBE], "", known)
+        except UnsupportedModel:
+            return ""
+        return text if all(each in text for each in texts) else ""
+
+    system = bool(shown([Message("system", "probe_system"), _PROBED[0]], known, "probe_system"))
+    known = replace(known, system=system)
+    if shown(_PROBED[:1], known, _PROBE.name):
+        for as_text in (False, True):
+            tried = replace(known, tools=True, arguments_as_text=as_text)
+            text = shown(_PROBED, tried, "probe_value", "probe_result")
+            # Printed by Python, or as JSON in a string of JSON.
+            if text and "'probe_argument'" not in text and '\\"probe_argument' not in text:
+                return tried
+        find = tokenizer.backend_tokenizer.token_to_id
+        formats = (each for each in FORMATS.values() if each.token and find(each.token) is not None)
+        tried = replace(known, tools=True, written=next(formats, HERMES))
+        if shown(_PROBED, tried, "probe_value", "probe_result"):
+            return tried
+    return known
+
+
+def format_of(tokenizer: Any) -> ToolFormat:
+    """Return the format in which the model with this tokenizer calls tools."""
+    known = abilities(tokenizer)
+    if not known.tools:
+        return HERMES
+    if thinking.channels_of(tokenizer) is thinking.HARMONY:
+        return HARMONY
+    for part in (tokenizer._chat_template, tokenizer.tool_parser):  # functions of mlx-lm
+        module = str(getattr(part, "__module__", "")).rpartition(".")[2]
+        if module in _BY_MODULE:
+            return _BY_MODULE[module]
+    signs = [(each.sign, each) for each in FORMATS.values()]
+    signs += [(each.weak_sign, each) for each in FORMATS.values()]
+    return next((each for sign, each in signs if sign and sign in known.template), UNKNOWN)
+
+
+def render(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    tools: Sequence[Tool],
+    model: str,
+    variables: Mapping[str, Any] = {},
+) -> str:
+    """Return the prompt for a conversation. Raises UnsupportedModel.
+
+    variables: of the template, see `effort`.
+    """
+    plain = not tools and not any(
+        message.tool_calls or message.role == "tool" or message.thinking for message in messages
+    )
+    if plain:
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        return chat_template.render(tokenizer, turns, model, variables=variables)
+    known = abilities(tokenizer)
+    if not known.tools:
+        messages, tools = _as_text(messages, tools, known), ()
+    try:
+        return _render(tokenizer, messages, tools, model, known, variables)
+    except UnsupportedModel:
+        alone = _one_call_each(messages)
+        if alone == list(messages):
+            raise
+        return _render(tokenizer, alone, tools, model, known, variables)
+
+
+def _render(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    tools: Sequence[Tool],
+    model: str,
+    known: Abilities,
+    variables: Mapping[str, Any] = {},
+) -> str:
+    turns, definitions = _turns(messages, known), [_definition(tool) for tool in tools]
+    return chat_template.render(tokenizer, turns, model, definitions, variables)
+
+
+def _definition(tool: Tool) -> dict[str, Any]:
+    """Describe a tool as templates expect it."""
+    parameters = {"type": "object", "properties": {}, **tool.parameters}
+    function = {"name": tool.name, "description": tool.description, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def _turns(messages: Sequence[Message], known: Abilities) -> list[dict[str, Any]]:
+    ids = _history_ids(messages, known.template)
+    names = {call.id: call.name for message in messages for call in message.tool_calls}
+    turns = []
+    for message in messages:
+        turn: dict[str, Any] = {"role": message.role, "content": message.content}
+        # Harmony has no message with content, calls and thinking.
+        all_three = message.content and message.tool_calls and known.thinking == "thinking"
+        if message.thinking and known.thinking and not all_three:
+            turn[known.thinking] = message.thinking
+        if message.tool_calls and known.written:
+            calls = _written(message.tool_calls, known.written)
+            turn["content"] = f"{message.content}\n{calls}" if message.content else calls
+        elif message.tool_calls:
+            turn["tool_calls"] = [_call(call, ids, known) for call in message.tool_calls]
+        if message.role == "tool":
+            turn["tool_call_id"] = ids.get(message.tool_call_id, message.tool_call_id)
+            turn["name"] = message.name or names.get(message.tool_call_id, "")
+        turns.append(turn)
+    return turns
+
+
+def _call(call: ToolCall, ids: Mapping[str, str], known: Abilities) -> dict[str, Any]:
+    arguments = call.arguments if known.arguments_as_text else _as_object(call.arguments)
+    function = {"name": call.name, "arguments": arguments}
+    return {"id": ids.get(call.id, call.id), "type": "function", "function": function}
+
+
+def _as_object(arguments: str) -> dict[str, Any]:
+    """Parse the arguments of a call; wrap what is no JSON object, as models may have written."""
+    try:
+        found = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        found = arguments
+    return found if isinstance(found, dict) else {"arguments": found}
+
+
+def _written(calls: Sequence[ToolCall], format: ToolFormat) -> str:
+    """Write calls as the model does."""
+    layout = format.layout
+
+    def one(call: ToolCall) -> str:
+        arguments = call.arguments or "{}"
+        if layout.notation == "python":
+            arguments = ", ".join(f"{k}={v!r}" for k, v in _as_object(arguments).items())
+            arguments = f"({arguments})"
+        values = {'"NAME"': json.dumps(call.name), "NAME": call.name, "ARGUMENTS": arguments}
+        return _PLACES.sub(lambda place: values[place[0]], layout.call)
+
+    return layout.before + layout.between.join(map(one, calls)) + layout.behind
+
+
+def _history_ids(messages: Sequence[Message], template: str) -> dict[str, str]:
+    """Return the ids that a template accepts, by the ids in the conversation."""
+    formats = (each for each in FORMATS.values() if each.history_id)
+    found = (each.history_id for each in formats if next(iter(each.openers)) in template)
+    if (convert := next(found, None)) is None:
+        return {}
+    calls = [call for message in messages for call in message.tool_calls]
+    results = {message.tool_call_id for message in messages if message.tool_call_id}
+    ids = {each: convert(each, "", 0) for each in results}
+    return ids | {call.id: convert(call.id, call.name, at) for at, call in enumerate(calls)}
+
+
+def _one_call_each(messages: Sequence[Message]) -> list[Message]:
+    """Split messages with several calls, and put each result behind its call."""
+    results = {message.tool_call_id: message for message in messages if message.role == "tool"}
+    split: list[Message] = []
+    placed: set[str] = set()
+    for message in messages:
+        if len(message.tool_calls) < 2:
+            if not (message.role == "tool" and message.tool_call_id in placed):
+                split.append(message)
+            continue
+        for call in message.tool_calls:
+            split.append(replace(message, tool_calls=(call,)))
+            message = replace(message, content="", thinking="")
+            if call.id in results:
+                split.append(results[call.id])
+                placed.add(call.id)
+    return split
+
+
+def _as_text(messages: Sequence[Message], tools: Sequence[Tool], known: Abilities) -> list[Message]:
+    """Write tools, calls and results as text, for a template that does not show them."""
+    written: list[Message] = []
+    for message in messages:
+        if message.role != "tool":
+            calls = _written(message.tool_calls, HERMES)
+            content = "\n".join(filter(None, (message.content, calls)))
+            written.append(replace(message, content=content, tool_calls=()))
+            continue
+        content = f"<tool_response>\n{message.content}\n</tool_response>"
+        if written and written[-1].role == "user" and _is_result(written[-1].content):
+            content = f"{written.pop().content}\n{content}"
+        written.append(Message("user", content))
+    if not tools:
+        return written
+    lines = [json.dumps(_definition(tool)["function"], ensure_ascii=False) for tool in tools]
+    text = _INSTRUCTIONS.format(tools="\n".join(lines), example=_written([_EXAMPLE], HERMES))
+    if written[0].role == "system":
+        text = f"{written.pop(0).content}\n\n{text}"
+    if known.system or not written or written[0].role != "user":
+        return [Message("system", text), *written]
+    return [replace(written[0], content=f"{text}\n\n{written[0].content}"), *written[1:]]
+
+
+def _is_result(content: str) -> bool:
+    return content.startswith("<tool_response>\n") and content.endswith("\n</tool_response>")

@@ -1,0 +1,632 @@
+"""Syntaxes in which models write the calls between two markers.
+
+A syntax is a callable that reads one call or several, and passes names and arguments on as they
+arrive. Its `layout` says how the same calls are written; a plain function has none.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Event
+from akunu_py.decoding.tools.reader import SPACE, CutOff, Emit, Malformed, Reader, Reading
+from akunu_py.types import Tool
+
+STRING = frozenset({"string"})
+_NAME = re.compile(r"[\w.:/-]{1,256}")
+_NAMES = ("name", "function", "tool_name", "tool")
+_ARGUMENTS = ("arguments", "parameters", "args", "input")
+_OTHERS = ("type", "id", "call_id", "tool_call_id")
+_MISTRAL_NEXT = re.compile(r"[\w.-]+\s*(\[ARGS\]|\[CALL_ID\])")
+_MISTRAL_BEGUN = re.compile(r"[\w.-]{0,256}\s*(?:\[[A-Z_]{0,8})?")
+_PYTHON_KEY = re.compile(r"""[^\s:=,{}()\[\]<>"']+""")  # more than Python allows
+_PYTHON_JSON = {"true": True, "false": False, "null": None}
+_ATTRIBUTE = re.compile(r"""([\w:]+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""")
+_CDATA = "<![CDATA[", "]]>"
+_DEEPEST = 60  # nested values of Gemma
+
+
+class Calls:
+    """Receives what a syntax reads and emits it as events."""
+
+    def __init__(
+        self,
+        tools: Sequence[Tool],
+        emit: Callable[[Event], None],
+        new_id: Callable[[], str],
+        *,
+        allowed: bool = True,
+    ) -> None:
+        self._tools = {tool.name: tool for tool in tools}
+        self._emit, self._new_id = emit, new_id
+        self.allowed = allowed  # whether the answer may call tools at all
+        self.known_only = False  # whether a call must be of one of `tools`
+        self.open = False
+        self._first = True  # whether the next parameter is the first of its call
+
+    def begin(self, name: str) -> None:
+        """Begin a call. Raises Malformed if `name` is not a function name.
+
+        The id is new: ids that models write are not unique in a conversation.
+        """
+        name = name.strip()
+        known = not self.known_only or name in self._tools
+        if not self.allowed or self.open or not known or not _NAME.fullmatch(name):
+            raise Malformed
+        self.open = self._first = True
+        self._emit(CallBegun(self._new_id(), name))
+
+    def arguments(self, text: str) -> None:
+        """Append to the JSON object."""
+        self._emit(CallArguments(text))
+
+    def parameter(self, name: str) -> None:
+        """Begin another member of the object; its value follows as `arguments`."""
+        self.arguments(("{" if self._first else ", ") + as_json(name) + ": ")
+        self._first = False
+
+    def end(self, *, parameters: bool = False) -> None:
+        """End the call. parameters: whether its arguments came by `parameter`."""
+        if parameters:
+            self.arguments("{}" if self._first else "}")
+        self.open = False
+        self._emit(CallEnded())
+
+    def types(self, tool: str, parameter: str) -> frozenset[str]:
+        """Return the types that a parameter may have, none for an unknown tool."""
+        known = self._tools.get(tool.strip())
+        return types_of(known.parameters if known else {}, parameter)
+
+
+Syntax = Callable[[Reader, Calls], Reading[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """Tags around a parameter; KEY stands for its name, TYPE for its type."""
+
+    string: str  # opens a string
+    other: str  # opens a value of another type
+    end: str  # closes a value; no string can contain it
+    line: str = ""  # between a value and `end`
+    behind: str = "\n"  # follows `end`
+
+
+@dataclass(frozen=True, slots=True)
+class CallLayout:
+    """How calls are written, for the grammar of forced calls and the rendering of earlier ones.
+
+    In `call`, NAME stands for the function, INDEX for a number, and ARGUMENTS for a JSON object or
+    for parameters.
+    """
+
+    before: str  # all calls
+    call: str
+    between: str = "\n"  # two calls
+    behind: str = ""  # all calls
+    tags: Tags | None = None  # of the parameters; None if the arguments are one value
+    opener: str = ""  # occurs in no text outside calls
+    text_first: tuple[str, str] | None = None  # around a text before a forced call
+    text_head: str = ""  # opens a text behind that
+    around: tuple[str, str, str] | None = None  # opens and closes a text; may end the answer
+    notation: Literal["json", "marked", "python"] = "json"  # of ARGUMENTS
+    quote: str = ""  # around the strings of "marked"
+
+
+def json_calls(reader: Reader, calls: Calls) -> Reading[None]:
+    """Read `{"name": ..., "arguments": {...}}`, or an array of such objects."""
+    yield from reader.skip()
+    if not (yield from reader.accept("[")):
+        yield from _json_call(reader, calls)
+        return
+    yield from reader.skip()
+    if not (yield from reader.accept("]")):
+        yield from _items(reader, calls, _json_call)
+
+
+def _items(reader: Reader, calls: Calls, call: Syntax) -> Reading[None]:
+    """Read calls between commas, up to the bracket that closes the array."""
+    while True:
+        yield from reader.skip()
+        yield from call(reader, calls)
+        yield from reader.skip()
+        if (yield from reader.expect(",", "]")) == "]":
+            return
+
+
+def _json_call(reader: Reader, calls: Calls) -> Reading[None]:
+    """Read a call; its arguments stream if its name precedes them."""
+    yield from reader.expect("{")
+    name = ""
+    pending: str | None = None  # arguments before the name
+    done = unknown = False
+    while (yield from _next_key(reader)):
+        key = json.loads((yield from reader.json_text()))
+        yield from reader.skip()
+        yield from reader.expect(":")
+        yield from reader.skip()
+        if key in _ARGUMENTS and name and not done and (yield from reader.peek()) == "{":
+            yield from _arguments(reader, calls, name)
+            done = True
+            continue
+        value = _loaded((yield from reader.json_text()))
+        if key in _NAMES and isinstance(value, dict):
+            arguments = next((value[each] for each in _ARGUMENTS if each in value), None)
+            pending, value = _as_object(arguments), value.get("name")
+        if key in _NAMES and isinstance(value, str):
+            name = name or value
+        elif key in _ARGUMENTS and not done:
+            pending = _as_object(value)
+        elif key not in _OTHERS:
+            unknown = True
+    if not done:
+        if pending is None and unknown:
+            raise Malformed
+        calls.begin(name)
+        calls.arguments(pending or "{}")
+        calls.end()
+
+
+def _next_key(reader: Reader) -> Reading[bool]:
+    yield from reader.skip(" \t\r\n,")
+    if (yield from reader.peek()) == '"':
+        return True
+    yield from reader.expect("}")
+    return False
+
+
+def _loaded(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise Malformed from None
+
+
+def _as_object(value: Any) -> str:
+    """Return arguments as a JSON object; some models write them as a string that holds one."""
+    if isinstance(value, str):
+        value = _loaded(value) if value.strip() else {}
+    if value is None:
+        value = {}
+    if not isinstance(value, dict):
+        raise Malformed
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _arguments(reader: Reader, calls: Calls, name: str) -> Reading[None]:
+    """Read the JSON object that completes a call."""
+    yield from reader.skip()
+    if (yield from reader.peek()) != "{":
+        yield from reader.expect("{")
+    calls.begin(name)
+    yield from reader.json(calls.arguments)
+    calls.end()
+
+
+def keyed_json(reader: Reader, calls: Calls) -> Reading[None]:
+    """Read an array of objects whose only key is the function's name."""
+    yield from reader.skip()
+    yield from reader.expect("[")
+    yield from _items(reader, calls, _keyed_call)
+
+
+def _keyed_call(reader: Reader, calls: Calls) -> Reading[None]:
+    yield from reader.expect("{")
+    yield from reader.skip()
+    if (yield from reader.peek()) != '"':
+        raise Malformed
+    name = _loaded((yield from reader.json_text()))
+    yield from reader.skip()
+    yield from reader.expect(":")
+    yield from _arguments(reader, calls, name)
+    yield from reader.skip()
+    yield from reader.expect("}")
+
+
+def mistral(reader: Reader, calls: Calls) -> Reading[None]:
+    """Read `[{"name": ..., "arguments": ...}, ...]`, or `NAME[CALL_ID]ID[ARGS]{...}`, repeated."""
+    yield from reader.skip()
+    if (yield from reader.peek()) in ("[", "{"):
+        yield from json_calls(reader, calls)
+        return
+    while True:
+        name, end = yield from reader.until("[ARGS]", "[CALL_ID]")
+        if end == "[CALL_ID]":
+            yield from reader.until("[ARGS]")
+        yield from _arguments(reader, calls, name)
+        yield from reader.skip()
+        while _MISTRAL_BEGUN.fullmatch(reader.rest) and not reader.closed:
+            yield
+        if not _MISTRAL_NEXT.match(reader.rest):
+            if reader.closed and reader.rest and _MISTRAL_BEGUN.fullmatch(reader.rest):
+                raise CutOff
+            return
+
+
+@dataclass(frozen=True, slots=True)
+class NamedJson:
+    """A header with the name, a separator, and the arguments as a JSON object."""
+
+    separator: str
+    header: str = "NAME"
+    name: str = "(.*)"  # regular expression that finds the name in the header
+    begin: str = ""
+    end: str = ""
+    fenced: bool = False  # whether there may be `function`, the name and a fence instead
+
+    def __call__(self, reader: Reader, calls: Calls) -> Reading[None]:
+        if self.begin:
+            yield from reader.expect(self.begin)
+        header, _ = yield from reader.until(self.separator)
+        found = re.search(self.name, header, re.DOTALL)
+        name = found[1] if found else ""
+        left = SPACE
+        if self.fenced:
+            yield from reader.skip()
+            if (yield from reader.peek()) != "{":
+                if name.strip() != "function":
+                    raise Malformed
+                name, _ = yield from reader.until("\n")
+                yield from reader.skip()
+                yield from reader.expect("```json", "```")
+                left += "`"
+        yield from _arguments(reader, calls, name)
+        if self.end:
+            yield from reader.skip(left)
+            if not reader.ended_within(self.end):
+                yield from reader.expect(self.end)
+
+    @property
+    def call(self) -> str:
+        """How a call is written, see `CallLayout`."""
+        return f"{self.begin}{self.header}{self.separator}ARGUMENTS{self.end}"
+
+    def layout(self, opener: str, closer: str) -> CallLayout:
+        """Return how calls between `opener` and `closer` are written."""
+        return CallLayout(opener, self.call, "", closer, opener=opener)
+
+
+@dataclass(frozen=True, slots=True)
+class Xml:
+    """The name and every parameter in tags."""
+
+    call: str  # begins a call; "" if the format's opener does
+    call_end: str
+    parameter: str  # begins a parameter
+    parameter_end: str
+    head: str = ">"  # ends an opening tag
+    name: str = ""  # attribute with the function; "" if it follows `call`
+    key: str = ""  # attribute with the parameter; "" if it follows `parameter`
+    typed: tuple[str, str, str] | None = None  # attribute that tells strings: name, string, other
+    newlines: bool = False  # whether a newline at both ends of a value is no part of it
+    quote: str = ""  # of a name that is no attribute
+    between: str = "\n"  # between two tags
+    extra: str = ""  # further attributes of a call
+
+    def __call__(self, reader: Reader, calls: Calls) -> Reading[None]:
+        yield from reader.skip()
+        if self.call:
+            yield from reader.expect(self.call)
+        head, _ = yield from reader.until(self.head)
+        name = _named(head, self.name)
+        calls.begin(name)
+        while True:
+            yield from reader.skip()
+            if (yield from reader.expect(self.parameter, self.call_end)) == self.call_end:
+                break
+            head, _ = yield from reader.until(self.head)
+            key = _named(head, self.key)
+            types = calls.types(name, key)
+            if self.typed:
+                kind = _attributes(head).get(self.typed[0], "")
+                types = STRING if kind == self.typed[1] else types - STRING
+            calls.parameter(key)
+            yield from _value(reader, calls, types, self.parameter_end, "\n" * self.newlines)
+        calls.end(parameters=True)
+
+    def layout(self, opener: str, closer: str) -> CallLayout:
+        """Return how calls between `opener` and `closer` are written."""
+        line = "\n" if self.newlines else ""
+        kinds = [f' {self.typed[0]}="{each}"' for each in self.typed[1:]] if self.typed else [""]
+        begin = self.parameter + self._attribute(self.key, "KEY")
+        begins = [f"{begin}{kind}{self.head}{line}" for kind in kinds]
+        tags = Tags(begins[0], begins[-1], self.parameter_end, line, self.between)
+        head = self.call + self._attribute(self.name, "NAME") + self.extra + self.head
+        call = f"{head}{self.between}ARGUMENTS{self.call_end}"
+        if not closer:  # the opener is part of the call
+            return CallLayout("", opener + call, tags=tags, opener=opener)
+        if not self.name:
+            return CallLayout("", f"{opener}\n{call}\n{closer}", tags=tags, opener=opener)
+        # A line ends with a call: one of two texts that begin alike would be lost.
+        before, call = opener + self.between, call + self.between
+        return CallLayout(before, call, "", closer, tags, opener)
+
+    def _attribute(self, name: str, value: str) -> str:
+        return f' {name}="{value}"' if name else f"{self.quote}{value}{self.quote}"
+
+
+def _value(
+    reader: Reader, calls: Calls, types: frozenset[str], end: str, newline: str = ""
+) -> Reading[None]:
+    """Read a value and the tag `end`. A string streams; `newline` at both ends is left out."""
+    if (yield from reader.accept(_CDATA[0])):
+        text, _ = yield from reader.until(_CDATA[1])
+        yield from reader.skip()
+        yield from reader.expect(end)
+        calls.arguments(from_text(text, types))
+    elif types != STRING:
+        text, _ = yield from reader.until(end)
+        text = text.removeprefix(newline).removesuffix(newline)
+        calls.arguments(from_text(text, types))
+    else:
+        if newline:
+            yield from reader.accept(newline)
+        calls.arguments('"')
+        ends = (newline + end, end)
+        yield from reader.pass_until(ends, lambda text: calls.arguments(escaped(text)))
+        calls.arguments('"')
+
+
+def _attributes(head: str) -> dict[str, str]:
+    """Return the attributes in a tag. Raises Malformed for anything else."""
+    if _ATTRIBUTE.sub("", head).strip():
+        raise Malformed
+    found = (
+        (each[1], next((text for text in each.groups()[1:] if text is not None), ""))
+        for each in _ATTRIBUTE.finditer(head)
+    )
+    return {name: text.replace("&quot;", '"').replace("&amp;", "&") for name, text in found}
+
+
+def _named(head: str, attribute: str) -> str:
+    """Return the name in a tag. Raises Malformed if there is none."""
+    name = _attributes(head).get(attribute, "") if attribute else head.strip().strip("\"'")
+    if not name:
+        raise Malformed
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValue:
+    """The name, then keys and values in tags of their own, whose names begin with `prefix`."""
+
+    prefix: str = ""
+
+    def __call__(self, reader: Reader, calls: Calls) -> Reading[None]:
+        key, key_end = f"<{self.prefix}arg_key>", f"</{self.prefix}arg_key>"
+        value, value_end = f"<{self.prefix}arg_value>", f"</{self.prefix}arg_value>"
+        yield from reader.skip()
+        name = ""
+        while (character := (yield from reader.peek())) not in ("<", "\n", ""):
+            name += reader.take(len(character))
+        calls.begin(name)
+        while True:
+            yield from reader.skip()
+            if not (yield from reader.accept(key)):
+                break
+            parameter, _ = yield from reader.until(key_end)
+            yield from reader.skip()
+            yield from reader.expect(value)
+            calls.parameter(parameter.strip())
+            yield from _value(reader, calls, calls.types(name, parameter.strip()), value_end)
+        if (yield from reader.peek(2)) != "</":
+            yield from reader.expect("</")
+        calls.end(parameters=True)
+
+    def layout(self, opener: str, closer: str) -> CallLayout:
+        """Return how calls between `opener` and `closer` are written."""
+        key = f"<{self.prefix}arg_key>KEY</{self.prefix}arg_key>\n<{self.prefix}arg_value>"
+        tags = Tags(key, key, f"</{self.prefix}arg_value>")
+        return CallLayout("", f"{opener}NAME\nARGUMENTS{closer}", tags=tags, opener=opener)
+
+
+@dataclass(frozen=True, slots=True)
+class Gemma:
+    """`call:NAME{key:value,...}`: JSON with `quote` around strings, and keys without quotes."""
+
+    quote: str
+
+    def __call__(self, reader: Reader, calls: Calls) -> Reading[None]:
+        yield from reader.skip()
+        yield from reader.expect("call:")
+        name, _ = yield from reader.until("{")
+        calls.begin(name)
+        yield from self._members(reader, calls.arguments, "{", _DEEPEST)
+        calls.end()
+
+    def layout(self, opener: str, closer: str) -> CallLayout:
+        """Return how calls between `opener` and `closer` are written."""
+        call = f"{opener}call:NAMEARGUMENTS{closer}"
+        return CallLayout("", call, "", opener=opener, notation="marked", quote=self.quote)
+
+    def _members(self, reader: Reader, emit: Emit, bracket: str, depth: int) -> Reading[None]:
+        """Read an object or an array behind its opening bracket."""
+        close = "}" if bracket == "{" else "]"
+        emit(bracket)
+        first = True
+        while True:
+            yield from reader.skip()
+            if (yield from reader.accept(close)):
+                break
+            if not first:
+                yield from reader.expect(",")
+                emit(", ")
+            first = False
+            if bracket == "{":
+                yield from self._key(reader, emit)
+            yield from self._value(reader, emit, depth)
+        emit(close)
+
+    def _key(self, reader: Reader, emit: Emit) -> Reading[None]:
+        yield from reader.skip()
+        if (yield from reader.accept(self.quote)):
+            key, _ = yield from reader.until(self.quote)
+            yield from reader.skip()
+            yield from reader.expect(":")
+        else:
+            key, _ = yield from reader.until(":")
+        emit(as_json(key.strip().strip('"')) + ": ")
+
+    def _value(self, reader: Reader, emit: Emit, depth: int) -> Reading[None]:
+        if not depth:
+            raise Malformed
+        yield from reader.skip()
+        if (yield from reader.accept(self.quote)):
+            emit('"')
+            yield from reader.pass_until((self.quote,), lambda text: emit(escaped(text)))
+            emit('"')
+        elif bracket := (yield from reader.accept("{", "[")):
+            yield from self._members(reader, emit, bracket, depth - 1)
+        elif (yield from reader.peek()) == '"':
+            yield from reader.json(emit)
+        else:
+            # A number, true, false or null; anything else is a string without quotes.
+            text = ""
+            while (character := (yield from reader.peek())) and character not in ",}]":
+                text += reader.take(1)
+            if not text:
+                raise Malformed
+            emit(from_text(text.strip(), frozenset()))
+
+
+def pythonic(reader: Reader, calls: Calls) -> Reading[None]:
+    """Read `NAME(key=value, ...)`, or a list of such calls. Parameters stream one by one."""
+    yield from reader.skip()
+    if (yield from reader.accept("[")):
+        yield from _items(reader, calls, _python_call)
+    else:
+        yield from _python_call(reader, calls)
+        yield from reader.skip()
+
+
+def _python_call(reader: Reader, calls: Calls) -> Reading[None]:
+    name, _ = yield from reader.until("(")
+    calls.begin(name)
+    while True:
+        yield from reader.skip()
+        if (yield from reader.accept(")")):
+            break
+        key, _ = yield from reader.until("=")
+        if not _PYTHON_KEY.fullmatch(key.strip()):
+            raise Malformed
+        text = yield from _expression(reader)
+        try:
+            tree = _Literals().visit(ast.parse(text.strip(), mode="eval"))
+            value = ast.literal_eval(tree)
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            raise Malformed from None
+        calls.parameter(key.strip())
+        calls.arguments(as_json(value))
+        yield from reader.accept(",")
+    calls.end(parameters=True)
+
+
+class _Literals(ast.NodeTransformer):
+    """Replaces the literals of JSON in nested values, which are names in Python."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(_PYTHON_JSON[node.id]) if node.id in _PYTHON_JSON else node
+
+
+def _expression(reader: Reader) -> Reading[str]:
+    """Return the text of a value, up to the comma or bracket behind it."""
+    text = quote = ""
+    depth = 0
+    while True:
+        character = yield from reader.peek()
+        if not character:
+            raise CutOff
+        if quote and character == "\\":
+            text += reader.take(1)
+            character = yield from reader.peek()
+        elif quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"":
+            quote = character
+        elif not depth and character in ",)]}":
+            return text
+        else:
+            depth += (character in "([{") - (character in ")]}")
+        reader.take(1)
+        # Models write newlines in strings, where Python wants an escape.
+        text += "\\n" if quote and character == "\n" else character
+
+
+def types_of(schema: Mapping[str, Any], name: str) -> frozenset[str]:
+    """Return the types that a parameter may have, none where the schema does not say."""
+    properties = schema.get("properties")
+    found = properties.get(name) if isinstance(properties, Mapping) else None
+    return frozenset(_types(found, schema, 8))
+
+
+def _types(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[str]:
+    if not isinstance(schema, Mapping) or not depth:
+        return
+    declared = schema.get("type")
+    listed = declared if isinstance(declared, list) else [declared]
+    yield from (each for each in listed if isinstance(each, str))
+    if declared:
+        return
+    values = schema.get("enum") if "enum" in schema else [schema.get("const", ...)]
+    yield from (_type(value) for value in values or () if value is not ...)
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#/"):
+        target: Any = root
+        for part in reference[2:].split("/"):
+            target = target.get(part) if isinstance(target, Mapping) else None
+        yield from _types(target, root, depth - 1)
+    for word in ("anyOf", "oneOf", "allOf"):
+        options = schema.get(word)
+        for each in options if isinstance(options, list) else ():
+            yield from _types(each, root, depth - 1)
+
+
+def _type(value: Any) -> str:
+    known = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
+    return "null" if value is None else known.get(type(value), "object")
+
+
+def from_text(text: str, types: frozenset[str]) -> str:
+    """Convert a value written without JSON's quotes; a string if no other type fits."""
+    if types == STRING:
+        return as_json(text)
+    value = _parsed(text.strip())
+    if isinstance(value, float) and value.is_integer() and "integer" in types:
+        value = int(value)
+    kind = "string" if value is ... else _type(value)
+    fits = not types or kind in types or (kind == "integer" and "number" in types)
+    # A value of a wrong type keeps its type, unless a string would fit.
+    return as_json(text if value is ... or (not fits and "string" in types) else value)
+
+
+def _parsed(text: str) -> Any:
+    """Parse JSON or a literal of Python; return ... for neither."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        value = json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        try:
+            value = ast.literal_eval(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+            return ...
+    return ... if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def as_json(value: Any) -> str:
+    """Return `value` as JSON, or as a JSON string where JSON has no such value."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError):
+        return json.dumps(str(value), ensure_ascii=False)
+
+
+def escaped(text: str) -> str:
+    """Escape part of a string for JSON."""
+    return as_json(text)[1:-1]
