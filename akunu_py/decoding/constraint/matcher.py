@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import mlx.core as mx
 
-from akunu_py.decoding.constraint.schema.builder import COMPACT, FREE, SKETCHED, UNORDERED, Layout
-from akunu_py.decoding.constraint.schema.formula import Refused
-from akunu_py.decoding.constraint.schema.grammar import grammar as json_grammar
-from akunu_py.decoding.constraint.schema.terminals import byte_tables, limits
 from akunu_py.decoding.constraint.sketch import JsonSketch, Sketch
 from akunu_py.decoding.constraint.token_tables import forced_tokens, token_tables
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.text.thinking import prompt_opens_thinking, thinking_markers
 from akunu_py.errors import UsageError
 from akunu_py.files import parse_json
+from akunu_py.json_schema.builder import COMPACT, FREE, SKETCHED, UNORDERED, Layout
+from akunu_py.json_schema.formula import Refused
+from akunu_py.json_schema.grammar import grammar as json_grammar
+from akunu_py.json_schema.regex import byte_tables, limits
 from akunu_py.text import on_one_line
 from akunu_py.types import Constraint
 

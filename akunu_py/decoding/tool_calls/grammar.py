@@ -10,7 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from akunu_py.decoding.constraint.matcher import lark
-from akunu_py.decoding.constraint.schema.builder import (
+from akunu_py.decoding.constraint.token_tables import token_tables
+from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.tool_calls import values
+from akunu_py.decoding.tool_calls.shapes import Shape
+from akunu_py.errors import UsageError
+from akunu_py.json_schema.builder import (
     COMPACT,
     FREE,
     ONE_LINE,
@@ -18,14 +23,9 @@ from akunu_py.decoding.constraint.schema.builder import (
     keywords,
     marked,
 )
-from akunu_py.decoding.constraint.schema.formula import Impossible, Refused
-from akunu_py.decoding.constraint.schema.grammar import grammar
-from akunu_py.decoding.constraint.schema.rules import Verbatim
-from akunu_py.decoding.constraint.token_tables import token_tables
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.tool_calls import values
-from akunu_py.decoding.tool_calls.shapes import Shape
-from akunu_py.errors import UsageError
+from akunu_py.json_schema.formula import Impossible, Refused
+from akunu_py.json_schema.grammar import grammar
+from akunu_py.json_schema.rules import Verbatim
 from akunu_py.text import on_one_line
 from akunu_py.types import Constraint, Tool
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
-from akunu_py.decoding.constraint.schema.terminals import byte_tables, limits
 from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Text
 from akunu_py.decoding.tool_calls import choice, grammar
 from akunu_py.decoding.tool_calls.choice import constrained
@@ -18,6 +17,7 @@ from akunu_py.decoding.tool_calls.grammar import Wanted, calls_constraint
 from akunu_py.decoding.tool_calls.parser import ToolCallParser
 from akunu_py.decoding.tool_calls.shapes import Shape, shape_of
 from akunu_py.errors import UsageError
+from akunu_py.json_schema.regex import byte_tables, limits
 from akunu_py.types import Constraint, SamplingOptions, Tool, ToolChoice
 
 SCHEMA = {

@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from akunu_py.decoding.constraint.schema.terminals import limits
 from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Text
 from akunu_py.decoding.tool_calls import grammar
 from akunu_py.decoding.tool_calls.families import FAMILIES
 from akunu_py.decoding.tool_calls.grammar import Wanted, calls_constraint
 from akunu_py.decoding.tool_calls.parser import ToolCallParser
 from akunu_py.decoding.tool_calls.shapes import shape_of
+from akunu_py.json_schema.regex import limits
 from akunu_py.types import Constraint, Tool
 from tests.support.json_schema import is_valid
 from tests.support.tool_call_formats import FORMATS

@@ -10,8 +10,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from akunu_py.decoding.constraint.schema.rules import Symbol, Verbatim
-from akunu_py.decoding.constraint.schema.terminals import (
+from akunu_py.json_schema.regex import (
     SHORT_ESCAPES,
     STRING,
     Expr,
@@ -22,6 +21,7 @@ from akunu_py.decoding.constraint.schema.terminals import (
     raw_text,
     without,
 )
+from akunu_py.json_schema.rules import Symbol, Verbatim
 
 _ANY = Expr(r"(?:.|\n)*", nullable=True)
 _SYMBOL = r"(?:\\x\{[0-9a-f]+\}|[0-9A-Za-z])"

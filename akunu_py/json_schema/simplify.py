@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from akunu_py.decoding.constraint.schema import scalars
-from akunu_py.decoding.constraint.schema.formula import (
+from akunu_py.json_schema import scalars
+from akunu_py.json_schema.formula import (
     FALSE,
     TRUE,
     TYPES,

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from akunu_py.decoding.constraint.schema.formula import Document, Formula
-from akunu_py.decoding.constraint.schema.notation import JSON, Marked, Notation, Python
-from akunu_py.decoding.constraint.schema.rules import Rule, Rules, Symbol, Verbatim
-from akunu_py.decoding.constraint.schema.simplify import Simplifier
-from akunu_py.decoding.constraint.schema.terminals import Expr
+from akunu_py.json_schema.formula import Document, Formula
+from akunu_py.json_schema.layouts import JSON, Marked, Notation, Python
+from akunu_py.json_schema.regex import Expr
+from akunu_py.json_schema.rules import Rule, Rules, Symbol, Verbatim
+from akunu_py.json_schema.simplify import Simplifier
 
 _SPACE = r"[\x{20}\x{a}\x{d}\x{9}]*"
 

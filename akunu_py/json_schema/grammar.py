@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from akunu_py.decoding.constraint.schema import arrays, digits, objects, scalars
-from akunu_py.decoding.constraint.schema.builder import FREE, Builder, Layout
-from akunu_py.decoding.constraint.schema.formula import (
+from akunu_py.json_schema import arrays, digits, objects, scalars
+from akunu_py.json_schema.builder import FREE, Builder, Layout
+from akunu_py.json_schema.formula import (
     FALSE,
     TRUE,
     TYPES,
@@ -19,8 +19,8 @@ from akunu_py.decoding.constraint.schema.formula import (
     Impossible,
     Refused,
 )
-from akunu_py.decoding.constraint.schema.patterns import Unsupported
-from akunu_py.decoding.constraint.schema.rules import Rule
+from akunu_py.json_schema.patterns import Unsupported
+from akunu_py.json_schema.rules import Rule
 
 
 def grammar(schema: Any, layout: Layout = FREE, prefix: str = "") -> str:

@@ -6,12 +6,11 @@ import json
 from decimal import Decimal
 from typing import Any
 
-from akunu_py.decoding.constraint.schema import numbers, terminals
-from akunu_py.decoding.constraint.schema.formula import FALSE, TRUE, Formula, conjunction
-from akunu_py.decoding.constraint.schema.notation import JSON, Notation
-from akunu_py.decoding.constraint.schema.patterns import Unsupported, content_matching, is_found
-from akunu_py.decoding.constraint.schema.rules import Symbol
-from akunu_py.decoding.constraint.schema.terminals import (
+from akunu_py.json_schema import numbers, regex
+from akunu_py.json_schema.formula import FALSE, TRUE, Formula, conjunction
+from akunu_py.json_schema.layouts import JSON, Notation
+from akunu_py.json_schema.patterns import Unsupported, content_matching, is_found
+from akunu_py.json_schema.regex import (
     CHARACTER,
     CONTENT,
     Expr,
@@ -19,6 +18,7 @@ from akunu_py.decoding.constraint.schema.terminals import (
     either,
     without,
 )
+from akunu_py.json_schema.rules import Symbol
 
 SCALARS = ("null", "boolean", "number", "string")
 _MOST_COUNTED = 200  # multiples that are listed one by one
@@ -97,7 +97,7 @@ def number(formula: Formula) -> Expr | None:
     """How the numbers that fit are written; None where there are none. Raises Unsupported."""
     found = values(formula)
     if found is not None:
-        return either(terminals.raw_text(each) for value in found for each in _written(value))
+        return either(regex.raw_text(each) for value in found for each in _written(value))
     if formula == TRUE:
         return numbers.NUMBER
     return _number(formula)
@@ -106,7 +106,7 @@ def number(formula: Formula) -> Expr | None:
 def string_content(formula: Formula) -> Expr | None:
     """What strings that fit hold, as JSON writes it."""
     if (found := values(formula)) is not None:
-        return either(map(terminals.string_content, found))
+        return either(map(regex.string_content, found))
     match formula:
         case ("and", *parts):
             inner = [string_content(part) for part in parts]
@@ -122,7 +122,7 @@ def string_content(formula: Formula) -> Expr | None:
                 return CONTENT
             return without(CONTENT, other, inhabited=values(part) is not None)
         case ("length", low, high):
-            return terminals.repeat(CHARACTER, low, high) if high is None or high >= low else None
+            return regex.repeat(CHARACTER, low, high) if high is None or high >= low else None
         case ("pattern", pattern):
             return content_matching(pattern)
     raise AssertionError(formula)
@@ -132,7 +132,7 @@ def _number(formula: Formula) -> Expr | None:
     match formula:
         case ("and", *parts):
             if (counted := _counted(formula)) is not None:
-                return either(map(terminals.raw_text, counted))
+                return either(map(regex.raw_text, counted))
             inner = [_number(part) for part in parts]
             known = [each for each in inner if each is not None]
             return both(*known) if len(known) == len(inner) else None
@@ -191,8 +191,8 @@ def listed(kind: str, formula: Formula, notation: Notation) -> list[tuple[Symbol
     if kind not in SCALARS or (found := values(formula)) is None:
         return None
     if kind == "string":
-        return [notation.string(terminals.string_content(each)) for each in found]
-    texts = [either(map(terminals.raw_text, _written(each))) for each in found]
+        return [notation.string(regex.string_content(each)) for each in found]
+    texts = [either(map(regex.raw_text, _written(each))) for each in found]
     return [(text,) for text in texts if text is not None]
 
 
@@ -201,6 +201,4 @@ def is_empty(kind: str, formula: Formula) -> bool:
     if formula == FALSE:
         return True
     parts = written(kind, formula, JSON)
-    return parts is None or any(
-        isinstance(each, Expr) and terminals.is_empty(each) for each in parts
-    )
+    return parts is None or any(isinstance(each, Expr) and regex.is_empty(each) for each in parts)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NoReturn
 
-from akunu_py.decoding.constraint.schema.terminals import (
+from akunu_py.json_schema.regex import (
     CHARACTER,
     CONTENT,
     EPSILON,

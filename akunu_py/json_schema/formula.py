@@ -14,8 +14,8 @@ from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
-from akunu_py.decoding.constraint.schema.formats import FORMATS
-from akunu_py.decoding.constraint.schema.patterns import Unsupported
+from akunu_py.json_schema.formats import FORMATS
+from akunu_py.json_schema.patterns import Unsupported
 
 Formula = tuple[Any, ...]
 

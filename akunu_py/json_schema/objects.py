@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from akunu_py.decoding.constraint.schema import scalars, simplify, terminals
-from akunu_py.decoding.constraint.schema.builder import Builder, Layout
-from akunu_py.decoding.constraint.schema.formula import FALSE, TRUE, Formula, Refused, conjunction
-from akunu_py.decoding.constraint.schema.patterns import content_matching, is_found
-from akunu_py.decoding.constraint.schema.rules import Many, Rule, Shuffle, Symbol
-from akunu_py.decoding.constraint.schema.simplify import Conjunction
-from akunu_py.decoding.constraint.schema.terminals import CONTENT, Expr
+from akunu_py.json_schema import regex, scalars, simplify
+from akunu_py.json_schema.builder import Builder, Layout
+from akunu_py.json_schema.formula import FALSE, TRUE, Formula, Refused, conjunction
+from akunu_py.json_schema.patterns import content_matching, is_found
+from akunu_py.json_schema.regex import CONTENT, Expr
+from akunu_py.json_schema.rules import Many, Rule, Shuffle, Symbol
+from akunu_py.json_schema.simplify import Conjunction
 
 _MOST_WANTED = 6  # properties that must be there, and are known by a pattern only
 _MOST_SHUFFLED = 60  # known properties: a rule's parameter has 64 bits
@@ -94,10 +94,10 @@ class _Object:
             if content is None:
                 return []
         if names:
-            taken = terminals.either(map(terminals.string_content, names))
+            taken = regex.either(map(regex.string_content, names))
             assert taken is not None
             all_names = content is None
-            content = terminals.without(content or CONTENT, taken, inhabited=all_names)
+            content = regex.without(content or CONTENT, taken, inhabited=all_names)
         classes = [_Class(content)]
         for test in self._tests(rules):
             classes = [part for each in classes for part in self._split(each, test)]
@@ -122,12 +122,12 @@ class _Object:
         if expr is None:
             return [_Class(part.content, part.found | {test: False})]
         content = part.content or CONTENT
-        whole = expr if part.content is None else terminals.both(content, expr)
+        whole = expr if part.content is None else regex.both(content, expr)
         parts = [
             _Class(whole, part.found | {test: True}),
-            _Class(terminals.without(content, expr), part.found | {test: False}),
+            _Class(regex.without(content, expr), part.found | {test: False}),
         ]
-        return [each for each in parts if each.content and not terminals.is_empty(each.content)]
+        return [each for each in parts if each.content and not regex.is_empty(each.content)]
 
     @staticmethod
     def _class_value(rules: list[Formula], part: _Class) -> Formula:
@@ -174,7 +174,7 @@ class _Object:
         required: list[Rule] = []
         optional: list[Rule] = []
         for name, value in self._known:
-            ((pair, _),) = self._pairs(terminals.string_content(name), value, 0, name, None)
+            ((pair, _),) = self._pairs(regex.string_content(name), value, 0, name, None)
             (required if name in self._required else optional).append(pair)
         others = [
             pair
@@ -207,7 +207,7 @@ class _Object:
             rules.add(rule, (self._state(at + 1, count, met),))
         if self._most is not None and count >= self._most:
             return
-        content = terminals.string_content(name)
+        content = regex.string_content(name)
         for pair, now in self._pairs(content, value, met, name, None):
             comma = (self._layout.comma,) if count else ()
             rules.add(rule, (*comma, pair, self._state(at + 1, count + 1, now)))

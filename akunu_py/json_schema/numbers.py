@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-from akunu_py.decoding.constraint.schema.terminals import Expr
+from akunu_py.json_schema.regex import Expr
 
 NUMBER = Expr(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+\-]?[0-9]+)?")
 PLAIN = Expr(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?")

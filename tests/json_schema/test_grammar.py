@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
-from akunu_py.decoding.constraint.schema import digits, rules
-from akunu_py.decoding.constraint.schema.builder import COMPACT, FREE, Layout
-from akunu_py.decoding.constraint.schema.formats import FORMATS
-from akunu_py.decoding.constraint.schema.formula import Refused
-from akunu_py.decoding.constraint.schema.grammar import grammar
-from akunu_py.decoding.constraint.schema.patterns import Unsupported, content_matching, is_found
-from akunu_py.decoding.constraint.schema.terminals import (
+from akunu_py.json_schema import digits, rules
+from akunu_py.json_schema.builder import COMPACT, FREE, Layout
+from akunu_py.json_schema.formats import FORMATS
+from akunu_py.json_schema.formula import Refused
+from akunu_py.json_schema.grammar import grammar
+from akunu_py.json_schema.patterns import Unsupported, content_matching, is_found
+from akunu_py.json_schema.regex import (
     byte_tables,
     limits,
     matches,

@@ -11,11 +11,11 @@ from decimal import Decimal
 from math import lcm
 from typing import Any, Protocol
 
-from akunu_py.decoding.constraint.schema.builder import Builder
-from akunu_py.decoding.constraint.schema.formula import Formula
-from akunu_py.decoding.constraint.schema.patterns import Unsupported
-from akunu_py.decoding.constraint.schema.rules import Rule
-from akunu_py.decoding.constraint.schema.terminals import Expr
+from akunu_py.json_schema.builder import Builder
+from akunu_py.json_schema.formula import Formula
+from akunu_py.json_schema.patterns import Unsupported
+from akunu_py.json_schema.regex import Expr
+from akunu_py.json_schema.rules import Rule
 
 _MOST_STATES = 2500
 _State = tuple[Any, ...]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from akunu_py.decoding.constraint.schema import scalars, simplify
-from akunu_py.decoding.constraint.schema.builder import Builder
-from akunu_py.decoding.constraint.schema.formula import (
+from akunu_py.json_schema import scalars, simplify
+from akunu_py.json_schema.builder import Builder
+from akunu_py.json_schema.formula import (
     FALSE,
     TYPES,
     Formula,
@@ -12,8 +12,8 @@ from akunu_py.decoding.constraint.schema.formula import (
     conjunction,
     negation,
 )
-from akunu_py.decoding.constraint.schema.rules import Many, Rule, Shuffle, Symbol
-from akunu_py.decoding.constraint.schema.simplify import Conjunction
+from akunu_py.json_schema.rules import Many, Rule, Shuffle, Symbol
+from akunu_py.json_schema.simplify import Conjunction
 
 _MOST_UNIQUE = 60  # values of which each may come once: a rule's parameter has 64 bits
 

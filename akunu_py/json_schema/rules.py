@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from akunu_py.decoding.constraint.schema.terminals import Expr, is_empty
+from akunu_py.json_schema.regex import Expr, is_empty
 
 _MOST_SYMBOLS = 100_000  # llguidance numbers those it makes of them with 16 bits
 
