@@ -14,8 +14,8 @@ from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
-from akunu_py.json_schema.formats import FORMATS
-from akunu_py.json_schema.patterns import Unsupported
+from akunu_py.errors import SchemaError
+from akunu_py.json_schema.patterns import FORMATS
 
 Formula = tuple[Any, ...]
 
@@ -25,18 +25,6 @@ FALSE: Formula = ("or",)
 # Of drafts 2019-09 and later, all of which older ones ignore.
 _REFUSED = ("unevaluatedProperties", "unevaluatedItems", "$dynamicRef", "$recursiveRef")
 _MAX_SCHEMAS = 20_000
-
-
-class Refused(ValueError):
-    """place: a JSON pointer, as a fragment."""
-
-    def __init__(self, place: str, reason: str) -> None:
-        super().__init__(reason)
-        self.place = place
-
-
-class Impossible(Refused):
-    """No value can fit it."""
 
 
 def conjunction(parts: Iterable[Formula]) -> Formula:
@@ -86,7 +74,7 @@ def number(value: float) -> Decimal:
 
 
 class Document:
-    """A schema and its subschemas, by number; the whole is 0. Raises Refused."""
+    """A schema and its subschemas, by number; the whole is 0. Raises SchemaError."""
 
     def __init__(self, schema: Any) -> None:
         self._schemas: list[tuple[Any, str, str]] = []  # with its place and its base URI
@@ -107,10 +95,10 @@ class Document:
         if schema is False:
             return FALSE
         if not isinstance(schema, dict):
-            raise Refused(place, f"expected a schema, found {json.dumps(schema):.80}")
+            raise SchemaError(f"expected a schema, found {json.dumps(schema):.80}", place)
         if id(schema) not in self._numbers:
             if len(self._schemas) >= _MAX_SCHEMAS:
-                raise Refused("#", f"there are more than {_MAX_SCHEMAS:,} subschemas")
+                raise SchemaError(f"there are more than {_MAX_SCHEMAS:,} subschemas")
             self._numbers[id(schema)] = len(self._schemas)
             self._schemas.append((schema, place, self._id(schema, base)))
         return ("schema", self._numbers[id(schema)])
@@ -122,10 +110,7 @@ class Document:
         """What a subschema says; its own subschemas are references."""
         if index not in self._formulas:
             schema, place, base = self._schemas[index]
-            try:
-                self._formulas[index] = _Keywords(self, schema, place, base).formula()
-            except Unsupported as error:
-                raise Refused(place, str(error)) from error
+            self._formulas[index] = _Keywords(self, schema, place, base).formula()
         return self._formulas[index]
 
     @property
@@ -141,7 +126,7 @@ class Document:
             if found is None and target.startswith("#"):  # from an `id` that is none
                 found = _pointed(self._whole, fragment)
         if found is None:
-            raise Refused(place, f"$ref: {target!r:.100} is not in the schema")
+            raise SchemaError(f"$ref: {target!r:.100} is not in the schema", place)
         return self.reference(found, f"#{fragment}", uri)
 
     def _index(self, part: Any, base: str, depth: int) -> None:
@@ -196,7 +181,7 @@ class _Keywords:
                 return target
         for key in _REFUSED:
             if key in schema and schema[key] is not True:
-                raise Refused(self._place, f"{key} is not supported")
+                raise SchemaError(f"{key} is not supported", self._place)
         parts = [*self._types(), *self._numbers(), *self._strings()]
         parts += [*self._arrays(), *self._objects()]
         if isinstance(schema.get("$ref"), str):
@@ -214,7 +199,7 @@ class _Keywords:
         if value is None and key not in self._schema:
             return None
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise Refused(self._place, f"{key} must be {what}, is {json.dumps(value):.80}")
+            raise SchemaError(f"{key} must be {what}, is {json.dumps(value):.80}", self._place)
         return value
 
     def _subs(self, key: str) -> list[Formula]:
@@ -228,7 +213,7 @@ class _Keywords:
             names = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
             for name in names:
                 if name not in (*TYPES, "integer", "any"):
-                    raise Refused(self._place, f"unknown type {json.dumps(name):.80}")
+                    raise SchemaError(f"unknown type {json.dumps(name):.80}", self._place)
             if "any" not in names:
                 parts.append(
                     disjunction(
@@ -259,7 +244,7 @@ class _Keywords:
         step = self._get("multipleOf", (int, float), "a number")
         if step is not None:
             if step <= 0:
-                raise Refused(self._place, "multipleOf must be above 0")
+                raise SchemaError("multipleOf must be above 0", self._place)
             parts.append(("multiple", number(step).normalize()))
         return parts
 
@@ -279,7 +264,7 @@ class _Keywords:
     def _count(self, key: str) -> int | None:
         value = self._get(key, (int, float), "a number")
         if value is not None and (value < 0 or value != int(value)):
-            raise Refused(self._place, f"{key} must be an integer from 0 on, is {value}")
+            raise SchemaError(f"{key} must be an integer from 0 on, is {value}", self._place)
         return None if value is None else int(value)
 
     def _arrays(self) -> list[Formula]:
@@ -297,9 +282,13 @@ class _Keywords:
         if schema.get("uniqueItems") is True:
             parts.append(("unique",))
         if "contains" in schema:
-            least, most = self._count("minContains"), self._count("maxContains")
-            wanted = self._sub(schema["contains"], "contains")
-            parts.append(("contains", 0, wanted, 1 if least is None else least, most))
+            least = self._count("minContains")
+            if "maxContains" in schema or (least or 0) > 1:
+                raise SchemaError(
+                    "maxContains and minContains above 1 are not supported", self._place
+                )
+            if least != 0:
+                parts.append(("contains", 0, self._sub(schema["contains"], "contains")))
         return parts
 
     def _objects(self) -> list[Formula]:
@@ -316,7 +305,7 @@ class _Keywords:
             others = self._sub(schema.get("additionalProperties", True), "additionalProperties")
             parts.append(("properties", tuple(named), tuple(matched), others))
         if isinstance(schema.get("required"), bool):  # of draft 3; later ones know lists only
-            raise Refused(self._place, "required must be a list of names")
+            raise SchemaError("required must be a list of names", self._place)
         listed = self._get("required", list, "a list of names") or []
         parts += [("required", str(name)) for name in listed]
         if low := self._count("minProperties"):

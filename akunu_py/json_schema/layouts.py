@@ -1,7 +1,6 @@
-"""How values are written: as JSON, or as families of models write the arguments of their calls.
+"""How values are written: as JSON, or as model families write the arguments of their calls.
 
-What strings hold is told as JSON writes it, each character in one way; other notations spell the
-same in theirs.
+The content of strings is given as JSON writes it. Other notations spell it in their own way.
 """
 
 from __future__ import annotations
@@ -51,17 +50,19 @@ _PYTHON_STRING = Expr(
 
 
 class Notation(Protocol):
+    """The spelling of words, strings and keys."""
+
     def word(self, value: bool | None) -> Expr:
-        """True, False or None."""
+        """Return True, False or None."""
 
     def string(self, content: Expr | None) -> tuple[Symbol, ...]:
-        """One that holds `content`; any for None."""
+        """Return a string with this content, or any string for None."""
 
     def key(self, name: str | None, content: Expr | None) -> tuple[Symbol, ...]:
-        """The name of a member: that one, or any that holds `content`."""
+        """Return the key of a member: this name, or any with this content."""
 
     def has_key(self, name: str) -> bool:
-        """Whether a member can be called so."""
+        """Return whether a member can have this name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,24 +82,21 @@ class Json:
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """Strings as they are, between markers; names without. Python's None is what templates write
-    for null.
-
-    begin, end: the markers, as they are or as special tokens. line: between a string and `end`.
-    """
+    """Strings without escapes between markers, and names without markers."""
 
     begin: str | Verbatim
     end: str | Verbatim
-    line: str = ""
+    line: str = ""  # between a string and `end`
 
     def word(self, value: bool | None) -> Expr:
+        # Templates write null as Python's None.
         return Expr({None: "(?:null|None)", True: "true", False: "false"}[value])
 
     def string(self, content: Expr | None) -> tuple[Symbol, ...]:
         held = _ANY if content is None else unescaped(content)
         begin = raw_text(self.begin) if isinstance(self.begin, str) else None
         if isinstance(self.end, str):
-            # One terminal: else the text would go on over its end.
+            # One terminal, because the text must stop at its end.
             end = raw_text(self.end)
             ended = without(held, concat(_ANY, end, _ANY), inhabited=content is None)
             parts: tuple[Symbol, ...] = (concat(ended, raw_text(self.line + self.end)),)
@@ -121,9 +119,9 @@ class Marked:
 
 @dataclass(frozen=True, slots=True)
 class Python:
-    """keywords: whether members are arguments of a call, not of a dictionary."""
+    """Python's literals."""
 
-    keywords: bool = False
+    keywords: bool = False  # members are arguments of a call, not of a dictionary
 
     def word(self, value: bool | None) -> Expr:
         found = {None: "(?:None|null)", True: "(?:True|true)", False: "(?:False|false)"}
@@ -135,7 +133,6 @@ class Python:
         mark = raw_text("'")
         single = [both(content, _NO_QUOTES), both(unescaped(content), _IN_SINGLE)]
         found = either([quoted(content), *(concat(mark, each, mark) for each in single)])
-        assert found is not None
         return (replace(found, inhabited=content.inhabited),)
 
     def key(self, name: str | None, content: Expr | None) -> tuple[Symbol, ...]:
@@ -147,9 +144,74 @@ class Python:
         return not self.keywords or _PLAIN_NAME.fullmatch(name) is not None
 
 
+JSON = Json()
+
+
+_SPACE = r"[\x{20}\x{a}\x{d}\x{9}]*"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The notation, the punctuation, and the order of properties."""
+
+    open_array: Expr
+    close_array: Expr
+    open_object: Expr
+    close_object: Expr
+    comma: Expr
+    colon: Expr
+    ordered: bool  # properties are in the order of the schema
+    closed: bool = False  # an object with named properties has no others
+    notation: Notation = JSON
+    outermost: Layout | None = None  # of the outermost object, if it is another
+
+
+def _layout(space: str, *, ordered: bool, notation: Notation = JSON) -> Layout:
+    return Layout(
+        open_array=Expr(rf"\[{space}"),
+        close_array=Expr(rf"{space}\]"),
+        open_object=Expr(rf"\{{{space}"),
+        close_object=Expr(rf"{space}\}}"),
+        comma=Expr(f"{space},{space}"),
+        colon=Expr(f"{space}:{space}"),
+        ordered=ordered,
+        notation=notation,
+    )
+
+
+FREE = _layout(_SPACE, ordered=False)
+COMPACT = _layout("", ordered=True)
+LIKELY = replace(COMPACT, closed=True)  # for drafts
+UNORDERED = replace(COMPACT, ordered=False)
+# As Python's json module writes it on one line.
+ONE_LINE = replace(UNORDERED, comma=Expr(r",\x{20}"), colon=Expr(r":\x{20}"))
+
+
+def marked(begin: str | Verbatim, end: str | Verbatim, line: str = "") -> Layout:
+    """Return the layout with strings between markers and without whitespace."""
+    return _layout("", ordered=False, notation=Marked(begin, end, line))
+
+
+def keywords(*, spaced: bool = False) -> Layout:
+    """Return the layout of the arguments of a call in Python, with brackets.
+
+    spaced: a space follows each comma and colon, otherwise it may.
+    """
+    space = r"\x{20}" if spaced else r"\x{20}?"
+    inside = replace(_layout("", ordered=False, notation=Python()), comma=Expr(f",{space}"))
+    inside = replace(inside, colon=Expr(f":{space}"))
+    outside = replace(
+        inside,
+        open_object=Expr(r"\("),
+        close_object=Expr(r"\)"),
+        colon=Expr("="),
+        notation=Python(keywords=True),
+    )
+    return replace(inside, outermost=outside)
+
+
 def unescaped(content: Expr) -> Expr:
-    """The same without JSON's escapes: each is one character, so all that was said of the text
-    holds."""
+    """Return the same content without JSON's escapes. Each escape is one character."""
     return replace(content, text=_ESCAPED.sub(_character, content.text))
 
 
@@ -170,6 +232,3 @@ def _character(found: re.Match[str]) -> str:
 def _code(symbol: str) -> int:
     letter = chr(int(symbol[3:-1], 16)) if len(symbol) > 1 else symbol
     return _LETTERS[letter]
-
-
-JSON = Json()

@@ -1,26 +1,21 @@
-"""Patterns of JSON schemas, which are ECMAScript's regular expressions, as `Expr`s.
+"""Patterns of JSON schemas, which are regular expressions of ECMAScript, as `Expr`s.
 
-An `Expr` matches whole strings and has no anchors and no look-ahead. So a pattern is taken apart
-from its end: each part is given what may follow it, and `(?!x)` is that without what begins with x.
-What cannot be said so (look-behind, back-references, look-ahead within a repetition) is refused.
+An `Expr` matches whole strings. So anchors can only stand where a string may begin or end.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from dataclasses import dataclass
 from functools import cache
 from typing import NoReturn
 
+from akunu_py.errors import SchemaError
 from akunu_py.json_schema.regex import (
-    CHARACTER,
     CONTENT,
-    EPSILON,
     LAST,
     Expr,
     Ranges,
-    both,
     characters,
     complement,
     concat,
@@ -29,7 +24,6 @@ from akunu_py.json_schema.regex import (
     repeat,
     subtract,
     union,
-    without,
     written_content,
 )
 
@@ -43,209 +37,64 @@ _CLASSES = {"d": _DIGIT, "w": _WORD, "s": _SPACE}
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
 _COUNT = re.compile(r"\{(\d+)(,(\d*))?\}")
 _LONGEST_REPEAT = 100_000
+_MOST_ANCHORED = 1000  # alternatives with anchors
 
-
-class Unsupported(ValueError):
-    """A part of a schema that no grammar can be made of."""
-
-
-@dataclass(frozen=True, slots=True)
-class Set:
-    ranges: Ranges
-
-
-@dataclass(frozen=True, slots=True)
-class Sequence:
-    parts: tuple[Node, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    options: tuple[Node, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Repeat:
-    node: Node
-    low: int
-    high: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Anchor:
-    start: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Ahead:
-    node: Node
-    negated: bool
-
-
-Node = Set | Sequence | Choice | Repeat | Anchor | Ahead
+# A part of a pattern: an expression, "^", "$", or a group of alternatives that have anchors.
+_Part = Expr | str | list["_Parts"]
+_Parts = list[_Part]
 
 
 @cache
-def content_matching(pattern: str) -> Expr | None:
-    """What strings hold in which `pattern` is found, as JSON writes it; None where it never is.
+def content_matching(pattern: str) -> Expr:
+    """Return the content of the strings that the pattern matches, as JSON writes it.
 
-    Raises Unsupported.
+    Raises SchemaError.
     """
-    node = _Parser(pattern).parsed()
-    first = _followed(node, CONTENT, at_start=True)
-    if not _anchored((node,)):
-        return None if first is None else concat(CONTENT, first)
-    later = _followed(node, CONTENT, at_start=False)
-    later = later and concat(repeat(CHARACTER, 1, None), later)
-    return either(each for each in (first, later) if each is not None)
+    parser = _Parser(pattern)
+    pending = [(parts, False, False) for parts in parser.parsed()]
+    found: list[Expr] = []
+    while pending:
+        parts, at_start, at_end = pending.pop()
+        if len(pending) + len(found) > _MOST_ANCHORED:
+            parser.refuse("too many alternatives with anchors")
+        if parts and isinstance(parts[0], list):
+            pending += [([*each, *parts[1:]], at_start, at_end) for each in parts[0]]
+        elif parts and isinstance(parts[-1], list):
+            pending += [([*parts[:-1], *each], at_start, at_end) for each in parts[-1]]
+        elif parts and parts[0] == "^":
+            pending.append((parts[1:], True, at_end))
+        elif parts and parts[-1] == "$":
+            pending.append((parts[:-1], at_start, True))
+        else:
+            inner = [part for part in parts if isinstance(part, Expr)]
+            if len(inner) < len(parts):
+                parser.refuse("an anchor within the text that it matches")
+            before, behind = [CONTENT] * (not at_start), [CONTENT] * (not at_end)
+            found.append(concat(*before, *inner, *behind))
+    return either(reversed(found))
 
 
 @cache
 def is_found(pattern: str, text: str) -> bool:
-    """Whether `pattern` is found in `text`. Raises Unsupported."""
-    content = content_matching(pattern)
-    return content is not None and matches(content, written_content(text).encode())
-
-
-def _followed(node: Node, rest: Expr, *, at_start: bool) -> Expr | None:
-    """What a string holds from here on, if `node` comes next and then `rest`, which is all that
-    is left of it. at_start: whether the string begins here."""
-    match node:
-        case Sequence(parts):
-            starts = [at_start]
-            for at, part in enumerate(parts[:-1], start=1):
-                starts.append(starts[-1] and _width_is_zero(part))
-                if starts[-2] > starts[-1] and _nullable(part) and _anchored(parts[at:]):
-                    raise Unsupported("^ behind something that may be empty")
-            result: Expr | None = rest
-            for part, start in zip(reversed(parts), reversed(starts), strict=False):
-                result = None if result is None else _followed(part, result, at_start=start)
-            return result
-        case Choice(options):
-            if _plain(node):
-                inner = _expr(node)
-                return None if inner is None else concat(inner, rest)
-            each = (_followed(option, rest, at_start=at_start) for option in options)
-            return either(option for option in each if option is not None)
-        case Anchor(start):
-            fits = at_start if start else rest.nullable
-            return None if not fits else rest if start else EPSILON
-        case Ahead(inner_node, negated):
-            ahead = _followed(inner_node, CONTENT, at_start=at_start)
-            if ahead is None:
-                return rest if negated else None
-            return without(rest, ahead) if negated else both(rest, ahead)
-        case Repeat(inner_node, low, high) if not _plain(node):
-            return _repeated(inner_node, low, high, rest, at_start)
-        case _:
-            inner = _expr(node)
-            return None if inner is None else concat(inner, rest)
-
-
-def _repeated(node: Node, low: int, high: int | None, rest: Expr, at_start: bool) -> Expr | None:
-    """A repetition of what has anchors or look-ahead in it."""
-    if high == 0:
-        return rest
-    if high == 1:
-        once = _followed(node, rest, at_start=at_start)
-        return once if low else either([rest, *([once] if once is not None else [])])
-    if _has(node, Ahead) or _anchored((node,)):
-        raise Unsupported("look-ahead or ^ in a repetition")
-    # Behind a $ nothing may come, so one can only be in the last repetition.
-    inner = _expr(node)
-    options = [EPSILON] if inner is None and low == 0 else []
-    if inner is not None:
-        options.append(repeat(inner, low, high))
-    found = [concat(option, rest) for option in options]
-    last = _followed(node, EPSILON, at_start=False) if rest.nullable else None
-    if last is not None:
-        fewer = max(low - 1, 0), None if high is None else high - 1
-        found.append(concat(EPSILON if inner is None else repeat(inner, *fewer), last))
-    return either(found)
-
-
-def _expr(node: Node) -> Expr | None:
-    """What `node` matches without anchors; None where that is nothing."""
-    match node:
-        case Set(ranges):
-            return characters(ranges)
-        case Sequence(parts):
-            known = [found for part in parts if (found := _expr(part)) is not None]
-            return concat(*known) if len(known) == len(parts) else None
-        case Choice(options):
-            return either(inner for option in options if (inner := _expr(option)) is not None)
-        case Repeat(inner_node, low, high):
-            once = _expr(inner_node)
-            if once is None:
-                return EPSILON if low == 0 else None
-            return repeat(once, low, high)
-        case _:
-            return None
-
-
-def _children(node: Node) -> tuple[Node, ...]:
-    match node:
-        case Sequence(parts):
-            return parts
-        case Choice(options):
-            return options
-        case Repeat(inner, _, _) | Ahead(inner, _):
-            return (inner,)
-    return ()
-
-
-def _has(node: Node, kind: type) -> bool:
-    return isinstance(node, kind) or any(_has(child, kind) for child in _children(node))
-
-
-def _plain(node: Node) -> bool:
-    return not _has(node, Anchor) and not _has(node, Ahead)
-
-
-def _anchored(nodes: tuple[Node, ...]) -> bool:
-    """Whether there is a ^ in them."""
-    return any(node == Anchor(True) or _anchored(_children(node)) for node in nodes)
-
-
-def _width_is_zero(node: Node) -> bool:
-    match node:
-        case Anchor() | Ahead():
-            return True
-        case Sequence(parts) | Choice(parts):
-            return all(map(_width_is_zero, parts))
-        case Repeat(inner, _, high):
-            return high == 0 or _width_is_zero(inner)
-    return False
-
-
-def _nullable(node: Node) -> bool:
-    match node:
-        case Set():
-            return False
-        case Sequence(parts):
-            return all(map(_nullable, parts))
-        case Choice(options):
-            return any(map(_nullable, options))
-        case Repeat(inner, low, _):
-            return low == 0 or _nullable(inner)
-    return True
+    """Return whether the pattern matches a part of `text`. Raises SchemaError."""
+    return matches(content_matching(pattern), written_content(text).encode())
 
 
 class _Parser:
-    """Of ECMAScript's syntax, with what it tolerates outside of its strict mode (annex B)."""
+    """A parser of ECMAScript's syntax with the extensions of annex B."""
 
     def __init__(self, pattern: str) -> None:
         self._text = pattern
         self._at = 0
 
-    def parsed(self) -> Node:
-        node = self._choice()
+    def parsed(self) -> list[_Parts]:
+        options = self._choice()
         if self._at < len(self._text):
-            self._refuse("a closing bracket too many")
-        return node
+            self.refuse("a closing bracket too many")
+        return options
 
-    def _refuse(self, what: str) -> NoReturn:
-        raise Unsupported(f"the pattern {self._text!r:.100} has {what}")
+    def refuse(self, what: str) -> NoReturn:
+        raise SchemaError(f"the pattern {self._text!r:.100} has {what}")
 
     def _take(self, text: str) -> bool:
         found = self._text.startswith(text, self._at)
@@ -254,83 +103,82 @@ class _Parser:
 
     def _next(self) -> str:
         if self._at >= len(self._text):
-            self._refuse("no end")
+            self.refuse("no end")
         self._at += 1
         return self._text[self._at - 1]
 
-    def _choice(self) -> Node:
+    def _choice(self) -> list[_Parts]:
         options = [self._sequence()]
         while self._take("|"):
             options.append(self._sequence())
-        return options[0] if len(options) == 1 else Choice(tuple(options))
+        return options
 
-    def _sequence(self) -> Node:
-        parts: list[Node] = []
+    def _sequence(self) -> _Parts:
+        parts: _Parts = []
         while self._at < len(self._text) and self._text[self._at] not in "|)":
             parts.append(self._quantified(self._atom()))
-        return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
+        return parts
 
-    def _quantified(self, node: Node) -> Node:
-        low, high = 1, 1
+    def _quantified(self, part: _Part) -> _Part:
+        low, high = 1, None
         counted = _COUNT.match(self._text, self._at)
         if self._take("*"):
-            low, high = 0, None  # type: ignore[assignment]
-        elif self._take("+"):
-            high = None  # type: ignore[assignment]
-        elif self._take("?"):
             low = 0
+        elif self._take("?"):
+            low, high = 0, 1
         elif counted:
             self._at = counted.end()
             low = int(counted[1])
-            high = low if counted[2] is None else int(counted[3]) if counted[3] else None  # type: ignore[assignment]
+            high = low if counted[2] is None else int(counted[3]) if counted[3] else None
             if max(low, high or 0) > _LONGEST_REPEAT or (high is not None and high < low):
-                self._refuse(f"the repetition {counted[0]}")
-        else:
-            return node
-        self._take("?")  # as few as possible: the same texts
+                self.refuse(f"the repetition {counted[0]}")
+        elif not self._take("+"):
+            return part
+        self._take("?")  # A lazy quantifier matches the same texts.
         if self._text[self._at : self._at + 1] in ("*", "+"):
-            self._refuse("two quantifiers in a row")
-        return Repeat(node, low, high)
+            self.refuse("two quantifiers in a row")
+        if isinstance(part, Expr):
+            return repeat(part, low, high)
+        if high != 1:
+            self.refuse("an anchor in a repetition")
+        return [[part], *([[]] if low == 0 else [])]
 
-    def _atom(self) -> Node:
+    def _atom(self) -> _Part:
         character = self._next()
         if character == "(":
             return self._group()
         if character == "[":
             return self._set()
-        if character == "^":
-            return Anchor(True)
-        if character == "$":
-            return Anchor(False)
+        if character in "^$":
+            return character
         if character == ".":
-            return Set(_DOT)
+            return characters(_DOT)
         if character == "\\":
             if self._text[self._at : self._at + 1] in ("b", "B"):
-                self._refuse("a word boundary, which grammars cannot express")
-            return Set(self._escape())
+                self.refuse("a word boundary, which grammars cannot express")
+            return characters(self._escape())
         if character in "*+?":
-            self._refuse("nothing to repeat")
-        return Set(((ord(character), ord(character)),))
+            self.refuse("nothing to repeat")
+        return characters(((ord(character), ord(character)),))
 
-    def _group(self) -> Node:
-        node: Node
-        if self._take("?=") or self._take("?!"):
-            negated = self._text[self._at - 1] == "!"
-            node = Ahead(self._choice(), negated)
-        elif self._take("?<=") or self._take("?<!"):
-            self._refuse("a look-behind, which grammars cannot express")
-        else:
-            if not self._take("?:") and (self._take("?<") or self._take("?P<")):
-                while self._next() != ">":
-                    pass
-            elif self._text.startswith("?", self._at):
-                self._refuse("a group of an unknown kind")
-            node = self._choice()
+    def _group(self) -> _Part:
+        if any(self._take(mark) for mark in ("?=", "?!", "?<=", "?<!")):
+            ahead = self._text[self._at - 2] == "?"
+            self.refuse(f"a look-{'ahead' if ahead else 'behind'}, which is not supported")
+        if not self._take("?:") and (self._take("?<") or self._take("?P<")):
+            while self._next() != ">":
+                pass
+        elif self._text.startswith("?", self._at):
+            self.refuse("a group of an unknown kind")
+        options = self._choice()
         if not self._take(")"):
-            self._refuse("a bracket that is not closed")
-        return node
+            self.refuse("a bracket that is not closed")
+        plain = [[part for part in parts if isinstance(part, Expr)] for parts in options]
+        if list(map(len, plain)) == list(map(len, options)):
+            return either(concat(*parts) for parts in plain)
+        return options
 
-    def _set(self) -> Node:
+    def _set(self) -> Expr:
         negated = self._take("^")
         ranges: list[Ranges] = []
         while not self._take("]"):
@@ -345,13 +193,13 @@ class _Parser:
                 last = self._member()
                 if len(last) == 1 and last[0][0] == last[0][1]:
                     if last[0][0] < first[0][0]:
-                        self._refuse("a range that is upside down")
+                        self.refuse("a range that is upside down")
                     ranges.append(((first[0][0], last[0][0]),))
                     continue
                 ranges += [((0x2D, 0x2D),), last]
             ranges.append(first)
         inside = union(*ranges)
-        return Set(complement(inside) if negated else inside)
+        return characters(complement(inside) if negated else inside)
 
     def _member(self) -> Ranges:
         character = self._next()
@@ -360,7 +208,7 @@ class _Parser:
         return ((ord(character), ord(character)),)
 
     def _escape(self) -> Ranges:
-        """What is behind a backslash."""
+        """Read what a backslash escapes."""
         letter = self._next()
         code = ord(letter)
         if letter.lower() in _CLASSES:
@@ -375,7 +223,7 @@ class _Parser:
         if letter in _CONTROLS:
             code = _CONTROLS[letter]
         elif letter.isdigit() or letter == "k":
-            self._refuse("a back-reference, which grammars cannot express")
+            self.refuse("a back-reference, which grammars cannot express")
         elif letter == "c" and self._at < len(self._text):
             code = ord(self._next()) % 32
         elif letter == "x":
@@ -390,7 +238,7 @@ class _Parser:
                 if 0xD800 <= code < 0xDC00 and self._take("\\u"):
                     code = 0x10000 + (code - 0xD800 << 10) + self._hex(4, 0xDC00) - 0xDC00
         elif letter in "AZzG":
-            self._refuse(f"\\{letter}, which ECMAScript does not know")
+            self.refuse(f"\\{letter}, which ECMAScript does not know")
         return ((code, code),)
 
     def _hex(self, digits: int, otherwise: int) -> int:
@@ -405,7 +253,7 @@ class _Parser:
         kind = {"Letter": "L", "Number": "N", "Punctuation": "P", "Symbol": "S"}.get(kind, kind)
         ranges = _category(kind) if re.fullmatch("[A-Z][a-z]?", kind) else ()
         if not ranges:
-            self._refuse(f"the Unicode property {name!r:.40}, which is not known here")
+            self.refuse(f"the Unicode property {name!r:.40}, which is not known here")
         return ranges
 
 
@@ -415,3 +263,76 @@ def _category(name: str) -> Ranges:
         (code, code) for code in range(LAST + 1) if unicodedata.category(chr(code)).startswith(name)
     )
     return subtract(union(tuple(codes)), ((0xD800, 0xDFFF),))
+
+
+# The formats that are enforced, as patterns. From RFC 3339 (dates and times), 5321 (e-mail),
+# 1123 (hosts), 3986 (URIs) and 4122 (UUIDs).
+_DATE = (
+    r"(?:\d{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])"
+    r"|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)|02-(?:0[1-9]|[12]\d)))"
+)
+_TIME = (
+    r"(?:(?:[01]\d|2[0-3]):[0-5]\d:(?:[0-5]\d|60)(?:\.\d+)?(?:[zZ]|[+-](?:[01]\d|2[0-3]):[0-5]\d))"
+)
+_DAYS = r"(?:\d+Y(?:\d+M(?:\d+D)?)?|\d+M(?:\d+D)?|\d+D)"
+_HOURS = r"(?:T(?:\d+H(?:\d+M(?:\d+S)?)?|\d+M(?:\d+S)?|\d+S))"
+_ATOM = r"[a-zA-Z0-9!#$%&'*+\-/=?^_`{|}~]+"
+_LABEL = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
+_OCTET = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
+_IPV4 = rf"(?:{_OCTET}\.){{3}}{_OCTET}"
+_GROUP = r"[0-9a-fA-F]{1,4}"
+_LAST_GROUPS = rf"(?:{_GROUP}:{_GROUP}|{_IPV4})"
+_IPV6 = "|".join(
+    [
+        rf"(?:{_GROUP}:){{6}}{_LAST_GROUPS}",
+        *(
+            rf"(?:(?:{_GROUP}:){{0,{left}}}{_GROUP})?::(?:{_GROUP}:){{{4 - left}}}{_LAST_GROUPS}"
+            if left >= 0
+            else rf"::(?:{_GROUP}:){{5}}{_LAST_GROUPS}"
+            for left in range(-1, 5)
+        ),
+        rf"(?:(?:{_GROUP}:){{0,5}}{_GROUP})?::{_GROUP}",
+        rf"(?:(?:{_GROUP}:){{0,6}}{_GROUP})?::",
+    ]
+)
+_PART = r"(?:[a-zA-Z0-9\-._~!$&'()*+,;=:@]|%[0-9a-fA-F]{2})"  # of a path
+_NAME = r"(?:[a-zA-Z0-9\-._~!$&'()*+,;=]|%[0-9a-fA-F]{2})"
+_HOST = rf"(?:\[(?:{_IPV6}|v[0-9a-fA-F]+\.[a-zA-Z0-9\-._~!$&'()*+,;=:]+)\]|{_NAME}*)"
+_AUTHORITY = rf"//(?:(?:{_NAME}|:)*@)?{_HOST}(?::\d*)?(?:/{_PART}*)*"
+_PATH = rf"(?:/(?:{_PART}+(?:/{_PART}*)*)?|{_PART}+(?:/{_PART}*)*)"
+_TAIL = rf"(?:\?(?:{_PART}|[/?])*)?(?:#(?:{_PART}|[/?])*)?"
+
+# A relative reference may not look as if its first part were a scheme.
+_FIRST = r"(?:[a-zA-Z0-9\-._~!$&'()*+,;=@]|%[0-9a-fA-F]{2})+"
+_RELATIVE = rf"(?:{_AUTHORITY}|/(?:{_PART}+(?:/{_PART}*)*)?|{_FIRST}(?:/{_PART}*)*|){_TAIL}"
+_URI = rf"[a-zA-Z][a-zA-Z0-9+\-.]*:(?:{_AUTHORITY}|{_PATH}|){_TAIL}"
+
+
+def _regex(depth: int) -> str:
+    """Of ECMAScript, with groups in groups down to `depth`."""
+    atom = r"[^\\^$.*+?()\[\]{}|]|\\[^cux]|\\c[a-zA-Z]|\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|[.^$\]}]"
+    atom += r"|\[\^?(?:[^\]\\]|\\.)+\]"
+    if depth:
+        atom += rf"|\((?:\?[:=!]|\?<[=!])?{_regex(depth - 1)}\)"
+    return rf"(?:(?:{atom})(?:[*+?]\??|\{{\d+(?:,\d*)?\}}\??)?|\|)*"
+
+
+FORMATS = {
+    name: f"^(?:{pattern})$"
+    for name, pattern in {
+        "date": _DATE,
+        "time": _TIME,
+        "date-time": f"{_DATE}[tT]{_TIME}",
+        "duration": rf"P(?:{_DAYS}{_HOURS}?|{_HOURS}|\d+W)",
+        "email": rf"{_ATOM}(?:\.{_ATOM})*@(?:{_LABEL}(?:\.{_LABEL})*|\[{_IPV4}\])",
+        "hostname": rf"{_LABEL}(?:\.{_LABEL})*",
+        "ipv4": _IPV4,
+        "ipv6": _IPV6,
+        "uuid": r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
+        "uri": _URI,
+        "uri-reference": f"{_URI}|{_RELATIVE}",
+        "idn-email": r"[^\s@\x00-\x1f]+@[^\s@\x00-\x1f]+",
+        "json-pointer": r"(?:/(?:[^~/]|~[01])*)*",
+        "regex": _regex(3),
+    }.items()
+}

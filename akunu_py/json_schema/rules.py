@@ -8,13 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from akunu_py.errors import SchemaError
 from akunu_py.json_schema.regex import Expr, is_empty
 
 _MOST_SYMBOLS = 100_000  # llguidance numbers those it makes of them with 16 bits
-
-
-class TooLarge(ValueError):
-    """The grammar is too large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +74,10 @@ class Rules:
         return rule
 
     def add(self, rule: Rule, alternative: Sequence[Symbol]) -> None:
-        """Raises TooLarge."""
+        """Add an alternative to a rule. Raises SchemaError if the grammar becomes too large."""
         self._size += 1 + sum(_size(symbol) for symbol in alternative)
         if self._size > _MOST_SYMBOLS:
-            raise TooLarge("its grammar becomes too large; make it simpler")
+            raise SchemaError("its grammar becomes too large; make it simpler")
         self._rules[rule.name].append(tuple(alternative))
 
     def alternatives(self, rule: Rule) -> list[Alternative]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from akunu_py.errors import SchemaError
 from akunu_py.json_schema import scalars
 from akunu_py.json_schema.formula import (
     FALSE,
@@ -15,7 +16,6 @@ from akunu_py.json_schema.formula import (
     TYPES,
     Document,
     Formula,
-    Refused,
     conjunction,
     disjunction,
     negation,
@@ -36,7 +36,7 @@ Conjunction = tuple[Formula, ...]
 
 
 class Simplifier:
-    """Raises Refused, and Unsupported without a place."""
+    """Raises SchemaError."""
 
     def __init__(self, document: Document) -> None:
         self._document = document
@@ -49,7 +49,7 @@ class Simplifier:
         """Ends what would take too long."""
         self._steps += steps
         if self._steps > _MOST_STEPS:
-            raise Refused("#", "too much is combined with too much; make it simpler")
+            raise SchemaError("too much is combined with too much; make it simpler")
 
     def seen(self, formula: Formula, kind: str, *, holds: bool = True) -> Formula:
         """What is left of `formula`, or of its negation, for values of the type `kind`."""
@@ -85,7 +85,7 @@ class Simplifier:
 
     def _schema(self, formula: Formula, kind: str, holds: bool) -> Formula:
         if (formula, holds) in self._within:
-            raise Refused(self._document.place(formula[1]), "it refers to nothing but itself")
+            raise SchemaError("it refers to nothing but itself", self._document.place(formula[1]))
         self._within.append((formula, holds))
         try:
             return self.seen(self._document.formula(formula[1]), kind, holds=holds)
@@ -116,7 +116,7 @@ class Simplifier:
         within, self._within = self._within, []
         try:
             return self._surely_empty(conjunction([one, other]), _PROOF_DEPTH)
-        except ValueError:
+        except (SchemaError, ValueError):
             return False
         finally:
             self._proving, self._within = False, within
@@ -169,7 +169,7 @@ class Simplifier:
             if literals not in found and not _impossible(unique):
                 found[literals] = unique
         if len(found) > _MOST_CONJUNCTIONS:
-            raise Refused("#", "too many combinations; make it simpler")
+            raise SchemaError("too many combinations; make it simpler")
         if len(found) < 60:
             self.spend(len(found))
             found = {
@@ -243,11 +243,8 @@ def _negated(literal: Formula) -> Formula:
                 if value != TRUE
             ]
             if rest != TRUE:
-                parts.append(("contains", len(prefix), negation(rest), 1, None))
+                parts.append(("contains", len(prefix), negation(rest)))
             return disjunction(parts)
-        case ("contains", start, wanted, least, most):
-            parts = [("contains", start, wanted, 0, least - 1)] if least else []
-            if most is not None:
-                parts.append(("contains", start, wanted, most + 1, None))
-            return disjunction(parts)
-    raise Refused("#", "uniqueItems within not, if or oneOf is not supported")
+        case ("contains", start, wanted):
+            return ("items", (TRUE,) * start, negation(wanted))
+    raise SchemaError("uniqueItems within not, if or oneOf is not supported")

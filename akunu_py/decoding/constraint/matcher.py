@@ -21,11 +21,10 @@ from akunu_py.decoding.constraint.sketch import JsonSketch, Sketch
 from akunu_py.decoding.constraint.token_tables import forced_tokens, token_tables
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.text.thinking import prompt_opens_thinking, thinking_markers
-from akunu_py.errors import UsageError
+from akunu_py.errors import SchemaError, UsageError
 from akunu_py.files import parse_json
-from akunu_py.json_schema.builder import COMPACT, FREE, SKETCHED, UNORDERED, Layout
-from akunu_py.json_schema.formula import Refused
-from akunu_py.json_schema.grammar import grammar as json_grammar
+from akunu_py.json_schema import grammar as json_grammar
+from akunu_py.json_schema.layouts import COMPACT, FREE, LIKELY, UNORDERED, Layout
 from akunu_py.json_schema.regex import byte_tables, limits
 from akunu_py.text import on_one_line
 from akunu_py.types import Constraint
@@ -149,7 +148,7 @@ class ConstraintMatcher:
 
         return JsonSketch(
             [
-                lambda: matcher(SKETCHED),
+                lambda: matcher(LIKELY),
                 lambda: matcher(COMPACT if constraint.compact else UNORDERED),
             ],
             lambda token: tables.decode_bytes([token]),
@@ -286,7 +285,7 @@ def _json_grammar(constraint: Constraint, layout: Layout, prefix: str) -> str:
         raise UsageError(f"the JSON schema is not JSON: {error}") from error
     try:
         return json_grammar(schema, layout, prefix)
-    except Refused as error:
+    except SchemaError as error:
         place = "" if error.place == "#" else f" at {error.place}"
         reason = on_one_line(str(error))
         raise UsageError(f"{_NAMES[constraint.kind]} cannot be used{place}: {reason}") from error

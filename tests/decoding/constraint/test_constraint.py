@@ -30,7 +30,7 @@ from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.sampling import Sampler
 from akunu_py.decoding.session import Generation, Session
 from akunu_py.errors import UsageError
-from akunu_py.json_schema.builder import COMPACT, FREE, Layout
+from akunu_py.json_schema.layouts import COMPACT, FREE, Layout
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.types import Answer, Constraint, Drafter, DraftMode, GenerateOptions, SamplingOptions
