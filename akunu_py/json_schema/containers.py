@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from akunu_py.errors import SchemaError
@@ -17,7 +17,7 @@ from akunu_py.json_schema.formula import (
     negation,
 )
 from akunu_py.json_schema.layouts import Layout
-from akunu_py.json_schema.patterns import content_matching, is_found
+from akunu_py.json_schema.patterns import content_matching
 from akunu_py.json_schema.regex import CONTENT, Expr
 from akunu_py.json_schema.rules import Many, Rule, Rules, Shuffle, Symbol
 from akunu_py.json_schema.simplify import Conjunction, Simplifier, item, property_value
@@ -224,11 +224,13 @@ def add_object(builder: Builder, rule: Rule, literals: Conjunction) -> None:
 
 
 @dataclass(slots=True)
-class _Class:
-    """Names that the schema does not list, all of which pass the same tests."""
+class _Names:
+    """One name of the schema, or other names that all pass the same tests."""
 
+    value: Formula  # what the values must fit
     content: Expr | None  # None for all names
-    found: dict[Formula, bool] = field(default_factory=dict)  # the result of each test
+    name: str | None = None
+    found: dict[Formula, bool] = field(default_factory=dict)  # the results of the tests
 
 
 class _Object:
@@ -239,7 +241,8 @@ class _Object:
     """
 
     def __init__(self, builder: Builder, layout: Layout, literals: Conjunction) -> None:
-        self._builder, self._layout, self._literals = builder, layout, literals
+        self._builder, self._layout = builder, layout
+        self._properties = [each for each in literals if each[0] == "properties"]
         self._wanted = [each for each in literals if each[0] == "some"]
         if len(self._wanted) > _MOST_WANTED:
             raise SchemaError("too many properties are wanted by a pattern; make it simpler")
@@ -250,10 +253,15 @@ class _Object:
             conjunction(each[1] for each in literals if each[0] == "names"), "string"
         )
         names = self._names()
-        self._known = [(name, self._value(name)) for name in names if self._may_be(name)]
-        missing = self._required.keys() - dict(self._known).keys()
+        self._known = [
+            _Names(value, regex.string_content(name), name)
+            for name in names
+            if layout.notation.has_key(name) and scalars.fits(self._allowed_names, name)
+            if (value := property_value(literals, name)) != FALSE
+        ]
+        missing = self._required.keys() - {each.name for each in self._known}
         self.possible = not missing and (self._most is None or len(self._required) <= self._most)
-        self._classes = self._other_names(names) if self.possible else []
+        self._others = self._other_names(names) if self.possible else []
         if self._most is None and self._least <= len(self._required):
             self._least = 0
         self._full = max(1, self._least, -1 if self._most is None else self._most)
@@ -262,131 +270,93 @@ class _Object:
 
     def _names(self) -> list[str]:
         """Return all names in the schema, in its order."""
-        names: list[str] = []
-        for each in self._literals:
-            if each[0] == "properties":
-                names += [name for name, _ in each[1]]
+        names = [name for each in self._properties for name, _ in each[1]]
         names += self._required
-        for each in self._wanted:
-            if each[1][0] == "other":
-                names += each[1][1]
+        for _, test, _ in self._wanted:
+            names += test[1] if test[0] == "other" else ()
         names += scalars.values(self._allowed_names) or []
         return list(dict.fromkeys(names))
 
-    def _value(self, name: str) -> Formula:
-        return property_value(self._literals, name)
-
-    def _may_be(self, name: str) -> bool:
-        if not self._layout.notation.has_key(name):
-            return False
-        return self._value(name) != FALSE and scalars.fits(self._allowed_names, name)
-
-    def _other_names(self, names: list[str]) -> list[tuple[_Class, Formula]]:
-        """Return the classes of other names, each with the formula of the values."""
-        rules = [each for each in self._literals if each[0] == "properties"]
-        if scalars.values(self._allowed_names) is not None:
-            return []
-        if any(not rule[2] and rule[3] == FALSE for rule in rules):
+    def _other_names(self, names: list[str]) -> list[_Names]:
+        """Return the names that are not in the schema, by what their values must fit."""
+        listed = scalars.values(self._allowed_names) is not None
+        if listed or any(not each[2] and each[3] == FALSE for each in self._properties):
             return []
         if names and self._layout.closed and not self._least and not self._wanted:
             return []
-        content: Expr | None = None
-        if self._allowed_names != TRUE:
-            content = scalars.string_content(self._allowed_names)
+        every = self._allowed_names == TRUE
+        content = None if every else scalars.string_content(self._allowed_names)
         if names:
             taken = regex.either(map(regex.string_content, names))
-            all_names = content is None
-            content = regex.without(content or CONTENT, taken, inhabited=all_names)
-        classes = [_Class(content)]
-        for test in self._tests(rules):
-            classes = [part for each in classes for part in self._split(each, test)]
-        found = [(each, self._class_value(rules, each)) for each in classes]
-        return [(each, value) for each, value in found if value != FALSE]
-
-    def _tests(self, rules: list[Formula]) -> list[Formula]:
-        tests: list[Formula] = [("pattern", pattern) for rule in rules for pattern, _ in rule[2]]
+            content = regex.without(content or CONTENT, taken, inhabited=every)
+        tests = [("pattern", pattern) for each in self._properties for pattern, _ in each[2]]
         for _, test, _ in self._wanted:
-            if test[0] == "other":
-                tests += [("pattern", pattern) for pattern in test[2]]
-            else:
-                tests.append(test)
-        return list(dict.fromkeys(tests))
+            tests += [("pattern", each) for each in test[2]] if test[0] == "other" else [test]
+        found = [_Names(TRUE, content)]
+        for test in dict.fromkeys(tests):
+            found = [part for each in found for part in self._split(each, test)]
+        for each in found:
+            each.value = conjunction(self._values(each))
+        return [each for each in found if each.value != FALSE]
 
-    def _split(self, part: _Class, test: Formula) -> list[_Class]:
+    def _split(self, names: _Names, test: Formula) -> list[_Names]:
         self._builder.simplifier.spend(50)
-        if test[0] == "pattern":
-            expr = content_matching(test[1])
-        else:
-            expr = scalars.string_content(self._builder.simplifier.seen(test[1], "string"))
-        content = part.content or CONTENT
-        whole = expr if part.content is None else regex.both(content, expr)
-        parts = [
-            _Class(whole, part.found | {test: True}),
-            _Class(regex.without(content, expr), part.found | {test: False}),
+        expr, content = self._passing(test), names.content or CONTENT
+        whole = expr if names.content is None else regex.both(content, expr)
+        parts = {True: whole, False: regex.without(content, expr)}
+        return [
+            _Names(TRUE, part, found=names.found | {test: passed})
+            for passed, part in parts.items()
+            if not regex.is_empty(part)
         ]
-        return [each for each in parts if not regex.is_empty(each.content or CONTENT)]
 
-    @staticmethod
-    def _class_value(rules: list[Formula], part: _Class) -> Formula:
-        values = []
-        for _, _, patterns, others in rules:
-            found = [value for pattern, value in patterns if part.found["pattern", pattern]]
-            values += found or [others]
-        return conjunction(values)
+    def _passing(self, test: Formula) -> Expr:
+        """Return the names that pass a test."""
+        if test[0] == "pattern":
+            return content_matching(test[1])
+        return scalars.string_content(self._builder.simplifier.seen(test[1], "string"))
 
-    def _meets(self, test: Formula, name: str | None, part: _Class | None) -> bool:
-        """Return whether `name`, or each name in the class `part`, passes a test."""
-        if name is not None:
-            if test[0] == "other":
-                return name not in test[1] and not any(is_found(each, name) for each in test[2])
-            if test[0] == "pattern":
-                return is_found(test[1], name)
-            return scalars.fits(self._builder.simplifier.seen(test[1], "string"), name)
-        assert part is not None
+    def _values(self, names: _Names) -> Iterator[Formula]:
+        for _, _, patterns, others in self._properties:
+            found = [value for pattern, value in patterns if names.found["pattern", pattern]]
+            yield conjunction(found) if found else others
+
+    def _passes(self, names: _Names, test: Formula) -> bool:
         if test[0] == "other":
-            return not any(part.found["pattern", pattern] for pattern in test[2])
-        return part.found[test]
+            patterns = [("pattern", pattern) for pattern in test[2]]
+            return names.name not in test[1] and not any(
+                self._passes(names, each) for each in patterns
+            )
+        if names.name is None:
+            return names.found[test]
+        return regex.matches(self._passing(test), regex.written_content(names.name).encode())
 
     def add(self, rule: Rule) -> None:
-        builder = self._builder
-        if not self._layout.ordered and self._may_shuffle():
-            builder.rules.add(rule, (self._layout.open_object, self._shuffle()))
+        rules, layout = self._builder.rules, self._layout
+        if not layout.ordered and self._may_shuffle():
+            rules.add(rule, (layout.open_object, self._shuffle()))
             return
-        start = self._state(0, 0, 0)
-        builder.rules.add(rule, (self._layout.open_object, start))
+        rules.add(rule, (layout.open_object, self._state(0, 0, 0)))
         while self._pending:
-            key = self._pending.pop()
-            if key[0] < len(self._known):
-                self._add_known(key)
-            else:
-                self._add_others(key)
+            self._add_state(self._pending.pop())
 
     def _may_shuffle(self) -> bool:
         """Return whether properties come in any order, which needs that none is counted."""
         counted = self._most is not None or self._least > 1 or self._wanted
-        some = len(self._known) + bool(self._classes) > 1
+        some = len(self._known) + bool(self._others) > 1
         return some and not counted and len(self._known) <= _MOST_SHUFFLED
 
     def _shuffle(self) -> Shuffle:
-        required: list[Rule] = []
-        optional: list[Rule] = []
-        for name, value in self._known:
-            ((pair, _),) = self._pairs(regex.string_content(name), value, 0, name, None)
-            (required if name in self._required else optional).append(pair)
-        others = [
-            pair
-            for part, value in self._classes
-            for pair, _ in self._pairs(part.content, value, 0, None, part)
+        required, optional, others = [
+            tuple(pair for names in listed for pair, _ in self._pairs(names, 0))
+            for listed in (
+                [each for each in self._known if each.name in self._required],
+                [each for each in self._known if each.name not in self._required],
+                self._others,
+            )
         ]
-        layout = self._layout
-        return Shuffle(
-            tuple(required),
-            tuple(optional),
-            tuple(others),
-            layout.comma,
-            layout.close_object,
-            self._least,
-        )
+        comma, close = self._layout.comma, self._layout.close_object
+        return Shuffle(required, optional, others, comma, close, self._least)
 
     def _state(self, at: int, count: int, met: int) -> Rule:
         key = at, min(count, self._full), met
@@ -396,61 +366,30 @@ class _Object:
             self._pending.append(key)
         return self._states[key]
 
-    def _add_known(self, key: tuple[int, int, int]) -> None:
+    def _add_state(self, key: tuple[int, int, int]) -> None:
         at, count, met = key
         rules, rule = self._builder.rules, self._states[key]
-        name, value = self._known[at]
-        if name not in self._required:
+        known = self._known[at : at + 1]
+        if known and known[0].name not in self._required:
             rules.add(rule, (self._state(at + 1, count, met),))
-        if self._most is not None and count >= self._most:
-            return
-        content = regex.string_content(name)
-        for pair, now in self._pairs(content, value, met, name, None):
-            comma = (self._layout.comma,) if count else ()
-            rules.add(rule, (*comma, pair, self._state(at + 1, count + 1, now)))
-
-    def _add_others(self, key: tuple[int, int, int]) -> None:
-        at, count, met = key
-        layout, rules, rule = self._layout, self._builder.rules, self._states[key]
-        again: list[Symbol] = []
         if self._most is None or count < self._most:
-            comma = (layout.comma,) if count else ()
-            after = min(count + 1, self._full)
-            for part, value in self._classes:
-                for pair, now in self._pairs(part.content, value, met, None, part):
-                    if (at, after, now) == key and self._most is None:
-                        again.append(pair)
-                    else:
-                        rules.add(rule, (*comma, pair, self._state(at, after, now)))
-        if count >= self._least and met == (1 << len(self._wanted)) - 1:
-            end: tuple[Symbol, ...] = (layout.close_object,)
-            if again:
-                end = (Many((layout.comma, self._any(again)), 0, None), *end)
-            rules.add(rule, end)
-        elif again:  # More of the same, and then one that leads to another state.
-            onward = rules.new()
-            for alternative in rules.alternatives(rule):
-                rules.add(onward, alternative)
-            rules.clear(rule)
-            rules.add(rule, (Many((layout.comma, self._any(again)), 0, None), onward))
+            comma = (self._layout.comma,) if count else ()
+            for names in known or self._others:
+                for pair, now in self._pairs(names, met):
+                    following = self._state(at + len(known), count + 1, now)
+                    rules.add(rule, (*comma, pair, following))
+        if not known and count >= self._least and met == (1 << len(self._wanted)) - 1:
+            rules.add(rule, (self._layout.close_object,))
 
-    def _any(self, pairs: list[Symbol]) -> Rule:
-        rule = self._builder.rules.new()
-        for pair in pairs:
-            self._builder.rules.add(rule, (pair,))
-        return rule
-
-    def _pairs(
-        self, content: Expr | None, value: Formula, met: int, name: str | None, part: _Class | None
-    ) -> list[tuple[Rule, int]]:
+    def _pairs(self, names: _Names, met: int) -> list[tuple[Rule, int]]:
         """Return the rules for a property with such a name, each with the wishes met behind it."""
         wanted = [
             (index, wish)
             for index, (_, test, wish) in enumerate(self._wanted)
-            if self._meets(test, name, part)
+            if self._passes(names, test)
         ]
-        key = (*self._layout.notation.key(name, content), self._layout.colon)
+        key = (*self._layout.notation.key(names.name, names.content), self._layout.colon)
         return [
             (self._builder.pair(key, self._builder.rule(formula)), now)
-            for formula, now in choices(value, met, wanted)
+            for formula, now in choices(names.value, met, wanted)
         ]

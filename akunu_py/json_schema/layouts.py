@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from akunu_py.json_schema.regex import (
     SHORT_ESCAPES,
@@ -49,39 +48,28 @@ _PYTHON_STRING = Expr(
 )
 
 
-class Notation(Protocol):
-    """The spelling of words, strings and keys."""
+class Notation:
+    """The spelling of words, strings and keys: JSON, unless a subclass has another one."""
 
     def word(self, value: bool | None) -> Expr:
         """Return True, False or None."""
-
-    def string(self, content: Expr | None) -> tuple[Symbol, ...]:
-        """Return a string with this content, or any string for None."""
-
-    def key(self, name: str | None, content: Expr | None) -> tuple[Symbol, ...]:
-        """Return the key of a member: this name, or any with this content."""
-
-    def has_key(self, name: str) -> bool:
-        """Return whether a member can have this name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Json:
-    def word(self, value: bool | None) -> Expr:
         return Expr({None: "null", True: "true", False: "false"}[value])
 
     def string(self, content: Expr | None) -> tuple[Symbol, ...]:
+        """Return a string with this content, or any string for None."""
         return (STRING if content is None else quoted(content),)
 
     def key(self, name: str | None, content: Expr | None) -> tuple[Symbol, ...]:
+        """Return the key of a member: this name, or any with this content."""
         return self.string(content)
 
     def has_key(self, name: str) -> bool:
+        """Return whether a member can have this name."""
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class Marked:
+@dataclass(frozen=True)
+class Marked(Notation):
     """Strings without escapes between markers, and names without markers."""
 
     begin: str | Verbatim
@@ -113,12 +101,9 @@ class Marked:
             return (_plain_names(content),)
         return (raw_text(name),) if _PLAIN_NAME.fullmatch(name) else self.string(content)
 
-    def has_key(self, name: str) -> bool:
-        return True
 
-
-@dataclass(frozen=True, slots=True)
-class Python:
+@dataclass(frozen=True)
+class Python(Notation):
     """Python's literals."""
 
     keywords: bool = False  # members are arguments of a call, not of a dictionary
@@ -144,7 +129,7 @@ class Python:
         return not self.keywords or _PLAIN_NAME.fullmatch(name) is not None
 
 
-JSON = Json()
+JSON = Notation()
 
 
 _SPACE = r"[\x{20}\x{a}\x{d}\x{9}]*"

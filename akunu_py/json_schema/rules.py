@@ -80,12 +80,6 @@ class Rules:
             raise SchemaError("its grammar becomes too large; make it simpler")
         self._rules[rule.name].append(tuple(alternative))
 
-    def alternatives(self, rule: Rule) -> list[Alternative]:
-        return self._rules[rule.name]
-
-    def clear(self, rule: Rule) -> None:
-        self._rules[rule.name] = []
-
     def written(self, start: Rule) -> str | None:
         """The grammar in llguidance's dialect of Lark; None where nothing can be completed."""
         productive = self._productive()
@@ -142,33 +136,26 @@ class Rules:
             found.append(rule)
 
     def _kept(self, alternative: Alternative, productive: set[str]) -> Alternative | None:
-        """Without repetitions of what cannot be completed; None where it cannot be itself."""
+        """Return an alternative without options that cannot be completed, None if it cannot be."""
+        if any(need not in productive for need in _needed(alternative)):
+            return None
         kept: list[Symbol] = []
         for symbol in alternative:
-            if isinstance(symbol, Many):
-                fits = symbol.high != 0 and all(
-                    name in productive for name in _names(symbol.symbols)
-                )
-                if not fits and symbol.low:
-                    return None
-                if fits:
-                    kept.append(symbol)
-            elif isinstance(symbol, Shuffle):
-                if not all(rule.name in productive for rule in symbol.required):
-                    return None
+            if isinstance(symbol, Expr) and is_empty(symbol):
+                return None
+            if isinstance(symbol, Many) and (
+                symbol.high == 0 or any(name not in productive for name in _names(symbol.symbols))
+            ):
+                continue
+            if isinstance(symbol, Shuffle):
                 optional, others = (
                     tuple(rule for rule in listed if rule.name in productive)
                     for listed in (symbol.optional, symbol.others)
                 )
                 if len(symbol.required) + len(optional) + bool(others) < symbol.least:
                     return None
-                kept.append(replace(symbol, optional=optional, others=others))
-            elif (isinstance(symbol, Rule) and symbol.name not in productive) or (
-                isinstance(symbol, Expr) and is_empty(symbol)
-            ):
-                return None
-            else:
-                kept.append(symbol)
+                symbol = replace(symbol, optional=optional, others=others)
+            kept.append(symbol)
         return tuple(kept)
 
     def _text(self, symbols: Alternative, terminals: dict[Expr, str]) -> str:
