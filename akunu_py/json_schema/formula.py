@@ -1,9 +1,8 @@
 """JSON schemas as formulas: and, or and not of assertions, each about values of one type.
 
-A formula is a tuple, its first item says what it is. Subschemas are references, looked up when they
-are needed, so that a schema may refer to itself. Every other type fulfils an assertion, as in JSON
-Schema. What has no effect on validity by the standard (titles, unknown keywords and formats) is
-left out; what has and cannot be expressed is refused with its place.
+A formula is a tuple whose first item is its kind. Subschemas are references, which are resolved
+when they are needed, so a schema may refer to itself. Values of other types fulfill an assertion.
+Titles, unknown keywords and unknown formats have no effect, as the standard says.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _MAX_SCHEMAS = 20_000
 
 
 def conjunction(parts: Iterable[Formula]) -> Formula:
-    """All of them."""
+    """Return the formula that all parts hold."""
     flat: dict[Formula, None] = {}
     for part in parts:
         if part == FALSE:
@@ -38,7 +37,7 @@ def conjunction(parts: Iterable[Formula]) -> Formula:
 
 
 def disjunction(parts: Iterable[Formula]) -> Formula:
-    """At least one of them."""
+    """Return the formula that at least one part holds."""
     flat: dict[Formula, None] = {}
     for part in parts:
         if part == TRUE:
@@ -54,7 +53,7 @@ def negation(part: Formula) -> Formula:
 
 
 def equals(value: Any) -> Formula:
-    """Only `value`."""
+    """Return the formula that only `value` fits."""
     if isinstance(value, list):
         items = ("items", tuple(map(equals, value)), FALSE)
         return conjunction([("type", "array"), ("minItems", len(value)), items])
@@ -84,12 +83,12 @@ class Document:
         self._whole = schema
         dialect = str(schema.get("$schema", "")) if isinstance(schema, dict) else ""
         # Before 2019-09 nothing beside a $ref counts.
-        self._refs_stand_alone = any(f"draft-0{old}" in dialect for old in (3, 4, 6, 7))
+        self.refs_stand_alone = any(f"draft-0{old}" in dialect for old in (3, 4, 6, 7))
         self._index(schema, "", 0)
         self.reference(schema, "#", self._id(schema, ""))
 
     def reference(self, schema: Any, place: str, base: str) -> Formula:
-        """The formula that stands for a subschema."""
+        """Return the formula that stands for a subschema."""
         if schema is True or schema == {}:
             return TRUE
         if schema is False:
@@ -107,30 +106,28 @@ class Document:
         return self._schemas[index][1]
 
     def formula(self, index: int) -> Formula:
-        """What a subschema says; its own subschemas are references."""
+        """Return the formula of a subschema, in which its own subschemas are references."""
         if index not in self._formulas:
             schema, place, base = self._schemas[index]
             self._formulas[index] = _Keywords(self, schema, place, base).formula()
         return self._formulas[index]
 
-    @property
-    def refs_stand_alone(self) -> bool:
-        return self._refs_stand_alone
-
     def resolve(self, target: str, place: str, base: str) -> Formula:
-        """What a $ref refers to."""
+        """Return the target of a $ref."""
         uri, fragment = urldefrag(urljoin(base, target))
         found = self._by_uri.get(f"{uri}#{fragment}")
         if found is None and fragment[:1] in ("", "/"):
             found = _pointed(self._by_uri.get(f"{uri}#"), fragment)
-            if found is None and target.startswith("#"):  # from an `id` that is none
+            if found is None and target.startswith(
+                "#"
+            ):  # The base came from an `id` that is no identifier.
                 found = _pointed(self._whole, fragment)
         if found is None:
             raise SchemaError(f"$ref: {target!r:.100} is not in the schema", place)
         return self.reference(found, f"#{fragment}", uri)
 
     def _index(self, part: Any, base: str, depth: int) -> None:
-        """Notes what can be referred to by an identifier or an anchor."""
+        """Note the identifiers and anchors in a part of the document."""
         if isinstance(part, dict):
             base = self._id(part, base)
             if not depth or "$id" in part or "id" in part:
@@ -154,7 +151,7 @@ class Document:
 
 
 def _pointed(document: Any, pointer: str) -> Any:
-    """What a JSON pointer points to in a document; None where that is nothing."""
+    """Return the target of a JSON pointer, None if there is none."""
     for part in unquote(pointer).split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
         if isinstance(document, dict):
@@ -167,7 +164,7 @@ def _pointed(document: Any, pointer: str) -> Any:
 
 
 class _Keywords:
-    """What the keywords of one schema say."""
+    """The keywords of one schema."""
 
     def __init__(self, document: Document, schema: dict[str, Any], place: str, base: str) -> None:
         self._document, self._schema = document, schema
@@ -194,7 +191,7 @@ class _Keywords:
         return self._document.reference(schema, "/".join((self._place, *names)), self._base)
 
     def _get(self, key: str, kind: type | tuple[type, ...], what: str) -> Any:
-        """The value of a keyword, None where it is missing."""
+        """Return the value of a keyword, None if it is missing."""
         value = self._schema.get(key)
         if value is None and key not in self._schema:
             return None
@@ -209,20 +206,16 @@ class _Keywords:
     def _types(self) -> list[Formula]:
         schema = self._schema
         parts: list[Formula] = []
-        if "type" in schema:
-            names = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-            for name in names:
-                if name not in (*TYPES, "integer", "any"):
-                    raise SchemaError(f"unknown type {json.dumps(name):.80}", self._place)
-            if "any" not in names:
-                parts.append(
-                    disjunction(
-                        conjunction([("type", "number"), ("integer",)])
-                        if name == "integer"
-                        else ("type", name)
-                        for name in names
-                    )
-                )
+        names = schema.get("type", "any")
+        names = names if isinstance(names, list) else [names]
+        for name in names:
+            if name not in (*TYPES, "integer", "any"):
+                raise SchemaError(f"unknown type {json.dumps(name):.80}", self._place)
+        if "any" not in names:
+            integer = conjunction([("type", "number"), ("integer",)])
+            parts.append(
+                disjunction(integer if each == "integer" else ("type", each) for each in names)
+            )
         if "enum" in schema:
             parts.append(disjunction(map(equals, self._get("enum", list, "a list"))))
         if "const" in schema:

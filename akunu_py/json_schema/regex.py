@@ -220,6 +220,7 @@ def matches(expr: Expr, text: bytes) -> bool:
 
 
 def _says_empty(matcher: LLMatcher) -> bool:
+    """Return True for the error of an empty expression. Raises ValueError for others."""
     error = matcher.get_error()
     if "NoExtension" not in error:
         raise ValueError(error)

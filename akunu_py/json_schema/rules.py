@@ -1,7 +1,4 @@
-"""Rules of a context-free grammar: collected, cleared of what can never be completed, written down.
-
-A prefix that rules without such dead ends allow can always be completed.
-"""
+"""Rules of a context-free grammar, without dead ends: each allowed prefix can be completed."""
 
 from __future__ import annotations
 
@@ -11,26 +8,26 @@ from dataclasses import dataclass, replace
 from akunu_py.errors import SchemaError
 from akunu_py.json_schema.regex import Expr, is_empty
 
-_MOST_SYMBOLS = 100_000  # llguidance numbers those it makes of them with 16 bits
+_MOST_SYMBOLS = 100_000  # llguidance numbers its own symbols with 16 bits
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A reference to one."""
+    """A reference to a rule."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Verbatim:
-    """What a grammar says as it is: special tokens, which are no part of any terminal."""
+    """A text of the grammar: special tokens, which are not part of a terminal."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Many:
-    """Symbols in a row, `low` to `high` times (None: any number)."""
+    """A sequence of symbols, repeated `low` to `high` times, None for any number."""
 
     symbols: tuple[Symbol, ...]
     low: int
@@ -39,17 +36,15 @@ class Many:
 
 @dataclass(frozen=True, slots=True)
 class Shuffle:
-    """What is behind an opening bracket, in any order: each of `required` once, each of `optional`
-    at most once, and any number of `others`; in all at least `least`, which is up to 1 where there
-    are others, and at most `most` where there are none."""
+    """The rest of an array or object behind its opening bracket, in any order."""
 
-    required: tuple[Rule, ...]
-    optional: tuple[Rule, ...]
-    others: tuple[Rule, ...]
+    required: tuple[Rule, ...]  # each of them once
+    optional: tuple[Rule, ...]  # each of them at most once
+    others: tuple[Rule, ...]  # any number of them
     comma: Expr
     close: Expr
-    least: int = 0
-    most: int | None = None
+    least: int = 0  # at most 1 if there are others
+    most: int | None = None  # None if there are others
 
 
 Symbol = Expr | Rule | Verbatim | Many | Shuffle
@@ -58,7 +53,7 @@ Alternative = tuple[Symbol, ...]
 
 class Rules:
     def __init__(self, prefix: str = "") -> None:
-        """prefix: of all names, so that grammars can be put together; "start" has it too."""
+        """prefix: of all names, "start" included, so that grammars can be combined."""
         self._prefix = prefix
         self._rules: dict[str, list[Alternative]] = {}
         self._lines: list[str] = []
@@ -68,7 +63,7 @@ class Rules:
         return len(self._rules)
 
     def new(self) -> Rule:
-        """A rule without alternatives, which `add` gives it."""
+        """Return a new rule without alternatives."""
         rule = Rule(f"{self._prefix}n{len(self._rules)}")
         self._rules[rule.name] = []
         return rule
@@ -81,7 +76,7 @@ class Rules:
         self._rules[rule.name].append(tuple(alternative))
 
     def written(self, start: Rule) -> str | None:
-        """The grammar in llguidance's dialect of Lark; None where nothing can be completed."""
+        """Return the grammar in llguidance's dialect of Lark, None if nothing can be completed."""
         productive = self._productive()
         if start.name not in productive:
             return None
@@ -105,7 +100,7 @@ class Rules:
         return "\n".join(lines) + "\n"
 
     def _productive(self) -> set[str]:
-        """The rules that can be completed: the least fixed point, by what waits for what."""
+        """Return the rules that can be completed: a least fixed point."""
         productive: set[str] = set()
         waiting: dict[str, list[tuple[str, Alternative]]] = {}
         pending = [(name, each) for name, listed in self._rules.items() for each in listed]
@@ -116,14 +111,13 @@ class Rules:
             missing = next((need for need in _needed(alternative) if need not in productive), None)
             if missing is not None:
                 waiting.setdefault(missing, []).append((name, alternative))
-            elif not any(is_empty(each) for each in _terminals(alternative)):
+            elif not any(isinstance(each, Expr) and is_empty(each) for each in alternative):
                 productive.add(name)
                 pending += waiting.pop(name, [])
         return productive
 
     def dead_end(self, start: Rule) -> list[Rule]:
-        """From `start`, which cannot be completed, down to what keeps it from that, as far as it is
-        one rule."""
+        """Return the chain of rules that prevent the completion of `start`, as far as it is one."""
         productive, found = self._productive(), [start]
         while True:
             missing = {
@@ -177,7 +171,7 @@ class Rules:
         return terminals.setdefault(symbol, f"{self._prefix.upper()}T{len(terminals)}")
 
     def _shuffled(self, symbol: Shuffle, terminals: dict[Expr, str]) -> str:
-        """Writes the rules for it; which properties were there is kept in a parameter's bits."""
+        """Write the rules of a shuffle. The bits of a parameter are the members so far."""
         first, more = (f"{self._prefix}{kind}{len(self._lines)}" for kind in "fm")
         comma, close = (self._symbol(each, terminals) for each in (symbol.comma, symbol.close))
         named = [*symbol.required, *symbol.optional]
@@ -203,14 +197,14 @@ class Rules:
 
 
 def _size(symbol: Symbol) -> int:
-    """How many symbols it is written with, about."""
+    """Return about how many symbols llguidance makes of this one."""
     if isinstance(symbol, Shuffle):
         return 5 * len((*symbol.required, *symbol.optional, *symbol.others))
     return len(symbol.symbols) if isinstance(symbol, Many) else 1
 
 
 def _needed(symbols: Alternative) -> list[str]:
-    """The rules without which they cannot be completed."""
+    """Return the rules without which the symbols cannot be completed."""
     found = [symbol.name for symbol in symbols if isinstance(symbol, Rule)]
     for symbol in symbols:
         if isinstance(symbol, Many) and symbol.low:
@@ -229,7 +223,3 @@ def _names(symbols: Alternative) -> list[str]:
             listed = (*symbol.required, *symbol.optional, *symbol.others)
             found += [rule.name for rule in listed]
     return found
-
-
-def _terminals(symbols: Alternative) -> list[Expr]:
-    return [symbol for symbol in symbols if isinstance(symbol, Expr)]

@@ -13,10 +13,11 @@ from akunu_py.decoding.constraint.matcher import lark
 from akunu_py.decoding.constraint.token_tables import token_tables
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.tool_calls import values
+from akunu_py.decoding.tool_calls.notations import keywords, marked
 from akunu_py.decoding.tool_calls.shapes import Shape
 from akunu_py.errors import SchemaError, Unsatisfiable, UsageError
 from akunu_py.json_schema import grammar
-from akunu_py.json_schema.layouts import COMPACT, FREE, ONE_LINE, Layout, keywords, marked
+from akunu_py.json_schema.layouts import COMPACT, FREE, ONE_LINE, Layout
 from akunu_py.json_schema.rules import Verbatim
 from akunu_py.text import on_one_line
 from akunu_py.types import Constraint, Tool
