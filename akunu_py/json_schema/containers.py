@@ -368,18 +368,25 @@ class _Object:
 
     def _add_state(self, key: tuple[int, int, int]) -> None:
         at, count, met = key
-        rules, rule = self._builder.rules, self._states[key]
+        rules, rule, comma = self._builder.rules, self._states[key], self._layout.comma
         known = self._known[at : at + 1]
+        nexts: list[tuple[Symbol, ...]] = []
+        again = rules.new()
         if known and known[0].name not in self._required:
-            rules.add(rule, (self._state(at + 1, count, met),))
+            nexts.append((self._state(at + 1, count, met),))
         if self._most is None or count < self._most:
-            comma = (self._layout.comma,) if count else ()
             for names in known or self._others:
                 for pair, now in self._pairs(names, met):
                     following = self._state(at + len(known), count + 1, now)
-                    rules.add(rule, (*comma, pair, following))
+                    if following == rule:
+                        rules.add(again, (comma, pair))
+                    else:
+                        nexts.append((*([comma] if count else []), pair, following))
         if not known and count >= self._least and met == (1 << len(self._wanted)) - 1:
-            rules.add(rule, (self._layout.close_object,))
+            nexts.append((self._layout.close_object,))
+        # A repetition, because llguidance limits the depth of right recursion.
+        for symbols in nexts:
+            rules.add(rule, (Many((again,), 0, None), *symbols))
 
     def _pairs(self, names: _Names, met: int) -> list[tuple[Rule, int]]:
         """Return the rules for a property with such a name, each with the wishes met behind it."""

@@ -144,6 +144,13 @@ def test_properties_come_in_any_order_but_not_twice() -> None:
     assert not allows(schema, '{"a": 2,"b":null}', COMPACT)
 
 
+@pytest.mark.parametrize("layout", [FREE, COMPACT])
+def test_an_object_may_have_thousands_of_free_properties(layout: Layout) -> None:
+    members = {f"k{number}": number for number in range(2100)}
+    schema = {"additionalProperties": {"type": "integer"}}
+    assert allows(schema, json.dumps(members, separators=(",", ":")), layout)
+
+
 @settings(max_examples=80, deadline=None)
 @given(
     st.recursive(
