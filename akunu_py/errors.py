@@ -3,7 +3,9 @@
     AkunuError
     ├── UsageError            an option or an input that cannot be honoured
     │   ├── PromptTooLong     the prompt does not fit the model's context
-    │   └── EmptyPrompt
+    │   ├── EmptyPrompt
+    │   └── SchemaError       a JSON schema that no grammar can be made of
+    │       └── Unsatisfiable no value can fit it
     ├── ModelError
     │   ├── UnknownModel      no such model in the store or on disk
     │   ├── DamagedModel      files missing, cut off or altered
@@ -58,6 +60,18 @@ class PromptTooLong(UsageError):
 
 class EmptyPrompt(UsageError):
     pass
+
+
+class SchemaError(UsageError):
+    """A JSON schema that no grammar can be made of."""
+
+    def __init__(self, reason: str, place: str = "#") -> None:
+        super().__init__(reason)
+        self.place = place  # a JSON pointer, as a fragment
+
+
+class Unsatisfiable(SchemaError):
+    """No value can fit the schema."""
 
 
 class HostLost(AkunuError):

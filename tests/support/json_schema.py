@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 NAMES = ["a", "b", "ab", "c1"]
 TEXTS = ["", "a", "ab", "b1", 'a"', "é\n"]
-PATTERNS = ["^a", "b", "[0-9]$", "^[^a]*$", "^(?!a)", "^$|1"]
+PATTERNS = ["^a", "b", "[0-9]$", "^[^a]*$", "^(?:a|b$)", "^$|1"]
 NUMBERS = [0, 1, 2, 3, 6, 7, -1, 10, 0.5, -2.5, 14]
 Fits = Callable[..., bool]
 _TYPES: dict[str, Any] = {
@@ -199,7 +199,7 @@ def keywords(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         "multipleOf": st.sampled_from([2, 3, 0.5, 7, 2.5]),
         "minLength": counts, "maxLength": counts, "pattern": st.sampled_from(PATTERNS),
         "prefixItems": st.lists(inner, min_size=1, max_size=2), "items": inner,
-        "minItems": counts, "maxItems": counts, "contains": inner, "maxContains": counts,
+        "minItems": counts, "maxItems": counts, "contains": inner,
         "uniqueItems": st.just(True),
         "properties": named, "required": listed, "additionalProperties": inner,
         "patternProperties": st.dictionaries(st.sampled_from(PATTERNS), inner, max_size=2),

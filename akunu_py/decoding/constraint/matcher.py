@@ -17,16 +17,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import mlx.core as mx
 
-from akunu_py.decoding.constraint.schema.builder import COMPACT, FREE, SKETCHED, UNORDERED, Layout
-from akunu_py.decoding.constraint.schema.formula import Refused
-from akunu_py.decoding.constraint.schema.grammar import grammar as json_grammar
-from akunu_py.decoding.constraint.schema.terminals import byte_tables, limits
-from akunu_py.decoding.constraint.sketch import JsonSketch, Sketch
+from akunu_py.decoding.constraint.likely_json import LikelyJson, LikelyText
 from akunu_py.decoding.constraint.token_tables import forced_tokens, token_tables
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.text.thinking import prompt_opens_thinking, thinking_markers
-from akunu_py.errors import UsageError
+from akunu_py.errors import SchemaError, UsageError
 from akunu_py.files import parse_json
+from akunu_py.json_schema import grammar as json_grammar
+from akunu_py.json_schema.layouts import COMPACT, FREE, LIKELY, UNORDERED, Layout
+from akunu_py.json_schema.regex import byte_tables, limits
 from akunu_py.text import on_one_line
 from akunu_py.types import Constraint
 
@@ -60,7 +59,7 @@ class ConstraintMatcher:
         self._name = _NAMES[constraint.kind]
         self._engine, self._constraint = engine, constraint
         self._matcher = compile_constraint(engine, constraint)
-        self._sketch = self._new_sketch()
+        self._likely = self._new_likely()
         self._before: tuple[Any, ...] = ()
         self._structure: list[int] = []  # the tokens that the matcher consumed
         self._ends = engine.stop_tokens
@@ -106,17 +105,17 @@ class ConstraintMatcher:
         """See `DraftGuide`."""
         if self._state == "thinking" or self.complete:
             return [], True
-        sketch = self._sketch
-        if sketch is not None and (tokens := sketch.forced(self._structure, self._before[2])):
+        likely = self._likely
+        if likely is not None and (tokens := likely.forced(self._structure, self._before[2])):
             return tokens, False
         text = self._matcher.compute_ff_bytes()
         return forced_tokens(token_tables(self._engine), text), True
 
     def ending(self) -> tuple[list[int], int]:
         """See `DraftGuide`."""
-        if self._state != "structure" or self._sketch is None:
+        if self._state != "structure" or self._likely is None:
             return [], 0
-        return self._sketch.ending()
+        return self._likely.ending()
 
     def advance(self, token: int) -> bool:
         """See `DraftGuide`."""
@@ -127,13 +126,13 @@ class ConstraintMatcher:
         self._state, self._tail, length, self._matcher = self._before
         if len(self._structure) > length:
             del self._structure[length:]
-            if self._sketch is not None:
-                self._sketch.rewind(length)
+            if self._likely is not None:
+                self._likely.rewind(length)
 
-    def _new_sketch(self) -> Sketch | None:
+    def _new_likely(self) -> LikelyText | None:
         constraint, tables = self._constraint, token_tables(self._engine)
         if constraint.guesses:
-            return Sketch(
+            return LikelyText(
                 [partial(_guessed, tables, text) for text in constraint.guesses],
                 partial(forced_tokens, tables),
             )
@@ -147,9 +146,9 @@ class ConstraintMatcher:
                 return None
             return None if error else made
 
-        return JsonSketch(
+        return LikelyJson(
             [
-                lambda: matcher(SKETCHED),
+                lambda: matcher(LIKELY),
                 lambda: matcher(COMPACT if constraint.compact else UNORDERED),
             ],
             lambda token: tables.decode_bytes([token]),
@@ -286,7 +285,7 @@ def _json_grammar(constraint: Constraint, layout: Layout, prefix: str) -> str:
         raise UsageError(f"the JSON schema is not JSON: {error}") from error
     try:
         return json_grammar(schema, layout, prefix)
-    except Refused as error:
+    except SchemaError as error:
         place = "" if error.place == "#" else f" at {error.place}"
         reason = on_one_line(str(error))
         raise UsageError(f"{_NAMES[constraint.kind]} cannot be used{place}: {reason}") from error

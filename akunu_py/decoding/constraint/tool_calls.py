@@ -13,23 +13,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from akunu_py.decoding.constraint.matcher import lark
-from akunu_py.decoding.constraint.schema.builder import (
-    COMPACT,
-    FREE,
-    ONE_LINE,
-    Layout,
-    keywords,
-    marked,
-)
-from akunu_py.decoding.constraint.schema.formula import Impossible, Refused
-from akunu_py.decoding.constraint.schema.grammar import grammar
-from akunu_py.decoding.constraint.schema.rules import Verbatim
+from akunu_py.decoding.constraint.notations import keywords, marked
 from akunu_py.decoding.constraint.token_tables import token_tables
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.tools.formats import HARMONY
 from akunu_py.decoding.tools.rendering import abilities, format_of
 from akunu_py.decoding.tools.syntaxes import STRING, CallLayout, types_of
-from akunu_py.errors import UsageError
+from akunu_py.errors import SchemaError, Unsatisfiable, UsageError
+from akunu_py.json_schema import grammar
+from akunu_py.json_schema.layouts import COMPACT, FREE, ONE_LINE, Layout
+from akunu_py.json_schema.rules import Verbatim
 from akunu_py.text import on_one_line
 from akunu_py.types import Constraint, SamplingOptions, Tool, ToolChoice
 
@@ -232,7 +225,7 @@ class _Writer:
         try:
             schema = {**_ANY_OBJECT, **tool.parameters}
             return self._rule(schema, tool, _ANY_OBJECT, self._layout)
-        except Impossible as error:
+        except Unsatisfiable as error:
             if tool.strict:
                 raise _refused(tool, error) from error
             return self._rule(_ANY_OBJECT, tool, _ANY_OBJECT, self._layout)
@@ -240,14 +233,14 @@ class _Writer:
     def _rule(self, schema: Mapping[str, Any], tool: Tool, otherwise: Any, layout: Layout) -> str:
         """Add a rule for `schema`, or for `otherwise` if it is refused and the tool not strict.
 
-        Raises Impossible if no value fits.
+        Raises Unsatisfiable if no value fits.
         """
         prefix = self._new()
         try:
             text = grammar(schema, layout, prefix)
-        except Impossible:
+        except Unsatisfiable:
             raise
-        except Refused as error:
+        except SchemaError as error:
             if tool.strict:
                 raise _refused(tool, error) from error
             text = grammar(otherwise, layout, prefix)
@@ -273,7 +266,7 @@ class _Writer:
         for begin, types in self._kinds(tool, name):
             try:
                 value = self._value(tool, schema, types)
-            except Impossible as error:
+            except Unsatisfiable as error:
                 refusal = error
                 continue
             options.append(f"{self._text(begin)} {value} {self._text(tags.behind)}")
@@ -372,7 +365,7 @@ def _or_call(format: Constraint, tools: Sequence[Tool]) -> Constraint:
     return Constraint("json_schema", json.dumps({"anyOf": [apart[0], *calls]}))
 
 
-def _refused(tool: Tool, error: Refused) -> UsageError:
+def _refused(tool: Tool, error: SchemaError) -> UsageError:
     place = "" if error.place == "#" else f" at {error.place}"
     reason = on_one_line(str(error))
     return UsageError(

@@ -25,12 +25,12 @@ from transformers import PreTrainedTokenizerFast
 
 from akunu_py.decoding.constraint import matcher as constraint_module
 from akunu_py.decoding.constraint.matcher import MAX_CONSTRAINT, ConstraintMatcher
-from akunu_py.decoding.constraint.schema.builder import COMPACT, FREE, Layout
 from akunu_py.decoding.constraint.token_tables import token_tables
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.sampling import Sampler
 from akunu_py.decoding.session import Generation, Session
 from akunu_py.errors import UsageError
+from akunu_py.json_schema.layouts import COMPACT, FREE, Layout
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.types import Answer, Constraint, Drafter, DraftMode, GenerateOptions, SamplingOptions

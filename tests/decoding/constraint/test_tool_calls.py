@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from akunu_py.decoding.constraint import tool_calls
-from akunu_py.decoding.constraint.schema.terminals import limits
 from akunu_py.decoding.constraint.tool_calls import Wanted, calls_constraint
 from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Text
 from akunu_py.decoding.tools.formats import FORMATS
 from akunu_py.decoding.tools.parser import ToolCallParser
+from akunu_py.json_schema.regex import limits
 from akunu_py.types import Constraint, Tool
 from tests.support.json_schema import is_valid
 from tests.support.tool_call_formats import EXAMPLES

@@ -10,13 +10,13 @@ import pytest
 from llguidance import LLMatcher
 
 from akunu_py.decoding.constraint import tool_calls
-from akunu_py.decoding.constraint.schema.terminals import byte_tables, limits
 from akunu_py.decoding.constraint.tool_calls import Wanted, calls_constraint, constrained
 from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Text
 from akunu_py.decoding.tools.formats import FORMATS
 from akunu_py.decoding.tools.parser import ToolCallParser
 from akunu_py.decoding.tools.syntaxes import CallLayout
 from akunu_py.errors import UsageError
+from akunu_py.json_schema.regex import byte_tables, limits
 from akunu_py.types import Constraint, SamplingOptions, Tool, ToolChoice
 
 SCHEMA = {

@@ -1,21 +1,17 @@
-"""Formulas, seen by the values of one type: what of them is left, and without `not`.
-
-Of what is left, scalars are the business of `scalars`; arrays and objects are put in a disjunctive
-normal form, a list of conjunctions, each of which `containers` makes rules of.
-"""
+"""Formulas for the values of one type, without `not`, and their disjunctive normal form."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from akunu_py.decoding.constraint.schema import scalars
-from akunu_py.decoding.constraint.schema.formula import (
+from akunu_py.errors import SchemaError
+from akunu_py.json_schema import scalars
+from akunu_py.json_schema.formula import (
     FALSE,
     TRUE,
     TYPES,
     Document,
     Formula,
-    Refused,
     conjunction,
     disjunction,
     negation,
@@ -29,14 +25,14 @@ _TYPE_OF = {
     **dict.fromkeys(("names", "some"), "object"),
 }
 _MOST_CONJUNCTIONS = 3000
-_PROOF_DEPTH = 3  # levels of a value that are looked at to tell branches of a oneOf apart
+_PROOF_DEPTH = 3  # levels of a value that tell the branches of a oneOf apart
 _MOST_STEPS = 300_000
 
 Conjunction = tuple[Formula, ...]
 
 
 class Simplifier:
-    """Raises Refused, and Unsupported without a place."""
+    """Views of the formulas of one document. Raises SchemaError."""
 
     def __init__(self, document: Document) -> None:
         self._document = document
@@ -46,13 +42,13 @@ class Simplifier:
         self._steps = 0
 
     def spend(self, steps: int = 1) -> None:
-        """Ends what would take too long."""
+        """Raise SchemaError when the work takes too long."""
         self._steps += steps
         if self._steps > _MOST_STEPS:
-            raise Refused("#", "too much is combined with too much; make it simpler")
+            raise SchemaError("too much is combined with too much; make it simpler")
 
     def seen(self, formula: Formula, kind: str, *, holds: bool = True) -> Formula:
-        """What is left of `formula`, or of its negation, for values of the type `kind`."""
+        """Return what is left of `formula`, or of its negation, for values of the type `kind`."""
         self.spend()
         key = formula, kind, holds, self._proving
         if key not in self._known:
@@ -85,7 +81,7 @@ class Simplifier:
 
     def _schema(self, formula: Formula, kind: str, holds: bool) -> Formula:
         if (formula, holds) in self._within:
-            raise Refused(self._document.place(formula[1]), "it refers to nothing but itself")
+            raise SchemaError("it refers to nothing but itself", self._document.place(formula[1]))
         self._within.append((formula, holds))
         try:
             return self.seen(self._document.formula(formula[1]), kind, holds=holds)
@@ -93,7 +89,7 @@ class Simplifier:
             self._within.pop()
 
     def _one(self, branches: tuple[Formula, ...], holds: bool) -> Formula:
-        """Exactly one of them; no branch needs to be without those that it never meets."""
+        """Return the formula that exactly one branch holds."""
         if not holds:
             pairs = [
                 conjunction([one, other])
@@ -101,7 +97,7 @@ class Simplifier:
                 for other in branches[:at]
             ]
             return disjunction([conjunction(map(negation, branches)), *pairs])
-        if self._proving:  # more than is allowed, which a proof that nothing is may start from
+        if self._proving:  # A proof of emptiness may start from more than is allowed.
             return disjunction(branches)
         alone: list[list[Formula]] = [[branch] for branch in branches]
         for at in range(len(branches)):
@@ -116,13 +112,13 @@ class Simplifier:
         within, self._within = self._within, []
         try:
             return self._surely_empty(conjunction([one, other]), _PROOF_DEPTH)
-        except ValueError:
+        except (SchemaError, ValueError):
             return False
         finally:
             self._proving, self._within = False, within
 
     def _surely_empty(self, formula: Formula, depth: int) -> bool:
-        """Whether no value fits, as far as that is seen at once."""
+        """Return whether no value fits, False if that takes a long proof."""
         if formula in (TRUE, FALSE) or not depth:
             return formula == FALSE
         for kind in TYPES:
@@ -147,7 +143,7 @@ class Simplifier:
         return any(self._surely_empty(value, depth - 1) for value in values)
 
     def normal_form(self, formula: Formula) -> list[Conjunction]:
-        """The disjunctive normal form: any of the conjunctions."""
+        """Return the disjunctive normal form: conjunctions, one of which holds."""
         if formula[0] == "or":
             found = [each for part in formula[1:] for each in self.normal_form(part)]
         elif formula[0] == "and":
@@ -161,7 +157,7 @@ class Simplifier:
         return self._pruned(found)
 
     def _pruned(self, conjunctions: Iterable[Conjunction]) -> list[Conjunction]:
-        """Without those that cannot be, and those that another one includes."""
+        """Return the conjunctions that can hold and that no other one includes."""
         found: dict[frozenset[Formula], Conjunction] = {}
         for each in conjunctions:
             unique = tuple(dict.fromkeys(each))
@@ -169,7 +165,7 @@ class Simplifier:
             if literals not in found and not _impossible(unique):
                 found[literals] = unique
         if len(found) > _MOST_CONJUNCTIONS:
-            raise Refused("#", "too many combinations; make it simpler")
+            raise SchemaError("too many combinations; make it simpler")
         if len(found) < 60:
             self.spend(len(found))
             found = {
@@ -181,14 +177,14 @@ class Simplifier:
 
 
 def property_value(literals: Conjunction, name: str) -> Formula:
-    """What the value of the property `name` must fit, by the rules for properties in `literals`."""
+    """Return what the value of the property `name` must fit."""
     return conjunction(
         scalars.property_rule(each, name) for each in literals if each[0] == "properties"
     )
 
 
 def item(literals: Conjunction, at: int) -> Formula:
-    """What item `at` must fit."""
+    """Return what item `at` must fit."""
     return conjunction(
         each[1][at] if at < len(each[1]) else each[2] for each in literals if each[0] == "items"
     )
@@ -209,7 +205,7 @@ def _has(name: str, value: Formula) -> Formula:
 
 
 def _negated(literal: Formula) -> Formula:
-    """The negation of an assertion about arrays or objects, for those."""
+    """Return the negation of an assertion about arrays or objects, for those."""
     match literal:
         case ("required", name):
             return ("properties", ((name, FALSE),), (), TRUE)
@@ -243,11 +239,8 @@ def _negated(literal: Formula) -> Formula:
                 if value != TRUE
             ]
             if rest != TRUE:
-                parts.append(("contains", len(prefix), negation(rest), 1, None))
+                parts.append(("contains", len(prefix), negation(rest)))
             return disjunction(parts)
-        case ("contains", start, wanted, least, most):
-            parts = [("contains", start, wanted, 0, least - 1)] if least else []
-            if most is not None:
-                parts.append(("contains", start, wanted, most + 1, None))
-            return disjunction(parts)
-    raise Refused("#", "uniqueItems within not, if or oneOf is not supported")
+        case ("contains", start, wanted):
+            return ("items", (TRUE,) * start, negation(wanted))
+    raise SchemaError("uniqueItems within not, if or oneOf is not supported")

@@ -1,39 +1,33 @@
-"""Rules of a context-free grammar: collected, cleared of what can never be completed, written down.
-
-A prefix that rules without such dead ends allow can always be completed.
-"""
+"""Rules of a context-free grammar, without dead ends: each allowed prefix can be completed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from akunu_py.decoding.constraint.schema.terminals import Expr, is_empty
+from akunu_py.errors import SchemaError
+from akunu_py.json_schema.regex import Expr, is_empty
 
-_MOST_SYMBOLS = 100_000  # llguidance numbers those it makes of them with 16 bits
-
-
-class TooLarge(ValueError):
-    """The grammar is too large."""
+_MOST_SYMBOLS = 100_000  # llguidance numbers its own symbols with 16 bits
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A reference to one."""
+    """A reference to a rule."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Verbatim:
-    """What a grammar says as it is: special tokens, which are no part of any terminal."""
+    """A text of the grammar: special tokens, which are not part of a terminal."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Many:
-    """Symbols in a row, `low` to `high` times (None: any number)."""
+    """A sequence of symbols, repeated `low` to `high` times, None for any number."""
 
     symbols: tuple[Symbol, ...]
     low: int
@@ -42,17 +36,15 @@ class Many:
 
 @dataclass(frozen=True, slots=True)
 class Shuffle:
-    """What is behind an opening bracket, in any order: each of `required` once, each of `optional`
-    at most once, and any number of `others`; in all at least `least`, which is up to 1 where there
-    are others, and at most `most` where there are none."""
+    """The rest of an array or object behind its opening bracket, in any order."""
 
-    required: tuple[Rule, ...]
-    optional: tuple[Rule, ...]
-    others: tuple[Rule, ...]
+    required: tuple[Rule, ...]  # each of them once
+    optional: tuple[Rule, ...]  # each of them at most once
+    others: tuple[Rule, ...]  # any number of them
     comma: Expr
     close: Expr
-    least: int = 0
-    most: int | None = None
+    least: int = 0  # at most 1 if there are others
+    most: int | None = None  # None if there are others
 
 
 Symbol = Expr | Rule | Verbatim | Many | Shuffle
@@ -61,7 +53,7 @@ Alternative = tuple[Symbol, ...]
 
 class Rules:
     def __init__(self, prefix: str = "") -> None:
-        """prefix: of all names, so that grammars can be put together; "start" has it too."""
+        """prefix: of all names, "start" included, so that grammars can be combined."""
         self._prefix = prefix
         self._rules: dict[str, list[Alternative]] = {}
         self._lines: list[str] = []
@@ -71,26 +63,20 @@ class Rules:
         return len(self._rules)
 
     def new(self) -> Rule:
-        """A rule without alternatives, which `add` gives it."""
+        """Return a new rule without alternatives."""
         rule = Rule(f"{self._prefix}n{len(self._rules)}")
         self._rules[rule.name] = []
         return rule
 
     def add(self, rule: Rule, alternative: Sequence[Symbol]) -> None:
-        """Raises TooLarge."""
+        """Add an alternative to a rule. Raises SchemaError if the grammar becomes too large."""
         self._size += 1 + sum(_size(symbol) for symbol in alternative)
         if self._size > _MOST_SYMBOLS:
-            raise TooLarge("its grammar becomes too large; make it simpler")
+            raise SchemaError("its grammar becomes too large; make it simpler")
         self._rules[rule.name].append(tuple(alternative))
 
-    def alternatives(self, rule: Rule) -> list[Alternative]:
-        return self._rules[rule.name]
-
-    def clear(self, rule: Rule) -> None:
-        self._rules[rule.name] = []
-
     def written(self, start: Rule) -> str | None:
-        """The grammar in llguidance's dialect of Lark; None where nothing can be completed."""
+        """Return the grammar in llguidance's dialect of Lark, None if nothing can be completed."""
         productive = self._productive()
         if start.name not in productive:
             return None
@@ -114,7 +100,7 @@ class Rules:
         return "\n".join(lines) + "\n"
 
     def _productive(self) -> set[str]:
-        """The rules that can be completed: the least fixed point, by what waits for what."""
+        """Return the rules that can be completed: a least fixed point."""
         productive: set[str] = set()
         waiting: dict[str, list[tuple[str, Alternative]]] = {}
         pending = [(name, each) for name, listed in self._rules.items() for each in listed]
@@ -125,14 +111,13 @@ class Rules:
             missing = next((need for need in _needed(alternative) if need not in productive), None)
             if missing is not None:
                 waiting.setdefault(missing, []).append((name, alternative))
-            elif not any(is_empty(each) for each in _terminals(alternative)):
+            elif not any(isinstance(each, Expr) and is_empty(each) for each in alternative):
                 productive.add(name)
                 pending += waiting.pop(name, [])
         return productive
 
     def dead_end(self, start: Rule) -> list[Rule]:
-        """From `start`, which cannot be completed, down to what keeps it from that, as far as it is
-        one rule."""
+        """Return the chain of rules that prevent the completion of `start`, as far as it is one."""
         productive, found = self._productive(), [start]
         while True:
             missing = {
@@ -145,33 +130,26 @@ class Rules:
             found.append(rule)
 
     def _kept(self, alternative: Alternative, productive: set[str]) -> Alternative | None:
-        """Without repetitions of what cannot be completed; None where it cannot be itself."""
+        """Return an alternative without options that cannot be completed, None if it cannot be."""
+        if any(need not in productive for need in _needed(alternative)):
+            return None
         kept: list[Symbol] = []
         for symbol in alternative:
-            if isinstance(symbol, Many):
-                fits = symbol.high != 0 and all(
-                    name in productive for name in _names(symbol.symbols)
-                )
-                if not fits and symbol.low:
-                    return None
-                if fits:
-                    kept.append(symbol)
-            elif isinstance(symbol, Shuffle):
-                if not all(rule.name in productive for rule in symbol.required):
-                    return None
+            if isinstance(symbol, Expr) and is_empty(symbol):
+                return None
+            if isinstance(symbol, Many) and (
+                symbol.high == 0 or any(name not in productive for name in _names(symbol.symbols))
+            ):
+                continue
+            if isinstance(symbol, Shuffle):
                 optional, others = (
                     tuple(rule for rule in listed if rule.name in productive)
                     for listed in (symbol.optional, symbol.others)
                 )
                 if len(symbol.required) + len(optional) + bool(others) < symbol.least:
                     return None
-                kept.append(replace(symbol, optional=optional, others=others))
-            elif (isinstance(symbol, Rule) and symbol.name not in productive) or (
-                isinstance(symbol, Expr) and is_empty(symbol)
-            ):
-                return None
-            else:
-                kept.append(symbol)
+                symbol = replace(symbol, optional=optional, others=others)
+            kept.append(symbol)
         return tuple(kept)
 
     def _text(self, symbols: Alternative, terminals: dict[Expr, str]) -> str:
@@ -193,7 +171,7 @@ class Rules:
         return terminals.setdefault(symbol, f"{self._prefix.upper()}T{len(terminals)}")
 
     def _shuffled(self, symbol: Shuffle, terminals: dict[Expr, str]) -> str:
-        """Writes the rules for it; which properties were there is kept in a parameter's bits."""
+        """Write the rules of a shuffle. The bits of a parameter are the members so far."""
         first, more = (f"{self._prefix}{kind}{len(self._lines)}" for kind in "fm")
         comma, close = (self._symbol(each, terminals) for each in (symbol.comma, symbol.close))
         named = [*symbol.required, *symbol.optional]
@@ -219,14 +197,14 @@ class Rules:
 
 
 def _size(symbol: Symbol) -> int:
-    """How many symbols it is written with, about."""
+    """Return about how many symbols llguidance makes of this one."""
     if isinstance(symbol, Shuffle):
         return 5 * len((*symbol.required, *symbol.optional, *symbol.others))
     return len(symbol.symbols) if isinstance(symbol, Many) else 1
 
 
 def _needed(symbols: Alternative) -> list[str]:
-    """The rules without which they cannot be completed."""
+    """Return the rules without which the symbols cannot be completed."""
     found = [symbol.name for symbol in symbols if isinstance(symbol, Rule)]
     for symbol in symbols:
         if isinstance(symbol, Many) and symbol.low:
@@ -245,7 +223,3 @@ def _names(symbols: Alternative) -> list[str]:
             listed = (*symbol.required, *symbol.optional, *symbol.others)
             found += [rule.name for rule in listed]
     return found
-
-
-def _terminals(symbols: Alternative) -> list[Expr]:
-    return [symbol for symbol in symbols if isinstance(symbol, Expr)]

@@ -1,9 +1,8 @@
-"""How an answer probably goes on where its grammar leaves that open, to draft by.
+"""Likely JSON: guesses where a grammar leaves the answer open, to draft from.
 
 A model that follows a schema mostly writes properties in the schema's order and no others, and
-whitespace as it did before: calls of tools on one line. So what a narrower grammar forces is a good
-guess; JSON without whitespace, once it is spaced out in the way of the answer. Where a string or a
-number may end, what is behind its end is known as well.
+whitespace as before. So a narrower grammar without whitespace guesses the text, which is then
+spaced like the answer. Where a string or a number may end, the text behind it is known as well.
 """
 
 from __future__ import annotations
@@ -22,31 +21,27 @@ _MOST_WRITTEN = 8  # tokens of a value that are counted
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a text of JSON stops. containers: what is open, as opening brackets. before: the last
-    byte that is no whitespace, outside of strings; gap: the whitespace behind it. gaps: the
-    whitespace seen last, by what it is behind or before; newlines with the indentation of a level.
-    written: bytes of the string, or of the number or word, that it stops in.
-    """
+    """The state of a JSON text at its end."""
 
-    containers: bytes = b""
+    containers: bytes = b""  # opening brackets of the open containers
     in_string: bool = False
     escaped: bool = False
-    before: bytes = b""
-    gap: bytes = b""
-    gaps: Mapping[bytes, bytes] = field(default_factory=dict)
-    written: int = 0
+    before: bytes = b""  # the last byte outside of strings that is not whitespace
+    gap: bytes = b""  # the whitespace behind `before`
+    gaps: Mapping[bytes, bytes] = field(default_factory=dict)  # the last whitespace of each name
+    written: int = 0  # bytes of the current string, number or word
 
 
-class Sketch:
-    """A draft's guide beside the grammar of the answer. It is lost where the answer does not keep
-    to any of its grammars."""
+class LikelyText:
+    """Guesses by grammars that are narrower than the answer's. There are none once the answer
+    leaves the last of them."""
 
     def __init__(
         self,
         grammars: Sequence[Callable[[], LLMatcher | None]],
         encode: Callable[[bytes], list[int]],
     ) -> None:
-        """grammars: what makes matchers, the narrowest first. encode: the tokens of a text."""
+        """grammars: factories of matchers, the narrowest first. encode: text to tokens."""
         self._grammars, self._encode = list(grammars), encode
         self._matcher: LLMatcher | None = None
         self._tokens: list[int] = []
@@ -54,8 +49,11 @@ class Sketch:
         self._lost_at: int | None = None  # the first token that does not fit
 
     def forced(self, tokens: Sequence[int], settled: int) -> list[int]:
-        """What probably follows the answer `tokens`, of which the first `settled` are no draft;
-        none where that is open. Those known from the last call are the same, see `rewind`."""
+        """Return the likely next tokens of the answer, none where the answer is open.
+
+        tokens: the answer and the draft, which continue those of the last call, see `rewind`.
+        settled: the number of tokens that are not a draft.
+        """
         for token in tokens[len(self._tokens) :]:
             self._take(token)
         while self._matcher is None or (self._lost_at is not None and self._lost_at < settled):
@@ -69,12 +67,12 @@ class Sketch:
         return self._guess(tokens, self._matcher.compute_ff_bytes())
 
     def ending(self) -> tuple[list[int], int]:
-        """Where `forced` knows nothing: how the value that is begun would end, with what probably
-        follows, none where it may not; and how many tokens of it there are."""
+        """Return the likely end of the current value with the text behind it, and how many tokens
+        the value has. Call only where `forced` returns nothing."""
         return [], 0
 
     def _guess(self, tokens: Sequence[int], text: bytes) -> list[int]:
-        """Behind `tokens`, where `text` is forced."""
+        """Return the tokens of the forced `text` behind `tokens`."""
         return self._encode(text) if text else []
 
     def _restart(self, tokens: Sequence[int]) -> None:
@@ -84,7 +82,7 @@ class Sketch:
             self._take(token)
 
     def rewind(self, length: int) -> None:
-        """Knows only the first `length` tokens then."""
+        """Forget all but the first `length` tokens."""
         undone = sum(self._consumed[length:])
         if undone and self._matcher is not None:
             self._matcher.rollback(undone)
@@ -96,7 +94,7 @@ class Sketch:
         self._note(token, [token])
 
     def _note(self, token: int, written: list[int]) -> None:
-        """Takes in a token, which the matcher knows as `written`."""
+        """Consume a token, which is `written` for the matcher."""
         consumed = 0
         if self._matcher is not None and self._lost_at is None and written:
             consumed = self._matcher.try_consume_tokens(written)
@@ -106,8 +104,8 @@ class Sketch:
         self._consumed.append(consumed)
 
 
-class JsonSketch(Sketch):
-    """Of JSON, by matchers of bytes that know no whitespace."""
+class LikelyJson(LikelyText):
+    """Guesses of JSON, by matchers of bytes without whitespace."""
 
     def __init__(
         self,
@@ -117,7 +115,7 @@ class JsonSketch(Sketch):
         *,
         compact: bool,
     ) -> None:
-        """decode: the bytes of a token. compact: the answer has no whitespace."""
+        """decode: token to bytes. compact: the answer has no whitespace."""
         super().__init__(grammars, encode)
         self._decode, self._compact = decode, compact
         self._places = [_Place()]  # behind no token, one, two, ...
@@ -148,7 +146,7 @@ class JsonSketch(Sketch):
         return self._encode(self._spaced(text)) if text else [], self._tokens_written()
 
     def _tokens_written(self) -> int:
-        """Of the value that is begun, up to _MOST_WRITTEN."""
+        """Return the number of tokens of the current value, up to _MOST_WRITTEN."""
         count = 0
         for before, after in itertools.pairwise(self._places[: -2 - _MOST_WRITTEN : -1]):
             count += 1
@@ -162,7 +160,7 @@ class JsonSketch(Sketch):
         self._places.append(place)
 
     def _spaced(self, text: bytes) -> bytes:
-        """`text`, which has no whitespace, with that which the answer would put there."""
+        """Return `text` with the whitespace that the answer would have."""
         if self._compact:
             return text
         place = self._places[-1]
@@ -183,8 +181,11 @@ class JsonSketch(Sketch):
         return result.removesuffix(b" ") if text else result
 
     def _behind(self, tokens: Sequence[int], text: bytes) -> list[int]:
-        """The tokens of `text`. Where the answer begins with a bracket alone, and on one line that
-        would have become one token with what follows, lines are indented."""
+        """Return the tokens of `text`.
+
+        If the answer begins with a bare bracket, although bracket and text have a common token,
+        then the answer is probably indented.
+        """
         place = self._places[-1]
         if len(tokens) == 1 and place.before in (b"{", b"[") and not (place.gap or self._compact):
             whole = self._encode(self._decode(tokens[0]) + text)
@@ -197,8 +198,7 @@ class JsonSketch(Sketch):
 
 
 def _taken(matcher: LLMatcher, options: bytes) -> bytes:
-    """The first byte of `options` that `matcher` takes, with what is forced behind it; empty where
-    it takes none."""
+    """Return the first byte of `options` that is allowed, with the text forced behind it."""
     for byte in options:
         if matcher.try_consume_tokens([byte]):
             return bytes([byte]) + matcher.compute_ff_bytes()
@@ -206,7 +206,7 @@ def _taken(matcher: LLMatcher, options: bytes) -> bytes:
 
 
 def _advanced(place: _Place, text: bytes) -> tuple[_Place, bytes]:
-    """Behind `text`; and that without whitespace between values."""
+    """Return the place behind `text`, and the text without whitespace between values."""
     containers, in_string, escaped = place.containers, place.in_string, place.escaped
     before, gap, gaps, length = place.before, place.gap, place.gaps, place.written
     written = bytearray()
@@ -237,8 +237,8 @@ def _advanced(place: _Place, text: bytes) -> tuple[_Place, bytes]:
 
 
 def _between(containers: bytes, before: bytes, after: bytes) -> bytes:
-    """What whitespace between two bytes is called: by the bracket that it is behind or before, the
-    colon, or the comma with its container; empty where there never is any."""
+    """Return the name of the gap between two bytes: the bracket at it, the colon, or the comma with
+    its container. Empty where there is never whitespace."""
     if not before or (before in _OPEN and after in _CLOSE):
         return b""
     if after in _CLOSE or before in _OPEN or before == b":":
@@ -247,7 +247,7 @@ def _between(containers: bytes, before: bytes, after: bytes) -> bytes:
 
 
 def _by_level(gap: bytes, depth: int) -> bytes:
-    """Whitespace with a newline, as the newline and the indentation of one level."""
+    """Reduce whitespace with a newline to the newline and the indentation of one level."""
     if b"\n" not in gap:
         return gap
     indent = gap[gap.rindex(b"\n") + 1 :]
@@ -255,7 +255,7 @@ def _by_level(gap: bytes, depth: int) -> bytes:
 
 
 def _gap(place: _Place, after: bytes) -> bytes:
-    """The whitespace that the answer would write before `after`."""
+    """Return the whitespace that the answer would have before `after`."""
     where = _between(place.containers, place.before, after)
     if not where:
         return place.gap if place.before else b""
@@ -265,7 +265,7 @@ def _gap(place: _Place, after: bytes) -> bytes:
 
 
 def _like(gaps: Mapping[bytes, bytes], where: bytes) -> bytes:
-    """The gap seen there last, or one that goes with those seen elsewhere."""
+    """Return the last gap of this name, or one that is consistent with the others."""
     if where in gaps:
         return gaps[where]
     if where == b":":

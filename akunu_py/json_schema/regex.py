@@ -1,7 +1,7 @@
-"""Regular expressions as llguidance's grammars have them, with intersection and complement.
+"""Regular expressions in the syntax of llguidance, with intersection and complement.
 
-An `Expr` says which texts a terminal matches. Strings are matched as JSON writes them, so each
-character has one spelling here: itself, or the shortest escape where JSON wants one.
+Strings are matched as JSON writes them. So a character has one spelling here: itself, or the
+shortest escape where JSON needs one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cache
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-Ranges = tuple[tuple[int, int], ...]  # of code points, both ends in; sorted, disjoint
+Ranges = tuple[tuple[int, int], ...]  # inclusive ranges of code points, sorted and disjoint
 
 LAST = 0x10FFFF
 SHORT_ESCAPES = {0x22: '"', 0x5C: "\\", 8: "b", 9: "t", 10: "n", 12: "f", 13: "r"}
@@ -22,13 +22,12 @@ _FUEL = 10_000_000  # nodes of expressions; 14,000 or more are visited in a mill
 
 @dataclass(frozen=True, slots=True)
 class Expr:
-    """text: a terminal's definition, one atom of it. plain: text is a regular expression without
-    its slashes. nullable: it matches the empty text. inhabited: it is known to match some text."""
+    """The texts that a terminal matches."""
 
-    text: str
-    plain: bool = True
-    nullable: bool = False
-    inhabited: bool = True
+    text: str  # the definition, one atom of it
+    plain: bool = True  # `text` is a regular expression without its slashes
+    nullable: bool = False  # it matches the empty text
+    inhabited: bool = True  # it is known to match some text
 
     @property
     def atom(self) -> str:
@@ -36,10 +35,13 @@ class Expr:
 
 
 EPSILON = Expr("(?:)", nullable=True)
+NOTHING = Expr("[a&&b]", inhabited=False)  # a class without characters
 
 
 def concat(*parts: Expr) -> Expr:
     parts = tuple(part for part in parts if part != EPSILON)
+    if NOTHING in parts:
+        return NOTHING
     if len(parts) < 2:
         return parts[0] if parts else EPSILON
     nullable = all(part.nullable for part in parts)
@@ -49,11 +51,10 @@ def concat(*parts: Expr) -> Expr:
     return Expr(f"({' '.join(part.atom for part in parts)})", False, nullable, inhabited)
 
 
-def either(parts: Iterable[Expr]) -> Expr | None:
-    """None for no part: it matches nothing."""
-    parts = list(dict.fromkeys(parts))
+def either(parts: Iterable[Expr]) -> Expr:
+    parts = [part for part in dict.fromkeys(parts) if part != NOTHING]
     if len(parts) < 2:
-        return parts[0] if parts else None
+        return parts[0] if parts else NOTHING
     nullable = any(part.nullable for part in parts)
     inhabited = any(part.inhabited for part in parts)
     if all(part.plain for part in parts):
@@ -63,6 +64,8 @@ def either(parts: Iterable[Expr]) -> Expr | None:
 
 def both(*parts: Expr) -> Expr:
     parts = tuple(dict.fromkeys(parts))
+    if NOTHING in parts:
+        return NOTHING
     if len(parts) == 1:
         return parts[0]
     text = " & ".join(part.atom for part in parts)
@@ -70,22 +73,25 @@ def both(*parts: Expr) -> Expr:
 
 
 def without(expr: Expr, other: Expr, *, inhabited: bool = False) -> Expr:
-    """What `expr` matches and `other` does not. inhabited: there is known to be something left."""
+    """Return what `expr` matches and `other` does not. inhabited: something is known to be left."""
+    if NOTHING in (expr, other):
+        return expr
     text = f"({expr.atom} & ~{other.atom})"
     return Expr(text, False, expr.nullable and not other.nullable, inhabited)
 
 
 def repeat(expr: Expr, low: int, high: int | None) -> Expr:
-    """high: None for any number."""
-    if high == 0:
+    """Return `expr` from `low` to `high` times, None for any number."""
+    if high == 0 or (expr == NOTHING and low == 0):
         return EPSILON
+    if expr == NOTHING:
+        return NOTHING
     times = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get(
         (low, high), f"{{{low},{'' if high is None else high}}}"
     )
     nullable = low == 0 or expr.nullable
-    if expr.plain:
-        return Expr(f"(?:{expr.text}){times}", True, nullable, low == 0 or expr.inhabited)
-    return Expr(f"({expr.atom}{times})", False, nullable, low == 0 or expr.inhabited)
+    text = f"(?:{expr.text}){times}" if expr.plain else f"({expr.atom}{times})"
+    return Expr(text, expr.plain, nullable, low == 0 or expr.inhabited)
 
 
 def _class_text(code: int) -> str:
@@ -100,12 +106,12 @@ def _class(ranges: Iterable[tuple[int, int]]) -> str:
 
 
 def raw_text(text: str) -> Expr:
-    """Exactly `text`, as it is."""
+    """Return the expression that matches `text` as it is."""
     return Expr("".join(map(_class_text, map(ord, text))) or "(?:)", nullable=not text)
 
 
-def characters(ranges: Ranges) -> Expr | None:
-    """One character of a string, as JSON writes it; None where there is none."""
+def characters(ranges: Ranges) -> Expr:
+    """Return one character of a string, as JSON writes it."""
     raw = [*subtract(ranges, ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0xD800, 0xDFFF)))]
     options = [f"[{_class(raw)}]"] if raw else []
     letters = "".join(
@@ -116,18 +122,16 @@ def characters(ranges: Ranges) -> Expr | None:
     controls = [code for code in range(32) if code not in SHORT_ESCAPES and contains(ranges, code)]
     if controls:
         options.append(f"\\x{{5c}}u00(?:{'|'.join(f'{code:02x}' for code in controls)})")
-    if not options:
-        return None
-    return Expr(options[0] if len(options) == 1 else f"(?:{'|'.join(options)})")
+    return either(map(Expr, options))
 
 
 def string_content(text: str) -> Expr:
-    """Exactly `text`, as JSON writes it between the quotes."""
+    """Return the expression that matches `text` as JSON writes it between the quotes."""
     return raw_text(written_content(text))
 
 
 def written_content(text: str) -> str:
-    """`text` as JSON writes it between the quotes."""
+    """Return `text` as JSON writes it between the quotes."""
     written = json.dumps(text, ensure_ascii=False)[1:-1]
     return "".join(f"\\u{ord(c):04x}" if "\ud800" <= c <= "\udfff" else c for c in written)
 
@@ -164,9 +168,7 @@ def subtract(ranges: Ranges, others: Ranges) -> Ranges:
 
 
 _QUOTE = Expr("\\x{22}")
-_any = characters(((0, LAST),))
-assert _any is not None
-CHARACTER = _any
+CHARACTER = characters(((0, LAST),))
 CONTENT = repeat(CHARACTER, 0, None)  # of any string, each character spelled in one way
 # Any string, spelled in any way.
 STRING = Expr(
@@ -176,7 +178,7 @@ STRING = Expr(
 
 
 class _Bytes:
-    """A tokenizer of single bytes, to ask llguidance about expressions."""
+    """A tokenizer of single bytes, to test expressions with llguidance."""
 
     eos_token_id = 256
     bos_token_id = None
@@ -194,8 +196,7 @@ def byte_tables() -> LLTokenizer:
 
 
 def limits() -> LLParserLimits:
-    """Tokens that are consumed without a mask between them share one step's fuel. Errors are
-    short: the states of a failed parser say more of us than of the grammar."""
+    """Return the limits of llguidance: enough fuel for a whole draft, and short error messages."""
     return LLParserLimits(verbose_errors=False, initial_lexer_fuel=_FUEL, step_lexer_fuel=_FUEL)
 
 
@@ -206,7 +207,7 @@ def _matcher(expr: Expr) -> LLMatcher:
 
 
 def matches(expr: Expr, text: bytes) -> bool:
-    """Whether it matches `text`. Raises ValueError where llguidance cannot say."""
+    """Return whether `expr` matches `text`. Raises ValueError at the limits of llguidance."""
     if not text:
         return expr.nullable
     matcher = _matcher(expr)
@@ -219,6 +220,7 @@ def matches(expr: Expr, text: bytes) -> bool:
 
 
 def _says_empty(matcher: LLMatcher) -> bool:
+    """Return True for the error of an empty expression. Raises ValueError for others."""
     error = matcher.get_error()
     if "NoExtension" not in error:
         raise ValueError(error)
@@ -227,9 +229,9 @@ def _says_empty(matcher: LLMatcher) -> bool:
 
 @cache
 def is_empty(expr: Expr) -> bool:
-    """Whether it matches nothing. Raises ValueError where llguidance cannot say."""
-    if expr.inhabited:
-        return False
+    """Return whether `expr` matches nothing. Raises ValueError at the limits of llguidance."""
+    if expr.inhabited or expr == NOTHING:
+        return expr == NOTHING
     matcher = _matcher(expr)
     if matcher.is_error():
         return _says_empty(matcher)

@@ -1,9 +1,8 @@
 """JSON schemas as formulas: and, or and not of assertions, each about values of one type.
 
-A formula is a tuple, its first item says what it is. Subschemas are references, looked up when they
-are needed, so that a schema may refer to itself. Every other type fulfils an assertion, as in JSON
-Schema. What has no effect on validity by the standard (titles, unknown keywords and formats) is
-left out; what has and cannot be expressed is refused with its place.
+A formula is a tuple whose first item is its kind. Subschemas are references, which are resolved
+when they are needed, so a schema may refer to itself. Values of other types fulfill an assertion.
+Titles, unknown keywords and unknown formats have no effect, as the standard says.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
-from akunu_py.decoding.constraint.schema.formats import FORMATS
-from akunu_py.decoding.constraint.schema.patterns import Unsupported
+from akunu_py.errors import SchemaError
+from akunu_py.json_schema.patterns import FORMATS
 
 Formula = tuple[Any, ...]
 
@@ -27,20 +26,8 @@ _REFUSED = ("unevaluatedProperties", "unevaluatedItems", "$dynamicRef", "$recurs
 _MAX_SCHEMAS = 20_000
 
 
-class Refused(ValueError):
-    """place: a JSON pointer, as a fragment."""
-
-    def __init__(self, place: str, reason: str) -> None:
-        super().__init__(reason)
-        self.place = place
-
-
-class Impossible(Refused):
-    """No value can fit it."""
-
-
 def conjunction(parts: Iterable[Formula]) -> Formula:
-    """All of them."""
+    """Return the formula that all parts hold."""
     flat: dict[Formula, None] = {}
     for part in parts:
         if part == FALSE:
@@ -50,7 +37,7 @@ def conjunction(parts: Iterable[Formula]) -> Formula:
 
 
 def disjunction(parts: Iterable[Formula]) -> Formula:
-    """At least one of them."""
+    """Return the formula that at least one part holds."""
     flat: dict[Formula, None] = {}
     for part in parts:
         if part == TRUE:
@@ -66,7 +53,7 @@ def negation(part: Formula) -> Formula:
 
 
 def equals(value: Any) -> Formula:
-    """Only `value`."""
+    """Return the formula that only `value` fits."""
     if isinstance(value, list):
         items = ("items", tuple(map(equals, value)), FALSE)
         return conjunction([("type", "array"), ("minItems", len(value)), items])
@@ -86,7 +73,7 @@ def number(value: float) -> Decimal:
 
 
 class Document:
-    """A schema and its subschemas, by number; the whole is 0. Raises Refused."""
+    """A schema and its subschemas, by number; the whole is 0. Raises SchemaError."""
 
     def __init__(self, schema: Any) -> None:
         self._schemas: list[tuple[Any, str, str]] = []  # with its place and its base URI
@@ -96,21 +83,21 @@ class Document:
         self._whole = schema
         dialect = str(schema.get("$schema", "")) if isinstance(schema, dict) else ""
         # Before 2019-09 nothing beside a $ref counts.
-        self._refs_stand_alone = any(f"draft-0{old}" in dialect for old in (3, 4, 6, 7))
+        self.refs_stand_alone = any(f"draft-0{old}" in dialect for old in (3, 4, 6, 7))
         self._index(schema, "", 0)
         self.reference(schema, "#", self._id(schema, ""))
 
     def reference(self, schema: Any, place: str, base: str) -> Formula:
-        """The formula that stands for a subschema."""
+        """Return the formula that stands for a subschema."""
         if schema is True or schema == {}:
             return TRUE
         if schema is False:
             return FALSE
         if not isinstance(schema, dict):
-            raise Refused(place, f"expected a schema, found {json.dumps(schema):.80}")
+            raise SchemaError(f"expected a schema, found {json.dumps(schema):.80}", place)
         if id(schema) not in self._numbers:
             if len(self._schemas) >= _MAX_SCHEMAS:
-                raise Refused("#", f"there are more than {_MAX_SCHEMAS:,} subschemas")
+                raise SchemaError(f"there are more than {_MAX_SCHEMAS:,} subschemas")
             self._numbers[id(schema)] = len(self._schemas)
             self._schemas.append((schema, place, self._id(schema, base)))
         return ("schema", self._numbers[id(schema)])
@@ -119,33 +106,28 @@ class Document:
         return self._schemas[index][1]
 
     def formula(self, index: int) -> Formula:
-        """What a subschema says; its own subschemas are references."""
+        """Return the formula of a subschema, in which its own subschemas are references."""
         if index not in self._formulas:
             schema, place, base = self._schemas[index]
-            try:
-                self._formulas[index] = _Keywords(self, schema, place, base).formula()
-            except Unsupported as error:
-                raise Refused(place, str(error)) from error
+            self._formulas[index] = _Keywords(self, schema, place, base).formula()
         return self._formulas[index]
 
-    @property
-    def refs_stand_alone(self) -> bool:
-        return self._refs_stand_alone
-
     def resolve(self, target: str, place: str, base: str) -> Formula:
-        """What a $ref refers to."""
+        """Return the target of a $ref."""
         uri, fragment = urldefrag(urljoin(base, target))
         found = self._by_uri.get(f"{uri}#{fragment}")
         if found is None and fragment[:1] in ("", "/"):
             found = _pointed(self._by_uri.get(f"{uri}#"), fragment)
-            if found is None and target.startswith("#"):  # from an `id` that is none
+            if found is None and target.startswith(
+                "#"
+            ):  # The base came from an `id` that is no identifier.
                 found = _pointed(self._whole, fragment)
         if found is None:
-            raise Refused(place, f"$ref: {target!r:.100} is not in the schema")
+            raise SchemaError(f"$ref: {target!r:.100} is not in the schema", place)
         return self.reference(found, f"#{fragment}", uri)
 
     def _index(self, part: Any, base: str, depth: int) -> None:
-        """Notes what can be referred to by an identifier or an anchor."""
+        """Note the identifiers and anchors in a part of the document."""
         if isinstance(part, dict):
             base = self._id(part, base)
             if not depth or "$id" in part or "id" in part:
@@ -169,7 +151,7 @@ class Document:
 
 
 def _pointed(document: Any, pointer: str) -> Any:
-    """What a JSON pointer points to in a document; None where that is nothing."""
+    """Return the target of a JSON pointer, None if there is none."""
     for part in unquote(pointer).split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
         if isinstance(document, dict):
@@ -182,7 +164,7 @@ def _pointed(document: Any, pointer: str) -> Any:
 
 
 class _Keywords:
-    """What the keywords of one schema say."""
+    """The keywords of one schema."""
 
     def __init__(self, document: Document, schema: dict[str, Any], place: str, base: str) -> None:
         self._document, self._schema = document, schema
@@ -196,7 +178,7 @@ class _Keywords:
                 return target
         for key in _REFUSED:
             if key in schema and schema[key] is not True:
-                raise Refused(self._place, f"{key} is not supported")
+                raise SchemaError(f"{key} is not supported", self._place)
         parts = [*self._types(), *self._numbers(), *self._strings()]
         parts += [*self._arrays(), *self._objects()]
         if isinstance(schema.get("$ref"), str):
@@ -209,12 +191,12 @@ class _Keywords:
         return self._document.reference(schema, "/".join((self._place, *names)), self._base)
 
     def _get(self, key: str, kind: type | tuple[type, ...], what: str) -> Any:
-        """The value of a keyword, None where it is missing."""
+        """Return the value of a keyword, None if it is missing."""
         value = self._schema.get(key)
         if value is None and key not in self._schema:
             return None
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise Refused(self._place, f"{key} must be {what}, is {json.dumps(value):.80}")
+            raise SchemaError(f"{key} must be {what}, is {json.dumps(value):.80}", self._place)
         return value
 
     def _subs(self, key: str) -> list[Formula]:
@@ -224,20 +206,16 @@ class _Keywords:
     def _types(self) -> list[Formula]:
         schema = self._schema
         parts: list[Formula] = []
-        if "type" in schema:
-            names = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-            for name in names:
-                if name not in (*TYPES, "integer", "any"):
-                    raise Refused(self._place, f"unknown type {json.dumps(name):.80}")
-            if "any" not in names:
-                parts.append(
-                    disjunction(
-                        conjunction([("type", "number"), ("integer",)])
-                        if name == "integer"
-                        else ("type", name)
-                        for name in names
-                    )
-                )
+        names = schema.get("type", "any")
+        names = names if isinstance(names, list) else [names]
+        for name in names:
+            if name not in (*TYPES, "integer", "any"):
+                raise SchemaError(f"unknown type {json.dumps(name):.80}", self._place)
+        if "any" not in names:
+            integer = conjunction([("type", "number"), ("integer",)])
+            parts.append(
+                disjunction(integer if each == "integer" else ("type", each) for each in names)
+            )
         if "enum" in schema:
             parts.append(disjunction(map(equals, self._get("enum", list, "a list"))))
         if "const" in schema:
@@ -259,7 +237,7 @@ class _Keywords:
         step = self._get("multipleOf", (int, float), "a number")
         if step is not None:
             if step <= 0:
-                raise Refused(self._place, "multipleOf must be above 0")
+                raise SchemaError("multipleOf must be above 0", self._place)
             parts.append(("multiple", number(step).normalize()))
         return parts
 
@@ -279,7 +257,7 @@ class _Keywords:
     def _count(self, key: str) -> int | None:
         value = self._get(key, (int, float), "a number")
         if value is not None and (value < 0 or value != int(value)):
-            raise Refused(self._place, f"{key} must be an integer from 0 on, is {value}")
+            raise SchemaError(f"{key} must be an integer from 0 on, is {value}", self._place)
         return None if value is None else int(value)
 
     def _arrays(self) -> list[Formula]:
@@ -297,9 +275,13 @@ class _Keywords:
         if schema.get("uniqueItems") is True:
             parts.append(("unique",))
         if "contains" in schema:
-            least, most = self._count("minContains"), self._count("maxContains")
-            wanted = self._sub(schema["contains"], "contains")
-            parts.append(("contains", 0, wanted, 1 if least is None else least, most))
+            least = self._count("minContains")
+            if "maxContains" in schema or (least or 0) > 1:
+                raise SchemaError(
+                    "maxContains and minContains above 1 are not supported", self._place
+                )
+            if least != 0:
+                parts.append(("contains", 0, self._sub(schema["contains"], "contains")))
         return parts
 
     def _objects(self) -> list[Formula]:
@@ -316,7 +298,7 @@ class _Keywords:
             others = self._sub(schema.get("additionalProperties", True), "additionalProperties")
             parts.append(("properties", tuple(named), tuple(matched), others))
         if isinstance(schema.get("required"), bool):  # of draft 3; later ones know lists only
-            raise Refused(self._place, "required must be a list of names")
+            raise SchemaError("required must be a list of names", self._place)
         listed = self._get("required", list, "a list of names") or []
         parts += [("required", str(name)) for name in listed]
         if low := self._count("minProperties"):

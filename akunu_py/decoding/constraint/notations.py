@@ -1,19 +1,16 @@
-"""How values are written: as JSON, or as families of models write the arguments of their calls.
+"""Notations in which model families write the arguments of calls, instead of JSON.
 
-What strings hold is told as JSON writes it, each character in one way; other notations spell the
-same in theirs.
+The content of strings is given as JSON writes it, and spelled in the notation's own way.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import Protocol
 
-from akunu_py.decoding.constraint.schema.rules import Symbol, Verbatim
-from akunu_py.decoding.constraint.schema.terminals import (
+from akunu_py.json_schema.layouts import UNORDERED, Layout, Notation
+from akunu_py.json_schema.regex import (
     SHORT_ESCAPES,
-    STRING,
     Expr,
     both,
     concat,
@@ -22,6 +19,7 @@ from akunu_py.decoding.constraint.schema.terminals import (
     raw_text,
     without,
 )
+from akunu_py.json_schema.rules import Symbol, Verbatim
 
 _ANY = Expr(r"(?:.|\n)*", nullable=True)
 _SYMBOL = r"(?:\\x\{[0-9a-f]+\}|[0-9A-Za-z])"
@@ -50,55 +48,23 @@ _PYTHON_STRING = Expr(
 )
 
 
-class Notation(Protocol):
-    def word(self, value: bool | None) -> Expr:
-        """True, False or None."""
-
-    def string(self, content: Expr | None) -> tuple[Symbol, ...]:
-        """One that holds `content`; any for None."""
-
-    def key(self, name: str | None, content: Expr | None) -> tuple[Symbol, ...]:
-        """The name of a member: that one, or any that holds `content`."""
-
-    def has_key(self, name: str) -> bool:
-        """Whether a member can be called so."""
-
-
-@dataclass(frozen=True, slots=True)
-class Json:
-    def word(self, value: bool | None) -> Expr:
-        return Expr({None: "null", True: "true", False: "false"}[value])
-
-    def string(self, content: Expr | None) -> tuple[Symbol, ...]:
-        return (STRING if content is None else quoted(content),)
-
-    def key(self, name: str | None, content: Expr | None) -> tuple[Symbol, ...]:
-        return self.string(content)
-
-    def has_key(self, name: str) -> bool:
-        return True
-
-
-@dataclass(frozen=True, slots=True)
-class Marked:
-    """Strings as they are, between markers; names without. Python's None is what templates write
-    for null.
-
-    begin, end: the markers, as they are or as special tokens. line: between a string and `end`.
-    """
+@dataclass(frozen=True)
+class Marked(Notation):
+    """Strings without escapes between markers, and names without markers."""
 
     begin: str | Verbatim
     end: str | Verbatim
-    line: str = ""
+    line: str = ""  # between a string and `end`
 
     def word(self, value: bool | None) -> Expr:
+        # Templates write null as Python's None.
         return Expr({None: "(?:null|None)", True: "true", False: "false"}[value])
 
     def string(self, content: Expr | None) -> tuple[Symbol, ...]:
         held = _ANY if content is None else unescaped(content)
         begin = raw_text(self.begin) if isinstance(self.begin, str) else None
         if isinstance(self.end, str):
-            # One terminal: else the text would go on over its end.
+            # One terminal, because the text must stop at its end.
             end = raw_text(self.end)
             ended = without(held, concat(_ANY, end, _ANY), inhabited=content is None)
             parts: tuple[Symbol, ...] = (concat(ended, raw_text(self.line + self.end)),)
@@ -115,15 +81,12 @@ class Marked:
             return (_plain_names(content),)
         return (raw_text(name),) if _PLAIN_NAME.fullmatch(name) else self.string(content)
 
-    def has_key(self, name: str) -> bool:
-        return True
 
+@dataclass(frozen=True)
+class Python(Notation):
+    """Python's literals."""
 
-@dataclass(frozen=True, slots=True)
-class Python:
-    """keywords: whether members are arguments of a call, not of a dictionary."""
-
-    keywords: bool = False
+    keywords: bool = False  # members are arguments of a call, not of a dictionary
 
     def word(self, value: bool | None) -> Expr:
         found = {None: "(?:None|null)", True: "(?:True|true)", False: "(?:False|false)"}
@@ -135,7 +98,6 @@ class Python:
         mark = raw_text("'")
         single = [both(content, _NO_QUOTES), both(unescaped(content), _IN_SINGLE)]
         found = either([quoted(content), *(concat(mark, each, mark) for each in single)])
-        assert found is not None
         return (replace(found, inhabited=content.inhabited),)
 
     def key(self, name: str | None, content: Expr | None) -> tuple[Symbol, ...]:
@@ -147,9 +109,31 @@ class Python:
         return not self.keywords or _PLAIN_NAME.fullmatch(name) is not None
 
 
+def marked(begin: str | Verbatim, end: str | Verbatim, line: str = "") -> Layout:
+    """Return the layout with strings between markers and without whitespace."""
+    return replace(UNORDERED, notation=Marked(begin, end, line))
+
+
+def keywords(*, spaced: bool = False) -> Layout:
+    """Return the layout of the arguments of a call in Python, with brackets.
+
+    spaced: a space follows each comma and colon, otherwise it may.
+    """
+    space = r"\x{20}" if spaced else r"\x{20}?"
+    comma, colon = Expr(f",{space}"), Expr(f":{space}")
+    inside = replace(UNORDERED, comma=comma, colon=colon, notation=Python())
+    outside = replace(
+        inside,
+        open_object=Expr(r"\("),
+        close_object=Expr(r"\)"),
+        colon=Expr("="),
+        notation=Python(keywords=True),
+    )
+    return replace(inside, outermost=outside)
+
+
 def unescaped(content: Expr) -> Expr:
-    """The same without JSON's escapes: each is one character, so all that was said of the text
-    holds."""
+    """Return the same content without JSON's escapes. Each escape is one character."""
     return replace(content, text=_ESCAPED.sub(_character, content.text))
 
 
@@ -170,6 +154,3 @@ def _character(found: re.Match[str]) -> str:
 def _code(symbol: str) -> int:
     letter = chr(int(symbol[3:-1], 16)) if len(symbol) > 1 else symbol
     return _LETTERS[letter]
-
-
-JSON = Json()

@@ -1,0 +1,59 @@
+"""The compiler from JSON schemas to grammars in llguidance's dialect of Lark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from akunu_py.errors import SchemaError, Unsatisfiable
+from akunu_py.json_schema import scalars
+from akunu_py.json_schema.containers import Builder, add_array, add_object
+from akunu_py.json_schema.formula import FALSE, TRUE, TYPES, Document, Formula
+from akunu_py.json_schema.layouts import FREE, Layout
+from akunu_py.json_schema.rules import Rule
+
+
+def grammar(schema: Any, layout: Layout = FREE, prefix: str = "") -> str:
+    """Return the grammar of the values that fit `schema`. Raises SchemaError.
+
+    Properties come in any order. In an ordered layout, and where they are counted or required by a
+    pattern, they come in the order of the schema, with others behind them.
+
+    prefix: of the names of all rules, lower-case letters and digits.
+    """
+    if schema is False:
+        raise Unsatisfiable("there is nothing that it allows")
+    try:
+        builder = Builder(Document(schema), layout, prefix)
+        start = builder.start(("schema", 0) if isinstance(schema, dict) and schema else TRUE)
+        while builder.pending:
+            _add(builder, *builder.pending.pop())
+        written = builder.rules.written(start)
+    except ValueError as error:  # of llguidance
+        raise SchemaError(str(error)) from error
+    if written is None:
+        raise Unsatisfiable("no value can fit it", builder.dead_end(start))
+    return written
+
+
+def _add(builder: Builder, rule: Rule, formula: Formula) -> None:
+    """Add the values that fit `formula` to `rule`."""
+    try:
+        for kind in TYPES:
+            seen = builder.simplifier.seen(formula, kind)
+            if seen != FALSE:
+                _add_type(builder, rule, kind, seen)
+    except SchemaError as error:
+        if error.place == "#":
+            error.place = builder.place(formula)
+        raise
+
+
+def _add_type(builder: Builder, rule: Rule, kind: str, formula: Formula) -> None:
+    if kind == "number":
+        scalars.add_numbers(builder.rules, rule, formula, builder.simplifier.spend)
+    elif kind in scalars.SCALARS:
+        builder.rules.add(rule, scalars.written(kind, formula, builder.layout.notation))
+    else:
+        add = add_array if kind == "array" else add_object
+        for literals in builder.simplifier.normal_form(formula):
+            add(builder, rule, literals)
