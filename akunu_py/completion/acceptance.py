@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from akunu_py.completion.types import CompletionRequest
+from akunu_py.completion.request import CompletionRequest
 from akunu_py.files import read_json, write_atomically
 from akunu_py.text import on_one_line
 

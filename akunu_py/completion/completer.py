@@ -9,21 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from dataclasses import replace
 
-from akunu_py.completion.fim import find_family, load_families
-from akunu_py.completion.next_edit import FORMATS, EditAnswer, find_edit_format, make_edit_prompt
-from akunu_py.completion.prompt import (
+from akunu_py.completion.completion_cache import CompletionCache
+from akunu_py.completion.prompt.layout import (
     Budgets,
+    CodeTokens,
     Names,
     Prompt,
+    find_family,
+    load_families,
     make_prompt,
     name_files,
     relative,
 )
-from akunu_py.completion.recall import CompletionCache
-from akunu_py.completion.related import RelatedFiles, names_near
-from akunu_py.completion.stops import CompletionStops, Cut, is_markdown, strip_fence
-from akunu_py.completion.tokens import CodeTokens
-from akunu_py.completion.types import (
+from akunu_py.completion.prompt.next_edit import (
+    FORMATS,
+    EditAnswer,
+    find_edit_format,
+    make_edit_prompt,
+)
+from akunu_py.completion.prompt.related import RelatedFiles, names_near
+from akunu_py.completion.request import (
     CompleteOptions,
     Completion,
     CompletionReason,
@@ -35,6 +40,7 @@ from akunu_py.completion.types import (
     with_crlf,
     with_unix_newlines,
 )
+from akunu_py.completion.stops import CompletionStops, Cut, is_markdown, strip_fence
 from akunu_py.decoding import memory_guard
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.events import Begun, Reading

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from akunu_py.completion.recall import typed_since
-from akunu_py.completion.types import (
+from akunu_py.completion.completion_cache import typed_since
+from akunu_py.completion.request import (
     Completion,
     CompletionMaker,
     CompletionReason,

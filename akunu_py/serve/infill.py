@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from akunu_py.completion.fim import FimFamily, find_family
-from akunu_py.completion.prompt import Budgets, make_prompt, name_files
-from akunu_py.completion.tokens import CodeTokens
+from akunu_py.completion.prompt.layout import (
+    Budgets,
+    CodeTokens,
+    FimFamily,
+    find_family,
+    make_prompt,
+    name_files,
+)
 from akunu_py.decoding.engine import Engine
 
 

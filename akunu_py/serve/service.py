@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.types import CompleteOptions
+from akunu_py.completion.request import CompleteOptions
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Session
 from akunu_py.serve.errors import RequestError

@@ -57,7 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from akunu_py.bench.completion import measure_completion
     from akunu_py.bench.report.printing import print_completion
-    from akunu_py.completion.types import CompleteOptions
+    from akunu_py.completion.request import CompleteOptions
     from akunu_py.decoding.load import load_engine
 
     if options.oracle:
@@ -92,7 +92,7 @@ def _score_rules(options: argparse.Namespace) -> int:
 def _find_definitions(options: argparse.Namespace, engine: Engine) -> int:
     from akunu_py.bench.oracle.definitions import BUDGETS, measure_definitions
     from akunu_py.bench.report.printing import print_definitions
-    from akunu_py.completion.tokens import CodeTokens
+    from akunu_py.completion.prompt.layout import CodeTokens
 
     code = CodeTokens(engine.tokenizer, engine.vocabulary)
     found = measure_definitions(options.definitions, lambda text: len(code.encode(text)), progress)

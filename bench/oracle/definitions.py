@@ -19,7 +19,7 @@ from pygments.lexers import get_lexer_by_name
 from pygments.token import Name
 
 from akunu_py.bench.oracle.source import LANGUAGES
-from akunu_py.completion.related import RelatedFiles, names_near
+from akunu_py.completion.prompt.related import RelatedFiles, names_near
 
 BUDGETS = (512, 1024, 2048, 4096)
 FIRST_LINES, RELATED = "first lines", "related"  # of the nearest files; what the product chooses

@@ -11,9 +11,15 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from akunu_py.completion.jsonl import BadLine, CancelLine, RequestLine, parse, read_lines
 from akunu_py.completion.lsp_protocol import BadFrame, Document, read_frames, well_formed
-from akunu_py.completion.types import CompletionRequest, check_request
+from akunu_py.completion.protocols.json_lines import (
+    BadLine,
+    CancelLine,
+    RequestLine,
+    parse,
+    read_lines,
+)
+from akunu_py.completion.request import CompletionRequest, check_request
 from akunu_py.errors import UsageError
 from tests.reliability.fuzz import NUMBERS, TEXTS, changed, damaged, explore, json_like, lengths
 from tests.support.paths import ROOT

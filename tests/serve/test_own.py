@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.thread import CompletionThread, Failure, Ticket
-from akunu_py.completion.types import (
+from akunu_py.completion.request import (
     CompleteOptions,
     Completion,
     CompletionMaker,
@@ -26,6 +25,7 @@ from akunu_py.completion.types import (
     Edit,
     SourceFile,
 )
+from akunu_py.completion.thread import CompletionThread, Failure, Ticket
 from akunu_py.decoding.chat_model import ChatModel, LoadedChat
 from akunu_py.decoding.engine import Engine
 from akunu_py.errors import AkunuError, ServerGone, UsageError

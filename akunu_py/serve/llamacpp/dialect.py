@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from akunu_py.completion.types import (
+from akunu_py.completion.request import (
     MAX_COMPLETION_TOKENS,
     CompleteOptions,
     CompletionRequest,

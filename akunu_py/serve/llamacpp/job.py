@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.types import (
+from akunu_py.completion.request import (
     FINISH_REASONS,
     Completion,
     CompletionReason,

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from akunu_py.completion.types import CompleteOptions, CompletionRequest
+from akunu_py.completion.request import CompleteOptions, CompletionRequest
 from akunu_py.decoding.chat_model import facts_of
 from akunu_py.decoding.events import Event, Reading, Told
 from akunu_py.serve import sse

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.types import (
+from akunu_py.completion.request import (
     FINISH_REASONS,
     Completion,
     CompletionReason,

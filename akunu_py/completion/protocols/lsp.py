@@ -28,14 +28,14 @@ from pygls.uris import to_fs_path
 
 from akunu_py.completion.acceptance import Acceptance, Ghost
 from akunu_py.completion.lsp_protocol import Document, StrictProtocol, serve
-from akunu_py.completion.recent_edits import RecentEdits
-from akunu_py.completion.thread import CompletionThread, Failure, Ticket
-from akunu_py.completion.types import (
+from akunu_py.completion.prompt.next_edit import RecentEdits
+from akunu_py.completion.request import (
     Completion,
     CompletionMaker,
     CompletionRequest,
     SourceFile,
 )
+from akunu_py.completion.thread import CompletionThread, Failure, Ticket
 from akunu_py.errors import INTERRUPTED, AkunuError
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.version import __version__

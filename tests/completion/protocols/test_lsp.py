@@ -14,7 +14,7 @@ from pygls.exceptions import JsonRpcException
 from pygls.lsp.client import LanguageClient
 
 from akunu_py.completion.acceptance import read_counts
-from akunu_py.completion.lsp import NEXT_EDIT, PART
+from akunu_py.completion.protocols.lsp import NEXT_EDIT, PART
 from akunu_py.models.store import StoredModel
 from tests.support.lsp_echo import ECHO, STARTER
 from tests.support.lsp_ghost import GHOST

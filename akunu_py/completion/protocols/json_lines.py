@@ -22,14 +22,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, BinaryIO
 
 from akunu_py.completion.acceptance import Acceptance, Ghost
-from akunu_py.completion.thread import CompletionThread, Failure, Ticket
-from akunu_py.completion.types import (
+from akunu_py.completion.request import (
     Completion,
     CompletionMaker,
     CompletionRequest,
     Edit,
     SourceFile,
 )
+from akunu_py.completion.thread import CompletionThread, Failure, Ticket
 from akunu_py.errors import INTERRUPTED, ModelError, UsageError
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.types import Stats

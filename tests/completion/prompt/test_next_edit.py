@@ -17,11 +17,10 @@ from akunu_py.bench.curve import CURVES, FixedCosts, parse_curve
 from akunu_py.bench.replay import ReplayCounts, replay_item
 from akunu_py.bench.trace import TraceItem
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.jsonl import JsonLines
-from akunu_py.completion.next_edit import FORMATS
-from akunu_py.completion.recent_edits import RecentEdits, difference, unified
+from akunu_py.completion.prompt.next_edit import FORMATS, RecentEdits, difference, unified
+from akunu_py.completion.protocols.json_lines import JsonLines
+from akunu_py.completion.request import Change, CompleteOptions, CompletionRequest, Edit
 from akunu_py.completion.thread import CompletionThread
-from akunu_py.completion.types import Change, CompleteOptions, CompletionRequest, Edit
 from akunu_py.decoding.session import Session
 from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
