@@ -34,7 +34,7 @@ class SourceFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Edit:
+class BufferEdit:
     """A change that was made: in the file `path`, from the line number `line` (from 0) on, `before`
     became `after`. Some lines around it may be in both."""
 
@@ -79,7 +79,7 @@ class CompletionRequest:
     max_lines: int = 0
     seconds: float | None = None
     temperature: float = 0.0
-    edits: tuple[Edit, ...] | None = None
+    edits: tuple[BufferEdit, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 from akunu_py.completion.prompt.layout import CodeTokens, Names, Prompt, PromptPart, relative
-from akunu_py.completion.request import Change, CompletionRequest, Edit
+from akunu_py.completion.request import BufferEdit, Change, CompletionRequest
 from akunu_py.completion.stops import Cut
 from akunu_py.errors import UsageError
 
@@ -65,7 +65,7 @@ class EditFormat:
     named: re.Pattern[str]
     tokens: tuple[str, ...]
     window: Callable[[Sequence[str], int, int], Window]
-    write: Callable[[Window, Sequence[Edit], str], list[PromptPart]]
+    write: Callable[[Window, Sequence[BufferEdit], str], list[PromptPart]]
     stop: tuple[str, ...]
     end: str = ""
 
@@ -110,7 +110,9 @@ def make_edit_prompt(
     row = request.prefix.count("\n")
     window = form.window(lines, row, len(request.prefix) - request.prefix.rfind("\n") - 1)
     edits = [
-        Edit(relative(each.path, names.root), _unix(each.before), _unix(each.after), each.line)
+        BufferEdit(
+            relative(each.path, names.root), _unix(each.before), _unix(each.after), each.line
+        )
         for each in (request.edits or ())[-LATEST:]
     ]
     tokens = [*code.opening, *_encode(code, form.write(window, edits, names.path))]
@@ -164,7 +166,7 @@ def _grow(lines: Sequence[str], first: int, last: int, room: int) -> tuple[int, 
             return first, last
 
 
-def _write_zeta(window: Window, edits: Sequence[Edit], path: str) -> list[PromptPart]:
+def _write_zeta(window: Window, edits: Sequence[BufferEdit], path: str) -> list[PromptPart]:
     behind = window.after if window.after.endswith("\n") else window.after + "\n"
     history = "".join(f"--- a/{each.path}\n+++ b/{each.path}\n{unified(each)}" for each in edits)
     told = [_token("<filename>"), _text(f"edit_history\n{history}\n")] if history else []
@@ -186,7 +188,7 @@ def _sweep_window(lines: Sequence[str], row: int, column: int) -> Window:
     return Window(first, tuple(lines[first : row + 11]), row - first, column)
 
 
-def _write_sweep(window: Window, edits: Sequence[Edit], path: str) -> list[PromptPart]:
+def _write_sweep(window: Window, edits: Sequence[BufferEdit], path: str) -> list[PromptPart]:
     """The last edit, where it was in these lines, is told by how they were before."""
     original, told = window.text, list(edits)
     if told and told[-1].path == path and told[-1].after in window.text:
@@ -267,7 +269,7 @@ class RecentEdits:
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}  # of the buffers, by path
-        self._done: deque[Edit] = deque(maxlen=LATEST)
+        self._done: deque[BufferEdit] = deque(maxlen=LATEST)
         self._base: tuple[str, str] | None = None  # path and text, before the edit under way
 
     def opened(self, path: str, text: str) -> None:
@@ -284,23 +286,23 @@ class RecentEdits:
                 self._done.append(current)
             self._base = path, before
 
-    def __iter__(self) -> Iterator[Edit]:
+    def __iter__(self) -> Iterator[BufferEdit]:
         current = self._current()
         yield from [*self._done, *([current] if current else [])][-LATEST:]
 
-    def _current(self) -> Edit | None:
+    def _current(self) -> BufferEdit | None:
         if self._base is None:
             return None
         path, base = self._base
         return difference(path, base, self._texts[path])
 
 
-def _touch(one: Edit, other: Edit) -> bool:
+def _touch(one: BufferEdit, other: BufferEdit) -> bool:
     end = one.line + one.after.count("\n")
     return one.line - _NEAR <= other.line and other.line + other.before.count("\n") <= end + _NEAR
 
 
-def difference(path: str, before: str, after: str) -> Edit | None:
+def difference(path: str, before: str, after: str) -> BufferEdit | None:
     """The change from one text to another, with some lines around it; None where there is none."""
     if before == after:
         return None
@@ -313,7 +315,7 @@ def difference(path: str, before: str, after: str) -> Edit | None:
     for _ in range(_CONTEXT + 1):
         end = (before.find("\n", end) + 1 or len(before)) if end < len(before) else end
     rest = len(before) - end
-    return Edit(
+    return BufferEdit(
         path, before[start:end], after[start : len(after) - rest], before.count("\n", 0, start)
     )
 
@@ -330,7 +332,7 @@ def _common(one: str, other: str, *, backward: bool = False) -> int:
     return bisect_left(range(1, longest + 1), True, key=differ)
 
 
-def unified(edit: Edit) -> str:
+def unified(edit: BufferEdit) -> str:
     """The edit as a unified diff, without the lines that name the file."""
     old, new = with_end(edit.before).splitlines(True), with_end(edit.after).splitlines(True)
     parts = []

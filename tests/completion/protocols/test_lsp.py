@@ -214,6 +214,17 @@ async def test_open_documents_are_the_other_files(editor: Editor) -> None:
     assert ["not open: file:///b" in message for message in editor.messages] == [True]
 
 
+async def test_the_document_used_last_comes_first(editor: Editor) -> None:
+    await editor.start(ECHO)
+    for name in "abc":
+        editor.open(f"file:///{name}", name)
+    for name, others in (("c", "ba"), ("a", "cb"), ("c", "ab")):
+        files = (await editor.asked(f"file:///{name}", 0, 0))["files"]
+        assert [file["text"] for file in files] == list(others)
+    editor.change("file:///b", "b")
+    assert (await editor.asked("file:///c", 0, 0))["files"][0]["path"] == "/b"
+
+
 async def test_what_is_opened_and_where_something_is_changed_is_read_ahead(
     editor: Editor, tmp_path: Path
 ) -> None:
