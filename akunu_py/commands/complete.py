@@ -217,13 +217,12 @@ _DIRECTORY = Path(__file__).parents[1] / "editors"
 
 @dataclass(frozen=True, slots=True)
 class _Editor:
-    """template: in the editor's directory. quote: a string literal of its language, directory_quote
-    where the directory is written in another one, between: what stands between two strings."""
+    """How the snippet of an editor is filled in."""
 
-    template: str
-    quote: Callable[[str], str]
-    directory_quote: Callable[[str], str]
-    between: str = ", "
+    template: str  # a file in the editor's directory
+    quote: Callable[[str], str]  # makes a string literal of the editor's language
+    directory_quote: Callable[[str], str]  # the same for the plugin's directory
+    between: str = ", "  # two literals
 
 
 def _vim_string(text: str) -> str:
@@ -248,9 +247,10 @@ EDITORS = tuple(_EDITORS)
 
 
 def editor_config(editor: str, options: Sequence[str] = ()) -> str:
-    """The snippet for one of EDITORS; `options` go to `akunu complete` each time it is started.
+    """Return the snippet for one of EDITORS, whose command passes `options`.
 
-    The program is named by its absolute path: editors that a desktop starts have another PATH.
+    In the template @DIRECTORY@ stands for the plugin's directory and @COMMAND@ for the command. The
+    program has its absolute path, because editors that a desktop starts have another PATH.
     """
     config = _EDITORS[editor]
     template = (_DIRECTORY / editor / config.template).read_text()
@@ -266,6 +266,6 @@ def editor_config(editor: str, options: Sequence[str] = ()) -> str:
 
 
 def _program() -> list[str]:
-    """How this very akunu is started from anywhere."""
+    """Return the command that starts this installation from anywhere."""
     script = Path(sys.executable).with_name("akunu")
     return [str(script)] if script.exists() else [sys.executable, "-m", "akunu_py"]

@@ -80,12 +80,11 @@ _FENCE_CLOSING = "\n```"
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """text: what of a completion is certain to stay. done: whether nothing can follow. full:
-    whether max_lines is why."""
+    """The part of a completion that is certain to stay."""
 
     text: str
-    done: bool = False
-    full: bool = False
+    done: bool = False  # nothing can follow
+    full: bool = False  # because of max_lines
 
 
 class CompletionStops:
@@ -387,6 +386,9 @@ def strip_fence(text: str, *, final: bool) -> tuple[str, bool]:
     return code[: len(code) - held_back], False
 
 
+# ---- brackets around the cursor
+
+
 _SCANNED = 40_000  # characters before the cursor, 20,000 behind it
 _STATEMENT = 40  # lines that a statement goes over
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
@@ -431,24 +433,22 @@ _TOP_LINE = re.compile(r"\n(?=[^\s)\]}])")
 
 @dataclass(frozen=True, slots=True)
 class Bracket:
-    """at: its place. kind: what opens it. opens: whether this is that."""
+    """A bracket in a text."""
 
     at: int
-    kind: str
-    opens: bool
+    kind: str  # what opens it
+    opens: bool  # False: this is what closes it
 
 
 @dataclass(slots=True)
-class Open:
-    """A bracket that is open at the cursor. at: where in the cursor's line, -1 if above. width: the
-    indentation of its line. line: where that begins. taken: it is closed behind the cursor already.
-    """
+class OpenBracket:
+    """A bracket that is open at the cursor."""
 
     kind: str
-    at: int
-    width: int
-    line: int = 0
-    taken: bool = False
+    at: int  # in the cursor's line, -1 if above
+    width: int  # the indentation of its line
+    line: int = 0  # where its line begins
+    taken: bool = False  # closed behind the cursor already
 
     @property
     def own(self) -> bool:
@@ -456,7 +456,14 @@ class Open:
 
 
 class OpenBrackets:
-    """The brackets that are open between `prefix` and `suffix`."""
+    """The brackets that are open between `prefix` and `suffix`.
+
+    Brackets count outside of strings, comments and regular expressions, as far as can be told
+    without a parser for each language. Triple quotes and comment signs are brackets themselves.
+    Behind the cursor two places count: the rest of its line, and lines that begin with the closing
+    bracket at the indentation of the line that opened it, as editors put it. Anything else there
+    may be prose, a label, or broken.
+    """
 
     def __init__(self, prefix: str, suffix: str) -> None:
         window = prefix[-_SCANNED:]
@@ -471,12 +478,12 @@ class OpenBrackets:
         self._above = []
         for each in _match(found)[0]:
             line = above.rfind("\n", 0, each.at) + 1
-            self._above.append(Open(each.kind, -1, width(above[line:]), line))
+            self._above.append(OpenBracket(each.kind, -1, width(above[line:]), line))
         self._taken: set[int] = set()  # places in the cursor's line of what is taken
         found, self.inside = scan(self._begun, self._above_inside, ended=False)
         self._open = self._add(self._above, found)
         if self.inside in _STRINGS:
-            self._open.append(Open(self.inside, self._begun.rfind(self.inside), 0, 10**9))
+            self._open.append(OpenBracket(self.inside, self._begun.rfind(self.inside), 0, 10**9))
         self._take(suffix)
         self._taken = {each.at for each in self._open if each.own and each.taken}
 
@@ -489,7 +496,7 @@ class OpenBrackets:
         stack = list(self._above)
         for bracket in self._scan(text, ended=ended):
             if bracket.opens:
-                stack.append(Open(bracket.kind, bracket.at, 0, 0, bracket.at in self._taken))
+                stack.append(OpenBracket(bracket.kind, bracket.at, 0, 0, bracket.at in self._taken))
                 continue
             at = _closes([each.kind for each in stack], bracket.kind)
             behind = bracket.at + len(closer_of(bracket.kind)) - len(self._begun)
@@ -548,13 +555,15 @@ class OpenBrackets:
         """The brackets of the cursor's line and of `text` behind what is begun of it."""
         return scan(self._begun + text, self._above_inside, ended=ended, cursor=len(self._begun))[0]
 
-    def _add(self, stack: Sequence[Open], found: Sequence[Bracket]) -> list[Open]:
+    def _add(self, stack: Sequence[OpenBracket], found: Sequence[Bracket]) -> list[OpenBracket]:
         """What is open behind `found`, of the cursor's line."""
         stack = list(stack)
         for bracket in found:
             if bracket.opens:
                 taken = bracket.at in self._taken
-                stack.append(Open(bracket.kind, bracket.at, width(self._begun), 10**9, taken))
+                stack.append(
+                    OpenBracket(bracket.kind, bracket.at, width(self._begun), 10**9, taken)
+                )
             elif (at := _closes([each.kind for each in stack], bracket.kind)) is not None:
                 del stack[at:]
         return stack

@@ -45,15 +45,13 @@ _TOP_LINE = re.compile(r"(?<=\n)[^\s\n][^\n]*")
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """tokens: what the model reads, the first `ahead` of them before the buffer. healed: the end of
-    the prefix that is not among them, because the model samples it again. draft_context: what is
-    drafted from, what changes least first; the first `files` of it are other files."""
+    """The prompt tokens of a place in a buffer, and the draft context."""
 
     tokens: list[int]
-    ahead: int
-    healed: str
-    draft_context: list[tuple[int, ...]]
-    files: int
+    ahead: int  # number of tokens before the buffer
+    healed: str  # the end of the prefix that the model samples again
+    draft_context: list[tuple[int, ...]]  # drafted from; other files first
+    files: int  # number of other files in draft_context
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +65,12 @@ class Budgets:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What the buffer is called in a prompt, relative to `root`, and what that is called. known:
-    whether its path or its language is; else `path` is made up."""
+    """The names of the buffer and its repository in a prompt."""
 
-    path: str
+    path: str  # relative to `root`
     repository: str
     root: str
-    known: bool
+    known: bool  # False if neither path nor language is known, and `path` is made up
 
 
 def make_prompt(
@@ -258,6 +255,9 @@ def _common(paths: Sequence[str]) -> str:
         return ""
 
 
+# ---- fill-in-the-middle formats
+
+
 _FILE = Path(__file__).with_name("fim.toml")
 # In the names of models that were made of a coder, for edits or for reasoning.
 _OTHERWISE = ("zeta", "sweep", "distill", "next-edit", "instinct")
@@ -266,34 +266,24 @@ _SLOT = re.compile(r"\{(prefix|suffix|path|text|repository)\}")
 
 @dataclass(frozen=True, slots=True)
 class FimFamily:
-    """The format of one family, as its maker published it (`source`; `quote`: in these words).
-
-    tokens: what a vocabulary must have for it. named: parts of model names; "auto" detects only
-    models that are called so, since many have the tokens that were never trained for them.
-    prompt: the buffer around the cursor. repository, file, prompt_with_files: where other files
-    are read too, what comes first, each of them, and the buffer; empty where no such format was
-    published. before, after: around all of it.
-    path_alone: that format is also for a file without others, which so gets its path.
-    bare_suffix: SentencePiece puts no space of its own before the suffix.
-    fenced: its answers may come in a Markdown fence, which is none of the buffer's.
-    stop: tokens that end the middle, those of them that the vocabulary has.
-    """
+    """The fill-in-the-middle format of one family of models, from fim.toml."""
 
     name: str
-    source: str
-    tokens: tuple[str, ...]
-    prompt: str
-    stop: tuple[str, ...]
-    quote: str = ""
+    source: str  # where its maker published it
+    tokens: tuple[str, ...]  # that the vocabulary must have
+    prompt: str  # template of the buffer around the cursor
+    stop: tuple[str, ...]  # tokens that end the middle, if the vocabulary has them
+    quote: str = ""  # the maker's words
+    # Parts of model names. Many other models have the tokens and were never trained for them.
     named: tuple[str, ...] = ()
-    repository: str = ""
+    repository: str = ""  # templates with other files; empty if none were published
     file: str = ""
     prompt_with_files: str = ""
-    before: str = ""
+    before: str = ""  # around the whole prompt
     after: str = ""
-    path_alone: bool = False
-    bare_suffix: bool = False
-    fenced: bool = False
+    path_alone: bool = False  # prompt_with_files also for a file without others
+    bare_suffix: bool = False  # SentencePiece puts no space of its own before the suffix
+    fenced: bool = False  # answers may come in a Markdown fence
 
     @property
     def reads_files(self) -> bool:
@@ -312,10 +302,9 @@ class FimFamily:
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """A piece of a filled template. kind: "token" (exactly one of the vocabulary), "text", or
-    "suffix": the text of the suffix, which some families encode apart."""
+    """A piece of a filled template."""
 
-    kind: str
+    kind: str  # "token" (one of the vocabulary), "text", or "suffix" (encoded apart)
     text: str
 
 
@@ -404,17 +393,18 @@ def fill(family: FimFamily, template: str, values: Mapping[str, str]) -> list[Pr
     return parts
 
 
+# ---- text to tokens
+
+
 _CACHED = 512  # texts: windows of the buffer, and pieces of it and of other files
 _MAX_HEALED = 64  # characters; a run of spaces may be one long token
 
 
 class CodeTokens:
-    """The tokenizer of a model, as completion uses it.
-
-    vocabulary: how many tokens its weights have; a tokenizer may name more.
-    """
+    """Encodes source text in parts: nothing added, and no text mistaken for a special token."""
 
     def __init__(self, tokenizer: Any, vocabulary: int) -> None:
+        """vocabulary: number of tokens in the weights; a tokenizer may name more."""
         self._backend = tokenizer.backend_tokenizer
         self._vocabulary: dict[str, int] = {
             text: token for text, token in tokenizer.get_vocab().items() if token < vocabulary

@@ -25,17 +25,13 @@ _CURSOR = "<|user_cursor|>"
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The lines of a buffer that may be written anew, and some around them.
+    """The lines of a buffer that may be rewritten, and some context."""
 
-    first: number of the first, from 0. lines: their texts. row, column: of the cursor, the row from
-    `first` on. before, after: lines around them that are only read, each with its end.
-    """
-
-    first: int
+    first: int  # number of the first line, from 0
     lines: tuple[str, ...]
-    row: int
+    row: int  # of the cursor, from `first` on
     column: int
-    before: str = ""
+    before: str = ""  # context lines, each with its end
     after: str = ""
 
     @property
@@ -53,21 +49,16 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class EditFormat:
-    """How one family of models is asked, as its maker published it (`source`).
-
-    named: what its models are called. tokens: what their vocabulary has. window: the lines around a
-    cursor, of the lines of a buffer. write: the prompt, of the window, the edits, the oldest first,
-    and the path of the buffer. stop: tokens that end the answer. end: the text that does.
-    """
+    """The prompt and answer format of one family of models."""
 
     name: str
-    source: str
-    named: re.Pattern[str]
-    tokens: tuple[str, ...]
-    window: Callable[[Sequence[str], int, int], Window]
-    write: Callable[[Window, Sequence[BufferEdit], str], list[PromptPart]]
-    stop: tuple[str, ...]
-    end: str = ""
+    source: str  # where its maker published it
+    named: re.Pattern[str]  # the names of its models
+    tokens: tuple[str, ...]  # that the vocabulary must have
+    window: Callable[[Sequence[str], int, int], Window]  # lines of a buffer, row, column
+    write: Callable[[Window, Sequence[BufferEdit], str], list[PromptPart]]  # edits, path
+    stop: tuple[str, ...]  # tokens that end the answer
+    end: str = ""  # text that ends the answer
 
 
 class EditAnswer:
@@ -94,8 +85,8 @@ class EditAnswer:
             new.pop()
         while old and not old[-1].strip():
             old.pop()
-        ahead = _shared(old, new)
-        behind = _shared(old[ahead:][::-1], new[ahead:][::-1])
+        ahead = _common(old, new)
+        behind = _common(old[ahead:], new[ahead:], backward=True)
         if ahead + behind == len(old) == len(new):
             return None
         first, last = window.first + ahead, window.first + len(old) - behind
@@ -169,16 +160,20 @@ def _grow(lines: Sequence[str], first: int, last: int, room: int) -> tuple[int, 
 def _write_zeta(window: Window, edits: Sequence[BufferEdit], path: str) -> list[PromptPart]:
     behind = window.after if window.after.endswith("\n") else window.after + "\n"
     history = "".join(f"--- a/{each.path}\n+++ b/{each.path}\n{unified(each)}" for each in edits)
-    told = [_token("<filename>"), _text(f"edit_history\n{history}\n")] if history else []
+    told = (
+        [PromptPart("token", "<filename>"), PromptPart("text", f"edit_history\n{history}\n")]
+        if history
+        else []
+    )
     lines = window.with_cursor(_CURSOR)
     return [
-        _token("<[fim-suffix]>"),
-        _text(behind),
-        _token("<[fim-prefix]>"),
+        PromptPart("token", "<[fim-suffix]>"),
+        PromptPart("text", behind),
+        PromptPart("token", "<[fim-prefix]>"),
         *told,
-        _token("<filename>"),
-        _text(f"{path}\n{window.before}<<<<<<< CURRENT\n{lines}=======\n"),
-        _token("<[fim-middle]>"),
+        PromptPart("token", "<filename>"),
+        PromptPart("text", f"{path}\n{window.before}<<<<<<< CURRENT\n{lines}=======\n"),
+        PromptPart("token", "<[fim-middle]>"),
     ]
 
 
@@ -199,15 +194,11 @@ def _write_sweep(window: Window, edits: Sequence[BufferEdit], path: str) -> list
         for each in told
     ]
     texts += [f"original/{path}\n{original}", f"current/{path}\n{window.text}", f"updated/{path}\n"]
-    return [part for text in texts for part in (_token("<|file_sep|>"), _text(text))]
-
-
-def _token(text: str) -> PromptPart:
-    return PromptPart("token", text)
-
-
-def _text(text: str) -> PromptPart:
-    return PromptPart("text", text)
+    return [
+        part
+        for text in texts
+        for part in (PromptPart("token", "<|file_sep|>"), PromptPart("text", text))
+    ]
 
 
 FORMATS = (
@@ -248,14 +239,11 @@ def _encode(code: CodeTokens, parts: Sequence[PromptPart]) -> Iterator[int]:
     yield from code.encode(text)
 
 
-def _shared(one: Sequence[str], other: Sequence[str]) -> int:
-    """How many items two lists share at their beginning."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
-
-
 def _unix(text: str) -> str:
     return text.replace("\r\n", "\n")
+
+
+# ---- recent edits
 
 
 LATEST = 6  # edits that are kept
@@ -264,8 +252,7 @@ _NEAR = 8  # lines: what is changed so near belongs to the same edit
 
 
 class RecentEdits:
-    """What was changed lately in all buffers, the oldest first. What is changed near the last
-    change belongs to the same edit."""
+    """The last edits in all buffers, the oldest first. Changes near the last one join it."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}  # of the buffers, by path
@@ -303,7 +290,7 @@ def _touch(one: BufferEdit, other: BufferEdit) -> bool:
 
 
 def difference(path: str, before: str, after: str) -> BufferEdit | None:
-    """The change from one text to another, with some lines around it; None where there is none."""
+    """Return the change from one text to another with some context, None if there is none."""
     if before == after:
         return None
     ahead = _common(before, after)
@@ -320,8 +307,8 @@ def difference(path: str, before: str, after: str) -> BufferEdit | None:
     )
 
 
-def _common(one: str, other: str, *, backward: bool = False) -> int:
-    """How many characters two texts share at their beginning, or at their end."""
+def _common(one: Sequence[str], other: Sequence[str], *, backward: bool = False) -> int:
+    """Return the length of the common prefix of two texts or lists, or of their common suffix."""
     longest = min(len(one), len(other))
 
     def differ(count: int) -> bool:
