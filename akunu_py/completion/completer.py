@@ -310,10 +310,8 @@ class _Run:
             if not isinstance(step, Reading) and not healing:
                 self._append(step.text)
             if self._reason is None:
-                self._check(generation)
-            if isinstance(step, Reading):
-                self._read(generation, step)
-            elif self._reason:
+                self._check(generation, step)
+            if self._reason and not isinstance(step, Reading):
                 break
             yield self._told(step, generation.stats)
         if self._reason is None and generation.finish_reason == "cancelled":
@@ -326,17 +324,13 @@ class _Run:
         begun, self._begun = self._begun, True
         return None if begun else Begun(len(self._prompt.tokens), stats.cached_tokens)
 
-    def _check(self, generation: Generation) -> None:
-        """Cancel the generation if it is to end now."""
+    def _check(self, generation: Generation, step: Reading | TextPiece) -> None:
+        """Cancel the generation if it is to end now, or after the prefill if that was all."""
         self._reason = self._ended()
-        if self._reason:
-            generation.cancel()
-
-    def _read(self, generation: Generation, reading: Reading) -> None:
-        """Cancel the generation after the prefill if the request has no more tokens."""
-        whole = reading.done == reading.total
-        if self._reason is None and whole and not self._request.max_tokens:
+        prefilled = isinstance(step, Reading) and step.done == step.total
+        if self._reason is None and prefilled and not self._request.max_tokens:
             self._reason = "length"
+        if self._reason:
             generation.cancel()
 
     def _append(self, text: str) -> None:

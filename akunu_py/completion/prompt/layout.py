@@ -12,7 +12,7 @@ import os
 import re
 import tomllib
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -310,24 +310,18 @@ class PromptPart:
 
 @cache
 def load_families() -> dict[str, FimFamily]:
-    """All families by name, in the file's order."""
-    with _FILE.open("rb") as file:
-        rows = tomllib.load(file)["family"]
-    known = {field.name for field in fields(FimFamily)}
+    """Return all families by name, in the file's order."""
     families = {}
-    for row in rows:
-        if unknown := set(row) - known:
-            raise ValueError(f"fim.toml: {row.get('name')}: unknown {', '.join(sorted(unknown))}")
+    for row in tomllib.loads(_FILE.read_text(encoding="utf-8"))["family"]:
         values: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in row.items()
+            name: tuple(v) if isinstance(v, list) else v for name, v in row.items()
         }
         families[row["name"]] = FimFamily(**values)
     return families
 
 
 def find_family(name: str, vocabulary: Container[str], model: str) -> FimFamily | None:
-    """The family called `name`; for "auto" the one detected by `vocabulary` and the model's name;
-    for "none", and where none is detected, None.
+    """Return the family called `name`, None for "none", the detected one or None for "auto".
 
     Raises UsageError for an unknown name, and for a family whose tokens the vocabulary lacks.
     """
@@ -339,27 +333,30 @@ def find_family(name: str, vocabulary: Container[str], model: str) -> FimFamily 
     if name not in families:
         known = ", ".join(["auto", "none", *families])
         raise UsageError(f"no fill-in-the-middle format called {name!r}; there are: {known}")
-    family = families[name]
-    if missing := [token for token in family.tokens if token not in vocabulary]:
+    check_tokens(name, families[name].tokens, vocabulary, model)
+    return families[name]
+
+
+def check_tokens(name: str, tokens: Sequence[str], vocabulary: Container[str], model: str) -> None:
+    """Raise UsageError if the vocabulary lacks a token of the format `name`."""
+    missing = [token for token in tokens if token not in vocabulary]
+    if missing:
         raise UsageError(
             f"{model} has no token {missing[0]}, so it cannot be asked in the format of {name}; "
             "leave out --fim"
         )
-    return family
 
 
 def detect_family(
     families: Iterable[FimFamily], vocabulary: Container[str], model: str
 ) -> FimFamily | None:
-    """The family whose name a model has and whose tokens a vocabulary has; None where it has not,
-    and for what was trained to do something else."""
+    """Return the family that matches the model's name and vocabulary, None if none does."""
     name = re.sub(r"[\s_]+", "-", model.lower())
     if any(word in name for word in _OTHERWISE):
         return None
     for family in families:
-        if any(part in name for part in family.named) and all(
-            token in vocabulary for token in family.tokens
-        ):
+        named = any(part in name for part in family.named)
+        if named and all(token in vocabulary for token in family.tokens):
             return family
     return None
 

@@ -14,10 +14,16 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from akunu_py.completion.prompt.layout import CodeTokens, Names, Prompt, PromptPart, relative
+from akunu_py.completion.prompt.layout import (
+    CodeTokens,
+    Names,
+    Prompt,
+    PromptPart,
+    check_tokens,
+    relative,
+)
 from akunu_py.completion.request import BufferEdit, Change, CompletionRequest
 from akunu_py.completion.stops import Cut
-from akunu_py.errors import UsageError
 
 _HEADER = 8  # tokens before the lines that are written anew, by which a draft finds them
 _CURSOR = "<|user_cursor|>"
@@ -115,17 +121,17 @@ def make_edit_prompt(
 
 
 def find_edit_format(name: str, vocabulary: Container[str], model: str) -> EditFormat | None:
-    """The format called `name`, for "auto" that of the model's name; None where there is none.
-    Raises UsageError where the vocabulary lacks its tokens."""
+    """Return the format called `name`, for "auto" that of the model's name, None if there is none.
+
+    Raises UsageError if the vocabulary lacks its tokens.
+    """
     called = re.sub(r"[\s_]+", "-", model.lower())
     for form in FORMATS:
-        missing = [token for token in form.tokens if token not in vocabulary]
-        if name == form.name and missing:
-            raise UsageError(
-                f"{model} has no token {missing[0]}, so it cannot be asked in the format of "
-                f"{name}; leave out --fim"
-            )
-        if name == form.name or (name == "auto" and form.named.search(called) and not missing):
+        if name == form.name:
+            check_tokens(name, form.tokens, vocabulary, model)
+            return form
+        known = all(token in vocabulary for token in form.tokens)
+        if name == "auto" and known and form.named.search(called):
             return form
     return None
 
