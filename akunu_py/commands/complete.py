@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+import json
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -11,8 +15,7 @@ from akunu_py import paths
 from akunu_py.arguments import Parser, add_drafting, add_loading, loading_from, positive
 from akunu_py.commands.servers import add_server, is_address, server_for
 from akunu_py.completion.acceptance import Acceptance, read_counts, stats_table
-from akunu_py.completion.editor_config import EDITORS, editor_config
-from akunu_py.completion.types import CompleteOptions, CompletionMaker, CompletionRequest
+from akunu_py.completion.request import CompleteOptions, CompletionMaker, CompletionRequest
 from akunu_py.errors import UsageError
 from akunu_py.models.catalog import recommend
 from akunu_py.models.store import store
@@ -55,16 +58,16 @@ def run(args: argparse.Namespace) -> int:
     load, base = partial(load_completer, args, asked, server), base_request(args)
     acceptance = Acceptance(None if args.no_memory else paths.acceptance_file())
     if args.filter:
-        from akunu_py.completion.filter import run_filter
+        from akunu_py.completion.protocols.filter import run_filter
 
         base = replace(base, path=args.path)
         run_filter(load, base, args.cursor, args.offset, files=args.file or (), whole=args.whole)
     elif args.lsp:
-        from akunu_py.completion.lsp import serve_lsp
+        from akunu_py.completion.protocols.lsp import serve_lsp
 
         serve_lsp(load, base, acceptance, settings.unload_s)
     else:
-        from akunu_py.completion.jsonl import serve_jsonl
+        from akunu_py.completion.protocols.json_lines import serve_jsonl
 
         if not is_address(server):
             store.check(store.resolve(args.model))  # before it is loaded
@@ -207,3 +210,62 @@ def _add_budgets(group: argparse._ArgumentGroup) -> None:
 
 def _count(text: str) -> int:
     return 0 if text == "0" else positive(text)
+
+
+_DIRECTORY = Path(__file__).parents[1] / "editors"
+
+
+@dataclass(frozen=True, slots=True)
+class _Editor:
+    """How the snippet of an editor is filled in."""
+
+    template: str  # a file in the editor's directory
+    quote: Callable[[str], str]  # makes a string literal of the editor's language
+    directory_quote: Callable[[str], str]  # the same for the plugin's directory
+    between: str = ", "  # two literals
+
+
+def _vim_string(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _lua_string(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _lisp_string(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+_EDITORS = {
+    "vim": _Editor("vimrc.in", _vim_string, _vim_string),
+    "neovim": _Editor("init.lua.in", _lua_string, _lua_string),
+    "emacs": _Editor("init.el.in", _lisp_string, _lisp_string, between=" "),
+    "vscode": _Editor("settings.json.in", json.dumps, shlex.quote),
+}
+EDITORS = tuple(_EDITORS)
+
+
+def editor_config(editor: str, options: Sequence[str] = ()) -> str:
+    """Return the snippet for one of EDITORS, whose command passes `options`.
+
+    In the template @DIRECTORY@ stands for the plugin's directory and @COMMAND@ for the command. The
+    program has its absolute path, because editors that a desktop starts have another PATH.
+    """
+    config = _EDITORS[editor]
+    template = (_DIRECTORY / editor / config.template).read_text()
+    command = config.between.join(map(config.quote, [*_program(), "complete", *options]))
+    directory = config.directory_quote(str(_DIRECTORY / editor))
+    for name, value in (
+        ("@DIRECTORY@", directory),
+        ("@PYTHON@", shlex.quote(sys.executable)),
+        ("@COMMAND@", command),
+    ):
+        template = template.replace(name, value)
+    return template
+
+
+def _program() -> list[str]:
+    """Return the command that starts this installation from anywhere."""
+    script = Path(sys.executable).with_name("akunu")
+    return [str(script)] if script.exists() else [sys.executable, "-m", "akunu_py"]

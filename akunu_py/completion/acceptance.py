@@ -1,7 +1,4 @@
-"""What became of the completions that were shown: counts by language and place, in a file here.
-
-Where the editor reports what is accepted, completions of a kind that never is are not made.
-"""
+"""Counts of shown and accepted completions by language and place, kept in a file."""
 
 from __future__ import annotations
 
@@ -11,21 +8,18 @@ import json
 import os
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from akunu_py.completion.types import CompletionRequest
+from akunu_py.completion.request import CompletionRequest
 from akunu_py.files import read_json, write_atomically
 from akunu_py.text import on_one_line
 
 _LARGEST_FILE = 1 << 20  # bytes
-_SAVED_EVERY = 20  # ghosts
-_REMEMBERED = 64  # ghosts, of which more may be accepted
-# A kind is hidden when so many of it were shown and less than one in so many was accepted; every
-# so many it is tried again.
-_SHOWN, _SELDOM, _TRIED = 50, 200, 10
+_SAVED_EVERY = 20  # shown completions
+_REMEMBERED = 64  # shown completions whose acceptance can be reported
 
 Kind = tuple[str, str]  # language and place
 
@@ -39,58 +33,50 @@ class Ghost:
 
 
 class Acceptance:
-    """The counts of one helper, and those of all before it. May be used from any thread."""
+    """The new counts of one process. Thread-safe."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """path: of the file, None to keep nothing."""
+        """path: the file to add the counts to; None saves nothing."""
         self._path = path
         self._lock = threading.Lock()
-        self._counts = read_counts(path) if path else {}  # of all
         self._new: dict[Kind, Counter[str]] = {}  # not in the file yet
-        self._ghosts: OrderedDict[int, Ghost] = OrderedDict()
-        self._asked: Counter[Kind] = Counter()  # of those that are hidden
+        self._by_end: OrderedDict[Hashable, Ghost] = OrderedDict()  # by the text they end in
+        self._by_id: OrderedDict[Hashable, Ghost] = OrderedDict()
         self._unsaved = 0
-        self._reported = False  # whether this editor says what was accepted
 
-    def shown(self, request: CompletionRequest, text: str, growing: Ghost | None = None) -> Ghost:
-        """Counts a completion, unless it is what is left of one that was counted, or all of one
-        that was shown while it was growing."""
+    def shown(
+        self, request: CompletionRequest, text: str, id: str | int, growing: Ghost | None = None
+    ) -> Ghost:
+        """Count a completion, unless it is the rest of a counted one.
+
+        id: identifies it in `accepted`. growing: the ghost that showed a first part of `text`.
+        """
         end = hash((request.path, request.prefix + text))
         with self._lock:
-            if end not in self._ghosts:
-                self._ghosts[end] = growing or Ghost(kind_of(request))
-                while len(self._ghosts) > _REMEMBERED:
-                    self._ghosts.popitem(last=False)
+            if end not in self._by_end:
+                _remember(self._by_end, end, growing or Ghost(kind_of(request)))
                 if growing is None:
-                    self._count(self._ghosts[end].kind, shown=1)
+                    self._count(self._by_end[end].kind, shown=1)
                     self._unsaved += 1
-            ghost = self._ghosts[end]
+            ghost = self._by_end[end]
+            _remember(self._by_id, id, ghost)
         if self._unsaved >= _SAVED_EVERY:
             self.save()
         return ghost
 
-    def accepted(self, ghost: Ghost, characters: int) -> None:
-        """Counts so many characters of a completion as accepted."""
+    def accepted(self, id: str | int, characters: int) -> None:
+        """Count `characters` of a completion as accepted; unknown ids are ignored."""
         with self._lock:
-            self._reported = True
-            self._count(ghost.kind, accepted=int(not ghost.accepted), characters=characters)
-            ghost.accepted = True
-
-    def hides(self, request: CompletionRequest) -> bool:
-        """Whether what would be shown here is hardly ever accepted, and not due to be tried."""
-        kind = kind_of(request)
-        with self._lock:
-            counts = self._counts.get(kind, Counter())
-            if not self._reported or counts["shown"] < _SHOWN:
-                return False
-            if counts["accepted"] * _SELDOM >= counts["shown"]:
-                return False
-            self._asked[kind] += 1
-            return self._asked[kind] % _TRIED != 0
+            ghost = self._by_id.get(id)
+            if ghost is not None:
+                self._count(ghost.kind, accepted=int(not ghost.accepted), characters=characters)
+                ghost.accepted = True
 
     def save(self) -> None:
-        """Adds what is new to the file, which other editors' helpers add to as well. A disk that
-        refuses costs the counts, not the completions."""
+        """Add the new counts to the file, which other processes add to as well.
+
+        A disk that refuses costs the counts, not the completions.
+        """
         with self._lock:
             new, self._new, self._unsaved = self._new, {}, 0
         if self._path is None or not new:
@@ -103,26 +89,31 @@ class Acceptance:
             write_atomically(self._path, json.dumps(rows).encode())
 
     def _count(self, kind: Kind, **more: int) -> None:
-        for counts in (self._counts, self._new):
-            counts.setdefault(kind, Counter()).update(more)
+        self._new.setdefault(kind, Counter()).update(more)
+
+
+def _remember(ghosts: OrderedDict[Hashable, Ghost], key: Hashable, ghost: Ghost) -> None:
+    ghosts[key] = ghost
+    while len(ghosts) > _REMEMBERED:
+        ghosts.popitem(last=False)
 
 
 def kind_of(request: CompletionRequest) -> Kind:
-    """The language, and where in the line the cursor is, or that the next edit was wanted."""
+    """Return the language and the cursor's place in its line, or "next edit"."""
     before = request.prefix[request.prefix.rfind("\n") + 1 :]
     after = request.suffix.partition("\n")[0]
-    if after.strip():
+    if request.edits is not None:
+        place = "next edit"
+    elif after.strip():
         place = "inside a line"
     else:
         place = "at the end of a line" if before.strip() else "on an empty line"
-    if request.edits is not None:
-        place = "next edit"
     suffix = os.path.splitext(request.path)[1]
     return request.language or suffix.removeprefix(".") or "text", place
 
 
 def read_counts(path: Path) -> dict[Kind, Counter[str]]:
-    """The counts in a file: none where it is missing, damaged or not ours."""
+    """Return the counts in a file: none if it is missing, damaged or not ours."""
     try:
         rows: Any = read_json(path, _LARGEST_FILE)
     except (OSError, ValueError):
@@ -137,7 +128,7 @@ def read_counts(path: Path) -> dict[Kind, Counter[str]]:
 
 
 def stats_table(counts: dict[Kind, Counter[str]]) -> list[str]:
-    """The lines of `akunu complete --stats`, what was shown most often first."""
+    """Return the lines of `akunu complete --stats`, the most frequently shown kind first."""
     if not counts:
         return ["no completion was shown yet"]
     rows = [("language", "place", "shown", "accepted", "", "characters")]
@@ -147,13 +138,12 @@ def stats_table(counts: dict[Kind, Counter[str]]) -> list[str]:
         names = on_one_line(language), on_one_line(place)
         rows.append((*names, f"{shown:,}", f"{accepted:,}", share, f"{each['characters']:,}"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if number < 2 else cell.rjust(width)
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    lines = []
+    for row in rows:
+        cells = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
+        cells[2:] = [text.rjust(width) for text, width in zip(row[2:], widths[2:], strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 @contextlib.contextmanager

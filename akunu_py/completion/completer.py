@@ -1,29 +1,30 @@
-"""From a cursor in a buffer to the text that belongs there.
-
-A completer belongs to the thread that uses it, as its session does. Protocols and threads are
-elsewhere: `jsonl`, `lsp`, `filter`, `thread`.
-"""
+"""Makes completions with a model. A completer belongs to the thread that uses it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import replace
 
-from akunu_py.completion.fim import find_family, load_families
-from akunu_py.completion.next_edit import FORMATS, EditAnswer, find_edit_format, make_edit_prompt
-from akunu_py.completion.prompt import (
+from akunu_py.completion.completion_cache import CompletionCache
+from akunu_py.completion.prompt.layout import (
     Budgets,
+    CodeTokens,
     Names,
     Prompt,
+    find_family,
+    load_families,
     make_prompt,
     name_files,
     relative,
 )
-from akunu_py.completion.recall import CompletionCache
-from akunu_py.completion.related import RelatedFiles, names_near
-from akunu_py.completion.stops import CompletionStops, Cut, is_markdown, strip_fence
-from akunu_py.completion.tokens import CodeTokens
-from akunu_py.completion.types import (
+from akunu_py.completion.prompt.next_edit import (
+    FORMATS,
+    EditAnswer,
+    find_edit_format,
+    make_edit_prompt,
+)
+from akunu_py.completion.prompt.related import RelatedFiles, names_near
+from akunu_py.completion.request import (
     CompleteOptions,
     Completion,
     CompletionReason,
@@ -35,6 +36,7 @@ from akunu_py.completion.types import (
     with_crlf,
     with_unix_newlines,
 )
+from akunu_py.completion.stops import CompletionStops, Cut, is_markdown, strip_fence
 from akunu_py.decoding import memory_guard
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.events import Begun, Reading
@@ -59,12 +61,7 @@ _SLICE_S = 0.1  # of reading a prompt, between two looks at the time and at who 
 
 
 class Completer:
-    """Completes at cursors, one request after the other, and keeps from one to the next what the
-    model has read, what was drafted from, and the completions.
-
-    family: how the model is asked to fill in the middle, None where it continues the prefix.
-    edit_format: how it is asked for the next change, None where it does not know.
-    """
+    """Completes one request after the other, and keeps the prompt cache and the completions."""
 
     def __init__(
         self,
@@ -73,13 +70,15 @@ class Completer:
         learned: LearnedState | None = None,
         session: Session | None = None,
     ) -> None:
-        """learned: what earlier runs learned. Its memory is drafted from; completions are not
-        added to it, because they repeat each other at every keystroke. session: to make them in
-        that one. Raises UsageError where the model cannot do what `options` ask for."""
+        """learned: drafted from; completions are not added, because they repeat each other at every
+        keystroke. session: the session to use. Raises UsageError if the model lacks the format that
+        `options` name."""
         self.options = options
         self.code = CodeTokens(engine.tokenizer, engine.vocabulary)
+        # How the model predicts the next change, None if it was not trained to.
         self.edit_format = find_edit_format(options.fim, self.code, engine.name)
         fim = "none" if self.edit_format else options.fim
+        # How the model fills in the middle, None if it continues the prefix.
         self.family = find_family(fim, self.code, engine.name)
         others = [family.stop for family in load_families().values()]
         others += [form.stop for form in FORMATS]
@@ -99,15 +98,15 @@ class Completer:
 
     @property
     def name(self) -> str:
-        """Of the model."""
+        """The name of the model."""
         return self.engine.name
 
     def relieve(self) -> None:
-        """Gives memory back where the system is short of it."""
+        """Release memory under pressure."""
         memory_guard.relieve(self.session.target.caches)
 
     def close(self) -> None:
-        """Keeps what was learned about costs for the next run."""
+        """Save the learned costs for the next run."""
         if self._learned is not None:
             self._learned.save_costs()
 
@@ -117,7 +116,7 @@ class Completer:
         ended: Ended | None = None,
         on_text: Callable[[str], None] = lambda text: None,
     ) -> Completion:
-        """The completion; see `steps`."""
+        """Return the completion; see `steps`."""
         steps = self.steps(self.session, request, ended, on_text)
         while True:
             try:
@@ -127,7 +126,7 @@ class Completer:
                 return completion
 
     def share(self, session: Session) -> Session:
-        """Another session of the same model, as `steps` takes it."""
+        """Return another session of the same model for `steps`."""
         return session.sharing(self.engine)
 
     def steps(
@@ -138,13 +137,11 @@ class Completer:
         on_text: Callable[[str], None] = lambda text: None,
         sampling: SamplingOptions = _GREEDY,
     ) -> Generator[Reading | Begun | None, None, Completion]:
-        """Makes the completion, a pass or a chunk of the prompt from one step to the next;
-        `on_text` is given its parts as they become certain.
+        """Make the completion; a step is a pass or a chunk of the prompt.
 
-        ended: is asked before and after every pass whether that is enough, and why; without it the
-        time of the request is kept. Where `max_tokens` is 0, the model only reads what it would
-        complete from. sampling: how a token is chosen, but for the temperature. Raises UsageError
-        for a request that cannot be honoured.
+        ended: polled before and after every pass; returns the reason to end (default: the time
+        limit of the request). on_text: gets parts as they become certain. sampling: except the
+        temperature. Raises UsageError for a request that cannot be honored.
         """
         check_request(request)
         ended = ended or time_limit(request.seconds)
@@ -165,16 +162,17 @@ class Completer:
         return with_crlf(completion) if crlf else completion
 
     def recall(self, request: CompletionRequest) -> Completion | None:
-        """The rest of an earlier completion, if `request` is where its beginning was typed. May be
-        called from any thread: the model has no part in it."""
+        """Return the rest of an earlier completion whose beginning was typed. Thread-safe."""
         if not has_crlf(request):
             return self._cache.find(request)
         completion = self._cache.find(with_unix_newlines(request))
         return with_crlf(completion) if completion else None
 
     def edit_prompt(self, request: CompletionRequest) -> tuple[Prompt, EditAnswer]:
-        """What the model reads for the next change, and what its answer is read with. Raises
-        UsageError where it was not trained to tell that."""
+        """Return the prompt for the next change and the parser of its answer.
+
+        Raises UsageError if the model was not trained to predict changes.
+        """
         if self.edit_format is None:
             known = ", ".join(form.name for form in FORMATS)
             raise UsageError(
@@ -184,8 +182,7 @@ class Completer:
         return make_edit_prompt(self.code, self.edit_format, request, names)
 
     def prompt(self, request: CompletionRequest, session: Session | None = None) -> Prompt:
-        """What the model reads for `request`, and what is drafted from. session: which knows what
-        it has read; None for the completer's own."""
+        """Return the prompt for `request`. session: has the cached prefix (default: own)."""
         session = session or self.session
         others = [file for file in request.files if not request.path or file.path != request.path]
         paths = [file.path for file in others]
@@ -201,10 +198,10 @@ class Completer:
     def _choose_related(
         self, request: CompletionRequest, files: list[tuple[str, str]], ahead: int, read: int
     ) -> bool:
-        """Chooses again what of other files comes before the buffer, where that costs no time: the
-        buffer is read from its beginning anyway, or nobody waits. Returns whether it did.
+        """Choose the pieces of other files again if that adds no latency; return True if it did.
 
-        ahead: tokens before the buffer as it is. read: tokens of the prompt that were read.
+        It adds none if the buffer needs prefill from its beginning anyway, or no client waits.
+        ahead: prompt tokens before the buffer. read: cached prompt tokens.
         """
         related, waited_for = self._related, request.max_tokens > 0
         near = names_near(request.prefix, request.suffix, request.recent)
@@ -237,7 +234,7 @@ class Completer:
 
 
 class _Run:
-    """One completion while it is made."""
+    """One unfinished completion."""
 
     def __init__(
         self,
@@ -272,7 +269,7 @@ class _Run:
         self._begun = False
 
     def steps(self) -> Generator[Reading | Begun | None]:
-        """Makes it, as far as `finish` can then tell what it is."""
+        """Generate up to the end of the completion; `finish` returns it."""
         code, tokens = self._completer.code, self._prompt.tokens
         healed = self._prompt.healed
         while healed and self._reason is None:
@@ -294,8 +291,7 @@ class _Run:
     def _generation(
         self, tokens: list[int], max_tokens: int, allowed_tokens: tuple[int, ...] = ()
     ) -> Generation:
-        """Of what follows `tokens`. allowed_tokens: the only ones that may be sampled, empty for
-        any."""
+        """Start a generation behind `tokens`. allowed_tokens: empty allows all."""
         options = self._completer.options
         sampling = replace(self._sampling, allowed_tokens=allowed_tokens)
         return self._session.generate(
@@ -309,16 +305,13 @@ class _Run:
     def _generate(
         self, generation: Generation, *, healing: bool = False
     ) -> Generator[Reading | Begun | None]:
-        """Generates up to where the completion ends. What comes of `healing` is left to the
-        caller."""
+        """Generate up to the end of the completion. The caller appends the text of `healing`."""
         for step in generation.steps():
             if not isinstance(step, Reading) and not healing:
                 self._append(step.text)
             if self._reason is None:
-                self._check(generation)
-            if isinstance(step, Reading):
-                self._read(generation, step)
-            elif self._reason:
+                self._check(generation, step)
+            if self._reason and not isinstance(step, Reading):
                 break
             yield self._told(step, generation.stats)
         if self._reason is None and generation.finish_reason == "cancelled":
@@ -331,17 +324,13 @@ class _Run:
         begun, self._begun = self._begun, True
         return None if begun else Begun(len(self._prompt.tokens), stats.cached_tokens)
 
-    def _check(self, generation: Generation) -> None:
-        """Ends the generation where nobody waits for more of it."""
+    def _check(self, generation: Generation, step: Reading | TextPiece) -> None:
+        """Cancel the generation if it is to end now, or after the prefill if that was all."""
         self._reason = self._ended()
-        if self._reason:
-            generation.cancel()
-
-    def _read(self, generation: Generation, reading: Reading) -> None:
-        """Once the prompt is read, that may be all."""
-        whole = reading.done == reading.total
-        if self._reason is None and whole and not self._request.max_tokens:
+        prefilled = isinstance(step, Reading) and step.done == step.total
+        if self._reason is None and prefilled and not self._request.max_tokens:
             self._reason = "length"
+        if self._reason:
             generation.cancel()
 
     def _append(self, text: str) -> None:
@@ -352,7 +341,7 @@ class _Run:
             self._reason = "stop"
 
     def _update(self, *, final: bool = False) -> None:
-        """Finds what of the output is the completion, and hands on what is new of it."""
+        """Cut the output to the completion, and pass on its new part."""
         closed = False
         code = self._output
         if self._fenced:
@@ -365,7 +354,7 @@ class _Run:
             self._reason = "length" if cut.full else "stop"
 
     def finish(self) -> Completion:
-        """The best text so far, if nothing else ended it."""
+        """Return the completion, the best text so far if nothing else ended it."""
         if not self._cut.done:
             reason = self._reason
             self._update(final=True)
@@ -378,7 +367,7 @@ class _Run:
 
 
 def _budgets(options: CompleteOptions, context: int) -> Budgets:
-    """The budgets, made smaller together where the context cannot hold them and a completion."""
+    """Return the budgets, scaled down to what the context can hold beside a completion."""
     wanted = options.prefix_tokens, options.suffix_tokens
     if min(*wanted, options.file_tokens) < 0 or options.prefix_tokens < 1:
         raise UsageError(
@@ -393,7 +382,7 @@ def _budgets(options: CompleteOptions, context: int) -> Budgets:
 
 
 def _add(total: Stats, part: Stats) -> None:
-    """Adds up the generations that one completion is made of where its prefix is healed."""
+    """Add the statistics of one of the generations that token healing takes."""
     if total.generated_tokens == 0:
         total.cached_tokens = part.cached_tokens
     else:

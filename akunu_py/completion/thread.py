@@ -1,8 +1,8 @@
-"""The thread that a completer lives in: superseding, cancelling, making ahead, failures as values.
+"""The thread that owns a completer: superseding, cancelling, work ahead, failures as values.
 
-A request whose answer is remembered is answered where it is submitted; all other callbacks come
-from this thread. What is made ahead (reading, for a request with `max_tokens` 0, and what follows a
-completion that was given) is made while nobody waits, and ends within one pass when somebody does.
+A cached completion is returned in the caller's thread; all other callbacks come from this thread.
+Work ahead (prefill only, and the completion after the last one) runs while no request waits, and
+ends within one pass when one does.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from akunu_py.completion.recall import typed_since
-from akunu_py.completion.types import (
+from akunu_py.completion.completion_cache import typed_since
+from akunu_py.completion.request import (
     Completion,
     CompletionMaker,
     CompletionReason,
@@ -33,35 +33,30 @@ _RETRY_S = 1.0, 60.0  # until a model that did not load is tried again, doubled 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why there is no completion, in one line."""
+    """The reason for a missing completion, in one line."""
 
     message: str
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One request on its way. `cancel` may be called from any thread, at any time.
-
-    on_text: is given parts of the completion as they become certain; on_done, once, what came of
-    it. Of requests on the same `channel` only the last one is wanted; on the empty channel all are.
-    """
+    """One request in the queue. `cancel` is thread-safe."""
 
     request: CompletionRequest
-    on_done: Callable[[Completion | Failure], None] = lambda done: None
-    channel: str = ""
-    on_text: Callable[[str], None] = lambda text: None
-    ahead: bool = False  # nobody waits for it
-    given: int = 0  # characters that on_text was given
+    on_done: Callable[[Completion | Failure], None] = lambda done: None  # called once
+    channel: str = ""  # a newer request supersedes those on its channel; not on ""
+    on_text: Callable[[str], None] = lambda text: None  # gets parts as they become certain
+    ahead: bool = False  # no client waits for it
+    given: int = 0  # characters that on_text got
     done: bool = False
     cancelled: threading.Event = field(default_factory=threading.Event)
 
     def cancel(self) -> None:
-        """Ends it after the pass that is running, or before it begins; `on_done` is called all
-        the same, with the reason "cancelled" unless the completion was ready before."""
+        """End it within one pass. `on_done` still runs, with the reason "cancelled" if in time."""
         self.cancelled.set()
 
     def give(self, text: str) -> None:
-        """Calls `on_text` with what is new of `text`, all that is certain of the completion."""
+        """Call `on_text` with the new part of `text`, the completion so far."""
         new = text[self.given :]
         if new:
             self.given = len(text)
@@ -71,9 +66,8 @@ class Ticket:
 class CompletionThread:
     """Loads a completer, then serves one request after the other.
 
-    `load` is called in the thread. Where it fails, requests fail with its message, and those that
-    come some seconds later have it tried again. unload_s: after how many seconds without a request
-    it is unloaded, None for never.
+    `load` runs in the thread. If it fails, requests fail with its message, and later ones retry it.
+    unload_s: idle seconds after which the completer is unloaded, None for never.
     """
 
     def __init__(
@@ -115,15 +109,14 @@ class CompletionThread:
         return "failed" if isinstance(completer, Failure) else "ready"
 
     def start(self) -> None:
-        """Begins to load, unless it has. Requests may be submitted before."""
+        """Begin to load, unless it has. Requests may be submitted before."""
         self._thread.start()
 
     def submit(self, ticket: Ticket) -> None:
-        """Queues a request, or answers it at once where its answer is remembered.
+        """Queue a request, or answer it at once from the completion cache.
 
-        One that is queued or running on its channel is superseded: it ends as if it was cancelled,
-        unless the new one asks for the rest of what it makes. A request that is only read
-        supersedes no other, and is done when nobody waits.
+        It supersedes (cancels) the request on its channel, or takes over its completion if that
+        already starts with the text typed since. Prefill-only requests supersede none.
         """
         try:
             check_request(ticket.request)
@@ -151,19 +144,18 @@ class CompletionThread:
             self._make_next(ticket, recalled)
 
     def close(self, timeout: float | None = None, *, drain: bool = False) -> bool:
-        """Ends the thread: at once, every request cancelled, or with `drain` when all that somebody
-        waits for are served.
+        """End the thread: cancel all requests, or with `drain` serve those that clients wait for.
 
-        False where it is still busy after `timeout` seconds (None: waits for ever).
+        Return False if it is still busy after `timeout` seconds.
         """
         self._draining = True
         return self._thread.close(timeout, drain=drain)
 
     def close_or_exit(self, code: int) -> bool:
-        """Ends the thread at once, and the program with `code` where a load keeps it busy.
+        """End the thread at once; exit the program with `code` if a load keeps it busy.
 
-        Whether a load has just ended: MLX's own threads may still be at it, and abort where Python
-        ends under them, so the program is to end by `exit_without_teardown`.
+        Return True if a load has just ended. Then end by `exit_without_teardown`, because MLX's own
+        threads may still be busy and abort at Python's teardown.
         """
         loading = self.state == "loading"
         if not self.close(_CLOSE_S):
@@ -198,7 +190,7 @@ class CompletionThread:
         return False
 
     def _rest(self) -> None:
-        """Unloads the model until somebody asks again."""
+        """Unload the model until the next request."""
         self._unload()
         self._completer = None
         release_memory()
@@ -210,7 +202,7 @@ class CompletionThread:
         return completer.recall(request)
 
     def _submit_ahead(self, ticket: Ticket) -> None:
-        """Makes the ticket what is made when nobody waits, unless that is done or under way."""
+        """Make the ticket the work ahead, unless it is done or under way."""
         with self._lock:
             known = self._draining or (self._ahead is not None and _covers(self._ahead, ticket))
         known = known or self._recall(ticket.request) is not None
@@ -222,7 +214,7 @@ class CompletionThread:
             self._finish(ticket, Completion("", "cancelled", Stats()))
 
     def _make_next(self, ticket: Ticket, done: Completion) -> None:
-        """Has made ahead what will be asked when all of `done` is accepted."""
+        """Queue the completion that follows if all of `done` is accepted."""
         request = ticket.request
         if done.text and done.finish_reason != "cancelled" and request.temperature == 0:
             following = replace(request, prefix=request.prefix + done.text, seconds=None)
@@ -259,7 +251,7 @@ class CompletionThread:
             return completer.complete(making.request, making.ended, making.add)
         except ServerGone as error:
             self._completer = Failure(describe(error))
-            if making.begun or self._thread.closing.is_set():
+            if making.text or self._thread.closing.is_set():
                 return self._completer
             self._try_to_load()
             return self._complete(making)
@@ -275,7 +267,7 @@ class CompletionThread:
         ticket.on_done(done)
 
     def wants(self, ticket: Ticket) -> bool:
-        """Whether `ticket`, which is being served, shall be."""
+        """Return False if `ticket`, which is being served, is to end."""
         if ticket.cancelled.is_set() or self._thread.closing.is_set():
             return False
         if not ticket.ahead:
@@ -284,12 +276,12 @@ class CompletionThread:
             return self._ahead is ticket and not self._waiting and not self._draining
 
     def newest(self, channel: str) -> Ticket | None:
-        """The last request on the channel that somebody waits for."""
+        """Return the last request on the channel that a client waits for."""
         with self._lock:
             return self._latest.get(channel)
 
     def take_over(self, superseded: Ticket, ticket: Ticket) -> None:
-        """Has `ticket` served by what is made for `superseded`, which ends."""
+        """Serve `ticket` with the completion of `superseded`, which ends."""
         with self._lock:
             self._waiting.discard(ticket)
             if self._ahead is superseded:
@@ -298,17 +290,17 @@ class CompletionThread:
 
 
 class _Making:
-    """A completion while it is made: for a ticket, or for a later one that asks for its rest."""
+    """An unfinished completion: for a ticket, or for a later one that requests its rest."""
 
     def __init__(self, thread: CompletionThread, ticket: Ticket) -> None:
         self._thread = thread
         self.request = ticket.request
         self.ticket = ticket  # the one that it is made for now
-        self._text = ""
+        self.text = ""
         self._late = time_limit(ticket.request.seconds)
 
     def ended(self) -> CompletionReason | None:
-        """Why to end now, None to continue; asked between two passes."""
+        """Return the reason to end now, None to continue; called between two passes."""
         newest = self._thread.newest(self.ticket.channel)
         if newest is not None and newest is not self.ticket and self._is_made_for(newest):
             superseded, self.ticket = self.ticket, newest
@@ -318,7 +310,7 @@ class _Making:
         return self._late() if self._thread.wants(self.ticket) else "cancelled"
 
     def _is_made_for(self, ticket: Ticket) -> bool:
-        """Whether what was made until now is what was typed before `ticket` was submitted."""
+        """Return True if the text so far starts with what was typed before `ticket`."""
         typed = typed_since(self.request, ticket.request)
         if typed is None or ticket.cancelled.is_set() or not self.request.max_tokens:
             return False
@@ -326,20 +318,15 @@ class _Making:
             return False
         same = ticket.request.suffix == self.request.suffix
         another = self.request.temperature and not typed  # another sample is wanted
-        return same and not another and self._text.startswith(typed)
-
-    @property
-    def begun(self) -> bool:
-        """Whether there is text of it."""
-        return bool(self._text)
+        return same and not another and self.text.startswith(typed)
 
     def add(self, text: str) -> None:
-        """Hands on what is new for the ticket."""
-        self._text += text
-        self.ticket.give(self._rest(self._text))
+        """Pass on the new text to the ticket."""
+        self.text += text
+        self.ticket.give(self._rest(self.text))
 
     def rest(self, done: Completion) -> Completion:
-        """The completion as the ticket is given it."""
+        """Return the completion for the ticket."""
         return replace(done, text=self._rest(done.text))
 
     def _rest(self, text: str) -> str:
@@ -347,7 +334,7 @@ class _Making:
 
 
 def _covers(ticket: Ticket, other: Ticket) -> bool:
-    """Whether what is made ahead for `ticket` does for `other` too."""
+    """Return True if work ahead for `ticket` also serves `other`."""
     one, two = ticket.request, other.request
     if two.max_tokens and not one.max_tokens:
         return False

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.types import (
+from akunu_py.completion.request import (
     FINISH_REASONS,
     MAX_COMPLETION_TOKENS,
     CompleteOptions,

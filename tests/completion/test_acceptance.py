@@ -1,4 +1,4 @@
-"""What was shown and accepted is counted, and what is never accepted is hidden."""
+"""Counts of shown and accepted completions."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 
 from akunu_py import paths
 from akunu_py.completion.acceptance import Acceptance, kind_of, read_counts, stats_table
-from akunu_py.completion.jsonl import JsonLines
+from akunu_py.completion.protocols.json_lines import JsonLines
+from akunu_py.completion.request import Completion, CompletionRequest
 from akunu_py.completion.thread import Ticket
-from akunu_py.completion.types import Completion, CompletionRequest
 from akunu_py.types import Stats
 from tests.support.command import run_here
 
@@ -42,9 +42,9 @@ def test_a_ghost_is_counted_once_however_it_is_accepted(tmp_path: Path) -> None:
         kept = Acceptance(path)
         for typed in range(at + 1):
             request = replace(ASKED, prefix=ASKED.prefix + TEXT[:typed])
-            ghost = kept.shown(request, TEXT[typed:])
-        kept.accepted(ghost, at)
-        kept.accepted(ghost, len(TEXT) - at)
+            kept.shown(request, TEXT[typed:], typed)
+        kept.accepted(at, at)
+        kept.accepted(at, len(TEXT) - at)
         kept.save()
         expected = {"shown": 1, "accepted": 1, "characters": len(TEXT)}
         assert read_counts(path) == {kind_of(ASKED): Counter(expected)}
@@ -54,25 +54,11 @@ def test_several_editors_count_into_one_file(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "counts.json"
     both = [Acceptance(path), Acceptance(path)]
     for number in range(50):  # saved now and then, and at the end
-        both[number % 2].shown(ASKED, str(number))
+        both[number % 2].shown(ASKED, str(number), number)
     assert read_counts(path)[kind_of(ASKED)]["shown"] == 40
     for each in both:
         each.save()
     assert read_counts(path)[kind_of(ASKED)]["shown"] == 50
-
-
-def test_what_is_never_accepted_is_hidden_and_tried_again() -> None:
-    kept = Acceptance()
-    other = replace(ASKED, language="go")
-    for number in range(60):
-        kept.shown(ASKED, f"never {number}")
-    assert not kept.hides(ASKED)  # an editor that reports nothing
-    kept.accepted(kept.shown(other, "accepted"), 8)
-    assert not kept.hides(other)
-    hidden = [kept.hides(ASKED) for _ in range(40)]
-    assert hidden == ([True] * 9 + [False]) * 4
-    kept.accepted(kept.shown(ASKED, "at last"), 1)
-    assert not any(kept.hides(ASKED) for _ in range(40))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +71,7 @@ def test_a_damaged_file_counts_for_nothing(tmp_path: Path, data: bytes) -> None:
     assert not any(counts["shown"] for counts in read_counts(path).values())
     assert stats_table(read_counts(path))
     kept = Acceptance(path)
-    kept.shown(ASKED, "x")
+    kept.shown(ASKED, "x", 1)
     kept.save()
     assert read_counts(path)[kind_of(ASKED)]["shown"] == 1
 
@@ -97,9 +83,9 @@ def test_the_table(tmp_path: Path) -> None:
         patch.setenv("XDG_DATA_HOME", str(tmp_path))
         kept = Acceptance(paths.acceptance_file())
     for number in range(1234):
-        ghost = kept.shown(ASKED, str(number))
-    kept.accepted(ghost, 20)
-    kept.shown(replace(ASKED, language="\x1b[2J"), "x")
+        kept.shown(ASKED, str(number), number)
+    kept.accepted(number, 20)
+    kept.shown(replace(ASKED, language="\x1b[2J"), "x", "x")
     kept.save()
     assert run_here("complete", "--stats", env=env).stdout.splitlines() == [
         "language  place                 shown  accepted      characters",
@@ -117,9 +103,9 @@ class Thread:
         ticket.on_done(Completion(TEXT if ticket.request.max_tokens else "", "stop", Stats()))
 
 
-def test_lines_that_report_what_was_accepted() -> None:
+def test_lines_that_report_what_was_accepted(tmp_path: Path) -> None:
     replies: list[dict[str, Any]] = []
-    kept = Acceptance()
+    kept = Acceptance(tmp_path / "counts")
     lines = JsonLines(Thread(), lambda line: replies.append(json.loads(line)), ASKED, kept)  # type: ignore[arg-type]
 
     def ask(number: int, **more: Any) -> dict[str, Any]:
@@ -132,9 +118,9 @@ def test_lines_that_report_what_was_accepted() -> None:
     lines.handle(b'{"accepted": 7, "characters": 5}')
     lines.handle(b'{"accepted": 7, "characters": 8}')
     lines.handle(b'{"accepted": "unknown", "characters": 8}')
-    assert kept._counts[kind_of(ASKED)] == {"shown": 60, "accepted": 1, "characters": 13}
-    kept._counts[kind_of(ASKED)]["accepted"] = 0
-    assert [ask(100 + number)["text"] for number in range(10)] == [""] * 9 + [TEXT]
+    kept.save()
+    counts = read_counts(tmp_path / "counts")[kind_of(ASKED)]
+    assert counts == {"shown": 60, "accepted": 1, "characters": 13}
     assert ask(200, explicit=True)["text"] == TEXT
     before = len(replies)
     for bad in (

@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.types import CompleteOptions, CompletionReason, CompletionRequest
+from akunu_py.completion.request import CompleteOptions, CompletionReason, CompletionRequest
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
@@ -112,7 +112,7 @@ def test_a_time_budget_gives_the_best_so_far(
 ) -> None:
     whole = tiny.complete(CompletionRequest("x = [[[["))
     clock = iter(range(10_000))
-    monkeypatch.setattr("akunu_py.completion.types.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("akunu_py.completion.request.time.monotonic", lambda: next(clock))
     cut = tiny.complete(CompletionRequest("x = [[[[", seconds=10, max_tokens=127))
     assert cut.finish_reason == "time"
     assert 0 < cut.stats.generated_tokens < whole.stats.generated_tokens
@@ -136,7 +136,7 @@ def test_a_time_budget_is_kept_within_one_slice_and_what_was_read_stays(
 
     monkeypatch.setattr(Target, "forward", timed)
     monkeypatch.setattr("akunu_py.decoding.target.time.perf_counter", lambda: now[0])
-    monkeypatch.setattr("akunu_py.completion.types.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("akunu_py.completion.request.time.monotonic", lambda: now[0])
     asked = CompletionRequest("x = [1, 2]\n" * 120 + "y = ", seconds=seconds, max_tokens=2)
     tokens = len(slow.prompt(asked).tokens)
     read = 0

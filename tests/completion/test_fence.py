@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.fim import load_families
+from akunu_py.completion.prompt.layout import load_families
+from akunu_py.completion.request import CompleteOptions, CompletionRequest
 from akunu_py.completion.stops import is_markdown, strip_fence
-from akunu_py.completion.types import CompleteOptions, CompletionRequest
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Session
 from akunu_py.types import Stats

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from akunu_py.completion.brackets import OpenBrackets
-from akunu_py.completion.stops import CompletionStops
+from akunu_py.completion.stops import CompletionStops, OpenBrackets
 
 FUNCTION = "def f(n):\n"
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from akunu_py.completion.completer import Completer
+from akunu_py.completion.request import Completion, CompletionRequest
 from akunu_py.completion.thread import CompletionThread, Failure, Ticket
-from akunu_py.completion.types import Completion, CompletionRequest
 from akunu_py.decoding import thread as thread_module
 from akunu_py.decoding.engine import Engine
 from akunu_py.errors import UsageError

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from akunu_py.completion.completer import Completer
+from akunu_py.completion.request import Completion, CompletionRequest
 from akunu_py.completion.thread import CompletionThread, Failure, Ticket
-from akunu_py.completion.types import Completion, CompletionRequest
 from akunu_py.decoding.engine import Engine
 from akunu_py.errors import UsageError
 from tests.support.tiny_fim import sentence_piece, write_model
@@ -228,7 +228,7 @@ def test_who_takes_over_what_is_made_ahead_has_its_time_kept(
 ) -> None:
     """On a device that takes 20 ms a pass. What is made ahead has no limit of its own."""
     now = [0.0]
-    monkeypatch.setattr("akunu_py.completion.types.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("akunu_py.completion.request.time.monotonic", lambda: now[0])
     accepted: list[tuple[float, Asked]] = []
 
     def pass_time(number: int) -> None:

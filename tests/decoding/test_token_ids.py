@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.types import CompleteOptions, CompletionRequest
+from akunu_py.completion.request import CompleteOptions, CompletionRequest
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.sampling import Sampler
 from akunu_py.decoding.session import Session

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from akunu_py.completion.editor_config import EDITORS, editor_config
+from akunu_py.commands.complete import EDITORS, editor_config
 from tests.support import paths
 from tests.support.command import assert_one_line_error, run_here
 

@@ -21,8 +21,8 @@ from akunu_py.bench.curve import Curve, FixedCosts, add_curve, parse_curve
 from akunu_py.bench.replay import ReplayCounts, replay_item
 from akunu_py.bench.trace import TraceItem
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.prompt import Prompt
-from akunu_py.completion.types import CompleteOptions, Completion, CompletionRequest, SourceFile
+from akunu_py.completion.prompt.layout import Prompt
+from akunu_py.completion.request import CompleteOptions, Completion, CompletionRequest, SourceFile
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.load import load_engine
 from akunu_py.decoding.session import Session

@@ -9,7 +9,7 @@ import pytest
 
 from akunu_py.bench.curve import CURVES, parse_curve
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.types import CompleteOptions
+from akunu_py.completion.request import CompleteOptions
 from akunu_py.decoding.engine import Engine
 from tests.measure import completion
 from tests.measure.completion import BUFFER, FILES, PREFIX, TOGETHER

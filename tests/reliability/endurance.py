@@ -28,7 +28,7 @@ from pathlib import Path
 
 from akunu_py import paths
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.types import CompletionRequest
+from akunu_py.completion.request import CompletionRequest
 from akunu_py.decoding.chat_model import LoadedChat
 from akunu_py.decoding.device import device_name  # loads the BLAS before MLX
 from akunu_py.decoding.engine import Engine

@@ -10,12 +10,20 @@ import sys
 from typing import Any
 
 from hypothesis import strategies as st
+from lsprotocol import types as lsp
 
-from akunu_py.completion.jsonl import BadLine, CancelLine, RequestLine, parse, read_lines
-from akunu_py.completion.lsp_protocol import BadFrame, Document, read_frames, well_formed
-from akunu_py.completion.types import CompletionRequest, check_request
+from akunu_py.completion.protocols.json_lines import (
+    BadLine,
+    CancelLine,
+    RequestLine,
+    parse,
+    read_lines,
+)
+from akunu_py.completion.protocols.lsp import OpenDocument, StrictCodec, well_formed
+from akunu_py.completion.request import CompletionRequest, check_request
 from akunu_py.errors import UsageError
 from tests.reliability.fuzz import NUMBERS, TEXTS, changed, damaged, explore, json_like, lengths
+from tests.support.lsp_frames import read_frames
 from tests.support.paths import ROOT
 
 ASKED = {
@@ -83,10 +91,10 @@ def test_frames_survive_garbage(examples: int) -> None:
     """After any garbage that is no half of a frame, the next frame is read as it was sent."""
 
     def check(data: bytes) -> None:
-        frames = list(read_frames(io.BytesIO(data + b"\n\n" + framed(b'{"last": 1}'))))
+        frames = list(read_frames(data + b"\n\n" + framed(b'{"last": 1}')))
         if b"content-length" not in data.lower():
             assert frames[-1] == b'{"last": 1}'
-            assert all(isinstance(frame, BadFrame) for frame in frames[:-1])
+            assert all(isinstance(frame, str) for frame in frames[:-1])
 
     pieces = st.sampled_from(
         [b"Content-Length: 3\r\n", b"\r\n", b"X: y\r\n", b"{}", b"\xff", b": "]
@@ -101,11 +109,12 @@ def test_positions_in_documents(examples: int) -> None:
 
     def check(case: tuple[str, list[int], str]) -> None:
         text, (line, column, to_line, to_column), encoding = case
-        document = Document("file:///a", "x", well_formed(text))
-        start = document.offset(line, column, encoding)
-        assert 0 <= start <= len(document.text)
-        made = document.changed("new", (line, column), (to_line, to_column), encoding)
-        made.text.encode()
+        codec = StrictCodec(encoding)
+        document = OpenDocument("file:///a", well_formed(text), position_codec=codec)
+        where = lsp.Range(lsp.Position(line, column), lsp.Position(to_line, to_column))
+        assert 0 <= document.offset_at_position(where.start) <= len(document.source)
+        document.apply_change(lsp.TextDocumentContentChangePartial(text="new", range=where))
+        document.source.encode()
 
     numbers = st.lists(st.integers(0, 2**31), min_size=4, max_size=4)
     small = st.lists(st.integers(0, 5), min_size=4, max_size=4)
@@ -163,7 +172,7 @@ def test_a_language_server_answers_every_request(examples: int) -> None:
     bodies += [json.dumps(message).encode() for message in last]
     out, err = server.communicate(b"".join(map(framed, bodies)), timeout=120)
     assert server.returncode == 0, err.decode()[-3000:]
-    replies = [json.loads(frame) for frame in read_frames(io.BytesIO(out))]
+    replies = [json.loads(frame) for frame in read_frames(out)]
     answered = [reply["id"] for reply in replies if "method" not in reply]
     asked = [json.loads(body) for body in sent]
     wanted = [

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.types import CompletionRequest
+from akunu_py.completion.request import CompletionRequest
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.events import Begun, Ended, Event, Reading, Text
 from akunu_py.decoding.session import Session

@@ -16,16 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.thread import CompletionThread, Failure, Ticket
-from akunu_py.completion.types import (
+from akunu_py.completion.request import (
+    BufferEdit,
     CompleteOptions,
     Completion,
     CompletionMaker,
     CompletionReason,
     CompletionRequest,
-    Edit,
     SourceFile,
 )
+from akunu_py.completion.thread import CompletionThread, Failure, Ticket
 from akunu_py.decoding.chat_model import ChatModel, LoadedChat
 from akunu_py.decoding.engine import Engine
 from akunu_py.errors import AkunuError, ServerGone, UsageError
@@ -91,7 +91,7 @@ def test_other_files_are_read_and_drafted_from(tiny: Served, client: ServerClien
 
 def test_the_next_edit_is_that_of_the_model(tiny: Served, client: ServerClient) -> None:
     options = CompleteOptions(fim="sweep-next-edit")
-    edits = (Edit("b.py", "old\n", "new\n", 3),)
+    edits = (BufferEdit("b.py", "old\n", "new\n", 3),)
     request = CompletionRequest("old(", ")\n", "a.py", max_tokens=12, edits=edits)
     expected = tiny.in_thread(lambda engine: Completer(engine, options).complete(request))
     found = ServedCompleter(client, NAME, options).complete(request)

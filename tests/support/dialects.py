@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.types import CompleteOptions, CompletionRequest
+from akunu_py.completion.request import CompleteOptions, CompletionRequest
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.session import Session
 from akunu_py.types import DraftMode, GenerateOptions, Message, SamplingOptions

@@ -16,8 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from akunu_py.completion.acceptance import Acceptance
-from akunu_py.completion.lsp import serve_lsp
-from akunu_py.completion.types import Completion, CompletionRequest, Ended
+from akunu_py.completion.protocols.lsp import serve_lsp
+from akunu_py.completion.request import Completion, CompletionRequest, Ended
 from akunu_py.types import Stats
 from tests.support.command import AKUNU
 

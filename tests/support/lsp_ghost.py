@@ -19,9 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from akunu_py.completion.acceptance import Acceptance
-from akunu_py.completion.jsonl import serve_jsonl
-from akunu_py.completion.lsp import serve_lsp
-from akunu_py.completion.types import Change, Completion, CompletionRequest, Ended
+from akunu_py.completion.protocols.json_lines import serve_jsonl
+from akunu_py.completion.protocols.lsp import serve_lsp
+from akunu_py.completion.request import Change, Completion, CompletionRequest, Ended
 from akunu_py.errors import UsageError
 from akunu_py.types import Stats
 

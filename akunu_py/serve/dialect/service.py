@@ -11,10 +11,15 @@ from functools import cached_property
 from typing import Any
 
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.fim import FimFamily, find_family
-from akunu_py.completion.prompt import Budgets, make_prompt, name_files
-from akunu_py.completion.tokens import CodeTokens
-from akunu_py.completion.types import CompleteOptions, Completion
+from akunu_py.completion.prompt.layout import (
+    Budgets,
+    CodeTokens,
+    FimFamily,
+    find_family,
+    make_prompt,
+    name_files,
+)
+from akunu_py.completion.request import CompleteOptions, Completion
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.events import Event
 from akunu_py.decoding.session import Session

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from akunu_py.completion.types import CompletionReason
+from akunu_py.completion.request import CompletionReason
 from akunu_py.decoding.chat_model import ModelFacts
 from akunu_py.errors import AkunuError, ServerGone, UsageError
 from akunu_py.serve.own.running import proof, running_servers

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.types import (
+from akunu_py.completion.request import (
     FINISH_REASONS,
     CompleteOptions,
     CompletionReason,

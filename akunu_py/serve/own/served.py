@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from akunu_py.completion.recall import CompletionCache
-from akunu_py.completion.types import (
+from akunu_py.completion.completion_cache import CompletionCache
+from akunu_py.completion.request import (
     Change,
     CompleteOptions,
     Completion,

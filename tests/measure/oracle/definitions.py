@@ -18,7 +18,7 @@ from zlib import crc32
 from pygments.lexers import get_lexer_by_name
 from pygments.token import Name
 
-from akunu_py.completion.related import RelatedFiles, names_near
+from akunu_py.completion.prompt.related import RelatedFiles, names_near
 from tests.measure.oracle.source import LANGUAGES
 
 BUDGETS = (512, 1024, 2048, 4096)

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from akunu_py.completion.jsonl import BadLine, RequestLine, parse, read_lines
-from akunu_py.completion.types import CompletionRequest
+from akunu_py.completion.protocols.json_lines import BadLine, RequestLine, parse, read_lines
+from akunu_py.completion.request import CompletionRequest
 from akunu_py.models.store.store import StoredModel
 from tests.support.command import AKUNU, assert_one_line_error, run_here
 from tests.support.paths import DOCS

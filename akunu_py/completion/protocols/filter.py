@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from akunu_py.completion.types import CompletionMaker, CompletionRequest, SourceFile
+from akunu_py.completion.request import CompletionMaker, CompletionRequest, SourceFile
 from akunu_py.errors import UsageError
 from akunu_py.files import read_bounded
 

@@ -14,7 +14,7 @@ from pygls.exceptions import JsonRpcException
 from pygls.lsp.client import LanguageClient
 
 from akunu_py.completion.acceptance import read_counts
-from akunu_py.completion.lsp import NEXT_EDIT, PART
+from akunu_py.completion.protocols.lsp import NEXT_EDIT, PART
 from akunu_py.models.store.store import StoredModel
 from tests.support.lsp_echo import ECHO, STARTER
 from tests.support.lsp_ghost import GHOST
@@ -212,6 +212,17 @@ async def test_open_documents_are_the_other_files(editor: Editor) -> None:
     editor.change("file:///b", "x")  # a notification, because nobody waits for an answer
     await editor.asked("file:///c", 0, 0)
     assert ["not open: file:///b" in message for message in editor.messages] == [True]
+
+
+async def test_the_document_used_last_comes_first(editor: Editor) -> None:
+    await editor.start(ECHO)
+    for name in "abc":
+        editor.open(f"file:///{name}", name)
+    for name, others in (("c", "ba"), ("a", "cb"), ("c", "ab")):
+        files = (await editor.asked(f"file:///{name}", 0, 0))["files"]
+        assert [file["text"] for file in files] == list(others)
+    editor.change("file:///b", "b")
+    assert (await editor.asked("file:///c", 0, 0))["files"][0]["path"] == "/b"
 
 
 async def test_what_is_opened_and_where_something_is_changed_is_read_ahead(

@@ -9,9 +9,8 @@ from string import punctuation
 import pytest
 
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.prompt import encode_pieces, window_after, window_before
-from akunu_py.completion.tokens import CodeTokens
-from akunu_py.completion.types import CompleteOptions, CompletionRequest, SourceFile
+from akunu_py.completion.prompt.layout import CodeTokens, encode_pieces, window_after, window_before
+from akunu_py.completion.request import CompleteOptions, CompletionRequest, SourceFile
 from akunu_py.decoding.engine import Engine
 from akunu_py.errors import UsageError
 from tests.support.tiny_fim import load_tiny

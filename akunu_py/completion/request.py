@@ -34,93 +34,69 @@ class SourceFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Edit:
-    """A change that was made: in the file `path`, from the line number `line` (from 0) on, `before`
-    became `after`. Some lines around it may be in both."""
+class BufferEdit:
+    """A change that was made to a file: `before` became `after`, both with some context."""
 
     path: str
     before: str
     after: str
-    line: int = 0
+    line: int = 0  # number of the first line, from 0
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change to be made: the lines of the buffer from number `first` (from 0) up to `last`, which
-    is not among them, become `lines`, without their ends."""
+    """A change to make: `lines` replace the lines first:last of the buffer, counted from 0."""
 
     first: int
     last: int
-    lines: tuple[str, ...]
+    lines: tuple[str, ...]  # without their ends
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """What is around the cursor.
+    """The buffer around the cursor, its project and the limits."""
 
-    prefix, suffix: the buffer before and after it. path: of the buffer, empty where unknown;
-    language stands in for it then. files: other open files, the nearest first. root: the directory
-    of the project, empty where unknown. recent: texts that were copied, changed or jumped to, the
-    last one first: what of other files has their names is read first. max_tokens: 0 for
-    the model to read what it would complete from, and no more. max_lines: 0 leaves it to the place
-    of the cursor. seconds: the time after which the best text so far is returned, None for as long
-    as it takes. temperature: 0 is greedy. edits: what was changed lately, the last one last, where
-    the next change is wanted and no text at the cursor; else None.
-    """
-
-    prefix: str
-    suffix: str = ""
-    path: str = ""
-    language: str = ""
-    files: tuple[SourceFile, ...] = ()
-    root: str = ""
-    recent: tuple[str, ...] = ()
-    max_tokens: int = DEFAULT_COMPLETION_TOKENS
-    max_lines: int = 0
-    seconds: float | None = None
-    temperature: float = 0.0
-    edits: tuple[Edit, ...] | None = None
+    prefix: str  # the buffer before the cursor
+    suffix: str = ""  # the buffer after it
+    path: str = ""  # empty if unknown
+    language: str = ""  # stands in for an unknown path
+    files: tuple[SourceFile, ...] = ()  # other open files, the nearest first
+    root: str = ""  # directory of the project, empty if unknown
+    recent: tuple[str, ...] = ()  # texts copied, changed or jumped to, the last one first
+    max_tokens: int = DEFAULT_COMPLETION_TOKENS  # 0 only prefills the prompt
+    max_lines: int = 0  # 0: inferred from the cursor position
+    seconds: float | None = None  # until the best text so far is returned
+    temperature: float = 0.0  # 0 is greedy
+    edits: tuple[BufferEdit, ...] | None = None  # to request the next change; the last one last
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What belongs at the cursor, maybe nothing; or the next change, where that was asked for.
-
-    finish_reason: "stop" (it is whole), "length" (max_tokens or max_lines), "time" or "cancelled";
-    after the last two it is what there was until then.
-    draft_context_tokens: of the buffer and other files, drafted from but never read by the model.
-    reused: whether it is the rest of an earlier completion, and cost no pass.
-    """
+    """The text that belongs at the cursor, maybe empty, or the next change."""
 
     text: str
-    finish_reason: CompletionReason
+    finish_reason: CompletionReason  # "length": max_tokens, max_lines or the context ended it
     stats: Stats
-    draft_context_tokens: int = 0
-    reused: bool = False
+    draft_context_tokens: int = 0  # of the buffer and other files, drafted from only
+    reused: bool = False  # the rest of an earlier completion, without a pass
     change: Change | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CompleteOptions:
-    """How to complete, the same for all requests of a completer.
+    """Options that all requests of a completer share; budgets shrink with a short context."""
 
-    fim: the name of a fill-in-the-middle family or of a format of next edits, "none" for plain
-    continuation, "auto" to recognise it. prefix_tokens, suffix_tokens, file_tokens: what the model
-    reads of each at most; less where its context is short. fresh_tokens: what it reads at once of
-    other files while someone waits.
-    """
-
-    fim: str = "auto"
-    prefix_tokens: int = 1536
-    suffix_tokens: int = 512
-    file_tokens: int = 3072
-    fresh_tokens: int = 512
+    fim: str = "auto"  # a fill-in-the-middle family or edit format; "none": plain continuation
+    prefix_tokens: int = 1536  # prompt tokens before the cursor at most
+    suffix_tokens: int = 512  # behind it
+    file_tokens: int = 3072  # of other files
+    fresh_tokens: int = 512  # of other files, newly prefilled while a request waits
     draft: DraftMode = "auto"
     draft_tokens: int = DEFAULT_DRAFT_TOKENS
 
 
 class CompletionMaker(Protocol):
-    """What makes completions in one thread: a model, or a server that has one."""
+    """Makes completions in one thread: a model, or a client of a server."""
 
     @property
     def name(self) -> str:
@@ -132,20 +108,20 @@ class CompletionMaker(Protocol):
         ended: Ended | None = None,
         on_text: Callable[[str], None] = lambda text: None,
     ) -> Completion:
-        """See `Completer.steps`. Raises ServerGone where there will be no more from it."""
+        """See `Completer.steps`. Raises ServerGone if the server has ended."""
 
     def recall(self, request: CompletionRequest) -> Completion | None:
         """See `Completer.recall`."""
 
     def relieve(self) -> None:
-        """Gives memory back where the system is short of it; called while nobody asks."""
+        """Release memory under pressure; called when idle."""
 
     def close(self) -> None:
-        """Keeps what was learned."""
+        """Save what was learned."""
 
 
 def check_request(request: CompletionRequest) -> None:
-    """Raises UsageError for limits that cannot be honoured."""
+    """Raise UsageError for limits that cannot be honored."""
     if not 0 <= request.max_tokens <= MAX_COMPLETION_TOKENS:
         raise UsageError(
             f"max_tokens must be from 0 to {MAX_COMPLETION_TOKENS}, got {request.max_tokens}"

@@ -17,11 +17,10 @@ from akunu_py.bench.curve import CURVES, FixedCosts, parse_curve
 from akunu_py.bench.replay import ReplayCounts, replay_item
 from akunu_py.bench.trace import TraceItem
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.jsonl import JsonLines
-from akunu_py.completion.next_edit import FORMATS
-from akunu_py.completion.recent_edits import RecentEdits, difference, unified
+from akunu_py.completion.prompt.next_edit import FORMATS, RecentEdits, difference, unified
+from akunu_py.completion.protocols.json_lines import JsonLines
+from akunu_py.completion.request import BufferEdit, Change, CompleteOptions, CompletionRequest
 from akunu_py.completion.thread import CompletionThread
-from akunu_py.completion.types import Change, CompleteOptions, CompletionRequest, Edit
 from akunu_py.decoding.session import Session
 from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
@@ -36,12 +35,12 @@ def greet(name):
     print(f"Hello, {name}!")
 
 greet("Alice")"""
-GREET = Edit(
+GREET = BufferEdit(
     "greet.py",
     'def greet():\n    print("Hello!")',
     'def greet(name):\n    print(f"Hello, {name}!")',
 )
-IMPORT = Edit(
+IMPORT = BufferEdit(
     "greet.py",
     "def greet(name):\n",
     "from utils import get_time_of_day\n\ndef greet(name):\n",
@@ -101,7 +100,7 @@ def test_the_prompts_are_the_published_ones(makers: dict[str, Completer]) -> Non
         text[:at],
         text[at:],
         "path/to/target_file.py",
-        edits=(Edit("some_file.py", "old", "new", 6),),
+        edits=(BufferEdit("some_file.py", "old", "new", 6),),
     )
     whole = prompt_of(makers["zeta-2"], request)
     suffix, _, rest = whole.partition("<[fim-prefix]>")
@@ -121,7 +120,7 @@ def test_markers_in_the_buffer_are_text(makers: dict[str, Completer]) -> None:
     for maker in makers.values():
         marked = {maker.code.token(text) for text in MARKERS}
         empty = maker.edit_prompt(CompletionRequest("x = 1", edits=(GREET,)))[0].tokens
-        said = Edit("a.py", MARKERS[1], "".join(MARKERS))
+        said = BufferEdit("a.py", MARKERS[1], "".join(MARKERS))
         tokens = maker.edit_prompt(CompletionRequest("".join(MARKERS), edits=(GREET, said)))[0]
         more = [token for token in tokens.tokens if token in marked]
         assert set(more) == {token for token in empty if token in marked}
@@ -161,7 +160,7 @@ def test_a_change_makes_of_the_buffer_what_was_written(
 def test_what_an_answer_is_made_of(makers: dict[str, Completer]) -> None:
     """The whole way through a completer, where the model answers with these words."""
     request = CompletionRequest(
-        "a = 1\nb = a\n", "c = a\n", "x.py", edits=(Edit("x.py", "z", "a"),)
+        "a = 1\nb = a\n", "c = a\n", "x.py", edits=(BufferEdit("x.py", "z", "a"),)
     )
     for name, answer, reason, change in [
         ("sweep-next-edit", "a = 1\nb = a\nc = a + b\n", "stop", Change(2, 3, ("c = a + b",))),

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from akunu_py.completion.recall import CompletionCache
-from akunu_py.completion.types import Completion, CompletionRequest, SourceFile
+from akunu_py.completion.completion_cache import CompletionCache
+from akunu_py.completion.request import Completion, CompletionRequest, SourceFile
 from akunu_py.types import Stats
 
 ASKED = CompletionRequest("def f(items):\n    return ", "\n\nprint(f([1]))\n", path="a.py")

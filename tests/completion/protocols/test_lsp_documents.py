@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import re
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from lsprotocol import types as lsp
 
-from akunu_py.completion.lsp_protocol import (
-    MAX_FRAME_BYTES,
-    BadFrame,
-    Document,
-    Documents,
-    read_frames,
-)
+from akunu_py.completion.protocols.lsp import MAX_FRAME_BYTES, OpenDocument, StrictCodec
+from tests.support.lsp_frames import read_frames
 
 TEXT = st.text(st.sampled_from("ab \t\r\n\x0c\u2028é漢😀👩‍🚀"), max_size=12)
 ENCODING = st.sampled_from(["utf-8", "utf-16", "utf-32"])
@@ -39,8 +35,13 @@ def positions(text: str, encoding: str) -> list[tuple[int, int]]:
     return [*found, (line, column)]
 
 
-def document(text: str) -> Document:
-    return Document("file:///a.py", "python", text)
+def document(text: str, encoding: str = "utf-16") -> OpenDocument:
+    return OpenDocument("file:///a.py", text, position_codec=StrictCodec(encoding))
+
+
+def change(text: str, start: tuple[int, int], end: tuple[int, int]) -> Any:
+    where = lsp.Range(lsp.Position(*start), lsp.Position(*end))
+    return lsp.TextDocumentContentChangePartial(text=text, range=where)
 
 
 @given(TEXT, ENCODING)
@@ -49,7 +50,8 @@ def test_a_position_is_the_index_that_counting_finds(text: str, encoding: str) -
     for index, (line, column) in enumerate(positions(text, encoding)):
         if text[max(0, index - 1) : index + 1] == "\r\n":
             continue  # between the two there is no position: it is the end of the line
-        assert document(text).offset(line, column, encoding) == index
+        position = lsp.Position(line, column)
+        assert document(text, encoding).offset_at_position(position) == index
 
 
 @given(TEXT, TEXT, ENCODING, st.data())
@@ -60,36 +62,31 @@ def test_changes_arrive_as_they_were_made(
     first = data.draw(st.sampled_from(good))
     last = data.draw(st.sampled_from([i for i in good if i >= first]))
     where = positions(text, encoding)
-    changed = document(text).changed(inserted, where[first], where[last], encoding)
-    assert changed.text == text[:first] + inserted + text[last:]
+    changed = document(text, encoding)
+    changed.apply_change(change(inserted, where[first], where[last]))
+    assert changed.source == text[:first] + inserted + text[last:]
 
 
 @pytest.mark.parametrize(
     ("line", "column", "index"),
     [
         (0, 99, 3),  # past the end of a line: the end of the line
+        (0, 4, 3),
+        (2, 9, 8),
         (7, 0, 8),  # past the last line: the end of the text
         (1, 1, 5),  # in the middle of a character: its beginning
         (1, 2, 6),
     ],
 )
 def test_positions_that_are_nowhere(line: int, column: int, index: int) -> None:
-    assert document("abc\r\n😀\na").offset(line, column, "utf-16") == index
+    position = lsp.Position(line, column)
+    assert document("abc\r\n😀\na").offset_at_position(position) == index
 
 
 def test_a_lone_surrogate_becomes_a_replacement_character() -> None:
-    changed = document("").with_text("a\ud83d\U0001f600b\ude00")
-    assert changed.text == "a\ufffd\U0001f600b\ufffd"
-
-
-def test_the_document_used_last_comes_first() -> None:
-    documents = Documents()
-    for name in "abc":
-        documents.put(Document(name, "", name))
-    assert documents.use("a") == Document("a", "", "a")
-    assert documents.use("z") is None
-    documents.remove("c")
-    assert [document.uri for document in documents] == ["a", "b"]
+    changed = document("")
+    changed.apply_change(change("a\ud83d\U0001f600b\ude00", (0, 0), (0, 0)))
+    assert changed.source == "a\ufffd\U0001f600b\ufffd"
 
 
 def frame(body: bytes) -> bytes:
@@ -98,13 +95,10 @@ def frame(body: bytes) -> bytes:
 
 def frames(data: bytes) -> list[bytes]:
     """What was read; garbage as None."""
-    return [
-        b"garbage" if isinstance(found, BadFrame) else found
-        for found in read_frames(io.BytesIO(data))
-    ]
+    return [b"garbage" if isinstance(found, str) else found for found in read_frames(data)]
 
 
-@given(st.lists(st.binary(max_size=20), max_size=5))
+@given(st.lists(st.binary(min_size=1, max_size=20), max_size=5))
 def test_frames_are_read_as_they_were_written(bodies: list[bytes]) -> None:
     assert frames(b"".join(map(frame, bodies))) == bodies
 
@@ -126,7 +120,8 @@ def test_garbage_between_frames_loses_no_frame(pieces: list[str]) -> None:
         (b"Content-Length: -1\r\n\r\n" + frame(b"ab"), [b"ab"]),
         (b"Content-Length: %d\r\n\r\n" % (MAX_FRAME_BYTES + 1) + frame(b"ab"), [b"garbage", b"ab"]),
         (b"\x00\xff" * 5000 + b"\n" + frame(b"ab"), [b"garbage", b"ab"]),
-        (frame(b"ab")[:-1], []),
+        (frame(b"") + frame(b"ab"), [b"garbage", b"ab"]),
+        (frame(b"ab")[:-1], [b"a"]),  # which is no JSON
         (b"Content-Length: 2", [b"garbage"]),
         (b"", []),
     ],
@@ -136,6 +131,6 @@ def test_frames_among_garbage(data: bytes, expected: list[bytes]) -> None:
 
 
 def test_garbage_says_what_was_expected() -> None:
-    (found,) = read_frames(io.BytesIO(b'{"jsonrpc": "2.0"}\n'))
-    assert isinstance(found, BadFrame)
+    (found,) = read_frames(b'{"jsonrpc": "2.0"}\n')
+    assert isinstance(found, str)
     assert re.search("expected .* Content-Length", found)

@@ -7,11 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
+from tokenizers.pre_tokenizers import ByteLevel
 
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.fim import FimFamily, find_family, load_families
-from akunu_py.completion.tokens import CodeTokens
-from akunu_py.completion.types import CompleteOptions, CompletionRequest, SourceFile
+from akunu_py.completion.prompt import layout
+from akunu_py.completion.prompt.layout import CodeTokens, FimFamily, find_family, load_families
+from akunu_py.completion.request import CompleteOptions, CompletionRequest, SourceFile
 from akunu_py.decoding.engine import Engine
 from akunu_py.errors import UsageError
 from tests.support.paths import GOLDEN
@@ -213,3 +214,7 @@ def test_runs_of_spaces_among_the_added_tokens_stay_tokens() -> None:
     spaces, mark = tokenizer.token_to_id("    "), tokenizer.token_to_id("<mark>")
     assert spaces in code.encode("x\n    y")
     assert mark not in code.encode("x<mark>y")
+
+
+def test_the_byte_alphabet_is_that_of_the_tokenizers_library() -> None:
+    assert set(layout._BYTES) == set(ByteLevel.alphabet())

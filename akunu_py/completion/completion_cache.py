@@ -6,8 +6,8 @@ import re
 import threading
 from collections import deque
 
+from akunu_py.completion.request import Completion, CompletionRequest
 from akunu_py.completion.stops import CompletionStops
-from akunu_py.completion.types import Completion, CompletionRequest
 from akunu_py.types import Stats
 
 _ENTRIES = 16

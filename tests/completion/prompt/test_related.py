@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.prompt import comment_line, find_root, name_files
-from akunu_py.completion.related import RelatedFiles, chunks_of, defined, names_near, rank
-from akunu_py.completion.types import CompleteOptions, CompletionRequest, SourceFile
+from akunu_py.completion.prompt.layout import comment_line, find_root, name_files
+from akunu_py.completion.prompt.related import RelatedFiles, chunks_of, defined, names_near, rank
+from akunu_py.completion.request import CompleteOptions, CompletionRequest, SourceFile
 from akunu_py.decoding.token_ids import common_prefix
 from tests.support.tiny_fim import load_tiny
 
-SOURCES = Path(__file__).parents[1] / "golden" / "sources"
+SOURCES = Path(__file__).parents[2] / "golden" / "sources"
 LICENCE = "# Copyright somebody. All rights reserved, and so on for a while.\n" * 20
 MARKERS = ["<|endoftext|>", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
 MARKERS += ["<|repo_name|>", "<|file_sep|>"]

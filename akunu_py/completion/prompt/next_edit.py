@@ -8,16 +8,22 @@ anew.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 
-from akunu_py.completion.fim import PromptPart
-from akunu_py.completion.prompt import Names, Prompt, relative
-from akunu_py.completion.recent_edits import LATEST, unified, with_end
+from akunu_py.completion.prompt.layout import (
+    CodeTokens,
+    Names,
+    Prompt,
+    PromptPart,
+    check_tokens,
+    relative,
+)
+from akunu_py.completion.request import BufferEdit, Change, CompletionRequest
 from akunu_py.completion.stops import Cut
-from akunu_py.completion.tokens import CodeTokens
-from akunu_py.completion.types import Change, CompletionRequest, Edit
-from akunu_py.errors import UsageError
 
 _HEADER = 8  # tokens before the lines that are written anew, by which a draft finds them
 _CURSOR = "<|user_cursor|>"
@@ -25,17 +31,13 @@ _CURSOR = "<|user_cursor|>"
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The lines of a buffer that may be written anew, and some around them.
+    """The lines of a buffer that may be rewritten, and some context."""
 
-    first: number of the first, from 0. lines: their texts. row, column: of the cursor, the row from
-    `first` on. before, after: lines around them that are only read, each with its end.
-    """
-
-    first: int
+    first: int  # number of the first line, from 0
     lines: tuple[str, ...]
-    row: int
+    row: int  # of the cursor, from `first` on
     column: int
-    before: str = ""
+    before: str = ""  # context lines, each with its end
     after: str = ""
 
     @property
@@ -53,21 +55,16 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class EditFormat:
-    """How one family of models is asked, as its maker published it (`source`).
-
-    named: what its models are called. tokens: what their vocabulary has. window: the lines around a
-    cursor, of the lines of a buffer. write: the prompt, of the window, the edits, the oldest first,
-    and the path of the buffer. stop: tokens that end the answer. end: the text that does.
-    """
+    """The prompt and answer format of one family of models."""
 
     name: str
-    source: str
-    named: re.Pattern[str]
-    tokens: tuple[str, ...]
-    window: Callable[[Sequence[str], int, int], Window]
-    write: Callable[[Window, Sequence[Edit], str], list[PromptPart]]
-    stop: tuple[str, ...]
-    end: str = ""
+    source: str  # where its maker published it
+    named: re.Pattern[str]  # the names of its models
+    tokens: tuple[str, ...]  # that the vocabulary must have
+    window: Callable[[Sequence[str], int, int], Window]  # lines of a buffer, row, column
+    write: Callable[[Window, Sequence[BufferEdit], str], list[PromptPart]]  # edits, path
+    stop: tuple[str, ...]  # tokens that end the answer
+    end: str = ""  # text that ends the answer
 
 
 class EditAnswer:
@@ -94,8 +91,8 @@ class EditAnswer:
             new.pop()
         while old and not old[-1].strip():
             old.pop()
-        ahead = _shared(old, new)
-        behind = _shared(old[ahead:][::-1], new[ahead:][::-1])
+        ahead = _common(old, new)
+        behind = _common(old[ahead:], new[ahead:], backward=True)
         if ahead + behind == len(old) == len(new):
             return None
         first, last = window.first + ahead, window.first + len(old) - behind
@@ -110,7 +107,9 @@ def make_edit_prompt(
     row = request.prefix.count("\n")
     window = form.window(lines, row, len(request.prefix) - request.prefix.rfind("\n") - 1)
     edits = [
-        Edit(relative(each.path, names.root), _unix(each.before), _unix(each.after), each.line)
+        BufferEdit(
+            relative(each.path, names.root), _unix(each.before), _unix(each.after), each.line
+        )
         for each in (request.edits or ())[-LATEST:]
     ]
     tokens = [*code.opening, *_encode(code, form.write(window, edits, names.path))]
@@ -122,17 +121,17 @@ def make_edit_prompt(
 
 
 def find_edit_format(name: str, vocabulary: Container[str], model: str) -> EditFormat | None:
-    """The format called `name`, for "auto" that of the model's name; None where there is none.
-    Raises UsageError where the vocabulary lacks its tokens."""
+    """Return the format called `name`, for "auto" that of the model's name, None if there is none.
+
+    Raises UsageError if the vocabulary lacks its tokens.
+    """
     called = re.sub(r"[\s_]+", "-", model.lower())
     for form in FORMATS:
-        missing = [token for token in form.tokens if token not in vocabulary]
-        if name == form.name and missing:
-            raise UsageError(
-                f"{model} has no token {missing[0]}, so it cannot be asked in the format of "
-                f"{name}; leave out --fim"
-            )
-        if name == form.name or (name == "auto" and form.named.search(called) and not missing):
+        if name == form.name:
+            check_tokens(name, form.tokens, vocabulary, model)
+            return form
+        known = all(token in vocabulary for token in form.tokens)
+        if name == "auto" and known and form.named.search(called):
             return form
     return None
 
@@ -164,19 +163,23 @@ def _grow(lines: Sequence[str], first: int, last: int, room: int) -> tuple[int, 
             return first, last
 
 
-def _write_zeta(window: Window, edits: Sequence[Edit], path: str) -> list[PromptPart]:
+def _write_zeta(window: Window, edits: Sequence[BufferEdit], path: str) -> list[PromptPart]:
     behind = window.after if window.after.endswith("\n") else window.after + "\n"
     history = "".join(f"--- a/{each.path}\n+++ b/{each.path}\n{unified(each)}" for each in edits)
-    told = [_token("<filename>"), _text(f"edit_history\n{history}\n")] if history else []
+    told = (
+        [PromptPart("token", "<filename>"), PromptPart("text", f"edit_history\n{history}\n")]
+        if history
+        else []
+    )
     lines = window.with_cursor(_CURSOR)
     return [
-        _token("<[fim-suffix]>"),
-        _text(behind),
-        _token("<[fim-prefix]>"),
+        PromptPart("token", "<[fim-suffix]>"),
+        PromptPart("text", behind),
+        PromptPart("token", "<[fim-prefix]>"),
         *told,
-        _token("<filename>"),
-        _text(f"{path}\n{window.before}<<<<<<< CURRENT\n{lines}=======\n"),
-        _token("<[fim-middle]>"),
+        PromptPart("token", "<filename>"),
+        PromptPart("text", f"{path}\n{window.before}<<<<<<< CURRENT\n{lines}=======\n"),
+        PromptPart("token", "<[fim-middle]>"),
     ]
 
 
@@ -186,7 +189,7 @@ def _sweep_window(lines: Sequence[str], row: int, column: int) -> Window:
     return Window(first, tuple(lines[first : row + 11]), row - first, column)
 
 
-def _write_sweep(window: Window, edits: Sequence[Edit], path: str) -> list[PromptPart]:
+def _write_sweep(window: Window, edits: Sequence[BufferEdit], path: str) -> list[PromptPart]:
     """The last edit, where it was in these lines, is told by how they were before."""
     original, told = window.text, list(edits)
     if told and told[-1].path == path and told[-1].after in window.text:
@@ -197,15 +200,11 @@ def _write_sweep(window: Window, edits: Sequence[Edit], path: str) -> list[Promp
         for each in told
     ]
     texts += [f"original/{path}\n{original}", f"current/{path}\n{window.text}", f"updated/{path}\n"]
-    return [part for text in texts for part in (_token("<|file_sep|>"), _text(text))]
-
-
-def _token(text: str) -> PromptPart:
-    return PromptPart("token", text)
-
-
-def _text(text: str) -> PromptPart:
-    return PromptPart("text", text)
+    return [
+        part
+        for text in texts
+        for part in (PromptPart("token", "<|file_sep|>"), PromptPart("text", text))
+    ]
 
 
 FORMATS = (
@@ -246,11 +245,101 @@ def _encode(code: CodeTokens, parts: Sequence[PromptPart]) -> Iterator[int]:
     yield from code.encode(text)
 
 
-def _shared(one: Sequence[str], other: Sequence[str]) -> int:
-    """How many items two lists share at their beginning."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
-
-
 def _unix(text: str) -> str:
     return text.replace("\r\n", "\n")
+
+
+# ---- recent edits
+
+
+LATEST = 6  # edits that are kept
+_CONTEXT = 3  # lines around an edit
+_NEAR = 8  # lines: what is changed so near belongs to the same edit
+
+
+class RecentEdits:
+    """The last edits in all buffers, the oldest first. Changes near the last one join it."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}  # of the buffers, by path
+        self._done: deque[BufferEdit] = deque(maxlen=LATEST)
+        self._base: tuple[str, str] | None = None  # path and text, before the edit under way
+
+    def opened(self, path: str, text: str) -> None:
+        self._texts[path] = text
+
+    def changed(self, path: str, text: str) -> None:
+        before = self._texts.get(path, text)
+        step, current = difference(path, before, text), self._current()
+        self._texts[path] = text
+        if step is None:
+            return
+        if current is None or current.path != path or not _touch(current, step):
+            if current is not None:
+                self._done.append(current)
+            self._base = path, before
+
+    def __iter__(self) -> Iterator[BufferEdit]:
+        current = self._current()
+        yield from [*self._done, *([current] if current else [])][-LATEST:]
+
+    def _current(self) -> BufferEdit | None:
+        if self._base is None:
+            return None
+        path, base = self._base
+        return difference(path, base, self._texts[path])
+
+
+def _touch(one: BufferEdit, other: BufferEdit) -> bool:
+    end = one.line + one.after.count("\n")
+    return one.line - _NEAR <= other.line and other.line + other.before.count("\n") <= end + _NEAR
+
+
+def difference(path: str, before: str, after: str) -> BufferEdit | None:
+    """Return the change from one text to another with some context, None if there is none."""
+    if before == after:
+        return None
+    ahead = _common(before, after)
+    behind = _common(before[ahead:], after[ahead:], backward=True)
+    start = before.rfind("\n", 0, ahead) + 1
+    for _ in range(_CONTEXT):
+        start = before.rfind("\n", 0, max(0, start - 1)) + 1 if start else 0
+    end = len(before) - behind
+    for _ in range(_CONTEXT + 1):
+        end = (before.find("\n", end) + 1 or len(before)) if end < len(before) else end
+    rest = len(before) - end
+    return BufferEdit(
+        path, before[start:end], after[start : len(after) - rest], before.count("\n", 0, start)
+    )
+
+
+def _common(one: Sequence[str], other: Sequence[str], *, backward: bool = False) -> int:
+    """Return the length of the common prefix of two texts or lists, or of their common suffix."""
+    longest = min(len(one), len(other))
+
+    def differ(count: int) -> bool:
+        if backward:
+            return one[len(one) - count :] != other[len(other) - count :]
+        return one[:count] != other[:count]
+
+    return bisect_left(range(1, longest + 1), True, key=differ)
+
+
+def unified(edit: BufferEdit) -> str:
+    """The edit as a unified diff, without the lines that name the file."""
+    old, new = with_end(edit.before).splitlines(True), with_end(edit.after).splitlines(True)
+    parts = []
+    for group in SequenceMatcher(None, old, new, autojunk=False).get_grouped_opcodes(_CONTEXT):
+        (_, i1, _, j1, _), (_, _, i2, _, j2) = group[0], group[-1]
+        parts.append(f"@@ -{edit.line + i1 + 1},{i2 - i1} +{edit.line + j1 + 1},{j2 - j1} @@\n")
+        for kind, a, b, c, d in group:
+            sign = " " if kind == "equal" else "-"
+            parts += [sign + line for line in old[a:b]]
+            if kind != "equal":
+                parts += ["+" + line for line in new[c:d]]
+    return "".join(parts)
+
+
+def with_end(text: str) -> str:
+    """The text, the last line with its end."""
+    return text if not text or text.endswith("\n") else text + "\n"

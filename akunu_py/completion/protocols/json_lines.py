@@ -16,60 +16,63 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, BinaryIO
 
-from akunu_py.completion.acceptance import Acceptance, Ghost
-from akunu_py.completion.thread import CompletionThread, Failure, Ticket
-from akunu_py.completion.types import (
+from akunu_py.completion.acceptance import Acceptance
+from akunu_py.completion.request import (
+    BufferEdit,
     Completion,
     CompletionMaker,
     CompletionRequest,
-    Edit,
     SourceFile,
 )
+from akunu_py.completion.thread import CompletionThread, Failure, Ticket
 from akunu_py.errors import INTERRUPTED, ModelError, UsageError
 from akunu_py.interrupts import exit_without_teardown
-from akunu_py.types import Stats
 
 MAX_LINE = 64 << 20  # bytes; longer ones are refused without being kept
-_GHOSTS = 64  # whose acceptance can be reported
 _LARGEST = 10**9  # of any number; JSON has no limit, and floats of Python do
-_KINDS = {
-    "prefix": (str, "a string"),
-    "suffix": (str, "a string"),
-    "path": (str, "a string"),
-    "language": (str, "a string"),
-    "channel": (str, "a string"),
-    "files": (list, "a list"),
-    "root": (str, "a string"),
-    "recent": (list, "a list"),
-    "edits": (list, "a list"),
-    "max_tokens": (int, "an integer"),
-    "max_lines": (int, "an integer"),
-    "time_ms": ((int, float), "a number"),
-    "temperature": ((int, float), "a number"),
-    "stream": (bool, "true or false"),
-    "explicit": (bool, "true or false"),
+_TEXT, _LIST, _WHOLE = (str, "a string"), (list, "a list"), (int, "an integer")
+_NUMBER, _FLAG = ((int, float), "a number"), (bool, "true or false")
+_KINDS: dict[str, tuple[Any, str]] = {
+    "prefix": _TEXT,
+    "suffix": _TEXT,
+    "path": _TEXT,
+    "language": _TEXT,
+    "channel": _TEXT,
+    "files": _LIST,
+    "root": _TEXT,
+    "recent": _LIST,
+    "edits": _LIST,
+    "max_tokens": _WHOLE,
+    "max_lines": _WHOLE,
+    "time_ms": _NUMBER,
+    "temperature": _NUMBER,
+    "stream": _FLAG,
+    "explicit": _FLAG,  # requested by the user; has no effect here
 }
+# Fields that are passed on as they are.
+_COPIED = (
+    *("prefix", "suffix", "path", "language", "root"),
+    *("max_tokens", "max_lines", "temperature"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLine:
-    """A line that asks for a completion."""
+    """A line that requests a completion."""
 
     id: str | int
     request: CompletionRequest
     channel: str = ""
     stream: bool = False
-    explicit: bool = False  # the user asked for it
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptedLine:
-    """A line that says that so much of a completion was accepted."""
+    """A line that reports accepted characters of a completion."""
 
     id: str | int
     characters: int
@@ -83,17 +86,17 @@ class CancelLine:
 
 
 class BadLine(UsageError):
-    """A line that cannot be honoured. id: of the request, None where it has none."""
+    """A line that cannot be honored."""
 
     def __init__(self, message: str, id: str | int | None = None) -> None:
         super().__init__(message)
-        self.id = id
+        self.id = id  # of the request, None if the line has none
 
 
 class JsonLines:
-    """The protocol between a stream of lines and a thread that completes.
+    """Connects a stream of lines to a completion thread.
 
-    `write` is given whole lines, from several threads but never from two at once.
+    `write` gets whole lines, from several threads but never from two at once.
     """
 
     def __init__(
@@ -103,10 +106,9 @@ class JsonLines:
         defaults: CompletionRequest,
         acceptance: Acceptance | None = None,
     ) -> None:
-        """defaults: the limits of requests that set none. acceptance: where it is counted."""
+        """defaults: the limits of requests that set none."""
         self._thread = thread
         self._acceptance = acceptance or Acceptance()
-        self._ghosts: OrderedDict[str | int, Ghost] = OrderedDict()  # by the last ids
         self._write = write
         self._defaults = defaults
         self._lock = threading.Lock()
@@ -114,9 +116,9 @@ class JsonLines:
         self._lost: OSError | None = None
 
     def serve(self, stream: BinaryIO) -> None:
-        """Answers every line of `stream`, and returns at its end when all is answered.
+        """Answer every line of `stream`; return when the stream has ended and all is answered.
 
-        Raises OSError where replies can no longer be written.
+        Raises OSError if replies can no longer be written.
         """
         for line in read_lines(stream):
             self.handle(line)
@@ -127,7 +129,7 @@ class JsonLines:
             raise self._lost
 
     def handle(self, line: bytes | None) -> None:
-        """Handles one line; None for one that was too long."""
+        """Handle one line; None stands for a line that was too long."""
         try:
             message = parse(line, self._defaults)
             if isinstance(message, CancelLine):
@@ -136,52 +138,34 @@ class JsonLines:
                 if ticket is not None:
                     ticket.cancel()
             elif isinstance(message, AcceptedLine):
-                with self._lock:
-                    ghost = self._ghosts.get(message.id)
-                if ghost is not None:
-                    self._acceptance.accepted(ghost, message.characters)
+                self._acceptance.accepted(message.id, message.characters)
             elif message is not None:
                 self._submit(message)
         except BadLine as error:
             self._reply({"id": error.id, "error": str(error)})
 
-    def _submit(self, asked: RequestLine) -> None:
+    def _submit(self, line: RequestLine) -> None:
         def on_text(text: str) -> None:
-            if asked.stream:
-                self._reply({"id": asked.id, "delta": text})
+            if line.stream:
+                self._reply({"id": line.id, "delta": text})
 
         def on_done(done: Completion | Failure) -> None:
             with self._lock:
-                del self._tickets[asked.id]
+                del self._tickets[line.id]
             if isinstance(done, Completion) and done.finish_reason != "cancelled":
                 text = done.text or (done.change and "\n".join(done.change.lines) + "\n")
                 if text:
-                    self._remember(asked, text)
-            self._reply({"id": asked.id} | _as_dict(done, asked.request))
+                    self._acceptance.shown(line.request, text, line.id)
+            self._reply({"id": line.id} | _as_dict(done, line.request))
 
-        ticket = Ticket(asked.request, on_done, asked.channel, on_text)
+        ticket = Ticket(line.request, on_done, line.channel, on_text)
         with self._lock:
-            if asked.id in self._tickets:
-                raise BadLine(f"id {json.dumps(asked.id)} is still being answered", asked.id)
-            self._tickets[asked.id] = ticket
-        if (
-            not asked.explicit
-            and asked.request.max_tokens
-            and self._acceptance.hides(asked.request)
-        ):
-            on_done(Completion("", "stop", Stats()))
-            return
-        if asked.stream and self._thread.state == "loading":
-            self._reply({"id": asked.id, "status": "loading"})
+            if line.id in self._tickets:
+                raise BadLine(f"id {json.dumps(line.id)} is still being answered", line.id)
+            self._tickets[line.id] = ticket
+        if line.stream and self._thread.state == "loading":
+            self._reply({"id": line.id, "status": "loading"})
         self._thread.submit(ticket)
-
-    def _remember(self, asked: RequestLine, text: str) -> None:
-        """Counts a completion that is shown."""
-        ghost = self._acceptance.shown(asked.request, text)
-        with self._lock:
-            self._ghosts[asked.id] = ghost
-            while len(self._ghosts) > _GHOSTS:
-                self._ghosts.popitem(last=False)
 
     def _reply(self, message: dict[str, Any]) -> None:
         line = json.dumps(message, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
@@ -202,10 +186,10 @@ def serve_jsonl(
     acceptance: Acceptance,
     unload_s: float | None = None,
 ) -> None:
-    """Answers the lines of stdin on stdout until stdin ends.
+    """Answer the lines of stdin on stdout until stdin ends.
 
-    `load` is called in the thread that the model lives in. `base` has the limits of requests that
-    set none. unload_s: see `CompletionThread`. Raises ModelError where the model did not load.
+    `load` runs in the thread that owns the model. `base` has the limits of requests that set none.
+    unload_s: see `CompletionThread`. Raises ModelError if the model did not load.
     """
     failed: list[str] = []
     thread = CompletionThread(
@@ -218,7 +202,7 @@ def serve_jsonl(
     try:
         JsonLines(thread, _write, base, acceptance).serve(sys.stdin.buffer)
     except BaseException as error:
-        codes = {KeyboardInterrupt: INTERRUPTED, BrokenPipeError: 0}  # 0: nobody reads any more
+        codes = {KeyboardInterrupt: INTERRUPTED, BrokenPipeError: 0}  # 0: the client has gone
         acceptance.save()
         code = codes.get(type(error), 1)
         if thread.close_or_exit(code) and type(error) in codes:
@@ -235,8 +219,7 @@ def _write(line: bytes) -> None:
 
 
 def read_lines(stream: BinaryIO, longest: int = MAX_LINE) -> Iterator[bytes | None]:
-    """The lines of `stream` without their ends, the last one also where its end is missing; None
-    in the place of one that is longer than `longest` bytes."""
+    """Yield the lines of `stream` without their ends; None for a line of over `longest` bytes."""
     while line := stream.readline(longest + 1):
         if len(line) <= longest or line.endswith(b"\n"):
             yield line.rstrip(b"\r\n")
@@ -249,7 +232,7 @@ def read_lines(stream: BinaryIO, longest: int = MAX_LINE) -> Iterator[bytes | No
 def parse(
     line: bytes | None, defaults: CompletionRequest
 ) -> RequestLine | CancelLine | AcceptedLine | None:
-    """What a line asks for; None for an empty one. Raises BadLine."""
+    """Return the message in a line, None for an empty line. Raises BadLine."""
     if line is None:
         raise BadLine(f"the line is longer than {MAX_LINE >> 20} MB; send less of the buffer")
     if not line.strip():
@@ -272,15 +255,10 @@ def parse(
     if "accepted" in message:
         raise BadLine('"accepted" goes in a line of its own, with "characters"', id)
     try:
-        return RequestLine(
-            id,
-            _request(message, defaults),
-            message.get("channel", ""),
-            message.get("stream", False),
-            message.get("explicit", False),
-        )
+        request = _request(message, defaults)
     except UsageError as error:
         raise BadLine(str(error), id) from error
+    return RequestLine(id, request, message.get("channel", ""), message.get("stream", False))
 
 
 def _no_number(name: str) -> None:
@@ -318,28 +296,16 @@ def _request(message: dict[str, Any], defaults: CompletionRequest) -> Completion
         _check_kind(name, value, *_KINDS[name])
     if "prefix" not in message:
         raise UsageError('no "prefix": the buffer before the cursor')
-    limits: dict[str, Any] = {
-        name: message[name]
-        for name in (
-            "suffix",
-            "path",
-            "language",
-            "root",
-            "max_tokens",
-            "max_lines",
-            "temperature",
-        )
-        if name in message
-    }
+    fields: dict[str, Any] = {name: message[name] for name in _COPIED if name in message}
     if "time_ms" in message:
-        limits["seconds"] = message["time_ms"] / 1000
-    files = tuple(_file(file) for file in message.get("files", ()))
+        fields["seconds"] = message["time_ms"] / 1000
+    if "edits" in message:
+        fields["edits"] = tuple(map(_edit, message["edits"]))
+    files = tuple(map(_file, message.get("files", ())))
     recent = tuple(message.get("recent", ()))
     for text in recent:
         _check_kind("recent", text, str, "strings")
-    if "edits" in message:
-        limits["edits"] = tuple(_edit(edit) for edit in message["edits"])
-    return replace(defaults, prefix=message["prefix"], files=files, recent=recent, **limits)
+    return replace(defaults, files=files, recent=recent, **fields)
 
 
 def _file(file: Any) -> SourceFile:
@@ -347,26 +313,25 @@ def _file(file: Any) -> SourceFile:
         raise UsageError('files: expected objects with "path" and "text"')
     for name, value in file.items():
         _check_kind(f"files: {name}", value, str, "a string")
-    return SourceFile(file["path"], file["text"])
+    return SourceFile(**file)
 
 
-def _edit(edit: Any) -> Edit:
+def _edit(edit: Any) -> BufferEdit:
     texts = {"path", "before", "after"}
     if not isinstance(edit, dict) or set(edit) - {"line"} != texts:
         raise UsageError('edits: expected objects with "path", "before", "after" and maybe "line"')
     for name in texts:
         _check_kind(f"edits: {name}", edit[name], str, "a string")
     _check_kind("edits: line", edit.get("line", 0), int, "an integer")
-    return Edit(**edit)
+    return BufferEdit(**edit)
 
 
 def _check_kind(name: str, value: object, kind: Any, words: str) -> None:
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise UsageError(f"{name}: expected {words}, found {json.dumps(value)[:80]}")
     if isinstance(value, int | float) and not abs(value) <= _LARGEST:
-        raise UsageError(
-            f"{name}: expected {words} up to {_LARGEST}, found {json.dumps(value)[:80]}"
-        )
+        words = f"{words} up to {_LARGEST}"
+        raise UsageError(f"{name}: expected {words}, found {json.dumps(value)[:80]}")
     _check_text(name, value)
 
 

@@ -1,0 +1,651 @@
+"""The Language Server Protocol on stdin and stdout: `textDocument/inlineCompletion` of LSP 3.18.
+
+The other open documents are drafted from. A document is prefilled when it is opened, and around
+the last change once the typing pauses.
+
+The answer is a list of at most one item; for a request made by hand, alternatives too. A request
+that a newer one for the same document supersedes ends with ContentModified, a cancelled one with
+RequestCancelled. `akunu/nextEdit` is a request of our own for the next change.
+
+pygls does the framing, the dispatch, the documents and the capabilities. The classes at the end of
+this module correct it: garbage between frames costs no frame, every refused request gets an error
+reply, and lines end where the protocol says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import asdict, replace
+from typing import Any, BinaryIO, TypeVar, cast
+from urllib.parse import unquote
+
+from lsprotocol import types
+from pygls.exceptions import (
+    JsonRpcContentModified,
+    JsonRpcException,
+    JsonRpcInvalidParams,
+    JsonRpcInvalidRequest,
+    JsonRpcParseError,
+    JsonRpcServerNotInitialized,
+)
+from pygls.io_ import StdinAsyncReader, StdoutWriter, run_async
+from pygls.lsp.server import LanguageServer
+from pygls.protocol import LanguageServerProtocol, lsp_method
+from pygls.uris import to_fs_path
+from pygls.workspace import PositionCodec, ServerTextPosition, TextDocument
+
+from akunu_py.completion.acceptance import Acceptance, Ghost
+from akunu_py.completion.prompt.next_edit import RecentEdits
+from akunu_py.completion.request import (
+    Completion,
+    CompletionMaker,
+    CompletionRequest,
+    SourceFile,
+)
+from akunu_py.completion.thread import CompletionThread, Failure, Ticket
+from akunu_py.errors import INTERRUPTED, AkunuError
+from akunu_py.interrupts import exit_without_teardown
+from akunu_py.version import __version__
+
+_T = TypeVar("_T")
+
+_REQUEST_FAILED = types.LSPErrorCodes.RequestFailed.value
+_SECONDS = 3.0  # time limit of a completion; later ghost text is of no use
+_ACCEPTED = "akunu.accepted"  # a command: the number of an item, and the accepted characters
+_ALTERNATIVES = 2  # sampled ones, for a request made by hand
+_TEMPERATURE = 0.8  # of the alternatives
+_PAUSE_S = 0.1  # of typing, before a changed place is prefilled; clients ask at 0.2 or so
+NEXT_EDIT = "akunu/nextEdit"  # a request, with the params of a position request
+_SHOWS_PARTS = "inlineCompletionParts"  # of initializationOptions
+PART = "akunu/inlineCompletionPart"  # a notification: textDocument, position, text and command
+_PART_S = 0.05  # between two of them
+_HEAD = 4096  # characters at the beginning of a document that are prefilled when it is opened
+
+MAX_FRAME_BYTES = 64 << 20  # a document may be large; more than this is a broken header
+_LENGTH = re.compile(rb"(?i)content-length[ \t]*:[ \t]*(\d{1,19})[ \t]*\r?\n$")
+_HEADER = re.compile(rb"[\w-]+[ \t]*:.*\r?\n")
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
+_CODE_UNITS = {"utf-8": ("utf-8", 1), "utf-16": ("utf-16-le", 2), "utf-32": ("utf-32-le", 4)}
+
+
+class InlineCompletions:
+    """Answers requests with a completion thread of its own.
+
+    The model loads after the answer to initialize, because importing MLX blocks Python.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], CompletionMaker],
+        base: CompletionRequest,
+        acceptance: Acceptance | None = None,
+        unload_s: float | None = None,
+    ) -> None:
+        """base: the limits, which no client can set."""
+        self.acceptance = acceptance or Acceptance()
+        self.numbers = itertools.count(1)  # of the items
+        self.base = replace(base, seconds=base.seconds or _SECONDS)
+        self.loop = asyncio.get_running_loop()
+        loads: asyncio.Queue[str | Failure | None] = asyncio.Queue()
+
+        def loading(state: str | Failure | None) -> None:
+            self._call_soon(lambda: loads.put_nowait(state))
+
+        self.thread = CompletionThread(
+            load,
+            on_loading=lambda: loading(None),
+            on_loaded=lambda completer: loading(completer.name),
+            on_failed=loading,
+            unload_s=unload_s,
+        )
+        self.reporting: asyncio.Task[None] | None = None  # kept: the event loop does not
+        self.server = LanguageServer("akunu", __version__, protocol_cls=StrictProtocol)
+        self.protocol = cast(StrictProtocol, self.server.protocol)
+        self.pause: asyncio.TimerHandle | None = None
+        self.edits = RecentEdits()
+        self.wants_edits = False  # the client requests next edits, not text at the cursor
+        self.shows_parts = False  # the client shows parts of an unfinished answer
+        self.partial: _PartialAnswer | None = None  # the last one
+        self._add_features(loads)
+
+    def _add_features(self, loads: asyncio.Queue[str | Failure | None]) -> None:
+        """Register the handlers. They are functions because pygls cannot mark bound methods."""
+        feature = self.server.feature
+
+        @feature(types.INITIALIZE)
+        def initialize(params: types.InitializeParams) -> None:
+            options = params.initialization_options
+            self.shows_parts = isinstance(options, dict) and options.get(_SHOWS_PARTS) is True
+
+        @feature(types.INITIALIZED)
+        async def initialized(_: types.InitializedParams) -> None:
+            self.thread.start()
+            # A task of our own: one of pygls' that ends with the program leaves a traceback.
+            self.reporting = asyncio.create_task(report_loading(self.server, loads))
+
+        @feature(types.TEXT_DOCUMENT_DID_OPEN)
+        def opened(params: types.DidOpenTextDocumentParams) -> None:
+            self.opened(self.protocol.document(params.text_document.uri))
+
+        @feature(types.TEXT_DOCUMENT_DID_CHANGE)
+        def changed(params: types.DidChangeTextDocumentParams) -> None:
+            document = self.protocol.document(params.text_document.uri)
+            self.changed(document, params.content_changes)
+
+        @self.server.command(_ACCEPTED)
+        def accepted(number: int, characters: int) -> None:
+            self.acceptance.accepted(number, max(0, characters))
+
+        # Announced with options: without them clients never send requests.
+        @feature(types.TEXT_DOCUMENT_INLINE_COMPLETION, types.InlineCompletionOptions())
+        async def inline_completion(
+            params: types.InlineCompletionParams,
+        ) -> types.InlineCompletionList:
+            return await self.complete(params)
+
+        @feature(NEXT_EDIT)
+        async def next_edit(params: Any) -> dict[str, Any] | None:
+            return await self.next_edit(params)
+
+    def opened(self, document: OpenDocument) -> None:
+        text = document.source
+        self.edits.opened(_path(document), text)
+        if not self.wants_edits:  # many places in the document share its beginning
+            self.prefill(document, text[: text.rfind("\n", 0, _HEAD) + 1 or _HEAD])
+
+    def changed(
+        self, document: OpenDocument, changes: Sequence[types.TextDocumentContentChangeEvent]
+    ) -> None:
+        self.edits.changed(_path(document), document.source)
+        last = changes[-1] if changes else None
+        if self.wants_edits or not isinstance(last, types.TextDocumentContentChangePartial):
+            return
+        at = document.offset_at_position(last.range.start) + len(last.text)
+        before, after = document.source[:at], document.source[at:]
+        if self.pause is not None:
+            self.pause.cancel()
+        self.pause = self.loop.call_later(_PAUSE_S, self.prefill, document, before, after)
+
+    def prefill(self, document: OpenDocument, before: str, after: str = "") -> None:
+        """Prefill what a completion between `before` and `after` needs."""
+        if before.strip():
+            request = replace(self._request(document, before, after), max_tokens=0)
+            self.thread.submit(Ticket(request, channel=document.uri))
+
+    async def complete(self, params: types.InlineCompletionParams) -> types.InlineCompletionList:
+        """Raises JsonRpcException if there is no answer: see the top of this module."""
+        request, chosen = self._requested(params)
+        explicit = params.context.trigger_kind == types.InlineCompletionTriggerKind.Invoked
+        self.thread.start()  # for a client that never sends initialized
+        uri = params.text_document.uri
+        shows_parts = self.shows_parts and chosen is None
+        partial = _PartialAnswer(self, request, params) if shows_parts else None
+        texts = [(await self._completion(request, uri, partial)).text]
+        if explicit:
+            sample = replace(request, temperature=request.temperature or _TEMPERATURE)
+            texts += [(await self._completion(sample, uri)).text for _ in range(_ALTERNATIVES)]
+        items = []
+        for text in dict.fromkeys(texts):
+            if text.strip():
+                growing = partial.ghost_of(text) if partial and text == texts[0] else None
+                items.append(_item(text, params.position, chosen))
+                items[-1].command, _ = self.accept_command(request, text, growing)
+        return types.InlineCompletionList(items)
+
+    async def next_edit(self, params: Any) -> dict[str, Any] | None:
+        """Return the next change as lines that replace others, with the command that accepts it.
+
+        None if there is none. Raises JsonRpcException as `complete` does.
+        """
+        try:
+            uri, at = params.textDocument.uri, params.position
+            position = types.Position(int(at.line), int(at.character))
+        except (AttributeError, TypeError, ValueError) as error:
+            raise JsonRpcInvalidParams("expected a textDocument and a position") from error
+        document = self.protocol.document(uri)
+        self.wants_edits = True
+        self.thread.start()
+        request = replace(
+            self._request(document, *document.split(position, position)),
+            files=(),
+            edits=tuple(self.edits),
+        )
+        change = (await self._completion(request, uri)).change
+        if change is None:
+            return None
+        command, _ = self.accept_command(request, "\n".join(change.lines) + "\n")
+        return {**asdict(change), "command": command}
+
+    async def _completion(
+        self, request: CompletionRequest, uri: str, partial: _PartialAnswer | None = None
+    ) -> Completion:
+        done: asyncio.Future[Completion | Failure] = self.loop.create_future()
+
+        def on_text(text: str) -> None:
+            if partial is not None:
+                self._call_soon(lambda: partial.add(text))
+
+        ticket = Ticket(request, lambda outcome: self._resolve(done, outcome), uri, on_text)
+        self.thread.submit(ticket)
+        try:
+            outcome = await done
+        except asyncio.CancelledError:
+            ticket.cancel()
+            raise
+        finally:
+            if partial is not None:
+                partial.end()
+        if isinstance(outcome, Failure):
+            raise JsonRpcException(outcome.message, _REQUEST_FAILED)
+        if outcome.finish_reason == "cancelled":
+            raise JsonRpcContentModified("a newer request for the same document came")
+        return outcome
+
+    def accept_command(
+        self, request: CompletionRequest, text: str, growing: Ghost | None = None
+    ) -> tuple[types.Command, Ghost]:
+        """Count a completion as shown; return the command that accepts it, and its ghost."""
+        number = next(self.numbers)
+        ghost = self.acceptance.shown(request, text, number, growing)
+        command = types.Command("Count as accepted", _ACCEPTED, arguments=[number, len(text)])
+        return command, ghost
+
+    def _requested(
+        self, params: types.InlineCompletionParams
+    ) -> tuple[CompletionRequest, types.SelectedCompletionInfo | None]:
+        """Return the request and the selected menu entry, whose text counts as typed."""
+        document = self.protocol.document(params.text_document.uri)
+        chosen = params.context.selected_completion_info
+        if chosen is None:
+            return self._request(document, *document.split(params.position, params.position)), None
+        before, after = document.split(chosen.range.start, chosen.range.end)
+        return self._request(document, before + chosen.text, after), chosen
+
+    def _request(self, document: OpenDocument, before: str, after: str) -> CompletionRequest:
+        files = tuple(
+            SourceFile(_path(other), other.source)
+            for other in reversed(self.server.workspace.text_documents.values())
+            if other is not document and other.source
+        )
+        return replace(
+            self.base,
+            prefix=before,
+            suffix=after,
+            path=_path(document),
+            language=document.language_id or "",
+            files=files,
+            root=self.server.workspace.root_path or "",
+        )
+
+    def _call_soon(self, call: Callable[[], object]) -> None:
+        """Call it in the thread of the event loop, from another one."""
+        with contextlib.suppress(RuntimeError):  # the event loop has ended
+            self.loop.call_soon_threadsafe(call)
+
+    def _resolve(self, future: asyncio.Future[_T], value: _T) -> None:
+        """Resolve `future` from another thread, unless it was cancelled."""
+
+        def resolve() -> None:
+            if not future.done():
+                future.set_result(value)
+
+        self._call_soon(resolve)
+
+
+class _PartialAnswer:
+    """The parts of an unfinished answer that the client shows."""
+
+    def __init__(
+        self,
+        owner: InlineCompletions,
+        request: CompletionRequest,
+        params: types.InlineCompletionParams,
+    ) -> None:
+        self._owner = owner
+        self._request = request
+        self._place = {"textDocument": params.text_document, "position": params.position}
+        self._text = self._sent = ""
+        self._command: types.Command | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._ghost: Ghost | None = None  # once a part was sent
+        before, owner.partial = owner.partial, self
+        self._earlier = before.shown if before else None
+
+    def add(self, text: str) -> None:
+        self._text += text.replace("\r\n", "\n")
+        if self._timer is None:
+            self._timer = self._owner.loop.call_later(_PART_S, self._send)
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def ghost_of(self, text: str) -> Ghost | None:
+        """Return the shown ghost that `text` completes.
+
+        It was shown for this request, or for the one before if a part of it was typed since.
+        """
+        if self._ghost is not None or self._earlier is None:
+            return self._ghost
+        path, before, whole, ghost = self._earlier
+        now = self._request.prefix
+        continues = now.startswith(before) and len(now) < len(whole)
+        same = path == self._request.path and continues and (now + text).startswith(whole)
+        return ghost if same else None
+
+    @property
+    def shown(self) -> tuple[str, str, str, Ghost] | None:
+        """Path, prefix, prefix with the shown text, and ghost of the last shown part."""
+        prefix = self._request.prefix
+        if self._ghost is None:
+            return self._earlier
+        return self._request.path, prefix, prefix + self._sent, self._ghost
+
+    def _send(self) -> None:
+        self._timer = None
+        if not self._text.strip():
+            return
+        self._sent = self._text
+        if self._command is None:
+            growing = self.ghost_of(self._text)
+            command, ghost = self._owner.accept_command(self._request, self._text, growing)
+            self._command, self._ghost = command, ghost
+        part = {**self._place, "text": self._text, "command": self._command}
+        self._owner.server.protocol.notify(PART, part)
+
+
+async def report_loading(
+    server: LanguageServer, loads: asyncio.Queue[str | Failure | None]
+) -> None:
+    """Report progress whenever a model loads, and a failure as a message.
+
+    loads: None when loading begins, then the name of the model or the failure.
+    """
+    window = server.client_capabilities.window
+    shows = bool(window and window.work_done_progress)
+    last: str | Failure | None = None
+    for number in itertools.count():
+        await loads.get()
+        token = f"akunu/loading/{number}"
+        beginning = asyncio.create_task(_begin_progress(server, token)) if shows else None
+        outcome = await loads.get()
+        if isinstance(outcome, Failure) and outcome != last:
+            server.window_show_message(
+                types.ShowMessageParams(types.MessageType.Error, f"akunu: {outcome.message}")
+            )
+        last = outcome
+        if beginning is not None and await beginning:
+            message = "failed" if isinstance(outcome, Failure) else f"{outcome} is ready"
+            server.work_done_progress.end(token, types.WorkDoneProgressEnd(message=message))
+
+
+async def _begin_progress(server: LanguageServer, token: str) -> bool:
+    """Return False if the client declines."""
+    try:
+        await server.work_done_progress.create_async(token)
+    except JsonRpcException:
+        return False
+    server.work_done_progress.begin(token, types.WorkDoneProgressBegin("akunu", message="loading"))
+    return True
+
+
+def serve_lsp(
+    load: Callable[[], CompletionMaker],
+    base: CompletionRequest,
+    acceptance: Acceptance | None = None,
+    unload_s: float | None = None,
+) -> None:
+    """Speak LSP on stdin and stdout until the client sends exit.
+
+    `load` runs in the thread that owns the model. `base` gives every request its limits, 3 seconds
+    if it has none. unload_s: see `CompletionThread`. What libraries print goes to stderr. Raises
+    AkunuError if the client left without shutdown, which the protocol answers with exit code 1.
+    """
+    # Its warnings are about what the protocol allows, its errors are sent to the client.
+    logging.getLogger("pygls").setLevel(logging.CRITICAL)
+    # Duplicates: Python would abort at its end for sys.stdin, which a thread still reads.
+    stdin = open(os.dup(sys.stdin.fileno()), "rb")  # noqa: SIM115 - for the rest of the run
+    stdout = open(os.dup(sys.stdout.fileno()), "wb")  # noqa: SIM115
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    async def run() -> tuple[int, bool]:
+        code = 1
+        completions = InlineCompletions(load, base, acceptance, unload_s)
+        try:
+            code = 0 if await completions.protocol.serve(stdin, stdout) else 1
+        except asyncio.CancelledError:
+            code = INTERRUPTED
+            raise
+        finally:
+            completions.acceptance.save()
+            loading = completions.thread.close_or_exit(code)
+            if code == INTERRUPTED:  # a thread of the event loop still reads stdin
+                exit_without_teardown(code)
+        return code, loading
+
+    code, loading = asyncio.run(run())  # sends the last replies
+    if loading:
+        exit_without_teardown(code)
+    if code != 0:
+        raise AkunuError("expected shutdown, then exit; the client left without")
+
+
+def _item(
+    text: str, position: types.Position, chosen: types.SelectedCompletionInfo | None
+) -> types.InlineCompletionItem:
+    """The editor turns \\n into the newline of its buffer."""
+    text = text.replace("\r\n", "\n")
+    if chosen is not None:
+        return types.InlineCompletionItem(chosen.text + text, range=chosen.range)
+    # With a range, clients can go on showing it while its first letters are typed.
+    return types.InlineCompletionItem(text, range=types.Range(position, position))
+
+
+def _path(document: TextDocument) -> str:
+    """The path of a file, the URI of anything else."""
+    return to_fs_path(document.uri) or document.uri
+
+
+class StrictCodec(PositionCodec):
+    """Clamps positions: past the end of a line to that end, within a character to its start.
+
+    pygls miscounts both in the last line and before CRLF.
+    """
+
+    def position_from_client_units(
+        self, lines: Sequence[str], position: types.Position
+    ) -> ServerTextPosition:
+        if position.line >= len(lines):
+            return ServerTextPosition(len(lines), 0)
+        codec, size = _CODE_UNITS[self.encoding or "utf-16"]
+        line = lines[position.line].rstrip("\r\n").encode(codec)
+        before = line[: size * position.character].decode(codec, "ignore")
+        return ServerTextPosition(position.line, len(before))
+
+
+class OpenDocument(TextDocument):
+    """A document whose lines end at LF, CRLF or CR, and nowhere else.
+
+    pygls splits with str.splitlines: a form feed would shift all positions after it.
+    """
+
+    @property
+    def lines(self) -> Sequence[str]:
+        return _LINE.findall(self.source)
+
+    def apply_change(self, change: types.TextDocumentContentChangeEvent) -> None:
+        change.text = well_formed(change.text)
+        super().apply_change(change)
+
+    def split(self, start: types.Position, end: types.Position) -> tuple[str, str]:
+        """Return the text before `start` and the text after `end`."""
+        first, last = self.offset_at_position(start), self.offset_at_position(end)
+        return self.source[:first], self.source[last:]
+
+
+def well_formed(text: str) -> str:
+    """Replace lone surrogates by U+FFFD, which takes as many code units.
+
+    JSON can escape them, and no tokenizer could encode them.
+    """
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+class FrameStream:
+    """Gives pygls' reader the frames of a stream; skips garbage between them.
+
+    From a place where no frame begins, everything up to the next Content-Length is skipped.
+    `on_garbage` gets one message for it.
+    """
+
+    def __init__(self, stream: BinaryIO, on_garbage: Callable[[str], object]) -> None:
+        self._on_garbage = on_garbage
+        self._lines = self._header_lines(stream)
+        self.read = stream.read  # of a body
+
+    def readline(self) -> bytes:
+        """Return the next line of a header as pygls expects it, empty at the end."""
+        return next(self._lines, b"")
+
+    def _header_lines(self, stream: BinaryIO) -> Iterator[bytes]:
+        length: int | None = None
+        lost = False
+        while line := stream.readline(4096):
+            found, ends = _LENGTH.search(line), line in (b"\r\n", b"\n")
+            if not (lost or (found and found.start() == 0) or _HEADER.fullmatch(line) or ends):
+                lost, length = True, None
+                self._on_garbage("expected a header line with Content-Length")
+            if found:
+                lost, length = False, int(found[1])
+            elif ends and length is not None:
+                if 0 < length <= MAX_FRAME_BYTES:
+                    yield b"Content-Length: %d\r\n" % length
+                    yield b"\r\n"
+                else:
+                    limits = f"from 1 to {MAX_FRAME_BYTES} are taken"
+                    self._on_garbage(f"a frame of {length} bytes; {limits}")
+                length = None
+
+
+class StrictProtocol(LanguageServerProtocol):
+    """Replies to everything that is refused, and checks the order of the messages."""
+
+    def __init__(self, server: LanguageServer, converter: Any) -> None:
+        super().__init__(server, converter)
+        self._initialized = False
+        self._left = threading.Event()  # the client sent exit
+
+    async def serve(self, stdin: BinaryIO, stdout: BinaryIO) -> bool:
+        """Serve until the client sends exit or closes stdin.
+
+        Return True if it sent shutdown, then exit.
+        """
+        loop = asyncio.get_running_loop()
+
+        def report(message: str) -> None:
+            loop.call_soon_threadsafe(self._refuse, None, JsonRpcParseError(message))
+
+        self.set_writer(StdoutWriter(stdout))
+        reader = StdinAsyncReader(cast(BinaryIO, FrameStream(stdin, report)))
+        await run_async(self._left, reader, self, error_handler=self._refuse_frame)
+        return self._left.is_set() and self._shutdown
+
+    def document(self, uri: str) -> OpenDocument:
+        """Return an open document, and move it to the end of the documents in use."""
+        documents, key = self.workspace.text_documents, unquote(uri)
+        if key not in documents:
+            raise JsonRpcInvalidParams(f"not open: {uri}")
+        documents[key] = documents.pop(key)
+        return cast(OpenDocument, documents[key])
+
+    def structure_message(self, data: Any) -> Any:
+        """pygls' loop calls this for every object in a message; `handle_message` does the work."""
+        return data
+
+    def handle_message(self, message: Any) -> None:
+        """Handle one message. A request that is refused gets an error reply."""
+        _check_shape(message)
+        method = message.get("method")
+        try:
+            self._check_order(method)
+            structured = super().structure_message(message)
+        except JsonRpcException as error:
+            if "method" in message and "id" in message:
+                self._refuse(message["id"], error)
+            return
+        self._initialized |= method == types.INITIALIZE
+        super().handle_message(structured)
+
+    def _check_order(self, method: object) -> None:
+        if method == types.INITIALIZE:
+            if self._initialized:
+                raise JsonRpcInvalidRequest("initialize came a second time")
+        elif self._shutdown and method != types.EXIT:
+            raise JsonRpcInvalidRequest("after shutdown only exit is expected")
+        elif not self._initialized and method not in (None, types.EXIT):
+            raise JsonRpcServerNotInitialized("expected initialize first")
+
+    def _refuse(self, message_id: object, error: JsonRpcException) -> None:
+        known = message_id if isinstance(message_id, (str, int)) else None
+        # pygls leaves out what is None, but a reply without an id is none.
+        self._send_data({"jsonrpc": "2.0", "id": known, "error": error.to_response_error()})
+
+    def _refuse_frame(self, error: Exception, source: object) -> None:
+        """Report a frame that holds no message."""
+        if isinstance(error, OSError):  # stdout is closed
+            raise error
+        if not isinstance(error, JsonRpcException):
+            error = JsonRpcParseError(f"not JSON: {error}")
+        self._refuse(None, error)
+
+    @lsp_method(types.EXIT)
+    def lsp_exit(self, *args: object) -> None:  # type: ignore[override]
+        """pygls would end the process from inside, and lose the exit code on the way."""
+        self._left.set()
+
+    @lsp_method(types.TEXT_DOCUMENT_DID_OPEN)
+    def lsp_text_document__did_open(
+        self, params: types.DidOpenTextDocumentParams
+    ) -> Generator[Any, Any, None]:
+        opened = params.text_document
+        self.workspace.remove_text_document(opened.uri)
+        self.workspace.text_documents[unquote(opened.uri)] = OpenDocument(
+            opened.uri,
+            well_formed(opened.text),
+            opened.version,
+            str(getattr(opened.language_id, "value", opened.language_id)),  # an open enumeration
+            position_codec=StrictCodec(self.workspace.position_encoding),
+        )
+        yield self.fm.features[types.TEXT_DOCUMENT_DID_OPEN], (params,), None
+
+    @lsp_method(types.TEXT_DOCUMENT_DID_CHANGE)
+    def lsp_text_document__did_change(
+        self, params: types.DidChangeTextDocumentParams
+    ) -> Generator[Any, Any, None]:
+        self.document(params.text_document.uri)  # raises if it is not open
+        yield from super().lsp_text_document__did_change(params)
+
+
+def _check_shape(message: Any) -> None:
+    """Raise JsonRpcInvalidRequest unless `message` is a message of JSON-RPC 2.0."""
+    if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
+        raise JsonRpcInvalidRequest('expected an object with "jsonrpc": "2.0"')
+    if "method" not in message and not {"id", "result"} <= set(message) and "error" not in message:
+        raise JsonRpcInvalidRequest('expected a "method", or an "id" with a "result" or an "error"')
+    # pygls looks requests up by their ids, also by the one that a client cancels.
+    params = message.get("params")
+    ids = [message.get("id")]
+    if message.get("method") == types.CANCEL_REQUEST and isinstance(params, dict):
+        ids.append(params.get("id"))
+    if not all(id is None or isinstance(id, str | int) for id in ids):
+        raise JsonRpcInvalidRequest('expected a string or an integer as "id"')
