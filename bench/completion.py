@@ -159,9 +159,9 @@ def replay_places(
         output = completer.code.encode(made.healed + place.body)[:_LONGEST]
         for context, pieces in _contexts(made).items():
             drafter = AutoDrafter(
-                FixedCosts(curve.points), stop_tokens=completer.engine.stop_tokens
+                FixedCosts(curve.points), stop_tokens=completer.engine.tokens.stop_tokens
             )
-            end = sorted(completer.engine.stop_tokens)[:1]
+            end = sorted(completer.engine.tokens.stop_tokens)[:1]
             unread = [token for tokens in pieces for token in (*tokens, *end)]
             drafter.extend(unread)
             drafter.unread = len(unread)

@@ -94,7 +94,7 @@ def measure_curve(
 
     target = Target(engine.model)
     target.reuse_prefix([index % 1000 for index in range(context + 1)])
-    for _ in prefill(target, ChunkSizes(largest=engine.fit.prefill_rows)):
+    for _ in prefill(target, ChunkSizes(largest=engine.plan.fit.prefill_rows)):
         pass
     seconds: dict[int, list[float]] = {count: [] for count in rows}
     for round_ in range(-1, repeats):  # the first round warms up
@@ -138,7 +138,7 @@ def describe_setup(engine: Engine) -> dict[str, str]:
 
     return {
         "model": engine.name,
-        "weights": engine.weights,
+        "weights": engine.plan.weights,
         "device": device.device_name(),
         "blas": device.blas_name(),
     }

@@ -94,7 +94,7 @@ def top_two_margin(engine: Engine, tokens: Sequence[int], sampling: SamplingOpti
 def scores(engine: Engine, tokens: Sequence[int], sampling: SamplingOptions) -> mx.array:
     """What the next token after `tokens` has most of, [vocab]: the logits, and of a draw with a
     seed the logits with their noise (Gumbel-max), in units of logits."""
-    cache = kvcache.new_cache(engine.model, engine.kv_bits)
+    cache = kvcache.new_cache(engine.model, engine.plan.kv_bits)
     logits = engine.model(mx.array(tokens)[None], cache=cache)[0, -1].astype(mx.float32)
     if sampling.temperature:
         assert sampling.seed is not None
@@ -176,7 +176,9 @@ def compare_answers(
     The three answers are of one session, which reads the prompt once and goes back to its end.
     """
     known = {each.key for each in done}
-    weights = engine.weights + (f", KV cache of {engine.kv_bits} bits" if engine.kv_bits else "")
+    weights = engine.plan.weights + (
+        f", KV cache of {engine.plan.kv_bits} bits" if engine.plan.kv_bits else ""
+    )
     weights += f", temperature {temperature:g}" if temperature else ""
     for number, prompt in enumerate(prompts):
         wanted = [
@@ -185,7 +187,7 @@ def compare_answers(
         if not wanted:
             continue
         progress(f"{weights}: answer {number + 1} of {len(prompts)}")
-        tokens = engine.encode_chat([Message("user", prompt)])
+        tokens = engine.tokens.encode_chat([Message("user", prompt)])
         session = Session(engine, UnsavedState(CostCurve()))
         sampling = SamplingOptions(temperature=temperature, seed=number)
         options = GenerateOptions(max_tokens, "off", sampling=sampling)
@@ -341,15 +343,17 @@ def round_products(engine: Engine) -> Engine:
     ]
     engine.model.update_modules(tree_unflatten(rounded))
     mx.eval(engine.model.parameters())
-    return replace(engine, weights=f"{engine.weights}, through the BLAS")
+    weights = f"{engine.plan.weights}, through the BLAS"
+    return replace(engine, plan=replace(engine.plan, weights=weights))
 
 
 def compute_in_float32(engine: Engine) -> Engine:
     """`engine`, whose model is altered in place: quantized matrices stay, all else is float32."""
     engine.model.set_dtype(mx.float32)
     mx.eval(engine.model.parameters())
-    bits = [part for part in engine.weights.split(" + ") if part.endswith("-bit")]
-    return replace(engine, weights=" + ".join([*bits, "float32"]))
+    bits = [part for part in engine.plan.weights.split(" + ") if part.endswith("-bit")]
+    weights = " + ".join([*bits, "float32"])
+    return replace(engine, plan=replace(engine.plan, weights=weights))
 
 
 def _rounded(module: Any) -> nn.Module | None:

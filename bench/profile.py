@@ -53,7 +53,7 @@ class _StagedTarget(Target):
     """A target that takes the time of each stage. Only passes count, not reading a prompt."""
 
     def __init__(self, engine: Engine) -> None:
-        super().__init__(engine.model, engine.kv_bits)
+        super().__init__(engine.model, engine.plan.kv_bits)
         self.graph_s = self.device_s = self.sampling_s = 0.0
         self._in_pass = False
 
@@ -92,7 +92,7 @@ def profile_workload(
 ) -> Profile:
     """Answers the first turn of `workload` to be answered, `repeats` times of either kind."""
     messages = first_question(workload)
-    prompt = engine.encode_chat(messages)
+    prompt = engine.tokens.encode_chat(messages)
     limit = min(max_tokens, workload.max_tokens)
     options = GenerateOptions(max_tokens=limit, draft=mode)
     curve = CostCurve()
@@ -144,7 +144,7 @@ def _staged(
         if not pieces:  # it came from reading the prompt
             target.reset_times()
         pieces.append(piece)
-    decoder = StreamDecoder(engine.tokenizer, engine.stop_tokens, prompt, ())
+    decoder = StreamDecoder(engine.tokens.tokenizer, engine.tokens.stop_tokens, prompt, ())
     decoder.add(pieces[0].piece)
     started = time.perf_counter()
     for piece in pieces[1:]:

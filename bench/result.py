@@ -323,19 +323,19 @@ def describe_model(engine: Engine) -> dict[str, Any]:
     from mlx_lm.utils import get_total_parameters
 
     from akunu_py.decoding import device
-    from akunu_py.models.mlx_loader import load_model
+    from akunu_py.models.mlx_loader import open_model
 
     model, ring = engine.model, engine.ring
     if ring is not None:  # nothing is read of the whole model
-        model = load_model(engine.path)[0]
+        model = open_model(engine.path).model
         device.convert_weights(model, ring.weights)
     arrays = [value for _, value in tree_flatten(model.parameters())]
     described = {
         "name": engine.name,
-        "weights": engine.weights,
+        "weights": engine.plan.weights,
         "params": int(get_total_parameters(model)),
         "size_bytes": sum(value.nbytes for value in arrays if isinstance(value, mx.array)),
-        "kv_bits": engine.kv_bits,
+        "kv_bits": engine.plan.kv_bits,
     }
     if ring is not None:
         described["hosts"] = [f"{ring.hosts.label(n)}: {what}" for n, what in enumerate(ring.holds)]

@@ -334,10 +334,10 @@ def make_tests(
         *(LengthTest(0, generate, depth) for depth in depths for generate in generates if generate),
     ]
     for test in tests:
-        if (needed := test.depth + test.prompt + test.generate + 2) > engine.context_length:
+        if (needed := test.depth + test.prompt + test.generate + 2) > engine.plan.context_length:
             raise UsageError(
                 f"{test.name} needs a context of {needed} tokens, "
-                f"{engine.name} has {engine.context_length}; choose less with -p, -n or -d"
+                f"{engine.name} has {engine.plan.context_length}; choose less with -p, -n or -d"
             )
     return tests
 
@@ -350,7 +350,7 @@ def run_tests(
     progress: Callable[[str], None],
 ) -> None:
     """Appends two series for each test to `into`; they grow while it measures."""
-    endless = replace(engine, stop_tokens=frozenset())
+    endless = replace(engine, tokens=replace(engine.tokens, stop_tokens=frozenset()))
     loops = {PLAIN: _time_mlx_lm, OURS: _time_akunu}
     if engine.ring is not None:
         del loops[PLAIN]  # which cannot run a divided model
@@ -370,8 +370,8 @@ def run_tests(
 
 def _random_tokens(engine: Engine, count: int, seed: int) -> list[int]:
     draw = random.Random(seed)
-    special = set(engine.tokenizer.all_special_ids)
-    usual = [token for token in range(len(engine.tokenizer)) if token not in special]
+    special = set(engine.tokens.tokenizer.all_special_ids)
+    usual = [token for token in range(len(engine.tokens.tokenizer)) if token not in special]
     return draw.choices(usual, k=count)
 
 

@@ -145,7 +145,7 @@ def record(
         items = workloads.setdefault(workload.name, [])
 
         def answer(messages: list[Message], items: list[dict[str, list[int]]] = items) -> str:
-            prompt = engine.encode_chat(messages)
+            prompt = engine.tokens.encode_chat(messages)
             done = session.generate(prompt, GenerateOptions(max_tokens=max_tokens)).answer()
             items.append({"prompt": prompt, "output": list(done.tokens)})
             return done.text

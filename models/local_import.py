@@ -159,11 +159,12 @@ def _quantize(source: Path, directory: Path, bits: int, progress: ProgressCallba
     head, which mlx-lm drops, into a file of its own."""
     from mlx_lm.utils import quantize_model, save_config, save_model
 
-    from akunu_py.models.mlx_loader import load_model
+    from akunu_py.models.mlx_loader import open_model
     from akunu_py.models.mtp import load as mtp
 
     progress("quantize", 0, 0)
-    model, config, _ = load_model(source)
+    opened = open_model(source)
+    model, config = opened.model, opened.config
     _set_dtype(model, config)
     with (
         boundary(f"mlx-lm cannot quantize the model in {source}", UnsupportedModel),

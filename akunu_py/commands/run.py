@@ -66,7 +66,11 @@ def run(args: argparse.Namespace) -> int:
     )
 
     learned = load_learned(engine, no_memory=args.no_memory)
-    tokens = engine.encode(prompt) if args.raw else engine.encode_chat([Message("user", prompt)])
+    tokens = (
+        engine.tokens.encode(prompt)
+        if args.raw
+        else engine.tokens.encode_chat([Message("user", prompt)])
+    )
     session = Session(engine, learned)
     if args.prompt_cache:
         session.recall = None

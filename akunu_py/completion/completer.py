@@ -77,7 +77,7 @@ class Completer:
         added to it, because they repeat each other at every keystroke. session: to make them in
         that one. Raises UsageError where the model cannot do what `options` ask for."""
         self.options = options
-        self.code = CodeTokens(engine.tokenizer, engine.vocabulary)
+        self.code = CodeTokens(engine.tokens.tokenizer, engine.tokens.vocabulary)
         self.edit_format = find_edit_format(options.fim, self.code, engine.name)
         fim = "none" if self.edit_format else options.fim
         self.family = find_family(fim, self.code, engine.name)
@@ -85,10 +85,10 @@ class Completer:
         others += [form.stop for form in FORMATS]
         ends = [self.family.stop] if self.family else others
         markers = tuple(token for stop in ends for token in stop)
-        stops = engine.stop_tokens | self.code.marker_ids(markers)
-        self.engine = replace(engine, stop_tokens=stops)
+        stops = engine.tokens.stop_tokens | self.code.marker_ids(markers)
+        self.engine = replace(engine, tokens=replace(engine.tokens, stop_tokens=stops))
         self._learned = learned
-        self._budgets = _budgets(options, engine.context_length)
+        self._budgets = _budgets(options, engine.plan.context_length)
         self._cache = CompletionCache()
         self._related = RelatedFiles()
         if session is not None:
@@ -232,7 +232,7 @@ class Completer:
             self._related.chosen(),
         )
         if not made.tokens:  # nothing that fits the budget, and no token that begins texts
-            made = replace(made, tokens=sorted(self.engine.stop_tokens)[:1])
+            made = replace(made, tokens=sorted(self.engine.tokens.stop_tokens)[:1])
         return made
 
 

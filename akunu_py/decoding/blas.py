@@ -17,7 +17,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-
 # Builds for one kind of CPU stop the process on a CPU without its instructions.
 _REQUIRED_FEATURES = {
     "avx512f": frozenset({"SKYLAKEX", "COOPERLAKE", "SAPPHIRERAPIDS"}),

@@ -91,7 +91,11 @@ class ChatModel(Protocol):
 def facts_of(engine: Engine) -> ModelFacts:
     """Of a model that is loaded here."""
     return ModelFacts(
-        engine.name, engine.weights, engine.context_length, engine.no_draft, engine.fit.note
+        engine.name,
+        engine.plan.weights,
+        engine.plan.context_length,
+        engine.no_draft,
+        engine.plan.fit.note,
     )
 
 
@@ -166,7 +170,7 @@ class LoadedAnswer:
         drafted = piece.piece.rejected
         if not drafted:
             return ""
-        decode, tokens = self._session.engine.tokenizer.decode, self._generation.tokens
+        decode, tokens = self._session.engine.tokens.tokenizer.decode, self._generation.tokens
         before = len(tokens) - len(piece.piece.tokens) + piece.piece.accepted
         anchor = tokens[before - 1 : before]
         return str(decode([*anchor, *drafted]))[len(decode(anchor)) :]

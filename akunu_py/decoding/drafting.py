@@ -116,7 +116,7 @@ class Drafting:
     def _set_apart(self, draft_context: Sequence[Sequence[int]]) -> list[int]:
         """The draft context, each sequence closed by a stop token, so that no draft runs on from
         one into the next or into the history."""
-        end = sorted(self._engine.stop_tokens)[:1]
+        end = sorted(self._engine.tokens.stop_tokens)[:1]
         return [token for tokens in draft_context for token in (*tokens, *end)]
 
     def _new(self, mode: DraftMode, draft_tokens: int) -> Drafter:
@@ -126,7 +126,7 @@ class Drafting:
             return FixedDrafter(draft_tokens)
         return AutoDrafter(
             self.curve,
-            stop_tokens=self._engine.stop_tokens,
+            stop_tokens=self._engine.tokens.stop_tokens,
             rerun_on_reject=self._engine.recurrent,
             memory=self._memory,
             networks=networks_for(self._engine, self._target, mode),

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from akunu_py.decoding import device, footprint
+from akunu_py.decoding import device
 from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.plan import growth
 from akunu_py.decoding.prompt_cache.memory import LEAST, PromptCaches
 from akunu_py.decoding.target import Target
 from akunu_py.errors import DoesNotFit, UsageError
@@ -39,18 +40,18 @@ def make_room(engine: Engine, target: Target, prompt: Sequence[int], max_tokens:
     """
     caches = target.caches
     relieve(caches)
-    context = engine.context_length
+    context = engine.plan.context_length
     cached = target.reach(prompt)
     fewest = min(len(prompt) + min(max_tokens, _LEAST_ANSWER), context)
     least = _growth(engine, fewest, cached)
     most = _growth(engine, min(len(prompt) + max_tokens, context), cached)
-    if (left := device.memory_left(engine.memory)) >= most:
+    if (left := device.memory_left(engine.plan.memory_limit)) >= most:
         return
     asked_for = target.best(prompt) if cached >= LEAST else None
     caches.make_room(max(0, caches.limit - caches.nbytes) + most - left, asked_for)
     mx.clear_cache()
-    left = device.memory_left(engine.memory)
-    if left >= least or engine.forced:
+    left = device.memory_left(engine.plan.memory_limit)
+    if left >= least or engine.plan.forced:
         return
     held = target.history.nbytes + caches.nbytes
     if left + held < _growth(engine, fewest, 0):
@@ -63,7 +64,7 @@ def make_room(engine: Engine, target: Target, prompt: Sequence[int], max_tokens:
 
 def _growth(engine: Engine, tokens: int, cached: int, cache: Growth | None = None) -> int:
     """Bytes that a text of so many tokens takes beyond what is cached, with the work on it."""
-    needs, rows = engine.fit.needs, engine.fit.prefill_rows
+    needs, rows = engine.plan.fit.needs, engine.plan.fit.prefill_rows
     cache = cache or needs.cache
     whole = cached - cached % _STEP
     held = cache.at(whole, rows) if whole else 0
@@ -71,7 +72,7 @@ def _growth(engine: Engine, tokens: int, cached: int, cache: Growth | None = Non
 
 
 def _refusal(engine: Engine, prompt: int, cached: int, needed: int, left: int) -> str:
-    steps = range(_STEP, engine.context_length + 1, _STEP)
+    steps = range(_STEP, engine.plan.context_length + 1, _STEP)
     fits = _STEP * bisect_right(steps, left, key=lambda tokens: _growth(engine, tokens, cached))
     ways = []
     if fits - _LEAST_ANSWER >= _STEP:
@@ -86,13 +87,13 @@ def _refusal(engine: Engine, prompt: int, cached: int, needed: int, left: int) -
 
 
 def _fits_with_8_bits(engine: Engine, prompt: int, left: int) -> bool:
-    if engine.kv_bits is not None:
+    if engine.plan.kv_bits is not None:
         return False
     try:
-        cache = footprint.growth(engine.model, 8, wide="float32" in engine.weights)
+        cache = growth(engine.model, 8)
     except UsageError:
         return False
     for beside in (engine.draft_model, engine.mtp_head):
         cache += beside.needs.cache if beside else Growth(0)
-    tokens = min(prompt + _LEAST_ANSWER, engine.context_length)
+    tokens = min(prompt + _LEAST_ANSWER, engine.plan.context_length)
     return _growth(engine, tokens, 0, cache) <= left

@@ -94,8 +94,8 @@ class Session:
         learn."""
         self.engine = engine
         self.learned = learned
-        caches = beside.target.caches if beside else PromptCaches(engine.cache_memory)
-        self.target: Target = Target(engine.model, engine.kv_bits, caches)
+        caches = beside.target.caches if beside else PromptCaches(engine.plan.cache_memory)
+        self.target: Target = Target(engine.model, engine.plan.kv_bits, caches)
         drafting = beside.drafting if beside else None
         self.drafting: Drafting = Drafting(engine, self.target, learned, drafting)
         self.turn = Turn()
@@ -149,10 +149,10 @@ class Session:
 
     def chat(self, messages: Sequence[Message], options: GenerateOptions) -> Generation:
         """The answer to a conversation, as a stream; see `generate`."""
-        prompt = self.engine.encode_chat(messages)
+        prompt = self.engine.tokens.encode_chat(messages)
         stable = None
         if self.target.history.needs_checkpoints:
-            stable = self.engine.stable_prefix(messages, prompt)
+            stable = self.engine.tokens.stable_prefix(messages, prompt)
         return self.generate(prompt, options, stable=stable)
 
     def generate(
@@ -194,7 +194,8 @@ class Generation:
     ) -> None:
         engine = session.engine
         if options.stop_tokens:
-            engine = replace(engine, stop_tokens=engine.stop_tokens.union(options.stop_tokens))
+            stop_tokens = engine.tokens.stop_tokens.union(options.stop_tokens)
+            engine = replace(engine, tokens=replace(engine.tokens, stop_tokens=stop_tokens))
         _check(engine, prompt, options)
         check_mode(engine, options.draft)
         self._session = session
@@ -206,16 +207,20 @@ class Generation:
         self._stable = stable
         self._logprobs: LogprobSampler | None = None
         if options.sampling.logprobs is not None:
-            self._logprobs = LogprobSampler(options.sampling, engine.tokenizer)
+            self._logprobs = LogprobSampler(options.sampling, engine.tokens.tokenizer)
         self._sampler = self._logprobs or Sampler(options.sampling)
         constraint = options.sampling.constraint
         self._constraint = (
-            ConstraintMatcher(engine, constraint, self._prompt) if constraint else None
+            ConstraintMatcher(engine.tokens, constraint, self._prompt) if constraint else None
         )
-        self._room = engine.context_length - len(self._prompt)
+        self._room = engine.plan.context_length - len(self._prompt)
         self._cancelled = threading.Event()
         self._decoder = StreamDecoder(
-            engine.tokenizer, engine.stop_tokens, self._prompt, options.stop, options.markers
+            engine.tokens.tokenizer,
+            engine.tokens.stop_tokens,
+            self._prompt,
+            options.stop,
+            options.markers,
         )
         self.stats = Stats(prompt_tokens=len(self._prompt))
         self.tokens: list[int] = []
@@ -273,7 +278,7 @@ class Generation:
         """How far the prompt is read; the first token, which its prefill yields; then a piece per
         decode pass."""
         started = time.perf_counter()
-        target, stop = self._target, self._engine.stop_tokens
+        target, stop = self._target, self._engine.tokens.stop_tokens
         target.sampler, target.constraint = self._sampler, self._constraint
         self._session.drafting.prepare(self._options)
         yield from self._prefill()
@@ -299,7 +304,7 @@ class Generation:
 
     def _decode(self, drafter: Drafter) -> Generator[Piece | TextPiece]:
         """A piece per decode pass, in legs: each takes memory for its own tokens only."""
-        target, stop = self._target, self._engine.stop_tokens
+        target, stop = self._target, self._engine.tokens.stop_tokens
         left = min(self._options.max_tokens, self._room) - 1
         while left > 0:
             piece = Piece(())
@@ -342,8 +347,8 @@ class Generation:
 
     def _needed(self, tokens: int) -> int:
         """Bytes of the KV cache of so many tokens."""
-        most = min(tokens, self._engine.context_length)
-        return self._engine.fit.needs.cache.at(most)
+        most = min(tokens, self._engine.plan.context_length)
+        return self._engine.plan.fit.needs.cache.at(most)
 
     def _follow_turn(self) -> None:
         """Makes the next pass one of a session that is alone, or not."""
@@ -412,7 +417,7 @@ class Generation:
     def _read(self, meanwhile: Callable[[int], None] = lambda launched: None) -> Generator[int]:
         """Reads what is pending but for its tail, in chunks as the turns want them."""
         turn, curve = self._session.turn, self._session.drafting.curve
-        sizes = ChunkSizes(curve, self._engine.fit.prefill_rows, turn.chunk_seconds)
+        sizes = ChunkSizes(curve, self._engine.plan.fit.prefill_rows, turn.chunk_seconds)
         for read in prefill(self._target, sizes, meanwhile):
             yield read
             sizes.seconds = turn.chunk_seconds
@@ -428,7 +433,7 @@ class Generation:
 
     def _add_logprobs(self, sampler: LogprobSampler, tokens: Sequence[int]) -> None:
         """Of all tokens but one that ends the answer, which is no part of its text."""
-        told = [token for token in tokens if token not in self._engine.stop_tokens]
+        told = [token for token in tokens if token not in self._engine.tokens.stop_tokens]
         last = [*self._prompt[-1:], *self.tokens][-1]
         position = len(self._prompt) + len(self.tokens)
         self.logprobs += sampler.take(position, told, last)
@@ -441,7 +446,7 @@ class Generation:
     def _finish_reason(self) -> FinishReason:
         last = self.tokens[-1] if self.tokens else -1
         complete = self._constraint is not None and self._constraint.complete
-        if self._decoder.stopped or complete or last in self._engine.stop_tokens:
+        if self._decoder.stopped or complete or last in self._engine.tokens.stop_tokens:
             return "stop"
         if len(self.tokens) == self._options.max_tokens:
             return "length"
@@ -457,20 +462,20 @@ def _check(engine: Engine, prompt: Sequence[int], options: GenerateOptions) -> N
         )
     if not prompt:
         raise EmptyPrompt("the prompt is empty: give a text to answer")
-    if (at := first_outside(prompt, engine.vocabulary)) is not None:
+    if (at := first_outside(prompt, engine.tokens.vocabulary)) is not None:
         raise DamagedModel(
             f"the tokenizer of {engine.name} knows token {prompt[at]}, but its weights only "
-            f"{engine.vocabulary} tokens; fetch the model again"
+            f"{engine.tokens.vocabulary} tokens; fetch the model again"
         )
-    if len(prompt) >= engine.context_length:
+    if len(prompt) >= engine.plan.context_length:
         raise PromptTooLong(
             f"the prompt has {len(prompt)} tokens, but the context of {engine.name} holds "
-            f"{engine.context_length} with the answer; shorten the prompt",
+            f"{engine.plan.context_length} with the answer; shorten the prompt",
             len(prompt),
-            engine.context_length - 1,
+            engine.plan.context_length - 1,
         )
     biased = [token for token, _ in options.sampling.logit_bias]
-    if (at := first_outside(biased, engine.vocabulary)) is not None:
+    if (at := first_outside(biased, engine.tokens.vocabulary)) is not None:
         raise UsageError(
-            f"logit_bias: {engine.name} has {engine.vocabulary} tokens, none is {biased[at]}"
+            f"logit_bias: {engine.name} has {engine.tokens.vocabulary} tokens, none is {biased[at]}"
         )

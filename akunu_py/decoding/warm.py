@@ -73,6 +73,6 @@ def _prompts() -> list[str]:
 
 
 def _generation(session: Session, prompt: str, options: GenerateOptions) -> Generation:
-    if session.engine.tokenizer.has_chat_template:
+    if session.engine.tokens.tokenizer.has_chat_template:
         return session.chat([Message("user", prompt)], options)
-    return session.generate(session.engine.encode(prompt), options)
+    return session.generate(session.engine.tokens.encode(prompt), options)

@@ -24,8 +24,8 @@ class Infill:
     """The tokenizer of a model, as filling in needs it, and its format."""
 
     def __init__(self, engine: Engine) -> None:
-        self._code = CodeTokens(engine.tokenizer, engine.vocabulary)
-        self._context = engine.context_length
+        self._code = CodeTokens(engine.tokens.tokenizer, engine.tokens.vocabulary)
+        self._context = engine.plan.context_length
         self.family: FimFamily | None = find_family("auto", self._code, engine.name)
 
     def prompt(self, prefix: str, suffix: str) -> InfillPrompt:

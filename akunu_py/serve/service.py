@@ -44,7 +44,7 @@ class Service:
     @property
     def most_tokens(self) -> int:
         """That an answer may have where the request sets no limit."""
-        return self.max_tokens or self.engine.context_length
+        return self.max_tokens or self.engine.plan.context_length
 
     def completer(self, session: Session, options: CompleteOptions) -> Completer:
         """The one that completes so; to be called in the thread of the session."""
@@ -72,7 +72,7 @@ class Service:
             "type": "model",
             "display_name": self.name,
             "created_at": date,
-            "context_length": self.engine.context_length,
+            "context_length": self.engine.plan.context_length,
         }
 
     def check_model(self, asked: str | None) -> None:

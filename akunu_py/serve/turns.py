@@ -36,7 +36,7 @@ def joined(messages: Iterable[Message]) -> list[Message]:
 def effort_variables(service: Service, effort: Effort | None, param: str) -> dict[str, Any]:
     """The chat template's variables for how much to think. Raises RequestError where the model
     cannot be told that."""
-    variables = thinking_variables(service.engine.tokenizer).of(effort)
+    variables = thinking_variables(service.engine.tokens.tokenizer).of(effort)
     if variables is None:
         raise RequestError(
             f"{param}: {service.name} cannot be told {effort!r}; leave it out", param=param

@@ -94,7 +94,7 @@ def _find_definitions(options: argparse.Namespace, engine: Engine) -> int:
     from akunu_py.bench.report.printing import print_definitions
     from akunu_py.completion.tokens import CodeTokens
 
-    code = CodeTokens(engine.tokenizer, engine.vocabulary)
+    code = CodeTokens(engine.tokens.tokenizer, engine.tokens.vocabulary)
     found = measure_definitions(options.definitions, lambda text: len(code.encode(text)), progress)
     progress("")
     if not found:

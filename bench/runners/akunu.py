@@ -75,7 +75,7 @@ class Akunu:
         )
 
         def answer(messages: list[Message]) -> str:
-            prompt = engine.encode_chat(messages)
+            prompt = engine.tokens.encode_chat(messages)
             done = session.generate(prompt, options).answer()
             run.add(prompt, list(done.tokens), done.stats.prefill_s, done.stats.decode_s)
             return decode_text(engine, list(done.tokens))

@@ -43,7 +43,7 @@ class MlxLm:
 
         def answer(messages: list[Message]) -> str:
             nonlocal cache, cached
-            prompt = engine.encode_chat(messages)
+            prompt = engine.tokens.encode_chat(messages)
             shared = min(common_prefix(cached, prompt), len(prompt) - 1)
             if cached and can_trim_prompt_cache(cache):
                 trim_prompt_cache(cache, len(cached) - shared)
@@ -56,7 +56,7 @@ class MlxLm:
                 sampler=make_sampler(temp=conditions.temperature),
                 prompt_cache=cache,
             )
-            output = _time_steps(run, prompt, steps, engine.stop_tokens)
+            output = _time_steps(run, prompt, steps, engine.tokens.stop_tokens)
             # The last token is in the cache already: its step runs ahead.
             cached = [*prompt, *output]
             return decode_text(engine, output)
@@ -74,7 +74,7 @@ class MlxLmDraftModel:
 
     def __init__(self, engine: Engine, draft_model: Engine) -> None:
         """Raises UsageError where the two models do not share their tokens."""
-        if engine.tokenizer.get_vocab() != draft_model.tokenizer.get_vocab():
+        if engine.tokens.tokenizer.get_vocab() != draft_model.tokens.tokenizer.get_vocab():
             raise UsageError(
                 f"{draft_model.name} cannot draft for {engine.name}: their vocabularies differ; "
                 "take a smaller model of the same family"
@@ -89,7 +89,7 @@ class MlxLmDraftModel:
         mx.random.seed(conditions.seed)
 
         def answer(messages: list[Message]) -> str:
-            prompt = engine.encode_chat(messages)
+            prompt = engine.tokens.encode_chat(messages)
             steps = speculative_generate_step(
                 mx.array(prompt),
                 engine.model,
@@ -98,7 +98,7 @@ class MlxLmDraftModel:
                 max_tokens=conditions.max_tokens,
                 sampler=make_sampler(temp=conditions.temperature),
             )
-            return decode_text(engine, _time_steps(run, prompt, steps, engine.stop_tokens))
+            return decode_text(engine, _time_steps(run, prompt, steps, engine.tokens.stop_tokens))
 
         hold_conversation(run, workload, answer)
         return run
@@ -114,7 +114,7 @@ def hold_conversation(run: Run, workload: Workload, answer: Callable[[list[Messa
 
 def decode_text(engine: Engine, tokens: list[int]) -> str:
     """An answer's text, as it goes into the prompt of the next turn."""
-    return str(engine.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
+    return str(engine.tokens.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
 
 
 def _time_steps(

@@ -32,7 +32,7 @@ def load_head(directory: Path, model: Any, config: dict[str, Any]) -> Head | Non
     """The head that belongs to `model`, None where there is none; weights are read when they are
     needed, and quantized as the target's are.
 
-    model, config: as `mlx_loader.load_model` returned them for `directory`. Raises
+    model, config: as `mlx_loader.open_model` returned them for `directory`. Raises
     UnsupportedModel, DamagedModel for a head that does not fit the model.
     """
     name = type(model).__module__.rpartition(".")[2]

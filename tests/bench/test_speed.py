@@ -90,8 +90,8 @@ def test_different_output_is_reported() -> None:
 
 
 def test_the_margin_at_the_first_divergence_is_the_models(starter_engine: Engine) -> None:
-    prompt = starter_engine.encode("The capital of France is")
-    output = starter_engine.encode(" the city")
+    prompt = starter_engine.tokens.encode("The capital of France is")
+    output = starter_engine.tokens.encode(" the city")
     found = first_divergence(starter_engine, [(prompt, [*output, 5])], [(prompt, [*output, 7, 8])])
     logits = sorted(starter_engine.model(mx.array([[*prompt, *output]]))[0, -1].tolist())
     assert found is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -15,6 +14,7 @@ from akunu_py.decoding.events import Reading
 from akunu_py.decoding.session import Session
 from akunu_py.errors import EmptyPrompt, PromptTooLong, UnknownModel, UsageError
 from akunu_py.types import DraftMode, GenerateOptions, Message
+from tests.support.engines import altered
 from tests.support.prompts import REWRITE, VARIED_PROMPTS
 
 MODES: tuple[DraftMode, ...] = ("off", "fixed", "auto")
@@ -28,7 +28,7 @@ def mlx_lm_greedy(engine: Engine, prompt: list[int], count: int) -> list[int]:
     tokens: list[int] = []
     for token, _ in steps:
         tokens.append(int(token))
-        if token in engine.stop_tokens:
+        if token in engine.tokens.stop_tokens:
             break
     steps.close()
     return tokens
@@ -42,7 +42,7 @@ def mlx_lm_greedy(engine: Engine, prompt: list[int], count: int) -> list[int]:
     ],
 )
 def test_greedy_tokens_equal_mlx_lm(starter_engine: Engine, index: int, count: int) -> None:
-    prompt = starter_engine.encode_chat([Message("user", VARIED_PROMPTS[index])])
+    prompt = starter_engine.tokens.encode_chat([Message("user", VARIED_PROMPTS[index])])
     expected = mlx_lm_greedy(starter_engine, prompt, count)
     for mode in MODES:
         options = GenerateOptions(max_tokens=count, draft=mode)
@@ -52,17 +52,19 @@ def test_greedy_tokens_equal_mlx_lm(starter_engine: Engine, index: int, count: i
 
 
 def test_the_text_is_what_the_tokens_decode_to(starter_engine: Engine) -> None:
-    prompt = starter_engine.encode_chat([Message("user", "Write a line with emoji and Chinese.")])
+    prompt = starter_engine.tokens.encode_chat(
+        [Message("user", "Write a line with emoji and Chinese.")]
+    )
     generation = Session(starter_engine).generate(prompt, GenerateOptions(max_tokens=40))
     pieces = list(generation)
     text = "".join(piece.text for piece in pieces)
-    shown = [token for token in generation.tokens if token not in starter_engine.stop_tokens]
-    assert text == generation.text == starter_engine.tokenizer.decode(shown)
+    shown = [token for token in generation.tokens if token not in starter_engine.tokens.stop_tokens]
+    assert text == generation.text == starter_engine.tokens.tokenizer.decode(shown)
     assert [token for piece in pieces for token in piece.piece.tokens] == generation.tokens
 
 
 def test_drafted_ranges_cover_what_was_accepted(starter_engine: Engine) -> None:
-    prompt = starter_engine.encode_chat([Message("user", REWRITE)])
+    prompt = starter_engine.tokens.encode_chat([Message("user", REWRITE)])
     generation = Session(starter_engine).generate(prompt, GenerateOptions(max_tokens=60))
     pieces = list(generation)
     assert generation.stats.accepted > 20
@@ -79,7 +81,7 @@ def test_a_stop_token_ends_the_answer(starter_engine: Engine) -> None:
     asked = [Message("user", "Answer with one word: yes or no?")]
     answer = session.chat(asked, GenerateOptions()).answer()
     assert answer.finish_reason == "stop"
-    assert answer.tokens[-1] in starter_engine.stop_tokens
+    assert answer.tokens[-1] in starter_engine.tokens.stop_tokens
     assert "<|im_end|>" not in answer.text
 
 
@@ -94,7 +96,7 @@ def test_max_tokens_is_kept(shallow_starter: Engine, mode: DraftMode, count: int
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_full_context_ends_the_answer(shallow_starter: Engine, mode: DraftMode) -> None:
-    engine = replace(shallow_starter, context_length=48)
+    engine = altered(shallow_starter, context_length=48)
     session = Session(engine)
     generation = session.chat([Message("user", "Tell me a story.")], GenerateOptions(draft=mode))
     answer = generation.answer()
@@ -148,7 +150,7 @@ def test_an_answer_that_is_left_does_not_spoil_the_next(shallow_starter: Engine)
 
 
 def test_reading_a_prompt_reports_and_can_be_cancelled(shallow_starter: Engine) -> None:
-    prompt = shallow_starter.encode("word " * 600)
+    prompt = shallow_starter.tokens.encode("word " * 600)
     generation = Session(shallow_starter).generate(prompt, GenerateOptions(max_tokens=4))
     seen = []
     for step in generation.steps():

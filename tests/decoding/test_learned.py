@@ -201,7 +201,7 @@ def test_a_second_run_drafts_from_the_output_of_the_first(starter_engine: Engine
     answers = []
     for _ in range(2):
         learned = LearnedState(
-            starter_engine.path, starter_engine.tokenizer_digest, "test", memory=True
+            starter_engine.path, starter_engine.tokens.digest, "test", memory=True
         )
         learned.curve = SteadyCosts({1: 1.0, 5: 1.2, 33: 2.0})
         answer = Session(starter_engine, learned).chat(messages, options).answer()

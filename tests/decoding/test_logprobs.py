@@ -30,7 +30,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 def test_they_are_the_models(
     engine: Engine, text: str, draft: DraftMode, temperature: float, count: int
 ) -> None:
-    prompt = engine.encode(text * 3)
+    prompt = engine.tokens.encode(text * 3)
     asked = SamplingOptions(
         temperature=temperature, seed=1, logprobs=count, logit_bias=((70, 2.0),), top_k=9
     )

@@ -13,6 +13,7 @@ from akunu_py.decoding.session import Session
 from akunu_py.errors import DoesNotFit
 from akunu_py.models.fit import Activations, Fit, Growth, Needs
 from akunu_py.types import GenerateOptions
+from tests.support.engines import altered
 from tests.support.targets import some
 from tests.support.tiny_fim import load_tiny
 
@@ -25,14 +26,14 @@ WORK = 1000  # bytes that passes need
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     engine = load_tiny(tmp_path_factory.mktemp("model"), ["<|end|>"])
     needs = Needs(0, Growth(TOKEN), Activations(0, 0, 0, 0), 4096)
-    return replace(engine, context_length=4096, cache_memory=1 << 30, fit=Fit(needs, 4096, 1 << 40))
+    return altered(engine, context_length=4096, cache_memory=1 << 30, fit=Fit(needs, 4096, 1 << 40))
 
 
 def session_with(
     engine: Engine, tokens: int, monkeypatch: pytest.MonkeyPatch, *, forced: bool = False
 ) -> Session:
     """A session on a machine with memory for so many tokens."""
-    session = Session(replace(engine, forced=forced))
+    session = Session(altered(engine, forced=forced))
 
     def left(limit: int | None = None) -> int:
         held = session.target.history.nbytes + session.target.caches.nbytes

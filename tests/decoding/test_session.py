@@ -71,11 +71,13 @@ def test_what_the_next_turn_begins_with_is_found_by_rendering_one(
     tiny: Engine, monkeypatch: pytest.MonkeyPatch, template: str, dropped: int
 ) -> None:
     turns = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
-    monkeypatch.setattr(tiny.tokenizer, "chat_template", template.replace("{{ turns }}", turns))
-    monkeypatch.setattr(tiny.tokenizer, "has_chat_template", True)
+    monkeypatch.setattr(
+        tiny.tokens.tokenizer, "chat_template", template.replace("{{ turns }}", turns)
+    )
+    monkeypatch.setattr(tiny.tokens.tokenizer, "has_chat_template", True)
     messages = [Message("user", "Hello there")]
-    prompt = tiny.encode_chat(messages)
-    assert tiny.stable_prefix(messages, prompt) == len(prompt) - dropped
+    prompt = tiny.tokens.encode_chat(messages)
+    assert tiny.tokens.stable_prefix(messages, prompt) == len(prompt) - dropped
 
 
 @pytest.mark.parametrize("idle", [False, True])

@@ -10,7 +10,6 @@ import json
 import os
 import struct
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from akunu_py.decoding.session import Session
 from akunu_py.errors import AkunuError, DamagedCache, StoreError
 from akunu_py.types import GenerateOptions
 from tests.reliability.fuzz import LONGEST, SCALARS, changed, explore, lengths
+from tests.support.engines import altered
 from tests.support.families import build
 from tests.support.tiny_fim import load_tiny
 
@@ -43,7 +43,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 
 
 def engine_of(tiny: Engine, name: str) -> Engine:
-    return replace(tiny, model=build(name), vocabulary=96)
+    return altered(tiny, model=build(name), vocabulary=96)
 
 
 def saved(engine: Engine, path: Path) -> Path:
@@ -90,7 +90,7 @@ def opened(engine: Engine, path: Path) -> str:
         assert session.target.tokens == []
         return type(said).__name__
     answer = session.generate([*session.target.tokens, 5], OPTIONS).answer()
-    assert all(0 <= token < engine.vocabulary for token in answer.tokens)
+    assert all(0 <= token < engine.tokens.vocabulary for token in answer.tokens)
     return "answered"
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from akunu_py.decoding.chat_format.effort import Effort
 from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.tokens import TokenCodec
 from akunu_py.serve import bodies
 from akunu_py.serve.errors import RequestError
 from akunu_py.serve.messages.bodies import CountBody, MessagesBody
@@ -60,14 +61,14 @@ def service(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Service:
 def prompts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was rendered, up to the conversation."""
     found: list[str] = []
-    encode = Engine.encode_chat
+    encode = TokenCodec.encode_chat
 
-    def spy(self: Engine, *args: Any) -> list[int]:
+    def spy(self: TokenCodec, *args: Any) -> list[int]:
         tokens = encode(self, *args)
         found.append(self.tokenizer.decode(tokens).partition("<|im_start|>")[0])
         return tokens
 
-    monkeypatch.setattr(Engine, "encode_chat", spy)
+    monkeypatch.setattr(TokenCodec, "encode_chat", spy)
     return found
 
 

@@ -170,7 +170,7 @@ def test_a_server_is_found_where_it_has_what_is_asked(
         assert shared is not None
         assert shared[1].name == NAME
         assert shared[1].model.context_length == tiny.in_thread(
-            lambda engine: engine.context_length
+            lambda engine: engine.plan.context_length
         )
         assert running_server(model, LoadOptions(context=64)) is not None
         others = [

@@ -31,6 +31,7 @@ from akunu_py.serve.guard import Access
 from akunu_py.serve.record import Records
 from akunu_py.types import Stats
 from tests.support.dialects import CONVERSATIONS, DIALECTS, Asked, Spoken, Told
+from tests.support.engines import altered
 from tests.support.families import build
 from tests.support.serving import Served, ask, served, write_served_model
 
@@ -71,12 +72,12 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def session_of(kind: str, engine: Engine) -> Session:
     """A session of that kind of model behind the engine's tokenizer, as after a start."""
-    size = engine.vocabulary
-    texts = [engine.tokenizer.decode([token]) for token in range(size)]
+    size = engine.tokens.vocabulary
+    texts = [engine.tokens.tokenizer.decode([token]) for token in range(size)]
     known = mx.array([len(text) == 1 and text.isascii() and text.isprintable() for text in texts])
     model = Printable(build(kind, vocab_size=size, **KINDS[kind]), known)
     cache = kvcache.new_cache(model)
-    engine = replace(
+    engine = altered(
         engine,
         model=model,
         context_length=40_000,

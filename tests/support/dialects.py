@@ -194,8 +194,8 @@ def _own_request(asked: Asked) -> dict[str, Any]:
     }
 
 
-_chat_run = partial(_run, lambda engine, asked: engine.encode_chat(asked.messages))
-_text_run = partial(_run, lambda engine, asked: engine.encode(asked.text))
+_chat_run = partial(_run, lambda engine, asked: engine.tokens.encode_chat(asked.messages))
+_text_run = partial(_run, lambda engine, asked: engine.tokens.encode(asked.text))
 
 DIALECTS: dict[str, Spoken] = {
     "chat": Spoken(

@@ -12,7 +12,7 @@ from mlx.utils import tree_flatten
 
 from akunu_py.decoding import kvcache
 from akunu_py.errors import UnsupportedModel, one_line
-from akunu_py.models.mlx_loader import load_model
+from akunu_py.models.mlx_loader import open_model
 from akunu_py.text import human_size
 
 Division = Literal["shard", "pipeline"]
@@ -40,7 +40,7 @@ def choose(path: Path, name: str, size: int) -> Division:
     reasons = []
     ways: tuple[Division, Division] = ("shard", "pipeline")
     for way in ways:
-        model = load_model(path)[0]
+        model = open_model(path).model
         if not (why := _why_not(model, way, size)):
             return way
         reasons.append(why)

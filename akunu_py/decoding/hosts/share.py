@@ -9,13 +9,13 @@ from typing import Any
 
 import mlx.core as mx
 
-from akunu_py.decoding import device, footprint, kvcache
+from akunu_py.decoding import device, kvcache
 from akunu_py.decoding.hosts import division
 from akunu_py.decoding.hosts.mirror import Mirror
-from akunu_py.models.fit import choose_context
-from akunu_py.models.mlx_loader import load_model
+from akunu_py.decoding.plan import make_plan, needs
+from akunu_py.models.mlx_loader import open_model
 from akunu_py.models.store import StoredModel
-from akunu_py.types import WeightMode
+from akunu_py.types import LoadOptions, WeightMode
 
 CONNECT_S = 30  # seconds that ranks which are all told to connect may take
 
@@ -65,31 +65,31 @@ def connect(backend: str, others: Sequence[int]) -> Any:
         guard.wait()
 
 
-def take(model: Any, way: division.Division, group: Any, weights: WeightMode) -> tuple[Any, ...]:
-    """Leaves in `model`, lazily loaded, this rank's share of its weights in that format. Returns
-    stand-ins for its cache, and what it holds in words."""
+def take(
+    model: Any, way: division.Division, group: Any, weights: WeightMode
+) -> tuple[list[Any], str, int]:
+    """Leave in `model`, lazily loaded, this rank's share of its weights in that format.
+
+    Returns stand-ins for its cache, what it holds in words, and bytes; see
+    `device.convert_weights`.
+    """
     whole = kvcache.new_cache(model)
-    device.convert_weights(model, weights)
+    itemsize = device.convert_weights(model, weights)
     division.divide(model, way, group)
-    return division.missing_kinds(model, whole), division.describe(model, way, group.size())
+    stand_ins = division.missing_kinds(model, whole)
+    return stand_ins, division.describe(model, way, group.size()), itemsize
 
 
 def load_share(found: StoredModel, group: Any, given: Mapping[str, Any]) -> Share:
-    """given: division, weights, context, force and memory, as rank 0 has them.
+    """Open the share of a rank. given: division, weights, context, force and memory of rank 0.
 
-    Raises DoesNotFit, and what `mlx_loader.load_model` raises.
+    Raises DoesNotFit, and what `open_model` raises.
     """
-    model, config, _ = load_model(found.path)
-    weights: WeightMode = given["weights"]
-    stand_ins, holds = take(model, given["division"], group, weights)
-    most = footprint.own_context(config)
-    fit = choose_context(
-        found.name,
-        footprint.needs(model, config, most, weights, None),
-        device.available_memory() if given["memory"] is None else given["memory"],
-        requested=given["context"],
-        force=given["force"],
-        with_8_bits=lambda: None,
-    )
+    opened = open_model(found.path)
+    model, weights = opened.model, given["weights"]
+    stand_ins, holds, itemsize = take(model, given["division"], group, weights)
+    options = LoadOptions(weights, None, given["context"], given["force"], memory=given["memory"])
+    own = needs(opened, itemsize=itemsize)
+    plan = make_plan(found.name, opened, own, options, divided=True)
     device.wire_memory(model)
-    return Share(model, group, stand_ins, holds, fit.context)
+    return Share(model, group, stand_ins, holds, plan.context_length)

@@ -169,7 +169,7 @@ def measure(engine: Engine, counts: Sequence[int]) -> list[Exit]:
     """Exits behind so many layers, measured on a text of ours. Raises UnsupportedModel where these
     layers cannot be run by themselves."""
     model = engine.model
-    tokens = mx.array(engine.encode_text(_TEXT)[:_MEASURED])
+    tokens = mx.array(engine.tokens.encode_text(_TEXT)[:_MEASURED])
     _, layers = _find_layers(model)
     each = sum(_nbytes(layer) for layer in layers) / len(layers)
     lm_head = _nbytes(model) - each * len(layers)
@@ -191,7 +191,9 @@ def choose(engine: Engine) -> Exit:
     """The exit that promises most of some. Raises UnsupportedModel where there is none."""
     count = len(engine.model.layers)
     tried = {count * part // _CANDIDATES for part in range(1, _CANDIDATES)} - {0}
-    others = [each for each in kvcache.new_cache(engine.model, engine.kv_bits) if not _grows(each)]
+    others = [
+        each for each in kvcache.new_cache(engine.model, engine.plan.kv_bits) if not _grows(each)
+    ]
     if others or not tried:
         kinds = ", ".join(sorted({type(each).__name__ for each in others})) or f"{count} layer"
         raise UnsupportedModel(f"{engine.name} ({kinds}) cannot be ahead in its first layers")
@@ -204,7 +206,7 @@ def choose(engine: Engine) -> Exit:
 def _is_exact(engine: Engine, layers: FirstLayers) -> bool:
     """Whether the model in two parts gives its own logits."""
     with boundary(f"the layers of {engine.name} cannot be run in two parts", UnsupportedModel):
-        tokens = mx.array(engine.encode_text(_TEXT)[: _READ + _ROWS])
+        tokens = mx.array(engine.tokens.encode_text(_TEXT)[: _READ + _ROWS])
         caches = _new_cache(engine), _new_cache(engine)
         for cache in caches:
             engine.model(tokens[None, :_READ], cache=cache)
@@ -216,7 +218,7 @@ def _is_exact(engine: Engine, layers: FirstLayers) -> bool:
 
 
 def _new_cache(engine: Engine) -> kvcache.Cache:
-    return kvcache.new_cache(engine.model, engine.kv_bits)
+    return kvcache.new_cache(engine.model, engine.plan.kv_bits)
 
 
 def _grows(entry: Any) -> bool:

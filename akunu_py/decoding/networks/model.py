@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from akunu_py.decoding import kvcache
-from akunu_py.decoding.draft_model import DraftModel
+from akunu_py.decoding.drafters import DraftModel
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.networks.network import Network
 from akunu_py.decoding.prompt_cache.history import TokenHistory

@@ -53,10 +53,10 @@ def save(
         raise UsageError(f"a session of {engine.name} cannot be saved: {why}")
     about = About(
         model=engine.name,
-        identity=model_digest(engine.path, engine.weights),
-        tokenizer=engine.tokenizer_digest,
-        weights=engine.weights,
-        kv_bits=engine.kv_bits,
+        identity=model_digest(engine.path, engine.plan.weights),
+        tokenizer=engine.tokens.digest,
+        weights=engine.plan.weights,
+        kv_bits=engine.plan.kv_bits,
         trims=not history.needs_checkpoints,
         tokens=history.tokens,
         pending=history.pending,
@@ -92,18 +92,18 @@ def load(engine: Engine, path: Path) -> TokenHistory:
     _check_name(path)
     header = cache_file.read(path)
     about = header.about
-    if about.identity != model_digest(engine.path, engine.weights):
+    if about.identity != model_digest(engine.path, engine.plan.weights):
         raise UsageError(
             f"{path} belongs to {about.model}, or to other weights of it than {engine.name} "
-            f"has here ({engine.weights}); use another file"
+            f"has here ({engine.plan.weights}); use another file"
         )
-    made = [type(entry).__name__ for entry in kvcache.new_cache(engine.model, engine.kv_bits)]
+    made = [type(entry).__name__ for entry in kvcache.new_cache(engine.model, engine.plan.kv_bits)]
     if header.classes != made:
         raise UsageError(f"{path} was saved with another --kv-bits; use the same, or another file")
-    if len(about.tokens) >= engine.context_length:
+    if len(about.tokens) >= engine.plan.context_length:
         raise UsageError(
             f"{path} holds {len(about.tokens)} tokens, but the context of {engine.name} here holds "
-            f"{engine.context_length}; use another file, or raise --context"
+            f"{engine.plan.context_length}; use another file, or raise --context"
         )
     try:
         return _checked(path, engine, header)
@@ -119,9 +119,12 @@ def _checked(path: Path, engine: Engine, header: cache_file.Header) -> TokenHist
     Raises ValueError, or whatever comes of a cache that the model cannot continue from.
     """
     about, length = header.about, len(header.about.tokens)
-    if not length or first_outside([*about.tokens, *about.pending], engine.vocabulary) is not None:
+    if (
+        not length
+        or first_outside([*about.tokens, *about.pending], engine.tokens.vocabulary) is not None
+    ):
         raise ValueError("expected tokens of this model")
-    like = kvcache.new_cache(engine.model, engine.kv_bits)
+    like = kvcache.new_cache(engine.model, engine.plan.kv_bits)
     engine.model(mx.zeros((1, 2), mx.int32), cache=like)  # never evaluated: for the shapes
     parts = [value for _, value in tree_flatten([entry.state for entry in like])]
     expected = sum(value.nbytes for value in parts if isinstance(value, mx.array))

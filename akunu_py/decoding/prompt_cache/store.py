@@ -83,9 +83,7 @@ class PromptCacheStore:
 
     def of_no_use(self, prompt: Sequence[int], engine: Engine) -> tuple[int, NotCached]:
         """How many tokens of `prompt` one holds that `engine` cannot go on with, and why not."""
-        there = [
-            each.about for each in self._all() if each.about.tokenizer == engine.tokenizer_digest
-        ]
+        there = [each.about for each in self._all() if each.about.tokenizer == engine.tokens.digest]
         found = [(each.shared(prompt), why_not(each, engine)) for each in there]
         return max((each for each in found if each[1]), default=(0, ""))
 
@@ -193,11 +191,11 @@ class PromptCacheStore:
 
 def why_not(about: About, engine: Engine) -> NotCached:
     """Why `engine` cannot go on with a file, as far as its header tells; "" where it can."""
-    if (about.tokenizer, about.weights) != (engine.tokenizer_digest, engine.weights):
+    if (about.tokenizer, about.weights) != (engine.tokens.digest, engine.plan.weights):
         return "other weights"
-    if about.kv_bits != engine.kv_bits:
+    if about.kv_bits != engine.plan.kv_bits:
         return "other KV width"
-    return "" if len(about.tokens) < engine.context_length else "other context"
+    return "" if len(about.tokens) < engine.plan.context_length else "other context"
 
 
 def all_files() -> list[Path]:

@@ -36,19 +36,19 @@ def chat_job(
     what cannot be honoured, at once.
     """
     chosen = choice or ToolChoice()
-    prompt = engine.encode_chat(messages, tools, variables)
-    sampling = constrained(engine, options.sampling, tools, chosen, parallel=parallel)
-    markers = parser_for(engine, tools).markers
+    prompt = engine.tokens.encode_chat(messages, tools, variables)
+    sampling = constrained(engine.tokens, options.sampling, tools, chosen, parallel=parallel)
+    markers = parser_for(engine.tokens, tools).markers
     asked = replace(options, sampling=sampling, markers=(*options.markers, *markers))
-    context = [engine.encode_text(predicted)] if predicted else []
+    context = [engine.tokens.encode_text(predicted)] if predicted else []
     either = options.sampling.constraint is not None and chosen.mode in ("auto", "none")
     one_call = not parallel or chosen.mode == "named"
 
     def events(session: Session) -> Iterator[Event | None]:
         stable = None
         if session.target.history.needs_checkpoints:
-            stable = engine.stable_prefix(messages, prompt, tools, variables)
-        parser = parser_for(engine, tools, allowed=chosen.mode != "none", either=either)
+            stable = engine.tokens.stable_prefix(messages, prompt, tools, variables)
+        parser = parser_for(engine.tokens, tools, allowed=chosen.mode != "none", either=either)
         generation = session.generate(prompt, asked, context, stable)
         yield from _events(generation, parser, one_call=one_call)
 
@@ -64,7 +64,7 @@ def text_job(
 
     def events(session: Session) -> Iterator[Event | None]:
         generation = session.generate(prompt, options, draft_context)
-        yield from _events(generation, parser_for(session.engine, ()), one_call=False)
+        yield from _events(generation, parser_for(session.engine.tokens, ()), one_call=False)
 
     return events
 

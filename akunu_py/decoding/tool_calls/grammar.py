@@ -22,7 +22,7 @@ from akunu_py.decoding.constraint.schema.formula import Impossible, Refused
 from akunu_py.decoding.constraint.schema.grammar import grammar
 from akunu_py.decoding.constraint.schema.rules import Verbatim
 from akunu_py.decoding.constraint.token_tables import token_tables
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.tokens import TokenCodec
 from akunu_py.decoding.tool_calls import values
 from akunu_py.decoding.tool_calls.shapes import Shape
 from akunu_py.errors import UsageError
@@ -48,15 +48,15 @@ class Wanted:
     format: Constraint | None = None
 
 
-def calls_constraint(engine: Engine, shape: Shape, wanted: Wanted) -> Constraint | None:
+def calls_constraint(codec: TokenCodec, shape: Shape, wanted: Wanted) -> Constraint | None:
     """None where there is none. Raises UsageError for the schema of a strict tool, and a format,
     that cannot be followed."""
     try:
-        text = _Writer(engine, shape).written(wanted)
+        text = _Writer(codec, shape).written(wanted)
         if text is None:
             return None
         known: tuple[_Guess, ...] = ("closed", "open")
-        guesses = [_Writer(engine, shape, guess).written(wanted) for guess in known]
+        guesses = [_Writer(codec, shape, guess).written(wanted) for guess in known]
         return Constraint("grammar", text, guesses=tuple(each for each in guesses if each))
     except _Unbounded:
         return None
@@ -67,12 +67,12 @@ class _Unbounded(Exception):
 
 
 class _Writer:
-    def __init__(self, engine: Engine, shape: Shape, guess: _Guess = "") -> None:
+    def __init__(self, codec: TokenCodec, shape: Shape, guess: _Guess = "") -> None:
         """guess: how arguments probably are: on one line and, "closed", of the properties that the
         schema names, in its order."""
-        self._tokenizer, self._shape = engine.tokenizer, shape
+        self._tokenizer, self._shape = codec.tokenizer, shape
         self._guess: _Guess = guess
-        self._special = token_tables(engine).is_special_token
+        self._special = token_tables(codec).is_special_token
         self._lines: list[str] = []
         self._count = 0
         self._layout = self._layout_of(shape)

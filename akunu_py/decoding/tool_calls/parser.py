@@ -11,8 +11,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 
-from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Event, Text
+from akunu_py.decoding.tokens import TokenCodec
 from akunu_py.decoding.tool_calls.calls import Calls
 from akunu_py.decoding.tool_calls.families import HERMES, Family, family_of
 from akunu_py.decoding.tool_calls.reader import (
@@ -33,12 +33,12 @@ _LEFT = SPACE + "]},;"  # what may be left behind the arguments of a call
 
 
 def parser_for(
-    engine: Engine, tools: Sequence[Tool], *, allowed: bool = True, either: bool = False
+    codec: TokenCodec, tools: Sequence[Tool], *, allowed: bool = True, either: bool = False
 ) -> ToolCallParser:
     """For an answer of this model; without tools all of it is text. The answer must be generated
     with the parser's `markers`. allowed: whether there may be calls; one is text behind REFUSED
     otherwise. either: whether it has calls or text, so that no text holds any."""
-    family = family_of(engine.tokenizer) if tools else None
+    family = family_of(codec.tokenizer) if tools else None
     return ToolCallParser(family, tools, allowed=allowed, either=either)
 
 

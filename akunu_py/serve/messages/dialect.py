@@ -49,7 +49,7 @@ def count_tokens(body: CountBody, service: Service) -> Mapping[str, Any]:
     """How many tokens the model would read. Raises RequestError."""
     service.check_model(body.model)
     variables = variables_of(body, service)
-    prompt = service.engine.encode_chat(messages_of(body), tools_of(body), variables)
+    prompt = service.engine.tokens.encode_chat(messages_of(body), tools_of(body), variables)
     return {"input_tokens": len(prompt)}
 
 
@@ -58,7 +58,7 @@ def variables_of(body: PromptBody, service: Service) -> dict[str, Any]:
     clients ask for thinking whatever the model. One that cannot but think is not shown thinking,
     where none is asked for."""
     asked = body.thinking.type if body.thinking else None
-    known = thinking_variables(service.engine.tokenizer)
+    known = thinking_variables(service.engine.tokens.tokenizer)
     if asked == "disabled":
         return known.off() or {}
     effort = body.output_config.effort if body.output_config else None

@@ -100,9 +100,10 @@ def _asked(prompt: str | list[int], suffix: str | None, service: Service) -> _As
         made = service.infill.prompt(prompt, suffix)
         return _Asked(made.tokens, prompt, made.stop_tokens, made.draft_context)
     if isinstance(prompt, str):
-        return _Asked(engine.encode(prompt), prompt)
-    if any(not 0 <= token < engine.vocabulary for token in prompt):
+        return _Asked(engine.tokens.encode(prompt), prompt)
+    if any(not 0 <= token < engine.tokens.vocabulary for token in prompt):
         raise RequestError(
-            f"prompt: {service.name} has {engine.vocabulary} tokens, from 0 on", param="prompt"
+            f"prompt: {service.name} has {engine.tokens.vocabulary} tokens, from 0 on",
+            param="prompt",
         )
-    return _Asked(prompt, str(engine.tokenizer.decode(prompt)))
+    return _Asked(prompt, str(engine.tokens.tokenizer.decode(prompt)))

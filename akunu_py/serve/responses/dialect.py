@@ -34,7 +34,7 @@ def prepare_response(body: ResponsesBody, service: Service) -> Prepared:
     tools = offered_tools(body.tools or [], body.tool_choice)
     for offered in tools.by_name.values():
         if offered.grammar is not None:
-            compile_constraint(service.engine, offered.grammar)  # or it is refused here
+            compile_constraint(service.engine.tokens, offered.grammar)  # or it is refused here
     sampling = SamplingBody(temperature=body.temperature, top_p=body.top_p, seed=body.seed)
     limit = body.max_output_tokens or service.most_tokens
     dictated, constraint = tools.dictated, _constraint(body)
@@ -44,7 +44,7 @@ def prepare_response(body: ResponsesBody, service: Service) -> Prepared:
     effort = body.reasoning.effort if body.reasoning else None
     variables = effort_variables(service, effort, "reasoning.effort")
     if dictated is not None:
-        prompt = engine.encode_chat(messages, tools.tools, variables)
+        prompt = engine.tokens.encode_chat(messages, tools.tools, variables)
         job = dictated_job(text_job(prompt, options), dictated)
     else:
         parallel = body.parallel_tool_calls is not False
@@ -61,8 +61,8 @@ def prepare_response(body: ResponsesBody, service: Service) -> Prepared:
         _repeated(body, service),
         tools,
         _SEALED in (body.include or ()),
-        lambda text: len(engine.encode(text)),
-        lambda grammar, text: matches(engine, grammar, text),
+        lambda text: len(engine.tokens.encode(text)),
+        lambda grammar, text: matches(engine.tokens, grammar, text),
     )
     encoder = ResponseEncoder(reply) if body.stream else None
     return Prepared([job], lambda answers: whole_response(reply, answers), encoder)

@@ -187,7 +187,7 @@ def test_a_session_drafts_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     last = engine.model.layers[1]
     for module in (last.self_attn.o_proj, last.mlp.down_proj):
         module.weight = mx.zeros_like(module.weight)
-    prompt, passes = engine.encode("def first(items):\n"), {}
+    prompt, passes = engine.tokens.encode("def first(items):\n"), {}
     modes: tuple[DraftMode, ...] = ("off", "exit", "auto")
     for sampling in (GREEDY, SEEDED):
         tokens = set()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from akunu_py.decoding import decode
-from akunu_py.decoding.draft_model import DraftModel, difference
+from akunu_py.decoding.drafters import DraftModel, difference
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.networks.model import ModelNetwork
 from akunu_py.decoding.sampling import Sampler
@@ -24,6 +24,7 @@ from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import NoDrafter
 from akunu_py.types import Constraint, DraftMode, GenerateOptions, SamplingOptions
+from tests.support.engines import altered
 from tests.support.families import build, families_of_each_kind
 from tests.support.family_answers import greedy, prompt_of
 from tests.support.mixture import Mixture
@@ -42,7 +43,7 @@ class Spoiled(ModelNetwork):
     """One of whose guesses so many are replaced by wrong ones, which it goes on from."""
 
     def __init__(self, model: Any, target: Target, share_wrong: float) -> None:
-        made = DraftModel("draft", Path(), model, {}, VOCABULARY, NEEDS, 1e-6)
+        made = DraftModel("draft", Path(), model, VOCABULARY, NEEDS, 1e-6)
         super().__init__(made, target)
         self.share_wrong = share_wrong
         self.random = random.Random(1)
@@ -177,14 +178,14 @@ def test_a_session_drafts_with_it(tmp_path: Path, temperature: float) -> None:
     assert engine.draft_model is not None
     assert engine.draft_model.share == 1.0
     engine = replace(engine, draft_model=replace(engine.draft_model, share=1e-6))  # worth a trial
-    assert engine.fit.needs == plain_engine.fit.needs.beside(plain_engine.fit.needs)
-    assert engine.fit.estimate.weights == 2 * plain_engine.fit.estimate.weights
+    assert engine.plan.fit.needs == plain_engine.plan.fit.needs.beside(plain_engine.plan.fit.needs)
+    assert engine.plan.fit.estimate.weights == 2 * plain_engine.plan.fit.estimate.weights
     sampling = SamplingOptions(temperature=temperature, seed=3)
     sessions = Session(plain_engine), Session(engine)
     text = "def first(items):\n    return items[0]\n"
     for turn in (text, text + "def last(items):\n", "something else"):
         options = GenerateOptions(30, draft="model", sampling=sampling)
-        prompt = engine.encode(turn)
+        prompt = engine.tokens.encode(turn)
         plain = sessions[0].generate(prompt, replace(options, draft="off")).answer()
         assert sessions[1].generate(prompt, options).answer().tokens == plain.tokens
 
@@ -207,7 +208,7 @@ def test_it_draws_what_the_grammar_allows(copied: Engine) -> None:
             temperature=temperature, seed=2, constraint=Constraint("regex", "[a-e ]{40}")
         )
         options = GenerateOptions(40, draft="model", sampling=sampling)
-        session, prompt = Session(copied), copied.encode("Say: ")
+        session, prompt = Session(copied), copied.tokens.encode("Say: ")
         plain = session.generate(prompt, replace(options, draft="off")).answer()
         drafted = Session(copied).generate(prompt, options).answer()
         assert drafted.tokens == plain.tokens
@@ -220,8 +221,8 @@ def test_what_it_has_read_stays_for_the_next_request(copied: Engine) -> None:
     assert copied.draft_model is not None
     counting = Counting(copied.draft_model.model)
     small = replace(copied.draft_model, model=counting)
-    engine = replace(copied, draft_model=small, cache_memory=1 << 30)
-    first, prompt = Session(engine), engine.encode("once upon a time " * 20)
+    engine = altered(copied, draft_model=small, cache_memory=1 << 30)
+    first, prompt = Session(engine), engine.tokens.encode("once upon a time " * 20)
     options = GenerateOptions(20, draft="model")
     told = first.generate(prompt, options).answer().tokens
     assert counting.rows > len(prompt)
@@ -230,7 +231,7 @@ def test_what_it_has_read_stays_for_the_next_request(copied: Engine) -> None:
     second = Session(engine, beside=first)
     first.release()
     counting.rows = 0
-    more = [*prompt, *told, *engine.encode(" and then")]
+    more = [*prompt, *told, *engine.tokens.encode(" and then")]
     again = second.generate(more, options).answer()
     assert (
         again.tokens

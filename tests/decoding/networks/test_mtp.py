@@ -23,13 +23,13 @@ from akunu_py.decoding.sampling import Sampler
 from akunu_py.decoding.session import Session
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
-from akunu_py.models.mlx_loader import load_model
+from akunu_py.models.mlx_loader import open_model
 from akunu_py.models.mtp.head import Head
 from akunu_py.models.mtp.load import HEAD_FILE, load_head
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import NoDrafter
-from akunu_py.types import Drafter, DraftMode, GenerateOptions, SamplingOptions
+from akunu_py.types import Drafter, DraftMode, GenerateOptions, LoadOptions, SamplingOptions
 from tests.support.mixture import Mixture
 from tests.support.targets import read
 from tests.support.tiny_mtp import (
@@ -57,7 +57,8 @@ SEEDED = SamplingOptions(temperature=0.9, top_p=0.9, repetition_penalty=1.1, see
 def loaded(family: str) -> tuple[Any, Head]:
     with TemporaryDirectory() as name:
         write_checkpoint(Path(name), family)
-        model, config, _ = load_model(Path(name))
+        opened = open_model(Path(name))
+        model, config = opened.model, opened.config
         head = load_head(Path(name), model, config)
         assert head is not None
         mx.eval(model.parameters(), head.parameters())
@@ -258,14 +259,14 @@ def test_its_memory_counts_and_what_has_none_says_so(directory: Path) -> None:
     assert engine.mtp_head is not None
     head = engine.mtp_head.head
     size = sum(value.nbytes for _, value in tree_flatten(head.parameters()))
-    more = engine.fit.needs.weights - without.fit.needs.weights
+    more = engine.plan.fit.needs.weights - without.plan.fit.needs.weights
     assert more == size == engine.mtp_head.needs.weights
     cache = head.make_cache()
     rows = mx.zeros((1, 256, head.width))
     head(rows, rows, cache)
-    grown = engine.fit.needs.cache.at(256) - without.fit.needs.cache.at(256)
+    grown = engine.plan.fit.needs.cache.at(256) - without.plan.fit.needs.cache.at(256)
     assert grown == kvcache.nbytes(cache)
-    least = without.fit.needs.at(512).total
-    tight = Engine.load(directory, memory=least + size // 2)
+    least = without.plan.fit.needs.at(512).total
+    tight = Engine.load(directory, LoadOptions(memory=least + size // 2))
     assert tight.mtp_head is None
     assert "no memory" in tight.no_mtp_head

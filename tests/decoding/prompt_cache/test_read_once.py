@@ -22,6 +22,7 @@ from akunu_py.decoding.recall import Recall
 from akunu_py.decoding.sampling import Sampler
 from akunu_py.decoding.session import Session
 from akunu_py.types import GenerateOptions, SamplingOptions
+from tests.support.engines import altered
 from tests.support.families import build
 from tests.support.targets import Counting, some
 from tests.support.tiny_fim import load_tiny
@@ -124,7 +125,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def engine_of(tiny: Engine, name: str) -> Engine:
     sizes = SMALL | ({"num_hidden_layers": LAYERS[name]} if name in LAYERS else {})
-    return replace(
+    return altered(
         tiny,
         model=Counting(build(name, **sizes)),
         weights=name,

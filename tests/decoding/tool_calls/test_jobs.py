@@ -74,13 +74,13 @@ def engine(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     template = TEMPLATE.replace("SIGN", SIGNS[request.param])
     (directory / "chat_template.jinja").write_text(template)
     engine = Engine.load(directory, name=request.param)
-    assert family_of(engine.tokenizer).name == request.param
+    assert family_of(engine.tokens.tokenizer).name == request.param
     return engine
 
 
 def options(engine: Engine, seed: int = 1, **more: Any) -> GenerateOptions:
     """The fillers are no part of any text, and thinking is short."""
-    find = engine.tokenizer.backend_tokenizer.token_to_id
+    find = engine.tokens.tokenizer.backend_tokenizer.token_to_id
     fillers = [find(f"<|filler{i}|>") for i in range(9)]
     biased = tuple((token, -1e4) for token in fillers if token is not None)
     if (ending := find("<|end|>")) is not None:
@@ -121,9 +121,9 @@ def test_what_must_be_called_is(engine: Engine) -> None:
 
 @pytest.mark.parametrize("engine", ["hermes", "mistral"], indirect=True)
 def test_what_must_not_be_called_is_not(engine: Engine) -> None:
-    opener = next(iter(family_of(engine.tokenizer).openers))
+    opener = next(iter(family_of(engine.tokens.tokenizer).openers))
     asked = replace(options(engine), max_tokens=4)
-    token = engine.tokenizer.backend_tokenizer.token_to_id(opener)
+    token = engine.tokens.tokenizer.backend_tokenizer.token_to_id(opener)
     pushed = () if token is None else ((token, 50.0),)
     bias = asked.sampling.logit_bias + pushed
     asked = replace(asked, sampling=replace(asked.sampling, logit_bias=bias))
@@ -179,8 +179,8 @@ def test_the_first_call_ends_an_answer_that_may_have_one(one_call: bool) -> None
 
 def test_a_text_goes_on_without_calls(engine: Engine) -> None:
     asked = replace(options(engine), max_tokens=8)
-    events = run(engine, text_job(engine.encode("abc"), asked))
-    generation = Session(engine).generate(engine.encode("abc"), asked)
+    events = run(engine, text_job(engine.tokens.encode("abc"), asked))
+    generation = Session(engine).generate(engine.tokens.encode("abc"), asked)
     text = generation.answer().text
     assert "".join(event.text for event in events if isinstance(event, Text)) == text
     assert isinstance(events[-1], Ended)
@@ -196,10 +196,10 @@ HARMONY = (
 
 @pytest.mark.parametrize("engine", ["harmony"], indirect=True)
 def test_channels_come_apart(engine: Engine) -> None:
-    prompt = engine.encode_chat(ASKED, TOOLS)
-    tokens = engine.tokenizer.encode(HARMONY)
+    prompt = engine.tokens.encode_chat(ASKED, TOOLS)
+    tokens = engine.tokens.tokenizer.encode(HARMONY)
     for size in (1, 2, 7, len(tokens)):
-        decoder = StreamDecoder(engine.tokenizer, engine.stop_tokens, prompt, ())
+        decoder = StreamDecoder(engine.tokens.tokenizer, engine.tokens.stop_tokens, prompt, ())
         pieces = [
             decoder.add(Piece(tuple(tokens[at : at + size])))[0]
             for at in range(0, len(tokens), size)
@@ -210,6 +210,8 @@ def test_channels_come_apart(engine: Engine) -> None:
         said = "".join(piece.text for piece in pieces)
         assert said == f'Wait.{call}<|message|>{{"on": true}}'
     for plain in ("No channel at all.", '{"a": 1}', "<", ""):
-        decoder = StreamDecoder(engine.tokenizer, engine.stop_tokens, prompt, ())
-        pieces = [decoder.add(Piece((token,)))[0] for token in engine.tokenizer.encode(plain)]
+        decoder = StreamDecoder(engine.tokens.tokenizer, engine.tokens.stop_tokens, prompt, ())
+        pieces = [
+            decoder.add(Piece((token,)))[0] for token in engine.tokens.tokenizer.encode(plain)
+        ]
         assert "".join(piece.text for piece in [*pieces, decoder.finish()]) == plain

@@ -15,7 +15,7 @@ from mlx_lm.utils import quantize_model, save_model
 from akunu_py.decoding import kvcache
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.local_import import import_model
-from akunu_py.models.mlx_loader import load_model
+from akunu_py.models.mlx_loader import open_model
 from akunu_py.models.mtp.families import FAMILIES
 from akunu_py.models.mtp.head import Head, Trunk
 from akunu_py.models.mtp.load import HEAD_FILE, load_head, write_head
@@ -32,7 +32,8 @@ DRAFT = 4
 
 
 def loaded(directory: Path) -> tuple[Any, Head]:
-    model, config, _ = load_model(directory)
+    opened = open_model(directory)
+    model, config = opened.model, opened.config
     head = load_head(directory, model, config)
     assert head is not None
     return model, head
@@ -84,12 +85,14 @@ def test_hidden_states_come_with_the_logits(family: str, tmp_path: Path) -> None
 
 def quantized(source: Path, target: Path) -> Any:
     """The model in `source`, as mlx-lm converts it: without its head."""
-    model, config, _ = load_model(source)
+    opened = open_model(source)
+    model, config = opened.model, opened.config
     model, config = quantize_model(model, config, 32, 8)
     target.mkdir()
     save_model(target, model)
     (target / "config.json").write_text(json.dumps(config))
-    model, config, _ = load_model(target)
+    opened = open_model(target)
+    model, config = opened.model, opened.config
     assert load_head(target, model, config) is None
     return model
 
@@ -153,7 +156,8 @@ def test_an_import_keeps_the_head(
 
 def test_what_does_not_fit_is_no_head(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "a", "qwen3_5", head=False)
-    model, config, _ = load_model(tmp_path / "a")
+    opened = open_model(tmp_path / "a")
+    model, config = opened.model, opened.config
     assert load_head(tmp_path / "a", model, config) is None
     published = write_checkpoint(tmp_path / "b", "qwen3_5")
     name = "mtp.layers.0.self_attn.o_proj.weight"
