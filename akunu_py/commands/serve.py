@@ -180,8 +180,8 @@ def _end_with_input(grace: float) -> None:
 
 def _start_again() -> None:
     """In the place of this process, which cannot connect hosts a second time."""
-    from akunu_py.decoding.hosts.quiet import undo
+    from akunu_py.decoding.hosts.process import restore_stderr
 
     print_warnings(["another host was lost; starting again"])
-    undo()
+    restore_stderr()
     os.execv(sys.executable, sys.orig_argv)

@@ -1,19 +1,21 @@
-"""Which drafter a session drafts with, and keeping it in step with the token history."""
+"""The drafter of a session, kept in step with its token history; which neural drafters it uses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.learned import LearnedState
-from akunu_py.decoding.networks.offers import networks_for
+from akunu_py.decoding.networks.exit import ExitNetwork
+from akunu_py.decoding.networks.model import ModelNetwork, MtpNetwork, Network
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.token_ids import common_prefix
+from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
 from akunu_py.ngram.networks import LearnedNetwork, PlannedNetwork
-from akunu_py.types import Drafter, DraftGuide, DraftMode, GenerateOptions
+from akunu_py.types import Drafter, DraftGuide, DraftMode, DraftNetwork, GenerateOptions
 
 
 class Drafting:
@@ -167,3 +169,27 @@ class TrackedDrafter:
         if tokens:
             self._drafter.extend(tokens)
             self.tokens += tokens
+
+
+# By the draft mode that has one draft alone.
+NETWORKS: Mapping[DraftMode, type[Network]] = {
+    "mtp": MtpNetwork,
+    "model": ModelNetwork,
+    "exit": ExitNetwork,
+}
+
+
+def check_mode(engine: Engine, mode: DraftMode) -> None:
+    """Raise UsageError if `mode` asks for a neural drafter that the engine cannot have."""
+    kind = NETWORKS.get(mode)
+    if kind is not None and (why := kind.missing(engine)):
+        raise UsageError(f"--draft {mode}: {why}")
+
+
+def networks_for(engine: Engine, target: Target, mode: DraftMode) -> list[DraftNetwork]:
+    """Make the neural drafters that `mode` uses."""
+    return [
+        kind.make(engine, target)
+        for name, kind in NETWORKS.items()
+        if (name == mode or (mode == "auto" and kind.in_auto)) and not kind.missing(engine)
+    ]

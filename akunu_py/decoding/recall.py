@@ -12,9 +12,8 @@ from collections.abc import Sequence
 
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.prompt_cache.cache_file import Stopped
-from akunu_py.decoding.prompt_cache.forgotten import is_forgotten
 from akunu_py.decoding.prompt_cache.history import TokenHistory
-from akunu_py.decoding.prompt_cache.store import LEAST, PromptCacheStore
+from akunu_py.decoding.prompt_cache.store import LEAST, PromptCacheStore, is_forgotten
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.ngram.cost import CostCurve

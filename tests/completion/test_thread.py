@@ -12,7 +12,7 @@ import pytest
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.thread import CompletionThread, Failure, Ticket
 from akunu_py.completion.types import Completion, CompletionRequest
-from akunu_py.decoding import thread as thread_module
+from akunu_py.decoding import events as thread_module
 from akunu_py.decoding.engine import Engine
 from akunu_py.errors import UsageError
 from tests.support.command import until

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from textual.message import Message as TextualMessage
 
-from akunu_py.decoding import thread as thread_module
+from akunu_py.decoding import events as thread_module
 from akunu_py.decoding.chat_model import Gauges, LoadedChat, ShownPiece
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.learned import LearnedState

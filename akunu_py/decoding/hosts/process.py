@@ -7,7 +7,9 @@ whose end ends it, and answers in lines on its stdout; see `follower`.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import os
 import signal
 import sys
 import threading
@@ -126,3 +128,47 @@ class RankProcess:
     def _read_errors(self, stream: BinaryIO) -> None:
         for line in stream:
             self._errors.append(" ".join(line.decode(errors="replace").split())[:300])
+
+
+_direct: list[int] = []  # stderr as it was
+_SIGN = b"[ring]"
+
+
+def drop_ring_messages() -> None:
+    """Drop what mx.distributed says on stderr, several times, of a peer that is gone: so do we.
+
+    Python's own stderr goes the direct way, as it may not be lost when we end.
+    """
+    ours = sys.stderr
+    if not isinstance(ours, io.TextIOWrapper) or ours.fileno() != 2:
+        return  # somebody else looks after it
+    direct = os.dup(2)
+    read, write = os.pipe()
+    ours.flush()
+    sys.stderr = os.fdopen(direct, "w", buffering=1, errors=ours.errors)
+    os.dup2(write, 2)
+    os.close(write)
+    _direct.append(direct)
+    threading.Thread(target=_pass_on, args=(read, direct), name="stderr", daemon=True).start()
+
+
+def restore_stderr() -> None:
+    """Undo `drop_ring_messages` for a program that takes the place of this one."""
+    while _direct:
+        os.dup2(_direct.pop(), 2)
+
+
+def _pass_on(read: int, direct: int) -> None:
+    """All but what is behind its sign in a line, which comes in pieces."""
+    inside = False
+    while said := os.read(read, 1 << 16):
+        kept = b""
+        while said:
+            if inside:
+                _, ended, said = said.partition(b"\n")
+                inside = not ended
+            else:
+                before, sign, said = said.partition(_SIGN)
+                kept, inside = kept + before, bool(sign)
+        if kept:
+            os.write(direct, kept)

@@ -15,12 +15,11 @@ import mlx.core as mx
 
 from akunu_py.decoding import device
 from akunu_py.decoding.hosts import division
+from akunu_py.decoding.hosts.division import connect, take
 from akunu_py.decoding.hosts.hostfile import Hosts
 from akunu_py.decoding.hosts.leader import Leader
 from akunu_py.decoding.hosts.likeness import difference, likeness
-from akunu_py.decoding.hosts.process import RankProcess
-from akunu_py.decoding.hosts.quiet import drop_its_lines
-from akunu_py.decoding.hosts.share import connect, take
+from akunu_py.decoding.hosts.process import RankProcess, drop_ring_messages
 from akunu_py.errors import AkunuError, HostLost, UsageError, one_line
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.models.mlx_loader import open_model
@@ -191,7 +190,7 @@ class Ring:
                     raise HostLost(f"{each.label} does not answer")
 
     def _connect(self) -> None:
-        drop_its_lines()
+        drop_ring_messages()
         os.environ.update(self.hosts.env)
         with tempfile.TemporaryDirectory() as directory:
             for name, content in self.hosts.files.items():

@@ -20,7 +20,7 @@ from mlx.utils import tree_flatten
 
 from akunu_py.decoding import kvcache
 from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.networks.network import Network
+from akunu_py.decoding.networks.model import Network
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import UnsupportedModel
@@ -92,6 +92,22 @@ class ExitNetwork(Network):
 
     name = "exit"
     longest = LONGEST
+    in_auto = False
+
+    @classmethod
+    def missing(cls, engine: Engine) -> str:
+        """See `Network`. The first time it is measured, which takes a few passes."""
+        if engine.ring is not None:
+            return "the model is divided among hosts"
+        found = _exit(engine)
+        return found if isinstance(found, str) else ""
+
+    @classmethod
+    def make(cls, engine: Engine, target: Target) -> ExitNetwork:
+        found = _exit(engine)
+        assert isinstance(found, Exit)
+        layers = FirstLayers(engine.model, found.layers)
+        return cls(layers, target, found.share, found.reused)
 
     def __init__(self, layers: FirstLayers, target: Target, share: float, reused: float) -> None:
         super().__init__(target)
@@ -275,19 +291,3 @@ def _exit(engine: Engine) -> Exit | str:
             found = str(error)
         _chosen[id(model)] = weakref.ref(model), found
     return found
-
-
-def missing(engine: Engine) -> str:
-    """See `offers.Offer`. The first time it is measured, which takes a few passes."""
-    if engine.ring is not None:
-        return "the model is divided among hosts"
-    found = _exit(engine)
-    return found if isinstance(found, str) else ""
-
-
-def make(engine: Engine, target: Target) -> ExitNetwork:
-    """See `offers.Offer`."""
-    found = _exit(engine)
-    assert isinstance(found, Exit)
-    layers = FirstLayers(engine.model, found.layers)
-    return ExitNetwork(layers, target, found.share, found.reused)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from akunu_py.decoding.chat_format.effort import thinking_variables
-from akunu_py.decoding.scheduling.jobs import chat_job
+from akunu_py.decoding.scheduling.job import chat_job
 from akunu_py.serve.dialect import Dialect, Endpoint, Prepared
 from akunu_py.serve.messages.bodies import CountBody, MessagesBody, PromptBody, ThinkingBody
 from akunu_py.serve.messages.conversation import choice_of, constraint_of, messages_of, tools_of

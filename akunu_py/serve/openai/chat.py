@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from akunu_py.decoding.chat_format.effort import Effort
-from akunu_py.decoding.scheduling.jobs import chat_job
+from akunu_py.decoding.scheduling.job import chat_job
 from akunu_py.serve.bodies import Body, Ignored
 from akunu_py.serve.dialect import Prepared
 from akunu_py.serve.errors import RequestError

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 from pydantic import Field
 
-from akunu_py.decoding.scheduling.job import Job
-from akunu_py.decoding.scheduling.jobs import text_job
+from akunu_py.decoding.scheduling.job import Job, text_job
 from akunu_py.serve.dialect import Prepared
 from akunu_py.serve.errors import RequestError
 from akunu_py.serve.openai.completions_encoder import CompletionsEncoder, Head, whole_completions

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from akunu_py.decoding.constraint.matcher import compile_constraint, matches
-from akunu_py.decoding.scheduling.jobs import chat_job, text_job
+from akunu_py.decoding.scheduling.job import chat_job, text_job
 from akunu_py.serve.dialect import Dialect, Endpoint, Prepared
 from akunu_py.serve.errors import RequestError
 from akunu_py.serve.openai.shapes import error_body

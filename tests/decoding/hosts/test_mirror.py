@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 
 from akunu_py.decoding import decode, kvcache
 from akunu_py.decoding.hosts import division
-from akunu_py.decoding.hosts.leader import Leader
-from akunu_py.decoding.hosts.messages import LENGTH, Do, encode, rest_of
-from akunu_py.decoding.hosts.messages import decode as decoded
-from akunu_py.decoding.hosts.mirror import Mirror, OutOfStep
+from akunu_py.decoding.hosts.leader import LENGTH, Do, Leader, Mirror, OutOfStep, encode, rest_of
+from akunu_py.decoding.hosts.leader import decode as decoded
 from akunu_py.decoding.prompt_cache.memory import PromptCaches
 from akunu_py.decoding.target import Target
 from akunu_py.ngram.auto import AutoDrafter

@@ -17,8 +17,7 @@ from mlx.utils import tree_flatten
 
 from akunu_py.decoding import decode, kvcache
 from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.networks import mtp
-from akunu_py.decoding.networks.mtp import LONGEST, HiddenStates, MtpNetwork
+from akunu_py.decoding.networks.model import HiddenStates, MtpNetwork
 from akunu_py.decoding.sampling import Sampler
 from akunu_py.decoding.session import Session
 from akunu_py.decoding.target import Target
@@ -78,7 +77,7 @@ class Told(MtpNetwork):
             self.hidden = self._trunk.forward(mx.array([list(truth)]), cache)[1]
 
     def begin(self, known: Sequence[int]) -> bool:
-        self.right, self.told = self.begun % (LONGEST + 1), 0
+        self.right, self.told = self.begun % (MtpNetwork.longest + 1), 0
         self.begun += 1
         return super().begin(known)
 
@@ -151,7 +150,7 @@ def test_its_cache_follows_the_targets(
 ) -> None:
     """Every number of accepted guesses comes up; behind each it says what a new one would, also
     where it has not seen the beginning."""
-    monkeypatch.setattr(mtp, "_KEPT", kept)
+    monkeypatch.setattr("akunu_py.decoding.networks.model._KEPT", kept)
     model, head = loaded(family)
     truth = plain(model, GREEDY, 2 * COUNT)
     made: list[Told] = []
@@ -163,7 +162,7 @@ def test_its_cache_follows_the_targets(
     tokens, accepted = answer(model, GREEDY, draft, 2 * COUNT)
     assert tokens == truth
     assert made[0].compared > COUNT
-    assert set(accepted) >= set(range(LONGEST))
+    assert set(accepted) >= set(range(MtpNetwork.longest))
     assert made[0]._first == (0 if kept == 512 else len(PROMPT) - 1 - kept)
 
 

@@ -15,8 +15,12 @@ from akunu_py import paths
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.learned import LearnedState
 from akunu_py.decoding.prompt_cache import cache_file, disk, store
-from akunu_py.decoding.prompt_cache.forgotten import is_forgotten
-from akunu_py.decoding.prompt_cache.store import DiskLimits, PromptCacheStore, all_files
+from akunu_py.decoding.prompt_cache.store import (
+    DiskLimits,
+    PromptCacheStore,
+    all_files,
+    is_forgotten,
+)
 from akunu_py.decoding.recall import Recall
 from akunu_py.decoding.session import Session
 from akunu_py.types import GenerateOptions

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from akunu_py.decoding import kvcache, session
 from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.events import Ended, Event, Failed, Reading
-from akunu_py.decoding.scheduling import slots
 from akunu_py.decoding.scheduling.job import JobHandle
-from akunu_py.decoding.scheduling.slots import Slots
+from akunu_py.decoding.scheduling.scheduler import Slots
 from akunu_py.decoding.session import Generation, Session
 from akunu_py.decoding.target import Target
 from akunu_py.types import DraftMode, GenerateOptions, SamplingOptions, Stats
@@ -43,8 +42,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 @pytest.fixture
 def fine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts are read 16 tokens at a time, and memory is taken for 5."""
-    monkeypatch.setattr(slots, "_CHUNK_S", 1e-9)
-    monkeypatch.setattr(slots, "_PATIENCE_S", 1e-9)
+    monkeypatch.setattr("akunu_py.decoding.scheduling.scheduler._CHUNK_S", 1e-9)
+    monkeypatch.setattr("akunu_py.decoding.scheduling.scheduler._PATIENCE_S", 1e-9)
     monkeypatch.setattr(session, "_LEG", 5)
 
 

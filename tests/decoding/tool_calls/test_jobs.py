@@ -20,8 +20,8 @@ from akunu_py.decoding.events import (
     Reading,
     Text,
 )
-from akunu_py.decoding.scheduling import jobs
-from akunu_py.decoding.scheduling.jobs import chat_job, text_job
+from akunu_py.decoding.scheduling import job
+from akunu_py.decoding.scheduling.job import chat_job, text_job
 from akunu_py.decoding.session import Session
 from akunu_py.decoding.text import channels
 from akunu_py.decoding.text.stream_decoder import StreamDecoder
@@ -170,7 +170,7 @@ def test_the_first_call_ends_an_answer_that_may_have_one(one_call: bool) -> None
     call = '<tool_call>{"name": "other", "arguments": {}}</tool_call>'
     generation: Any = Given(call + call[:9], call[9:], "So.")
     parser = ToolCallParser(FAMILIES["hermes"], TOOLS)
-    events = [event for event in jobs._events(generation, parser, one_call=one_call) if event]
+    events = [event for event in job._events(generation, parser, one_call=one_call) if event]
     assert calls(events) == [("other", {})] * (1 if one_call else 2)
     assert isinstance(events[-1], Ended)
     assert events[-1].reason == ("stop" if one_call else "cancelled")
