@@ -29,9 +29,9 @@ from akunu_py.bench.runners import PLAIN
 from akunu_py.bench.speed import OURS, Plan, Setup, run_speed
 from akunu_py.bench.workloads import load_workloads
 from akunu_py.decoding import device
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.load import load_found
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import AkunuError
 from akunu_py.models import store
 from akunu_py.types import DEFAULT_MODEL, GenerateOptions, LoadOptions, Message

@@ -20,8 +20,8 @@ from akunu_py.bench.trace import TraceItem
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.prompt import Prompt
 from akunu_py.completion.types import CompleteOptions, Completion, CompletionRequest, SourceFile
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.ngram.auto import AutoDrafter
 
 PREFIX, BUFFER, FILES = "prefix", "buffer", "files"

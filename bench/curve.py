@@ -16,7 +16,7 @@ from akunu_py.ngram.cost import CostCurve, interpolate
 from akunu_py.ngram.planner import choose_length
 
 if TYPE_CHECKING:
-    from akunu_py.decoding.engine import Engine
+    from akunu_py.decoding.model.engine import Engine
 
 CONTEXT = 256  # tokens in the cache while measuring
 CHANCES = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99)  # of a drafted token to be accepted
@@ -88,8 +88,8 @@ def measure_curve(
     """Median seconds of a pass for each number of rows, interleaved over `repeats` rounds."""
     import mlx.core as mx
 
-    from akunu_py.decoding import kvcache
-    from akunu_py.decoding.prefill import ChunkSizes, prefill
+    from akunu_py.decoding import kv_cache
+    from akunu_py.decoding.generate.prefill import ChunkSizes, prefill
     from akunu_py.decoding.target import Target
 
     target = Target(engine.model)
@@ -99,11 +99,11 @@ def measure_curve(
     seconds: dict[int, list[float]] = {count: [] for count in rows}
     for round_ in range(-1, repeats):  # the first round warms up
         for count in rows:
-            before = kvcache.pass_state(target.cache)
+            before = kv_cache.pass_state(target.cache)
             started = time.perf_counter()
             target.read(target.launch(list(range(count)), count))
             elapsed = time.perf_counter() - started
-            kvcache.roll_back(target.cache, before, count, 0)
+            kv_cache.roll_back(target.cache, before, count, 0)
             if round_ >= 0:
                 seconds[count].append(elapsed)
     target.rest()

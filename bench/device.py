@@ -19,7 +19,7 @@ from akunu_py.bench.curve import Curve, FixedCosts
 from akunu_py.bench.networks import NetworkFigures, SimulatedNetworks
 from akunu_py.bench.replay import ReplayCounts, drafter_named
 from akunu_py.bench.trace import Trace, TraceItem
-from akunu_py.decoding.decode import decode
+from akunu_py.decoding.generate.decode import decode
 from akunu_py.decoding.prompt_cache.history import TokenHistory
 from akunu_py.decoding.prompt_cache.memory import PromptCaches
 from akunu_py.decoding.target import Target

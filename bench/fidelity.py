@@ -23,12 +23,12 @@ from mlx.utils import tree_unflatten
 from akunu_py.bench.curve import FixedCosts
 from akunu_py.bench.runners import Passes
 from akunu_py.bench.runners.akunu import UnsavedState, record_passes
-from akunu_py.decoding import kvcache
-from akunu_py.decoding.drafting import Drafting
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding import kv_cache
+from akunu_py.decoding.drafting.drafter import Drafting
+from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.load import load_engine
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.sampling import filtered, race
-from akunu_py.decoding.session import Session
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import StoreError, UsageError
 from akunu_py.ngram.cost import PRIOR_SHAPE, CostCurve
@@ -94,7 +94,7 @@ def top_two_margin(engine: Engine, tokens: Sequence[int], sampling: SamplingOpti
 def scores(engine: Engine, tokens: Sequence[int], sampling: SamplingOptions) -> mx.array:
     """What the next token after `tokens` has most of, [vocab]: the logits, and of a draw with a
     seed the logits with their noise (Gumbel-max), in units of logits."""
-    cache = kvcache.new_cache(engine.model, engine.plan.kv_bits)
+    cache = kv_cache.new_cache(engine.model, engine.plan.kv_bits)
     logits = engine.model(mx.array(tokens)[None], cache=cache)[0, -1].astype(mx.float32)
     if sampling.temperature:
         assert sampling.seed is not None

@@ -19,8 +19,8 @@ from akunu_py.bench.result import median
 from akunu_py.bench.runners import Passes
 from akunu_py.bench.runners.akunu import UnsavedState, record_passes
 from akunu_py.bench.workloads import Workload
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.text.stream_decoder import StreamDecoder
 from akunu_py.ngram.cost import CostCurve

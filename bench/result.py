@@ -20,7 +20,7 @@ from akunu_py.errors import StoreError, UsageError
 from akunu_py.version import __version__
 
 if TYPE_CHECKING:
-    from akunu_py.decoding.engine import Engine
+    from akunu_py.decoding.model.engine import Engine
 
 FORMAT, CHECK_FORMAT = "akunu bench 1", "akunu bench check 1"
 _FILE_KEYS = {"runner": "contestant", "sources": "evidence"}  # of the format, for these fields

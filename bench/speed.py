@@ -40,9 +40,9 @@ from akunu_py.bench.runners.akunu import OFF, Akunu
 from akunu_py.bench.runners.mlx_lm import MlxLm, MlxLmDraftModel
 from akunu_py.bench.trace import Trace, load_trace
 from akunu_py.bench.workloads import Workload
-from akunu_py.decoding.drafting import check_mode
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.drafting.drafter import check_mode
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import HostLost, UsageError
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.memory import CAPACITY_BITS, Memory

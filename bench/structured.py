@@ -22,8 +22,8 @@ from akunu_py.bench.curve import Curve, FixedCosts
 from akunu_py.bench.replay import ReplayCounts, replay_item
 from akunu_py.bench.trace import TraceItem
 from akunu_py.decoding.constraint.matcher import ConstraintMatcher
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.tool_calls.choice import constrained
 from akunu_py.errors import UsageError
 from akunu_py.files import parse_json

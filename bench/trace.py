@@ -19,7 +19,7 @@ from akunu_py.errors import StoreError, UsageError
 from akunu_py.types import GenerateOptions, Message
 
 if TYPE_CHECKING:
-    from akunu_py.decoding.engine import Engine
+    from akunu_py.decoding.model.engine import Engine
 
 GZIP_MAGIC = b"\x1f\x8b"
 _MAX_BYTES = 512 << 20  # unpacked; a hundred thousand answers take less
@@ -136,7 +136,7 @@ def record(
 
     Raises StoreError where the file cannot be written.
     """
-    from akunu_py.decoding.session import Session
+    from akunu_py.decoding.generate.session import Session
 
     workloads: dict[str, list[dict[str, list[int]]]] = {}
     session = Session(engine)

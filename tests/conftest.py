@@ -12,7 +12,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import DamagedModel, UnknownModel
 from akunu_py.models import store
 from akunu_py.models.pull import pull

@@ -19,7 +19,7 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from akunu_py import paths
-from akunu_py.decoding.events import release_streams
+from akunu_py.decoding.generate.events import release_streams
 from akunu_py.errors import AkunuError
 from akunu_py.models import catalogue, store
 from akunu_py.models.catalogue import CatalogueEntry, recommend

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from textual.message import Message as TextualMessage
 
-from akunu_py.decoding.chat_model import ChatModel, Gauges, ShownAnswer, ShownPiece
-from akunu_py.decoding.events import Idle, ModelThread, Reading, release_memory
+from akunu_py.decoding.generate.chat_model import ChatModel, Gauges, ShownAnswer, ShownPiece
+from akunu_py.decoding.generate.events import Idle, ModelThread, Reading, release_memory
 from akunu_py.errors import AkunuError, ServerGone, describe
 from akunu_py.tui.conversation import Rejected, Span, add_spans
 from akunu_py.types import FinishReason, GenerateOptions, Message, Stats

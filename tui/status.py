@@ -13,7 +13,7 @@ from textual.content import Content
 from textual.reactive import reactive
 from textual.widget import Widget
 
-from akunu_py.decoding.chat_model import Gauges
+from akunu_py.decoding.generate.chat_model import Gauges
 from akunu_py.text import displayable
 from akunu_py.types import Stats
 

@@ -29,10 +29,10 @@ from akunu_py.text import print_warnings, say
 from akunu_py.types import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from akunu_py.decoding.chat_model import ChatModel
-    from akunu_py.decoding.engine import Engine
+    from akunu_py.decoding.generate.chat_model import ChatModel
+    from akunu_py.decoding.generate.session import Generation
     from akunu_py.decoding.learned import LearnedState
-    from akunu_py.decoding.session import Generation
+    from akunu_py.decoding.model.engine import Engine
     from akunu_py.tui.session_thread import SessionThread
 
 _ID_DIGITS = 8  # of a conversation's id, as `akunu chats list` shows it
@@ -166,7 +166,7 @@ def session_thread(
     from akunu_py.tui.session_thread import SessionThread
 
     def load(wanted: str) -> ChatModel:
-        from akunu_py.decoding.chat_model import LoadedChat
+        from akunu_py.decoding.generate.chat_model import LoadedChat
 
         # A model that is switched to need not be that of the server that was named.
         choice = server if wanted == name or not is_address(server) else "auto"

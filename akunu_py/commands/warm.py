@@ -24,8 +24,8 @@ def run(args: argparse.Namespace) -> None:
     if not settings.memory:
         raise UsageError(f"answers are not remembered: memory = false in {settings_file()}")
     engine = load_engine(args.name, LoadOptions())
-    from akunu_py.decoding import warm
-    from akunu_py.decoding.session import Session
+    from akunu_py.decoding.generate import warm
+    from akunu_py.decoding.generate.session import Session
 
     learned = load_learned(engine, no_memory=False, settings=settings)
     done, wanted = warm.progress(learned), args.tokens or warm.TOKENS

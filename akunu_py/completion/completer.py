@@ -35,11 +35,11 @@ from akunu_py.completion.types import (
     with_crlf,
     with_unix_newlines,
 )
-from akunu_py.decoding import memory_guard
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.events import Begun, Reading
+from akunu_py.decoding.generate import memory_guard
+from akunu_py.decoding.generate.events import Begun, Reading
+from akunu_py.decoding.generate.session import Generation, Session
 from akunu_py.decoding.learned import LearnedState
-from akunu_py.decoding.session import Generation, Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import UsageError
 from akunu_py.types import (

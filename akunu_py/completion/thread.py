@@ -22,7 +22,7 @@ from akunu_py.completion.types import (
     check_request,
     time_limit,
 )
-from akunu_py.decoding.events import Idle, ModelThread, release_memory
+from akunu_py.decoding.generate.events import Idle, ModelThread, release_memory
 from akunu_py.errors import ServerGone, UsageError, describe
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.types import Stats

@@ -27,9 +27,9 @@ from akunu_py.text import parse_size, print_warnings, say
 from akunu_py.types import LoadOptions
 
 if TYPE_CHECKING:
-    from akunu_py.decoding.engine import Engine
+    from akunu_py.decoding.generate.session import Generation
     from akunu_py.decoding.learned import LearnedState
-    from akunu_py.decoding.session import Generation
+    from akunu_py.decoding.model.engine import Engine
 
 
 def load_engine(model: str | None, options: LoadOptions) -> Engine:
@@ -58,7 +58,7 @@ def load_found(
     store.check(found)
     import mlx.core as mx
 
-    from akunu_py.decoding.engine import Engine
+    from akunu_py.decoding.model.engine import Engine
 
     settings = settings or load_settings()
     options = _with_settings(options, settings)
@@ -84,9 +84,9 @@ def load_found(
 
 def _load_divided(divided: str, found: store.StoredModel, options: LoadOptions) -> Engine:
     """Among hosts. What drafts is what this one alone can know: the texts."""
-    from akunu_py.decoding.engine import Engine
     from akunu_py.decoding.hosts.hostfile import read_hosts
     from akunu_py.decoding.hosts.ring import Ring
+    from akunu_py.decoding.model.engine import Engine
 
     ring = Ring(read_hosts(divided), found, options)
     try:
@@ -102,7 +102,7 @@ def _load_divided(divided: str, found: store.StoredModel, options: LoadOptions) 
 
 def _load_with_setting(found: store.StoredModel, options: LoadOptions, wanted: str) -> Engine:
     """Load with the draft model of the settings, or note why the model goes without it."""
-    from akunu_py.decoding.engine import Engine
+    from akunu_py.decoding.model.engine import Engine
 
     load = partial(Engine.load, found.path, options, name=found.name)
     try:

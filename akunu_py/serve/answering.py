@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.types import Receive, Send
 
-from akunu_py.decoding.events import Ended, Event, Failed
+from akunu_py.decoding.generate.events import Ended, Event, Failed
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.serve.dialect import Dialect, Encoder, Prepared, WholeAnswer
 from akunu_py.serve.errors import RequestError, Stopping, request_error

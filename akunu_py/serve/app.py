@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from akunu_py.decoding.events import Event
+from akunu_py.decoding.generate.events import Event
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.errors import AkunuError
 from akunu_py.serve import bodies

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from akunu_py.decoding.events import (
+from akunu_py.decoding.generate.events import (
     Begun,
     CallArguments,
     CallBegun,

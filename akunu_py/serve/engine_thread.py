@@ -6,7 +6,15 @@ import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
-from akunu_py.decoding.events import CallArguments, Ended, Event, Failed, Reading, Text, Thinking
+from akunu_py.decoding.generate.events import (
+    CallArguments,
+    Ended,
+    Event,
+    Failed,
+    Reading,
+    Text,
+    Thinking,
+)
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.decoding.scheduling.scheduler import Scheduler
 

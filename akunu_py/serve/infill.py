@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from akunu_py.completion.fim import FimFamily, find_family
 from akunu_py.completion.prompt import Budgets, make_prompt, name_files
 from akunu_py.completion.tokens import CodeTokens
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.engine import Engine
 
 
 @dataclass(frozen=True, slots=True)

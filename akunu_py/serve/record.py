@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from akunu_py.decoding.events import (
+from akunu_py.decoding.generate.events import (
     CallArguments,
     CallBegun,
     Ended,

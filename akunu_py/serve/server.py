@@ -15,7 +15,7 @@ from typing import Any
 
 import uvicorn
 
-from akunu_py.decoding.events import Event
+from akunu_py.decoding.generate.events import Event
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.decoding.scheduling.scheduler import Scheduler, State
 from akunu_py.errors import AkunuError, UsageError

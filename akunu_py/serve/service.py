@@ -12,8 +12,8 @@ from typing import Any
 
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.types import CompleteOptions
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.serve.errors import RequestError
 from akunu_py.serve.infill import Infill
 from akunu_py.types import GenerateOptions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from akunu_py.decoding.events import Ended
+from akunu_py.decoding.generate.events import Ended
 
 
 def statistics(*answers: Ended) -> dict[str, Any]:

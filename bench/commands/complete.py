@@ -14,7 +14,7 @@ from akunu_py.errors import UsageError
 from akunu_py.types import LoadOptions
 
 if TYPE_CHECKING:
-    from akunu_py.decoding.engine import Engine
+    from akunu_py.decoding.model.engine import Engine
 
 
 SUMMARY = "completing code: what drafting from the buffer is worth, what a keystroke costs"

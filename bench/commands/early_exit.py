@@ -18,8 +18,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from akunu_py.bench.report.printing import print_exits
+    from akunu_py.decoding.drafting import early_exit as first_layers
     from akunu_py.decoding.load import load_engine
-    from akunu_py.decoding.networks import exit as first_layers
 
     engine = load_engine(options.model, LoadOptions(options.weights))
     chosen = first_layers.choose(engine)

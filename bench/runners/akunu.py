@@ -9,9 +9,9 @@ from typing import Any
 from akunu_py.bench.runners import PLAIN, Conditions, Passes, Run
 from akunu_py.bench.runners.mlx_lm import decode_text, hold_conversation
 from akunu_py.bench.workloads import Workload
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.learned import LearnedState
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import LONGEST_CONTEXT, ORDERS, FixedDrafter, Predictor, fnv1a

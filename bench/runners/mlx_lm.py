@@ -14,7 +14,7 @@ from mlx_lm.sample_utils import make_sampler
 
 from akunu_py.bench.runners import PLAIN, TURN_BREAK, Conditions, Run
 from akunu_py.bench.workloads import Workload
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import UsageError
 from akunu_py.types import Message

@@ -16,7 +16,7 @@ from typing import Any
 
 from akunu_py.bench.runners import TURN_BREAK, Conditions, Run, Runner
 from akunu_py.bench.workloads import Workload
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
 from akunu_py.types import Message
 

@@ -13,7 +13,7 @@ from akunu_py.bench.curve import CURVES, parse_curve
 from akunu_py.cli import main
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.types import CompleteOptions
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.engine import Engine
 from tests.support.tiny_fim import sentence_piece, write_model
 
 END = "<|endoftext|>"

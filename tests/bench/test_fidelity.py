@@ -17,9 +17,9 @@ from akunu_py.bench.fidelity import (
     load_prompts,
     summarize,
 )
-from akunu_py.decoding import kvcache
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.session import Session
+from akunu_py.decoding import kv_cache
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import StoreError, UsageError
 from akunu_py.types import GenerateOptions, LoadOptions, SamplingOptions, WeightMode
 from tests.support.command import run_here
@@ -110,7 +110,7 @@ def test_the_best_score_is_that_of_the_token_that_is_sampled(
 
 
 def logits(engine: Engine) -> mx.array:
-    cache = kvcache.new_cache(engine.model)
+    cache = kv_cache.new_cache(engine.model)
     return engine.model(mx.array([[1, 2, 3, 4, 5]]), cache=cache)[0]
 
 
@@ -146,7 +146,7 @@ def test_cpu_kernels_of_half_precision_treat_every_row_alone(
 ) -> None:
     """So drafting cannot change an answer there, and the BLAS stands in for a GPU's kernels."""
     engine = Engine.load(tiny, LoadOptions(weights=weights))
-    cache = kvcache.new_cache(engine.model)
+    cache = kv_cache.new_cache(engine.model)
     alone = [engine.model(mx.array([[token]]), cache=cache)[0, 0] for token in (1, 2, 3, 4, 5)]
     assert mx.array_equal(mx.stack(alone), logits(engine)).item()
 

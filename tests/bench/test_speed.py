@@ -21,7 +21,7 @@ from akunu_py.bench.result import Throughput, load_result, loop_start, merged
 from akunu_py.bench.runners import Conditions, Passes
 from akunu_py.bench.runners.akunu import Akunu, RecordingDrafter
 from akunu_py.bench.workloads import NAMES, Workload, WorkloadTurn, load_workloads
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.models.store import StoredModel
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve

@@ -16,7 +16,7 @@ from akunu_py.bench.structured import BOTH, FORCED, NGRAMS
 from akunu_py.bench.trace import TraceItem
 from akunu_py.cli import main
 from akunu_py.decoding.constraint.matcher import compile_constraint
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.types import Constraint, Message
 
 ANSWERS: list[Any] = [  # to the first cases

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.models.store import StoredModel
 from tests.support.command import AKUNU, akunu, assert_one_line_error, run_here
 

@@ -12,7 +12,7 @@ from akunu_py.completion.completer import Completer
 from akunu_py.completion.fim import FimFamily, find_family, load_families
 from akunu_py.completion.tokens import CodeTokens
 from akunu_py.completion.types import CompleteOptions, CompletionRequest, SourceFile
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
 from tests.support.paths import GOLDEN
 from tests.support.tiny_fim import byte_level, load_tiny, sentence_piece, write_model

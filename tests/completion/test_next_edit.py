@@ -22,7 +22,7 @@ from akunu_py.completion.next_edit import FORMATS
 from akunu_py.completion.recent_edits import RecentEdits, difference, unified
 from akunu_py.completion.thread import CompletionThread
 from akunu_py.completion.types import Change, CompleteOptions, CompletionRequest, Edit
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.generate.session import Session
 from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.types import Stats

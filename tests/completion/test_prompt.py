@@ -12,7 +12,7 @@ from akunu_py.completion.completer import Completer
 from akunu_py.completion.prompt import encode_pieces, window_after, window_before
 from akunu_py.completion.tokens import CodeTokens
 from akunu_py.completion.types import CompleteOptions, CompletionRequest, SourceFile
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
 from tests.support.tiny_fim import load_tiny
 
@@ -85,7 +85,7 @@ def test_an_empty_neighbour_does_not_hide_the_next(tmp_path: Path) -> None:
 
 def test_evidence_has_the_tokens_that_the_model_would_say(code: CodeTokens) -> None:
     """Encoding in pieces, for the sake of what is cached, changes next to nothing."""
-    text = Path("akunu_py/decoding/session.py").read_text(encoding="utf-8")
+    text = Path("akunu_py/decoding/generate/session.py").read_text(encoding="utf-8")
     whole = list(code.encode(text))
     (pieces,) = encode_pieces(code, [text])
     assert abs(len(pieces) - len(whole)) <= len(whole) / 50

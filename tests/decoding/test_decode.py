@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from akunu_py.decoding.decode import accept, cut, decode
+from akunu_py.decoding.generate.decode import accept, cut, decode
 from akunu_py.decoding.target import Target
 from akunu_py.ngram.auto import PROBE_LENGTH, AutoDrafter
 from akunu_py.ngram.fixed import FixedDrafter, NoDrafter

@@ -9,9 +9,9 @@ import mlx.core as mx
 import pytest
 from mlx_lm.generate import generate_step
 
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.events import Reading
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.generate.events import Reading
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import EmptyPrompt, PromptTooLong, UnknownModel, UsageError
 from akunu_py.types import DraftMode, GenerateOptions, Message
 from tests.support.engines import altered

@@ -19,7 +19,7 @@ from mlx_lm.models.cache import (
 )
 from mlx_lm.models.deepseek_v41 import LayerCache
 
-from akunu_py.decoding import kvcache
+from akunu_py.decoding import kv_cache
 from akunu_py.errors import UsageError
 from tests.support.families import build
 
@@ -81,13 +81,13 @@ def test_what_was_rejected_is_never_seen(kind: str, recurrent: bool, seed: int) 
         fresh = pending[-1] if pending else (kept or [0])[-1]
         count = randomly.choice([1, 1, 2, 3, 5, 12])
         tokens = pending + sorted(randomly.sample(range(fresh + 1, fresh + 30), count))
-        before = kvcache.pass_state(cache)
+        before = kv_cache.pass_state(cache)
         state[0] = mx.array([*kept, *tokens])
         assert write(entry, tokens) == expected(entry, kept, tokens)
         keep = randomly.randint(max(1, len(pending)), len(tokens))
         holds = len(tokens)
         if keep < len(tokens):
-            holds = kvcache.roll_back(cache, before, len(tokens), keep)
+            holds = kv_cache.roll_back(cache, before, len(tokens), keep)
             assert holds == (0 if recurrent else keep)
         # Now and then the conversation continues otherwise, with a pass of one row perhaps.
         pending = tokens[holds:keep] if randomly.random() < 0.7 else []
@@ -97,26 +97,26 @@ def test_what_was_rejected_is_never_seen(kind: str, recurrent: bool, seed: int) 
             assert state[0].tolist() == kept
         # Going back for good, where that is possible.
         back = randomly.randint(0, 3)
-        if not pending and back < len(kept) and kvcache.can_trim(cache, back):
-            kvcache.trim(cache, back)
+        if not pending and back < len(kept) and kv_cache.can_trim(cache, back):
+            kv_cache.trim(cache, back)
             del kept[len(kept) - back :]
 
 
 def test_a_window_can_only_be_trimmed_until_it_is_full() -> None:
     entry = make("rotating")
     write(entry, list(range(1, WINDOW + 1)))
-    assert kvcache.can_trim([entry], 3)
-    assert kvcache.can_trim([entry], WINDOW)
-    assert not kvcache.can_trim([entry], WINDOW + 1)
+    assert kv_cache.can_trim([entry], 3)
+    assert kv_cache.can_trim([entry], WINDOW)
+    assert not kv_cache.can_trim([entry], WINDOW + 1)
     write(entry, [WINDOW + 1])
-    assert not kvcache.can_trim([entry], 1)
-    assert kvcache.can_trim([entry], 0)
+    assert not kv_cache.can_trim([entry], 1)
+    assert kv_cache.can_trim([entry], 0)
 
 
 def test_a_trimmed_window_starts_over() -> None:
     entry = make("rotating")
     write(entry, [1, 2, 3])
-    kvcache.trim([entry], 3)
+    kv_cache.trim([entry], 3)
     assert entry.empty()
     assert write(entry, [4]) == [[4]]
     assert write(entry, [5, 6]) == [[4, 5], [4, 5, 6]]
@@ -128,27 +128,27 @@ def test_a_chunk_can_only_be_trimmed_to_where_it_begins() -> None:
         write(entry, [token])
     # The last trim kept one chunk's worth: back to the second chunk's start, not into the first.
     assert entry.start_position == WINDOW + 2
-    assert kvcache.can_trim([entry], 3)
-    assert not kvcache.can_trim([entry], 4)
-    assert not kvcache.can_trim([entry], 2 * WINDOW + 3)
+    assert kv_cache.can_trim([entry], 3)
+    assert not kv_cache.can_trim([entry], 4)
+    assert not kv_cache.can_trim([entry], 2 * WINDOW + 3)
 
 
 def test_recurrent_state_cannot_be_trimmed_only_rolled_back() -> None:
     cache = [CacheList(ArraysCache(1), KVCache())]
-    assert kvcache.is_recurrent(cache)
-    assert not kvcache.can_trim(cache, 1)
-    assert kvcache.can_trim(cache, 0)
-    assert not kvcache.is_recurrent([CacheList(KVCache(), KVCache()), make("rotating")])
+    assert kv_cache.is_recurrent(cache)
+    assert not kv_cache.can_trim(cache, 1)
+    assert kv_cache.can_trim(cache, 0)
+    assert not kv_cache.is_recurrent([CacheList(KVCache(), KVCache()), make("rotating")])
 
 
 def test_the_cache_of_deepseek_v41_goes_back_whole() -> None:
     entry = LayerCache(2)
     entry.update_window(mx.array([[[1.0], [2.0]]]))
     entry.pending_kv = mx.array([[[5.0]]])
-    before = kvcache.pass_state([entry])
+    before = kv_cache.pass_state([entry])
     entry.update_window(mx.array([[[3.0], [4.0]]]))
     entry.pending_kv, entry.compress_kv = None, mx.array([[[6.0]]])
-    assert kvcache.roll_back([entry], before, 2, 1) == 0
+    assert kv_cache.roll_back([entry], before, 2, 1) == 0
     assert (entry.offset, entry.compress_kv) == (2, None)
     assert entry.window.tolist() == [[[1.0], [2.0]]]
     assert entry.pending_kv.tolist() == [[[5.0]]]
@@ -162,8 +162,8 @@ def test_an_unknown_kind_is_named_and_does_not_draft() -> None:
         """Only by name the one that is known."""
 
     known = [KVCache(), CacheList(ArraysCache(2), make("rotating"))]
-    assert kvcache.why_no_rollback(known) is None
-    reason = kvcache.why_no_rollback(
+    assert kv_cache.why_no_rollback(known) is None
+    reason = kv_cache.why_no_rollback(
         [*known, CacheList(MyCache()), BatchKVCache([0]), LayerCache()]
     )
     assert reason == "its cache (BatchKVCache, LayerCache, MyCache) cannot be rolled back"
@@ -172,7 +172,7 @@ def test_an_unknown_kind_is_named_and_does_not_draft() -> None:
 @pytest.mark.parametrize("bits", [4, 8])
 def test_what_grows_is_quantized(bits: int) -> None:
     model = build("llama-kv8").model  # heads of 32
-    cache = kvcache.new_cache(model, bits)
+    cache = kv_cache.new_cache(model, bits)
     assert [(type(entry), entry.bits) for entry in cache] == [(QuantizedKVCache, bits)] * 2
     assert all(entry.group_size == 32 and entry.empty() for entry in cache)
 
@@ -188,4 +188,4 @@ def test_what_grows_is_quantized(bits: int) -> None:
 def test_a_cache_that_cannot_be_quantized_is_refused(name: str, bits: int, reason: str) -> None:
     model = build(name)
     with pytest.raises(UsageError, match=reason):
-        kvcache.new_cache(getattr(model, "model", model) if "kv8" in name else model, bits)
+        kv_cache.new_cache(getattr(model, "model", model) if "kv8" in name else model, bits)

@@ -11,11 +11,11 @@ from itertools import islice
 import mlx.core as mx
 import pytest
 
-from akunu_py.decoding import decode
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.events import Reading
-from akunu_py.decoding.prefill import prefill
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.generate import decode
+from akunu_py.decoding.generate.events import Reading
+from akunu_py.decoding.generate.prefill import prefill
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
 from akunu_py.models.fit import PREFILL_ROWS
 from akunu_py.types import Drafter, GenerateOptions

@@ -11,8 +11,8 @@ import pytest
 from akunu_py.bench.check import ROUNDING, attention_rows, quantized_rows, wired_limit
 from akunu_py.bench.fidelity import first_divergence
 from akunu_py.decoding import device
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.models.store import StoredModel
 from akunu_py.types import DraftMode, GenerateOptions, LoadOptions, Message
 

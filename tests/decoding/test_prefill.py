@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from akunu_py.decoding import prefill as prefill_module
-from akunu_py.decoding.prefill import ChunkSizes, prefill
+from akunu_py.decoding.generate import prefill as prefill_module
+from akunu_py.decoding.generate.prefill import ChunkSizes, prefill
 from akunu_py.models.fit import PREFILL_ROWS, WIDE_PREFILL_ROWS
 from akunu_py.ngram.cost import CostCurve
 from tests.support.families import build

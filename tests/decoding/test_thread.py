@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from akunu_py.decoding.events import Idle, ModelThread
+from akunu_py.decoding.generate.events import Idle, ModelThread
 
 
 def test_while_no_request_waits_it_is_idle_as_often_as_it_asks_for() -> None:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.types import CompleteOptions, CompletionRequest
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.sampling import Sampler
-from akunu_py.decoding.session import Session
 from akunu_py.decoding.token_ids import first_outside, inside
 from akunu_py.errors import DamagedModel, UsageError
 from akunu_py.types import GenerateOptions, SamplingOptions

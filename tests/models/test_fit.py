@@ -11,9 +11,10 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from akunu_py.decoding import device, kvcache, plan
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.session import Session
+from akunu_py.decoding import device, kv_cache
+from akunu_py.decoding import load_plan as plan
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import DoesNotFit, UsageError
 from akunu_py.models import fit, usage
 from akunu_py.models.fit import GIB, Activations, Growth, Needs, choose_context, largest_context
@@ -31,7 +32,7 @@ TIGHT = Needs(1000, Growth(10), Activations(0, 0, 0, 2), 8192)
 
 def cache_bytes(model: Any, tokens: int) -> int:
     """What a cache of the model takes after as many tokens, read a chunk at a time."""
-    cache = kvcache.new_cache(model)
+    cache = kv_cache.new_cache(model)
     rows = mx.arange(tokens)[None] % 96
     for start in range(0, tokens, fit.PREFILL_ROWS):
         model(rows[:, start : start + fit.PREFILL_ROWS], cache=cache)

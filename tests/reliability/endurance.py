@@ -29,11 +29,11 @@ from pathlib import Path
 from akunu_py import paths
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.types import CompletionRequest
-from akunu_py.decoding.chat_model import LoadedChat
 from akunu_py.decoding.device import device_name  # loads the BLAS before MLX
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.generate.chat_model import LoadedChat
+from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.learned import LearnedState
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.models import store
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox

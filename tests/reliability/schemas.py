@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from akunu_py.decoding.constraint.matcher import ConstraintMatcher, compile_constraint
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
 from akunu_py.models import store
 from akunu_py.types import Constraint

@@ -37,10 +37,10 @@ from akunu_py.bench.replay import ReplayCounts
 from akunu_py.bench.structured import count
 from akunu_py.bench.trace import TraceItem
 from akunu_py.decoding.constraint.matcher import ConstraintMatcher
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.kvcache import holds
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.kv_cache import holds
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.sampling import Sampler
-from akunu_py.decoding.session import Session
 from akunu_py.errors import UsageError
 from akunu_py.models import store
 from akunu_py.types import Constraint, GenerateOptions, Message, SamplingOptions

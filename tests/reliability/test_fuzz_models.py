@@ -18,8 +18,8 @@ import mlx_lm.utils
 import pytest
 from hypothesis import strategies as st
 
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import AkunuError, DamagedModel, UnsupportedModel
 from akunu_py.models.mlx_directory import plan_directory
 from akunu_py.types import GenerateOptions, Message, SamplingOptions

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import AkunuError, DamagedModel
 from akunu_py.types import GenerateOptions
 from tests.reliability.fuzz import changed, damaged, explore, lengths

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies as st
 
 from akunu_py.decoding.chat_format import chat_template
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import AkunuError, UnsupportedModel
 from akunu_py.types import Message
 from tests.reliability.fuzz import damaged, explore, lengths

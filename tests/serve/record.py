@@ -30,8 +30,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from akunu_py.commands.launch import CLIENTS, Launch, Served
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.events import (
+from akunu_py.decoding.generate.events import (
     Begun,
     CallArguments,
     CallBegun,
@@ -39,9 +38,10 @@ from akunu_py.decoding.events import (
     Ended,
     Event,
 )
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.decoding.scheduling.scheduler import Scheduler
-from akunu_py.decoding.session import Session
 from akunu_py.models import store
 from akunu_py.serve.app import create_app
 from akunu_py.serve.engine_thread import events_of

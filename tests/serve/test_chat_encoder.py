@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from akunu_py.decoding.events import Event
+from akunu_py.decoding.generate.events import Event
 from akunu_py.serve.openai.chat_encoder import ChatEncoder, ChatHead, whole_chat
 from tests.support.serve_events import answers, put_together
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from akunu_py.decoding.events import Begun, Ended, Event, Text
+from akunu_py.decoding.generate.events import Begun, Ended, Event, Text
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.types import Stats
 from tests.support.serving import Served, ask, told_app

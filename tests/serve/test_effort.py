@@ -10,8 +10,8 @@ from typing import Any, get_args
 import pytest
 
 from akunu_py.decoding.chat_format.effort import Effort
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.tokens import TokenCodec
+from akunu_py.decoding.model.engine import Engine
+from akunu_py.decoding.model.tokens import TokenCodec
 from akunu_py.serve import bodies
 from akunu_py.serve.errors import RequestError
 from akunu_py.serve.messages.bodies import CountBody, MessagesBody

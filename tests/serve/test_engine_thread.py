@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from akunu_py.decoding.events import (
+from akunu_py.decoding.generate.events import (
     Begun,
     CallArguments,
     CallBegun,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from akunu_py.decoding.events import Begun, Ended, Event, Failed, Reading, Text
+from akunu_py.decoding.generate.events import Begun, Ended, Event, Failed, Reading, Text
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.decoding.scheduling.scheduler import DEFAULT_SLOTS
 from akunu_py.errors import PromptTooLong

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from akunu_py.decoding.events import Begun, CallArguments, CallBegun, Ended, Event, Text, Thinking
+from akunu_py.decoding.generate.events import (
+    Begun,
+    CallArguments,
+    CallBegun,
+    Ended,
+    Event,
+    Text,
+    Thinking,
+)
 from akunu_py.serve.errors import RequestError
 from akunu_py.serve.messages.reply import MessageEncoder, error_body, whole_message
 from akunu_py.types import Stats

@@ -26,8 +26,8 @@ from akunu_py.completion.types import (
     Edit,
     SourceFile,
 )
-from akunu_py.decoding.chat_model import ChatModel, LoadedChat
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.generate.chat_model import ChatModel, LoadedChat
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import AkunuError, ServerGone, UsageError
 from akunu_py.serve.app import create_app
 from akunu_py.serve.guard import Access

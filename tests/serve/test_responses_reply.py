@@ -9,7 +9,14 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Ended, Event, Text
+from akunu_py.decoding.generate.events import (
+    CallArguments,
+    CallBegun,
+    CallEnded,
+    Ended,
+    Event,
+    Text,
+)
 from akunu_py.serve.errors import RequestError
 from akunu_py.serve.responses.bodies import ToolBody
 from akunu_py.serve.responses.conversation import sealed, unsealed

@@ -11,8 +11,8 @@ from typing import Any
 
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.types import CompleteOptions, CompletionRequest
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.types import DraftMode, GenerateOptions, Message, SamplingOptions
 from tests.support.serving import Reply
 

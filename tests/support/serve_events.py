@@ -7,7 +7,7 @@ import json
 
 from hypothesis import strategies as st
 
-from akunu_py.decoding.events import (
+from akunu_py.decoding.generate.events import (
     Begun,
     CallArguments,
     CallBegun,

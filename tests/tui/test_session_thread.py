@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from textual.message import Message as TextualMessage
 
-from akunu_py.decoding import events as thread_module
-from akunu_py.decoding.chat_model import Gauges, LoadedChat, ShownPiece
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.generate import events as thread_module
+from akunu_py.decoding.generate.chat_model import Gauges, LoadedChat, ShownPiece
+from akunu_py.decoding.generate.recall import Recall
+from akunu_py.decoding.generate.session import Generation, Session
 from akunu_py.decoding.learned import LearnedState
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache.store import DiskLimits, PromptCacheStore
-from akunu_py.decoding.recall import Recall
-from akunu_py.decoding.session import Generation, Session
 from akunu_py.errors import DamagedModel
 from akunu_py.tui.session_thread import (
     Failed,
@@ -191,8 +191,8 @@ QUIT = """
 import queue
 import sys
 from pathlib import Path
-from akunu_py.decoding.chat_model import LoadedChat
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.generate.chat_model import LoadedChat
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.tui.session_thread import PieceArrived, SessionThread
 from akunu_py.types import GenerateOptions, Message
 

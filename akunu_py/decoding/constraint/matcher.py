@@ -23,8 +23,8 @@ from akunu_py.decoding.constraint.schema.grammar import grammar as json_grammar
 from akunu_py.decoding.constraint.schema.terminals import byte_tables, limits
 from akunu_py.decoding.constraint.sketch import JsonSketch, Sketch
 from akunu_py.decoding.constraint.token_tables import forced_tokens, token_tables
+from akunu_py.decoding.model.tokens import TokenCodec
 from akunu_py.decoding.text.thinking import prompt_opens_thinking, thinking_markers
-from akunu_py.decoding.tokens import TokenCodec
 from akunu_py.errors import UsageError
 from akunu_py.files import parse_json
 from akunu_py.text import on_one_line

@@ -16,9 +16,9 @@ from typing import Any, Literal
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from akunu_py.decoding import device, kvcache
-from akunu_py.decoding.hosts.leader import Mirror
-from akunu_py.decoding.plan import make_plan, needs
+from akunu_py.decoding import device, kv_cache
+from akunu_py.decoding.hosts.passes import Mirror
+from akunu_py.decoding.load_plan import make_plan, needs
 from akunu_py.errors import UnsupportedModel, one_line
 from akunu_py.models.mlx_loader import open_model
 from akunu_py.models.store import StoredModel
@@ -71,8 +71,8 @@ def divide(model: Any, way: Division, group: Any) -> None:
 def missing_kinds(model: Any, whole: list[Any]) -> list[Any]:
     """A new cache entry for each kind that `whole`, the cache of the undivided model, has and that
     of this rank's share has not: what can be rolled back, and where to, is one for all ranks."""
-    own = {_kind(entry) for entry in kvcache.leaves(kvcache.new_cache(model))}
-    others = {_kind(entry): entry for entry in kvcache.leaves(whole)}
+    own = {_kind(entry) for entry in kv_cache.leaves(kv_cache.new_cache(model))}
+    others = {_kind(entry): entry for entry in kv_cache.leaves(whole)}
     return [copy.deepcopy(entry) for kind, entry in others.items() if kind not in own]
 
 
@@ -176,7 +176,7 @@ def take(model: Any, way: Division, group: Any, weights: WeightMode) -> tuple[li
     Returns stand-ins for its cache, what it holds in words, and bytes; see
     `device.convert_weights`.
     """
-    whole = kvcache.new_cache(model)
+    whole = kv_cache.new_cache(model)
     itemsize = device.convert_weights(model, weights)
     divide(model, way, group)
     stand_ins = missing_kinds(model, whole)

@@ -29,7 +29,7 @@ from akunu_py.files import read_bounded, read_json, write_atomically
 from akunu_py.types import NotCached
 
 if TYPE_CHECKING:
-    from akunu_py.decoding.engine import Engine
+    from akunu_py.decoding.model.engine import Engine
     from akunu_py.decoding.prompt_cache.history import TokenHistory
 
 LEAST = 256  # tokens: what is shorter is read again in no time

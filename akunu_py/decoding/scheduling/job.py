@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.events import (
+from akunu_py.decoding.generate.events import (
     Begun,
     CallEnded,
     Ended,
@@ -24,13 +23,14 @@ from akunu_py.decoding.events import (
     Reading,
     Thinking,
 )
-from akunu_py.decoding.session import Generation, Session
+from akunu_py.decoding.generate.session import Generation, Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.tool_calls.choice import constrained
 from akunu_py.decoding.tool_calls.parser import ToolCallParser, parser_for
 from akunu_py.types import GenerateOptions, Message, Tool, ToolChoice
 
 if TYPE_CHECKING:
-    from akunu_py.decoding.session import Session
+    from akunu_py.decoding.generate.session import Session
 
 # The events of an answer, Ended the last of them; None where a step has nothing to tell.
 Job = Callable[["Session"], Iterator[Event | None]]

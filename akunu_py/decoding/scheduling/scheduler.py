@@ -20,16 +20,23 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from akunu_py.decoding.events import Ended, Event, Failed, Idle, ModelThread, release_memory
+from akunu_py.decoding.generate.events import (
+    Ended,
+    Event,
+    Failed,
+    Idle,
+    ModelThread,
+    release_memory,
+)
+from akunu_py.decoding.generate.session import Session, Turn
 from akunu_py.decoding.prompt_cache.memory import PromptCaches
 from akunu_py.decoding.scheduling.job import Job, JobHandle
-from akunu_py.decoding.session import Session, Turn
 from akunu_py.errors import AkunuError
 from akunu_py.types import Stats
 
 if TYPE_CHECKING:
-    from akunu_py.decoding.engine import Engine
-    from akunu_py.decoding.session import Session
+    from akunu_py.decoding.generate.session import Session
+    from akunu_py.decoding.model.engine import Engine
 
 Result = TypeVar("Result")
 State = Literal["loading", "ready", "failed", "unloaded"]

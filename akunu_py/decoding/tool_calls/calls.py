@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Event
+from akunu_py.decoding.generate.events import CallArguments, CallBegun, CallEnded, Event
 from akunu_py.decoding.tool_calls.reader import Malformed
 from akunu_py.types import Tool
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from akunu_py.decoding.chat_format.conversation import abilities
-from akunu_py.decoding.tokens import TokenCodec
+from akunu_py.decoding.model.tokens import TokenCodec
 from akunu_py.decoding.tool_calls.families import HARMONY, family_of
 from akunu_py.decoding.tool_calls.grammar import Wanted, calls_constraint
 from akunu_py.decoding.tool_calls.shapes import shape_of

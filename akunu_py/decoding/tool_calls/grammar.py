@@ -22,7 +22,7 @@ from akunu_py.decoding.constraint.schema.formula import Impossible, Refused
 from akunu_py.decoding.constraint.schema.grammar import grammar
 from akunu_py.decoding.constraint.schema.rules import Verbatim
 from akunu_py.decoding.constraint.token_tables import token_tables
-from akunu_py.decoding.tokens import TokenCodec
+from akunu_py.decoding.model.tokens import TokenCodec
 from akunu_py.decoding.tool_calls import values
 from akunu_py.decoding.tool_calls.shapes import Shape
 from akunu_py.errors import UsageError

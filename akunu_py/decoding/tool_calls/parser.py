@@ -11,8 +11,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 
-from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Event, Text
-from akunu_py.decoding.tokens import TokenCodec
+from akunu_py.decoding.generate.events import CallArguments, CallBegun, CallEnded, Event, Text
+from akunu_py.decoding.model.tokens import TokenCodec
 from akunu_py.decoding.tool_calls.calls import Calls
 from akunu_py.decoding.tool_calls.families import HERMES, Family, family_of
 from akunu_py.decoding.tool_calls.reader import (

@@ -12,9 +12,9 @@ from akunu_py.completion.types import (
     CompletionReason,
     CompletionRequest,
 )
-from akunu_py.decoding.events import Begun, Ended, Event, Text
+from akunu_py.decoding.generate.events import Begun, Ended, Event, Text
+from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.scheduling.job import Job
-from akunu_py.decoding.session import Session
 from akunu_py.decoding.text.stop_sequences import StopText
 from akunu_py.types import SamplingOptions
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from akunu_py.decoding.events import Ended, Event, Text
+from akunu_py.decoding.generate.events import Ended, Event, Text
 from akunu_py.serve import sse
 from akunu_py.serve.dialect import CommentHeartbeat, WholeAnswer
 from akunu_py.serve.errors import RequestError

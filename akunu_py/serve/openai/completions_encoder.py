@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from akunu_py.decoding.events import Begun, Ended, Event, Logprobs, Text, Thinking
+from akunu_py.decoding.generate.events import Begun, Ended, Event, Logprobs, Text, Thinking
 from akunu_py.serve import sse
 from akunu_py.serve.dialect import CommentHeartbeat, WholeAnswer
 from akunu_py.serve.errors import RequestError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from akunu_py.decoding.events import Ended
+from akunu_py.decoding.generate.events import Ended
 from akunu_py.serve.errors import ErrorKind, RequestError
 from akunu_py.types import TokenLogprobs
 

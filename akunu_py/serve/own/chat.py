@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from akunu_py.decoding.chat_model import Gauges, ModelFacts, ShownPiece
-from akunu_py.decoding.events import Reading
+from akunu_py.decoding.generate.chat_model import Gauges, ModelFacts, ShownPiece
+from akunu_py.decoding.generate.events import Reading
 from akunu_py.serve.own.client import END_S, LOOK_S, ServerClient
 from akunu_py.types import FinishReason, GenerateOptions, Message, Piece, Stats, TextPiece
 

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 
 from akunu_py.completion.types import CompleteOptions, CompletionRequest
-from akunu_py.decoding.chat_model import facts_of
-from akunu_py.decoding.events import Event, Reading, Told
+from akunu_py.decoding.generate.chat_model import facts_of
+from akunu_py.decoding.generate.events import Event, Reading, Told
 from akunu_py.serve import sse
 from akunu_py.serve.bodies import Body
 from akunu_py.serve.dialect import CommentHeartbeat, Dialect, Endpoint, Prepared, WholeAnswer

@@ -13,10 +13,10 @@ from akunu_py.completion.types import (
     CompletionReason,
     CompletionRequest,
 )
-from akunu_py.decoding.chat_model import LoadedAnswer
-from akunu_py.decoding.events import Ended, Event, Reading, Told
+from akunu_py.decoding.generate.chat_model import LoadedAnswer
+from akunu_py.decoding.generate.events import Ended, Event, Reading, Told
+from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.scheduling.job import Job
-from akunu_py.decoding.session import Session
 from akunu_py.types import GenerateOptions, Message
 
 _GAUGES_S = 1 / 16  # a chat shows them no oftener

@@ -14,9 +14,16 @@ from typing import Any, Literal
 
 from pydantic_core import from_json
 
-from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Ended, Event, Text
+from akunu_py.decoding.generate.events import (
+    CallArguments,
+    CallBegun,
+    CallEnded,
+    Ended,
+    Event,
+    Text,
+)
+from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.scheduling.job import Job
-from akunu_py.decoding.session import Session
 from akunu_py.serve.errors import RequestError
 from akunu_py.serve.responses.bodies import Grammar, ToolBody, ToolChoiceBody
 from akunu_py.types import Constraint, Tool, ToolChoice

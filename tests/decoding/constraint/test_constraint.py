@@ -27,9 +27,9 @@ from akunu_py.decoding.constraint import matcher as constraint_module
 from akunu_py.decoding.constraint.matcher import MAX_CONSTRAINT, ConstraintMatcher
 from akunu_py.decoding.constraint.schema.builder import COMPACT, FREE, Layout
 from akunu_py.decoding.constraint.token_tables import token_tables
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.generate.session import Generation, Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.sampling import Sampler
-from akunu_py.decoding.session import Generation, Session
 from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve

@@ -13,8 +13,8 @@ from tokenizers.decoders import ByteLevel
 from tokenizers.models import BPE
 
 from akunu_py.decoding.constraint.matcher import ConstraintMatcher
-from akunu_py.decoding.decode import accept
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.generate.decode import accept
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.sampling import Sampler, filtered
 from akunu_py.types import Constraint, SamplingOptions
 from tests.support.chi_square import p_value

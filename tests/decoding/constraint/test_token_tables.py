@@ -9,7 +9,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from akunu_py.decoding.constraint import token_tables as module
 from akunu_py.decoding.constraint.token_tables import token_tables
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.engine import Engine
 from tests.support.engines import altered
 
 pytestmark = pytest.mark.usefixtures("own_directories")

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from akunu_py import paths
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.generate.recall import Recall
+from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.learned import LearnedState
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache import disk
 from akunu_py.decoding.prompt_cache.store import DiskLimits, PromptCacheStore, all_files
-from akunu_py.decoding.recall import Recall
-from akunu_py.decoding.session import Session
 from akunu_py.types import GenerateOptions, NotCached
 from tests.support.engines import altered
 from tests.support.families import build

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from mlx_lm.models.cache import load_prompt_cache
 
-from akunu_py.decoding import kvcache
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding import kv_cache
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache import cache_file, disk
-from akunu_py.decoding.session import Session
 from akunu_py.decoding.target import Target
 from akunu_py.errors import AkunuError, DamagedCache, StoreError, UsageError
 from akunu_py.models.store import StoredModel
@@ -69,7 +69,7 @@ def test_every_family_continues_where_it_was(
 
 
 def test_what_mlx_lm_cannot_keep_is_refused() -> None:
-    why = kvcache.why_no_prompt_cache(kvcache.new_cache(build("deepseek_v41")))
+    why = kv_cache.why_no_prompt_cache(kv_cache.new_cache(build("deepseek_v41")))
     assert why is not None
     assert "LayerCache" in why
 
@@ -79,7 +79,7 @@ def test_the_rows_of_forgotten_turns_are_not_kept() -> None:
     target.reuse_prefix(some(600, 1))
     answer(target, some(600, 1), [])
     target.reuse_prefix(some(600, 1)[:20])
-    packed = kvcache.compact(target.cache)
+    packed = kv_cache.compact(target.cache)
     assert [entry.keys.shape[2] for entry in packed] == [19, 19]
     assert target.cache[0].keys.shape[2] > 600
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from akunu_py.decoding import prefill
+from akunu_py.decoding.generate import prefill
 from akunu_py.decoding.prompt_cache.history import TokenHistory
 from akunu_py.decoding.prompt_cache.memory import LEAST, Beginnings, PromptCaches
 from akunu_py.decoding.target import Reuse, Target

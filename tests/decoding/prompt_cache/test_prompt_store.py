@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from akunu_py import paths
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.generate.recall import Recall
+from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.learned import LearnedState
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache import cache_file, disk, store
 from akunu_py.decoding.prompt_cache.store import (
     DiskLimits,
@@ -21,8 +23,6 @@ from akunu_py.decoding.prompt_cache.store import (
     all_files,
     is_forgotten,
 )
-from akunu_py.decoding.recall import Recall
-from akunu_py.decoding.session import Session
 from akunu_py.types import GenerateOptions
 from tests.support.command import assert_one_line_error, run_here
 from tests.support.engines import altered

@@ -14,12 +14,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from akunu_py.decoding import kvcache, session
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.events import Ended, Event, Failed, Reading
+from akunu_py.decoding import kv_cache
+from akunu_py.decoding.generate import session
+from akunu_py.decoding.generate.events import Ended, Event, Failed, Reading
+from akunu_py.decoding.generate.session import Generation, Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.scheduling.job import JobHandle
 from akunu_py.decoding.scheduling.scheduler import Slots
-from akunu_py.decoding.session import Generation, Session
 from akunu_py.decoding.target import Target
 from akunu_py.types import DraftMode, GenerateOptions, SamplingOptions, Stats
 from tests.support.engines import altered
@@ -49,14 +50,14 @@ def fine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def engine_of(tiny: Engine, name: str, cache_memory: int = PLENTY) -> Engine:
     model = Counting(build(name))
-    cache = kvcache.new_cache(model)
+    cache = kv_cache.new_cache(model)
     return altered(
         tiny,
         model=model,
         vocabulary=96,
         stop_tokens=frozenset(),
-        no_draft=kvcache.why_no_rollback(cache),
-        recurrent=kvcache.is_recurrent(cache),
+        no_draft=kv_cache.why_no_rollback(cache),
+        recurrent=kv_cache.is_recurrent(cache),
         cache_memory=cache_memory,
     )
 

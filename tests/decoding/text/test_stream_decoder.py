@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.session import Generation, Session
+from akunu_py.decoding.generate.session import Generation, Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.text.stream_decoder import Detokenizer
 from akunu_py.errors import UsageError
 from akunu_py.types import DraftMode, GenerateOptions, Message

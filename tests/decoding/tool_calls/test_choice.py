@@ -10,7 +10,7 @@ import pytest
 from llguidance import LLMatcher
 
 from akunu_py.decoding.constraint.schema.terminals import byte_tables, limits
-from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Text
+from akunu_py.decoding.generate.events import CallArguments, CallBegun, CallEnded, Text
 from akunu_py.decoding.tool_calls import choice, grammar
 from akunu_py.decoding.tool_calls.choice import constrained
 from akunu_py.decoding.tool_calls.families import FAMILIES

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from akunu_py.decoding.chat_format.conversation import abilities, render
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.tool_calls.parser import parser_for
 from akunu_py.types import Message, Tool, ToolCall
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from akunu_py.decoding.constraint.schema.terminals import limits
-from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Text
+from akunu_py.decoding.generate.events import CallArguments, CallBegun, CallEnded, Text
 from akunu_py.decoding.tool_calls import grammar
 from akunu_py.decoding.tool_calls.families import FAMILIES
 from akunu_py.decoding.tool_calls.grammar import Wanted, calls_constraint

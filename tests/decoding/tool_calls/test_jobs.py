@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.events import (
+from akunu_py.decoding.generate.events import (
     Begun,
     CallArguments,
     CallBegun,
@@ -20,9 +19,10 @@ from akunu_py.decoding.events import (
     Reading,
     Text,
 )
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.scheduling import job
 from akunu_py.decoding.scheduling.job import chat_job, text_job
-from akunu_py.decoding.session import Session
 from akunu_py.decoding.text import channels
 from akunu_py.decoding.text.stream_decoder import StreamDecoder
 from akunu_py.decoding.tool_calls.families import FAMILIES, family_of

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from mlx_lm import tool_parsers
 
-from akunu_py.decoding.events import CallArguments, CallBegun
+from akunu_py.decoding.generate.events import CallArguments, CallBegun
 from akunu_py.decoding.tool_calls.families import FAMILIES
 from akunu_py.decoding.tool_calls.parser import ToolCallParser
 from akunu_py.types import Tool

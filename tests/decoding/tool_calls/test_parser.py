@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Event, Text
+from akunu_py.decoding.generate.events import CallArguments, CallBegun, CallEnded, Event, Text
 from akunu_py.decoding.tool_calls.families import FAMILIES, Family
 from akunu_py.decoding.tool_calls.parser import MALFORMED, REFUSED, UNFINISHED, ToolCallParser
 from akunu_py.types import Tool

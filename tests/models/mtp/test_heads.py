@@ -12,7 +12,7 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.utils import quantize_model, save_model
 
-from akunu_py.decoding import kvcache
+from akunu_py.decoding import kv_cache
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.local_import import import_model
 from akunu_py.models.mlx_loader import open_model
@@ -57,7 +57,7 @@ def test_a_head_computes_what_it_shall(family: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(np.array(whole[0]), wanted, atol=2e-3)
 
     for accepted in range(DRAFT + 1):
-        cache, at, got = kvcache.new_cache(head), 0, []
+        cache, at, got = kv_cache.new_cache(head), 0, []
         while at < ROWS:
             real = min(1 + accepted, ROWS - at)
             got.append(head(embeddings[:, at : at + real], hidden[:, at : at + real], cache))
@@ -65,8 +65,8 @@ def test_a_head_computes_what_it_shall(family: str, tmp_path: Path) -> None:
             state = got[-1][:, -1:]
             for _ in range(DRAFT):  # each from the one before
                 state = head(embeddings[:, :1], state, cache)
-            kvcache.trim(cache, DRAFT)
-            assert kvcache.holds(cache, at)
+            kv_cache.trim(cache, DRAFT)
+            assert kv_cache.holds(cache, at)
         np.testing.assert_allclose(np.array(mx.concatenate(got, 1)[0]), wanted, atol=2e-3)
 
 
@@ -76,11 +76,11 @@ def test_hidden_states_come_with_the_logits(family: str, tmp_path: Path) -> None
     model, head = loaded(tmp_path)
     assert head.normed != (family == "mimo")
     trunk, tokens = Trunk(model, normed=head.normed), mx.arange(9)[None]
-    normed, hidden = trunk.forward(tokens, kvcache.new_cache(model))
-    assert mx.array_equal(trunk.logits(normed), model(tokens, kvcache.new_cache(model)))
+    normed, hidden = trunk.forward(tokens, kv_cache.new_cache(model))
+    assert mx.array_equal(trunk.logits(normed), model(tokens, kv_cache.new_cache(model)))
     norm = getattr(model, "language_model", model).model.norm
     assert mx.array_equal(normed, hidden if head.normed else norm(hidden))
-    assert mx.array_equal(trunk.forward(tokens, kvcache.new_cache(model))[1], hidden)
+    assert mx.array_equal(trunk.forward(tokens, kv_cache.new_cache(model))[1], hidden)
 
 
 def quantized(source: Path, target: Path) -> Any:

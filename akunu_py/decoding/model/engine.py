@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from akunu_py.decoding import device, kvcache
+from akunu_py.decoding import device, kv_cache
 from akunu_py.decoding.chat_format import chat_template
-from akunu_py.decoding.drafters import (
+from akunu_py.decoding.load_plan import LoadPlan, make_plan, memory_limit, needs
+from akunu_py.decoding.model.drafters import (
     DraftModel,
     MtpHead,
     check_draft_model,
@@ -20,8 +21,7 @@ from akunu_py.decoding.drafters import (
     open_draft_model,
     open_head,
 )
-from akunu_py.decoding.plan import LoadPlan, make_plan, memory_limit, needs
-from akunu_py.decoding.tokens import TokenCodec
+from akunu_py.decoding.model.tokens import TokenCodec
 from akunu_py.models.fit import Needs
 from akunu_py.models.mlx_loader import OpenModel, open_model
 from akunu_py.models.model_files import boundary
@@ -145,7 +145,7 @@ def load(parts: Parts, plan: LoadPlan) -> Engine:
             model, context = ring.lead(model, plan.context_length)
             plan = replace(plan, context_length=context)
         tokens = loading.result()
-    cache = kvcache.new_cache(model, plan.kv_bits)
+    cache = kv_cache.new_cache(model, plan.kv_bits)
     if parts.draft_model is not None:
         check_draft_model(parts.draft_model, tokens)
         mx.eval(parts.draft_model.model.parameters())
@@ -157,8 +157,8 @@ def load(parts: Parts, plan: LoadPlan) -> Engine:
         plan=plan,
         tokens=tokens,
         model=model,
-        no_draft=kvcache.why_no_rollback(cache),
-        recurrent=kvcache.is_recurrent(cache),
+        no_draft=kv_cache.why_no_rollback(cache),
+        recurrent=kv_cache.is_recurrent(cache),
         draft_model=parts.draft_model,
         mtp_head=parts.mtp_head,
         no_mtp_head=parts.no_mtp_head,

@@ -3,7 +3,7 @@
 Before each pass rank 0 sends an array of integers, what was done to caches since the last one
 first: [commands, rows, 4 integers a command, the tokens of the pass]. What is longer than LENGTH
 follows in a second array, whose length the first one tells. All else of a session is as for a model
-of one machine: what `kvcache` does to the caches of rank 0 the others do before their next pass.
+of one machine: what `kv_cache` does to the caches of rank 0 the others do before their next pass.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from akunu_py.decoding import kvcache
+from akunu_py.decoding import kv_cache
 from akunu_py.errors import HostLost
 
 LENGTH = 256  # integers, so that a plain and a drafted pass are one message each
@@ -81,16 +81,16 @@ _NOTES = {"trim": Do.TRIM, "roll_back": Do.ROLL_BACK, "detach": Do.DETACH, "shri
 _PLACES = {"checkpoint": Do.CHECKPOINT, "restore": Do.RESTORE}
 
 
-class LedCache(kvcache.SharedCache):
+class LedCache(kv_cache.SharedCache):
     """A cache that the other ranks know by its `key`."""
 
-    def __init__(self, own: kvcache.Cache, stand_ins: kvcache.Cache, leader: Leader) -> None:
+    def __init__(self, own: kv_cache.Cache, stand_ins: kv_cache.Cache, leader: Leader) -> None:
         super().__init__(own, stand_ins)
         self._leader = leader
         self.key = leader.key_for(self, Do.DROP)
         leader.caches[self.key] = self
 
-    def like(self, entries: kvcache.Cache) -> LedCache:
+    def like(self, entries: kv_cache.Cache) -> LedCache:
         own = len(self.own)
         other = LedCache(entries[:own], entries[own:], self._leader)
         self._leader.tell(Do.COMPACT, other.key, self.key)
@@ -99,7 +99,7 @@ class LedCache(kvcache.SharedCache):
     def note(self, done: str, *numbers: int) -> None:
         self._leader.tell(_NOTES[done], self.key, *numbers)
 
-    def note_checkpoint(self, done: str, place: kvcache.Checkpoint) -> None:
+    def note_checkpoint(self, done: str, place: kv_cache.Checkpoint) -> None:
         self._leader.tell(_PLACES[done], self.key, self._leader.checkpoint_key(place), place.length)
 
 
@@ -125,14 +125,14 @@ class Leader:
         self._resting = True
         self._keys = count(1)
         self.caches: weakref.WeakValueDictionary[int, LedCache] = weakref.WeakValueDictionary()
-        self._checkpoints: weakref.WeakKeyDictionary[kvcache.Checkpoint, int] = (
+        self._checkpoints: weakref.WeakKeyDictionary[kv_cache.Checkpoint, int] = (
             weakref.WeakKeyDictionary()
         )
         self._commands: deque[Command] = deque()  # which finalizers in any thread add to
         self.messages = 0
 
     def make_cache(self) -> LedCache:
-        cache = LedCache(kvcache.new_cache(self._model), copy.deepcopy(self._stand_ins), self)
+        cache = LedCache(kv_cache.new_cache(self._model), copy.deepcopy(self._stand_ins), self)
         self.tell(Do.NEW, cache.key)
         return cache
 
@@ -143,7 +143,7 @@ class Leader:
         return logits
 
     def fill(self, tokens: mx.array, cache: LedCache) -> None:
-        """A pass of which nobody wants the logits; `kvcache.states` are to be evaluated."""
+        """A pass of which nobody wants the logits; `kv_cache.states` are to be evaluated."""
         self._run(tokens, cache, wanted=False)
 
     def rest(self) -> None:
@@ -169,13 +169,13 @@ class Leader:
         weakref.finalize(owner, self._commands.append, (end, key)).atexit = False
         return key
 
-    def checkpoint_key(self, place: kvcache.Checkpoint) -> int:
+    def checkpoint_key(self, place: kv_cache.Checkpoint) -> int:
         if place not in self._checkpoints:
             self._checkpoints[place] = self.key_for(place, Do.FORGET)
         return self._checkpoints[place]
 
     def _run(self, tokens: mx.array, cache: LedCache, *, wanted: bool) -> mx.array:
-        self.tell(Do.PASS, cache.key, kvcache.held(cache), int(wanted))
+        self.tell(Do.PASS, cache.key, kv_cache.held(cache), int(wanted))
         self._send(tokens[0])
         logits: mx.array = self._model(tokens, cache=cache.own)
         cache.write_stand_ins(tokens.shape[1])
@@ -221,8 +221,8 @@ class Mirror:
     ) -> None:
         """stand_ins: see `division.missing_kinds`. receive: so many integers of rank 0's."""
         self._model, self._stand_ins, self._receive = model, stand_ins, receive
-        self._caches: dict[int, kvcache.Cache] = {}
-        self._checkpoints: dict[int, kvcache.Checkpoint] = {}
+        self._caches: dict[int, kv_cache.Cache] = {}
+        self._checkpoints: dict[int, kv_cache.Checkpoint] = {}
         self._before: Any = None  # the last pass
         self._counts = Counts()
 
@@ -247,15 +247,15 @@ class Mirror:
 
     @property
     def held(self) -> dict[int, int]:
-        return {key: kvcache.held(cache) for key, cache in self._caches.items()}
+        return {key: kv_cache.held(cache) for key, cache in self._caches.items()}
 
     def _do(self, command: Command, tokens: list[int]) -> None:
         do, key, *numbers = command
         if do == Do.NEW:
-            own = kvcache.new_cache(self._model)
-            self._caches[key] = kvcache.SharedCache(own, copy.deepcopy(self._stand_ins))
+            own = kv_cache.new_cache(self._model)
+            self._caches[key] = kv_cache.SharedCache(own, copy.deepcopy(self._stand_ins))
         elif do == Do.COMPACT:
-            self._caches[key] = kvcache.compact(self._caches[numbers[0]])
+            self._caches[key] = kv_cache.compact(self._caches[numbers[0]])
         elif do == Do.FORGET:
             del self._checkpoints[key]
         elif do == Do.DROP:
@@ -267,28 +267,28 @@ class Mirror:
         if do == Do.PASS:
             self._pass(cache, numbers[0], tokens, wanted=bool(numbers[1]))
         elif do == Do.ROLL_BACK:
-            self._counts.cut += numbers[0] - kvcache.roll_back(cache, self._before, *numbers)
+            self._counts.cut += numbers[0] - kv_cache.roll_back(cache, self._before, *numbers)
         elif do == Do.TRIM:
             self._counts.cut += numbers[0]
-            kvcache.trim(cache, numbers[0])
+            kv_cache.trim(cache, numbers[0])
         elif do == Do.CHECKPOINT:
-            self._checkpoints[numbers[0]] = kvcache.checkpoint(cache, numbers[1])
+            self._checkpoints[numbers[0]] = kv_cache.checkpoint(cache, numbers[1])
         elif do == Do.RESTORE:
-            kvcache.restore(cache, self._checkpoints[numbers[0]])
+            kv_cache.restore(cache, self._checkpoints[numbers[0]])
         elif do == Do.DETACH:
-            kvcache.detached(cache)
+            kv_cache.detached(cache)
         elif do == Do.SHRINK:
-            kvcache.shrink(cache)
+            kv_cache.shrink(cache)
 
     def _pass(
-        self, cache: kvcache.SharedCache, held: int, tokens: list[int], *, wanted: bool
+        self, cache: kv_cache.SharedCache, held: int, tokens: list[int], *, wanted: bool
     ) -> None:
-        if kvcache.held(cache) != held:
-            raise OutOfStep(f"a cache holds {kvcache.held(cache)} tokens, that of rank 0 {held}")
+        if kv_cache.held(cache) != held:
+            raise OutOfStep(f"a cache holds {kv_cache.held(cache)} tokens, that of rank 0 {held}")
         # A state that is held must not be in the way of steps that write in place.
-        self._before = kvcache.pass_state(cache) if wanted and len(tokens) > 1 else None
+        self._before = kv_cache.pass_state(cache) if wanted and len(tokens) > 1 else None
         logits = self._model(mx.array([tokens]), cache=cache.own)
         cache.write_stand_ins(len(tokens))
-        mx.async_eval(logits if wanted else kvcache.states(cache))
+        mx.async_eval(logits if wanted else kv_cache.states(cache))
         self._counts.passes += 1
         self._counts.rows += len(tokens)

@@ -16,7 +16,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ArraysCache, ChunkedKVCache, RotatingKVCache
 
-from akunu_py.decoding import device, kvcache
+from akunu_py.decoding import device, kv_cache
 from akunu_py.errors import UnsupportedModel, UsageError, one_line
 from akunu_py.models.fit import Fit, Growth, Needs, activations_from, choose_context
 from akunu_py.models.mlx_loader import OpenModel
@@ -121,7 +121,7 @@ def growth(model: Any, kv_bits: int | None = None) -> Growth:
     windows: dict[int, int] = {}
     unknown = []
     for index, entry in enumerate(_written(model, kv_bits, rows=2)):
-        if type(entry) in kvcache.GROWING:
+        if type(entry) in kv_cache.GROWING:
             per_token += bytes_per_row(entry)
         elif type(entry) is RotatingKVCache or type(entry) is ChunkedKVCache:
             rotating = type(entry) is RotatingKVCache
@@ -143,14 +143,14 @@ def growth(model: Any, kv_bits: int | None = None) -> Growth:
 
 def _written(model: Any, kv_bits: int | None, rows: int) -> list[Any]:
     """The entries of a new cache as a pass over `rows` tokens would leave them. Nothing runs."""
-    cache = kvcache.new_cache(model, kv_bits)
+    cache = kv_cache.new_cache(model, kv_bits)
     try:
         model(mx.zeros((1, rows), mx.int32), cache=cache)
     except Exception as error:  # model classes raise whatever Python raises
         raise UnsupportedModel(
             f"mlx-lm cannot run this model on text: {one_line(error)}"
         ) from error
-    return kvcache.leaves(cache)
+    return kv_cache.leaves(cache)
 
 
 def bytes_per_row(entry: Any) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from akunu_py.decoding import kvcache
+from akunu_py.decoding import kv_cache
 from akunu_py.decoding.prompt_cache.history import TokenHistory
 from akunu_py.decoding.target import Target
 from akunu_py.models.fit import PREFILL_ROWS
@@ -123,7 +123,7 @@ def _launch(target: Target, count: int) -> _Chunk:
     """Starts to read the next `count` pending tokens, and books them."""
     target.fill(mx.array(target.pending[:count]))
     # Only the cache is evaluated: the logits of a prompt are never computed.
-    arrays = kvcache.states(target.cache)
+    arrays = kv_cache.states(target.cache)
     # The next chunk is written into the cache's own arrays, so none of them can be waited for.
     done = arrays[-1][(0,) * arrays[-1].ndim] == 0
     mx.async_eval([*arrays, done])

@@ -13,8 +13,9 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from akunu_py.decoding import device, kvcache, plan
-from akunu_py.decoding.tokens import TokenCodec
+from akunu_py.decoding import device, kv_cache
+from akunu_py.decoding import load_plan as plan
+from akunu_py.decoding.model.tokens import TokenCodec
 from akunu_py.errors import ModelError, UsageError
 from akunu_py.files import read_bounded
 from akunu_py.models.fit import MIN_CONTEXT, Growth, Needs
@@ -54,7 +55,7 @@ def open_draft_model(name: str, path: Path, weights: WeightMode, target: Needs) 
     Raises what `open_model` does, and UsageError if its cache cannot be rolled back.
     """
     opened = open_model(path)
-    if why := kvcache.why_no_rollback(kvcache.new_cache(opened.model)):
+    if why := kv_cache.why_no_rollback(kv_cache.new_cache(opened.model)):
         raise UsageError(f"{name} cannot draft: {why}; take another --draft-model")
     needs = plan.needs(opened, itemsize=device.convert_weights(opened.model, weights))
     share = needs.weights / max(1, target.weights)
@@ -87,7 +88,7 @@ def _head_needs(head: Head, target: Needs, weights: WeightMode) -> Needs:
     device.convert_weights(head, weights)
     cache, rows = head.make_cache(), mx.zeros((1, 2, head.width), head.hidden_norm.weight.dtype)
     head(rows, rows, cache)  # which is not computed
-    per_token = sum(plan.bytes_per_row(entry) for entry in kvcache.leaves(cache))
+    per_token = sum(plan.bytes_per_row(entry) for entry in kv_cache.leaves(cache))
     return replace(target, weights=device.weight_bytes(head), cache=Growth(per_token))
 
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from akunu_py.decoding.generate.session import Generation, Session
 from akunu_py.decoding.learned import LearnedState
-from akunu_py.decoding.session import Generation, Session
 from akunu_py.files import read_bounded, read_json, write_atomically
 from akunu_py.types import GenerateOptions, Message, SamplingOptions
 

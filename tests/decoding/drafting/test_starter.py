@@ -13,10 +13,10 @@ import pytest
 from mlx.utils import tree_flatten
 
 from akunu_py.bench.curve import parse_curve
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.networks.exit import ExitNetwork
-from akunu_py.decoding.networks.model import ModelNetwork
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.drafting.early_exit import ExitNetwork
+from akunu_py.decoding.drafting.neural import ModelNetwork
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
 from akunu_py.types import Answer, DraftMode, GenerateOptions, Message, SamplingOptions
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from akunu_py.decoding import kvcache
-from akunu_py.decoding.drafters import DraftModel
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding import kv_cache
+from akunu_py.decoding.model.drafters import DraftModel
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache.history import TokenHistory
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.token_ids import common_prefix
@@ -95,7 +95,7 @@ class ModelNetwork(Network):
         """What it has read of the target's history, which it stays with."""
         beside = self._target.history.beside
         if self.key not in beside:
-            beside[self.key] = TokenHistory(kvcache.new_cache(self._model))
+            beside[self.key] = TokenHistory(kv_cache.new_cache(self._model))
         return beside[self.key]
 
     def forget(self) -> None:
@@ -236,18 +236,18 @@ class MtpNetwork(Network):
         self._restart()
 
     def _restart(self) -> None:
-        self._cache = kvcache.new_cache(self._head)
+        self._cache = kv_cache.new_cache(self._head)
         self._rows = 0  # of the cache
         self._first = 0  # position of the first of them
         self._seen: list[int] = []  # tokens of those that are made of the target's states
         self._state: mx.array | None = None  # of its last row
 
-    def _run(self, tokens: mx.array, cache: kvcache.Cache) -> mx.array:
+    def _run(self, tokens: mx.array, cache: kv_cache.Cache) -> mx.array:
         """See `Target.run`: a pass that leaves its hidden states here."""
         history: TokenHistory = self._target.history
         if self._of() is not history:
             self.forget()
-        position = next(e.offset for e in kvcache.leaves(cache) if type(e) in kvcache.GROWING)
+        position = next(e.offset for e in kv_cache.leaves(cache) if type(e) in kv_cache.GROWING)
         normed, hidden = self._trunk.forward(tokens[None], cache)
         if hidden.shape[1] > _PASS:  # of a prompt, whose logits are not computed
             hidden = mx.contiguous(hidden[:, -_KEPT:])
@@ -298,6 +298,6 @@ class MtpNetwork(Network):
 
     def _trim(self, rows: int) -> None:
         """Drops all but the first rows."""
-        kvcache.trim(self._cache, self._rows - rows)
+        kv_cache.trim(self._cache, self._rows - rows)
         self._rows = rows
         del self._seen[rows:]

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from akunu_py.decoding import device
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.plan import growth
+from akunu_py.decoding.load_plan import growth
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache.memory import LEAST, PromptCaches
 from akunu_py.decoding.target import Target
 from akunu_py.errors import DoesNotFit, UsageError

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from akunu_py.decoding import decode
-from akunu_py.decoding.drafters import DraftModel, difference
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.networks.model import ModelNetwork
+from akunu_py.decoding.drafting.neural import ModelNetwork
+from akunu_py.decoding.generate import decode
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.drafters import DraftModel, difference
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.sampling import Sampler
-from akunu_py.decoding.session import Session
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
 from akunu_py.models.fit import Activations, Growth, Needs

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from akunu_py.decoding.events import Reading
+from akunu_py.decoding.generate.events import Reading
 from akunu_py.types import FinishReason, GenerateOptions, Message, Stats, TextPiece
 
 if TYPE_CHECKING:  # a second or two, which the thread of the model spends
-    from akunu_py.decoding.engine import Engine
+    from akunu_py.decoding.generate.session import Generation, Session
     from akunu_py.decoding.learned import LearnedState
-    from akunu_py.decoding.session import Generation, Session
+    from akunu_py.decoding.model.engine import Engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class LoadedChat:
 
     def answer(self, messages: Sequence[Message], options: GenerateOptions) -> LoadedAnswer:
         """See `ChatModel`."""
-        from akunu_py.decoding.session import Session
+        from akunu_py.decoding.generate.session import Session
 
         self._session = self._session or Session(self._engine, self._learned)
         return LoadedAnswer(self._session, messages, options, self._on_answered)

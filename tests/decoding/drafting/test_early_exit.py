@@ -13,16 +13,17 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from akunu_py.decoding import decode, kvcache
-from akunu_py.decoding.networks.exit import (
+from akunu_py.decoding import kv_cache
+from akunu_py.decoding.drafting.early_exit import (
     LONGEST,
     ExitNetwork,
     FirstLayers,
     choose,
     measure,
 )
+from akunu_py.decoding.generate import decode
+from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.sampling import Sampler
-from akunu_py.decoding.session import Session
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UnsupportedModel, UsageError
 from akunu_py.ngram.auto import AutoDrafter
@@ -73,12 +74,12 @@ class Told(ExitNetwork):
     def clock(self) -> float:
         return 0.0  # no time is measured, so its stated share of a step counts
 
-    def _run(self, tokens: mx.array, cache: kvcache.Cache) -> mx.array:
+    def _run(self, tokens: mx.array, cache: kv_cache.Cache) -> mx.array:
         """What both parts give is what the whole model gives that reads all anew."""
         drafted, logits = bool(self._ahead), super()._run(tokens, cache)
         if drafted and self.truth:
             model, known = self._target.model, [*self._target.tokens, *tokens.tolist()]
-            whole = model(mx.array([known]), cache=kvcache.new_cache(model, self.kv_bits))
+            whole = model(mx.array([known]), cache=kv_cache.new_cache(model, self.kv_bits))
             whole = whole[0, -tokens.shape[0] :]
             assert mx.abs(whole - logits).max().item() < 0.01 * mx.abs(whole).max().item()
             self.compared += 1
@@ -103,7 +104,7 @@ def answer(
     read(target)
     drafter.extend(prompt)
     pieces = list(decode.decode(target, drafter, COUNT, ()))
-    assert kvcache.holds(target.cache, len(target.tokens))
+    assert kv_cache.holds(target.cache, len(target.tokens))
     return [token for piece in pieces for token in piece.tokens], [p.accepted for p in pieces]
 
 
@@ -157,7 +158,7 @@ def test_families_are_run_in_two_parts_or_refused() -> None:
     """Refused where a layer's cache cannot be ahead of another's: those that only grow can."""
     offered, plain = set(), set()
     for name in FAMILIES:
-        if kinds(kvcache.new_cache(build(name))) <= {"KVCache"}:
+        if kinds(kv_cache.new_cache(build(name))) <= {"KVCache"}:
             plain.add(name)
         with contextlib.suppress(UnsupportedModel):
             found = choose(engine_of(build(name)))

@@ -18,9 +18,9 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from akunu_py.decoding import kvcache
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.networks.model import Network
+from akunu_py.decoding import kv_cache
+from akunu_py.decoding.drafting.neural import Network
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import UnsupportedModel
@@ -69,14 +69,14 @@ class FirstLayers:
         self._states = states
         return states
 
-    def first(self, tokens: mx.array, cache: kvcache.Cache) -> tuple[mx.array, mx.array]:
+    def first(self, tokens: mx.array, cache: kv_cache.Cache) -> tuple[mx.array, mx.array]:
         """Writes `tokens` [rows] into the first entries of `cache`. Returns the logits that these
         layers alone give, [rows, vocab], and the states behind them, [1, rows, width]."""
         own = cache[: self.count]
         logits = self._first(tokens[None], cache=[*own, *own[:1] * (len(cache) - len(own))])[0]
         return logits, self._states
 
-    def rest(self, tokens: mx.array, states: mx.array, cache: kvcache.Cache) -> mx.array:
+    def rest(self, tokens: mx.array, states: mx.array, cache: kv_cache.Cache) -> mx.array:
         """Writes them into the other entries. Returns the model's logits, [rows, vocab]."""
         self._states, own = states, cache[self.count :]
         logits: mx.array = self._rest(tokens[None], cache=[*own[:1] * self.count, *own])[0]
@@ -138,14 +138,14 @@ class ExitNetwork(Network):
         self._states.append(states)
         return self._draw(logits[-1:])
 
-    def _run(self, tokens: mx.array, cache: kvcache.Cache) -> mx.array:
+    def _run(self, tokens: mx.array, cache: kv_cache.Cache) -> mx.array:
         """See `Target.run`: the first layers compute what they have not computed yet."""
         ahead, states = self._ahead, self._states
         self._ahead, self._states = [], []
         if not ahead:
             return self._target.run_model(tokens, cache)
         read = common_prefix(ahead, tokens.tolist())
-        kvcache.trim(cache[: self._layers.count], len(ahead) - read)
+        kv_cache.trim(cache[: self._layers.count], len(ahead) - read)
         done = mx.concatenate(states, axis=1)[:, :read]
         if read < tokens.shape[0]:
             _, more = self._layers.first(tokens[read:], cache)
@@ -208,7 +208,7 @@ def choose(engine: Engine) -> Exit:
     count = len(engine.model.layers)
     tried = {count * part // _CANDIDATES for part in range(1, _CANDIDATES)} - {0}
     others = [
-        each for each in kvcache.new_cache(engine.model, engine.plan.kv_bits) if not _grows(each)
+        each for each in kv_cache.new_cache(engine.model, engine.plan.kv_bits) if not _grows(each)
     ]
     if others or not tried:
         kinds = ", ".join(sorted({type(each).__name__ for each in others})) or f"{count} layer"
@@ -233,12 +233,12 @@ def _is_exact(engine: Engine, layers: FirstLayers) -> bool:
         return bool((mx.abs(whole - both).max() <= _EXACT * mx.abs(whole).max()).item())
 
 
-def _new_cache(engine: Engine) -> kvcache.Cache:
-    return kvcache.new_cache(engine.model, engine.plan.kv_bits)
+def _new_cache(engine: Engine) -> kv_cache.Cache:
+    return kv_cache.new_cache(engine.model, engine.plan.kv_bits)
 
 
 def _grows(entry: Any) -> bool:
-    return type(entry) in kvcache.GROWING
+    return type(entry) in kv_cache.GROWING
 
 
 def _nbytes(module: Any) -> int:

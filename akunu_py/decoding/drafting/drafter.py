@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.drafting.early_exit import ExitNetwork
+from akunu_py.decoding.drafting.neural import ModelNetwork, MtpNetwork, Network
 from akunu_py.decoding.learned import LearnedState
-from akunu_py.decoding.networks.exit import ExitNetwork
-from akunu_py.decoding.networks.model import ModelNetwork, MtpNetwork, Network
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import UsageError

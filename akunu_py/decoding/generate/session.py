@@ -14,17 +14,17 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from akunu_py.decoding import memory_guard
 from akunu_py.decoding.constraint.matcher import ConstraintMatcher
-from akunu_py.decoding.decode import decode, ended, plain_step
-from akunu_py.decoding.drafting import Drafting, check_mode
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.events import Reading
+from akunu_py.decoding.drafting.drafter import Drafting, check_mode
+from akunu_py.decoding.generate import memory_guard
+from akunu_py.decoding.generate.decode import decode, ended, plain_step
+from akunu_py.decoding.generate.events import Reading
+from akunu_py.decoding.generate.prefill import ChunkSizes, prefill
+from akunu_py.decoding.generate.recall import Recall
 from akunu_py.decoding.learned import LearnedState
-from akunu_py.decoding.prefill import ChunkSizes, prefill
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache import disk
 from akunu_py.decoding.prompt_cache.memory import PromptCaches
-from akunu_py.decoding.recall import Recall
 from akunu_py.decoding.sampling import LogprobSampler, Sampler
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.text.stream_decoder import StreamDecoder

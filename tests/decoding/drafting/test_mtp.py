@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from akunu_py.decoding import decode, kvcache
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.networks.model import HiddenStates, MtpNetwork
+from akunu_py.decoding import kv_cache
+from akunu_py.decoding.drafting.neural import HiddenStates, MtpNetwork
+from akunu_py.decoding.generate import decode
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.sampling import Sampler
-from akunu_py.decoding.session import Session
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
 from akunu_py.models.mlx_loader import open_model
@@ -73,7 +74,7 @@ class Told(MtpNetwork):
         self.truth, self.begun, self.compared = truth, 0, 0
         self.hidden = mx.zeros((0,))
         if truth:
-            cache = kvcache.new_cache(target.model)
+            cache = kv_cache.new_cache(target.model)
             self.hidden = self._trunk.forward(mx.array([list(truth)]), cache)[1]
 
     def begin(self, known: Sequence[int]) -> bool:
@@ -150,7 +151,7 @@ def test_its_cache_follows_the_targets(
 ) -> None:
     """Every number of accepted guesses comes up; behind each it says what a new one would, also
     where it has not seen the beginning."""
-    monkeypatch.setattr("akunu_py.decoding.networks.model._KEPT", kept)
+    monkeypatch.setattr("akunu_py.decoding.drafting.neural._KEPT", kept)
     model, head = loaded(family)
     truth = plain(model, GREEDY, 2 * COUNT)
     made: list[Told] = []
@@ -264,7 +265,7 @@ def test_its_memory_counts_and_what_has_none_says_so(directory: Path) -> None:
     rows = mx.zeros((1, 256, head.width))
     head(rows, rows, cache)
     grown = engine.plan.fit.needs.cache.at(256) - without.plan.fit.needs.cache.at(256)
-    assert grown == kvcache.nbytes(cache)
+    assert grown == kv_cache.nbytes(cache)
     least = without.plan.fit.needs.at(512).total
     tight = Engine.load(directory, LoadOptions(memory=least + size // 2))
     assert tight.mtp_head is None

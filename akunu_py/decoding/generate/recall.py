@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache.cache_file import Stopped
 from akunu_py.decoding.prompt_cache.history import TokenHistory
 from akunu_py.decoding.prompt_cache.store import LEAST, PromptCacheStore, is_forgotten
