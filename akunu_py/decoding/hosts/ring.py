@@ -17,9 +17,8 @@ from akunu_py.decoding import device
 from akunu_py.decoding.hosts import division
 from akunu_py.decoding.hosts.division import connect, take
 from akunu_py.decoding.hosts.hostfile import Hosts
-from akunu_py.decoding.hosts.likeness import difference, likeness
 from akunu_py.decoding.hosts.passes import Leader
-from akunu_py.decoding.hosts.process import RankProcess, drop_ring_messages
+from akunu_py.decoding.hosts.process import RankProcess, difference, drop_ring_messages, likeness
 from akunu_py.errors import AkunuError, HostLost, UsageError, one_line
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.models.mlx_loader import open_model
