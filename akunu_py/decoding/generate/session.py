@@ -48,26 +48,17 @@ _LEG = 1024  # tokens of an answer that memory is taken for at once
 
 @dataclass(slots=True)
 class Turn:
-    """What a session and who steps it tell each other between two steps.
+    """State of a request that the scheduler and its session share between two steps."""
 
-    Told by who steps: cancelled: whether nobody wants more of what it makes; a generation ends
-    then. alone: whether no other session of the model is stepped before this one again.
-    chunk_seconds: about how long reading may take from one step to the next, by how fast prompts
-    were read before; None, only where it is alone, for a second at most where reading 512 tokens
-    takes no longer. crowded: whether an earlier one waits for memory.
-
-    Told by the session: blocked: asks whether there is nothing to do until another session did
-    something; None where there is. left: tokens that are to be read before the next one is sampled.
-    steps: of the generation that runs.
-    """
-
-    cancelled: bool = False
-    alone: bool = True
-    chunk_seconds: float | None = None
-    crowded: bool = False
-    blocked: Callable[[], bool] | None = None
-    left: int = 0
-    steps: Generator[object] | None = None
+    # Set by the scheduler:
+    cancelled: bool = False  # nobody wants the rest of the answer
+    alone: bool = True  # no other session of the model is stepped before this one again
+    chunk_seconds: float | None = None  # of prefill in a step; None: as suits one that is alone
+    crowded: bool = False  # an earlier request waits for memory
+    # Set by the session:
+    blocked: Callable[[], bool] | None = None  # whether it still waits for another session
+    left: int = 0  # prompt tokens not prefilled yet
+    steps: Generator[object] | None = None  # of the generation that runs
 
     def begin(self, steps: Generator[object] | None) -> None:
         """Ends the generation before, if that was left; `steps` are those of the next one."""
@@ -110,11 +101,10 @@ class Session:
     def save_idle(
         self, stopped: Callable[[], bool] = lambda: False, seconds: float | None = None
     ) -> bool:
-        """Keeps a text that was read on disk, where that is allowed and worth it, and gives memory
-        back where the system is short of it; to be called while nobody waits.
+        """Save one prompt cache to disk and release memory under pressure. Call only when idle.
 
-        stopped: asked often; where it says so, nothing is kept after all. seconds: how long it may
-        take. Returns whether one was kept, so that there may be more.
+        stopped: polled during the save; returning True aborts it. seconds: how long it may take.
+        Returns whether a cache was saved (there may be more to save).
         """
         caches = self.target.caches  # which other sessions may share
         memory_guard.relieve(caches)
@@ -129,19 +119,18 @@ class Session:
         return other
 
     def save_prompt_cache(self, path: Path) -> None:
-        """Writes the KV cache and its tokens to a file, in the format of mlx-lm's prompt caches.
+        """Write the KV cache and its tokens to a file in the format of mlx-lm's prompt caches.
 
-        Raises UsageError where there is nothing to save or this model's cache cannot be saved, and
-        StoreError where the disk refuses; an older file is intact then.
+        Raises UsageError if there is nothing that can be saved, StoreError if the disk refuses; an
+        older file stays intact.
         """
         disk.save(self.target.history, self.engine, path)
 
     def load_prompt_cache(self, path: Path) -> None:
-        """Continues from where the session was that `save_prompt_cache` wrote to `path`.
+        """Continue from the session that `save_prompt_cache` wrote to `path`.
 
-        Raises StoreError where the file cannot be read, DamagedCache where it is not whole or not
-        such a file, and UsageError where it belongs to another model; the session is as before
-        then.
+        Raises StoreError, DamagedCache, or UsageError for the file of another model; the session
+        is as before then.
         """
         self.target.adopt(disk.load(self.engine, path))
 
