@@ -42,16 +42,12 @@ PROBE_CHANCE = 0.3
 class AutoDrafter:
     """A `Drafter` that plans its drafts.
 
-    curve: what passes cost; it keeps learning from `observe`. Keep it for the next session.
-    stop_tokens: a draft ends with the first of them.
-    rerun_on_reject: after a rejection the next pass reads the accepted tokens again (recurrent
-        caches); the planner charges for it.
-    memory: output of earlier conversations. It is only read.
-    guide: the grammar that the answer must match: what it forces is drafted with the guesses
-        between, and a guess that it forbids ends the draft.
-    alone: whether passes may be launched before the one before is read.
-    networks: what drafts as well, behind the n-grams' guesses or in their place. learned: what is
-        known of networks by their keys; it keeps learning. ngrams: whether there are any guesses.
+    curve: cost of passes; it keeps learning. stop_tokens: a draft ends with the first of them.
+    rerun_on_reject: the next pass reads accepted tokens again (recurrent caches). memory: output of
+    earlier conversations, only read. guide: the grammar of the answer; what it forces is drafted,
+    what it forbids ends the draft. alone: passes may be launched before the last one is read.
+    networks: neural drafters, behind the n-grams' guesses or in their place; learned: by their
+    keys. ngrams: whether there are guesses.
     """
 
     def __init__(

@@ -35,17 +35,13 @@ DELIMITERS = 4  # remembered at most for a context
 
 
 class Copy(NamedTuple):
-    """A copy in progress. position: of the token expected next. run: tokens copied since it was
-    last resumed, 0 when broken off. resumed: IN_PLACE, or by a FIRST_SKIP or KNOWN_SKIP, which is
-    where its run lengths start in acceptance.COPY; REPLACED just behind the last of a long run.
-    written: what a known edit has yet to write,
-    before the copy goes on at `behind`."""
+    """A copy in progress."""
 
-    position: int
-    run: int
-    resumed: int
-    written: tuple[int, ...] = ()
-    behind: int = 0
+    position: int  # of the token expected next
+    run: int  # tokens copied since it was last resumed, 0 when broken off
+    resumed: int  # IN_PLACE, FIRST_SKIP, KNOWN_SKIP: its run lengths' place in COPY; or REPLACED
+    written: tuple[int, ...] = ()  # what a known edit has yet to write
+    behind: int = 0  # where the copy continues after that
 
 
 Copies = tuple[Copy | None, Copy | None]
