@@ -36,6 +36,8 @@ from akunu_py.bench.runners import PLAIN
 from akunu_py.bench.speed import OURS, Plan, Setup, run_speed
 from akunu_py.bench.tables import Table, to_text
 from akunu_py.bench.workloads import load_workloads
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import AkunuError
 from akunu_py.models.store import store
 from akunu_py.types import DEFAULT_MODEL, GenerateOptions, LoadOptions, Message
@@ -43,7 +45,8 @@ from akunu_py.types import DEFAULT_MODEL, GenerateOptions, LoadOptions, Message
 if TYPE_CHECKING:
     import mlx.core as mx
 
-    from akunu_py.decoding.engine import Engine
+    from akunu_py.decoding.model.engine import Engine
+
 
 SUMMARY = "Check what only this machine can show; exit code 1 if a line fails"
 Verdict = Literal["pass", "FAIL", "not measured", "not on this machine"]
@@ -259,7 +262,7 @@ def check_model(
     before = mx.get_active_memory()
     engine = load_found(model, LoadOptions())
     workloads = load_workloads(plan.workloads)
-    prompts = [length for length in plan.prompts if length + 2 <= engine.context_length]
+    prompts = [length for length in plan.prompts if length + 2 <= engine.plan.context_length]
     speed = Plan(workloads, [0.0], plan.max_tokens, plan.repeats, prompts)
     result = run_speed(engine, Setup(["off", "auto"], ()), speed, check.command, show)
     check.results.append(result)
@@ -343,13 +346,13 @@ def _check_curves(
 
     curves = check.figures[engine.name]["curves_s"] = {}
     for context in plan.contexts:
-        cost, note = None, f"the context ends at {engine.context_length:,} tokens"
-        if context + max(plan.rows) < engine.context_length:
+        cost, note = None, f"the context ends at {engine.plan.context_length:,} tokens"
+        if context + max(plan.rows) < engine.plan.context_length:
             show(f"cost curve behind {context:,} tokens")
             gc.collect()  # sessions that are done with hold their caches
             mx.reset_peak_memory()
             costs = measure_curve(engine, plan.rows, plan.curve_repeats, context)
-            peak, estimate = mx.get_peak_memory() - before, engine.fit.at(context).total
+            peak, estimate = mx.get_peak_memory() - before, engine.plan.fit.at(context).total
             curves[str(context)] = {str(rows): seconds for rows, seconds in costs.items()}
             cost = costs[32] / costs[1] / 32
             note = ", ".join(f"{rows}: {costs[rows] / costs[1]:.2f}" for rows in costs)
@@ -365,10 +368,9 @@ def _check_curves(
 def _check_idle(engine: Engine, plan: CheckPlan, check: Check) -> None:
     """Check a cached prompt, at once and after an idle time, and the wired limit."""
     from akunu_py.decoding import device
-    from akunu_py.decoding.session import Session
 
     session = Session(engine)
-    prompt = engine.encode_chat([Message("user", "hi")])
+    prompt = engine.tokens.encode_chat([Message("user", "hi")])
     options = GenerateOptions(max_tokens=1, draft="off", remember=False)
 
     def first_token_s() -> float:

@@ -15,7 +15,7 @@ from akunu_py.ngram.planner import choose_length
 from akunu_py.types import LoadOptions
 
 if TYPE_CHECKING:
-    from akunu_py.decoding.engine import Engine
+    from akunu_py.decoding.model.engine import Engine
 
 SUMMARY = "Measure the cost of passes over 1 to 32 positions, and print the planned drafts"
 CONTEXT = 256  # tokens in the cache while measuring
@@ -113,22 +113,22 @@ def measure_curve(
     """Return the median seconds of a pass by rows, interleaved over `repeats` rounds."""
     import mlx.core as mx
 
-    from akunu_py.decoding import kvcache
-    from akunu_py.decoding.prefill import ChunkSizes, prefill
+    from akunu_py.decoding import kv_cache
+    from akunu_py.decoding.generate.prefill import ChunkSizes, prefill
     from akunu_py.decoding.target import Target
 
     target = Target(engine.model)
     target.reuse_prefix([index % 1000 for index in range(context + 1)])
-    for _ in prefill(target, ChunkSizes(largest=engine.fit.prefill_rows)):
+    for _ in prefill(target, ChunkSizes(largest=engine.plan.fit.prefill_rows)):
         pass
     seconds: dict[int, list[float]] = {count: [] for count in rows}
     for round_ in range(-1, repeats):  # the first round warms up
         for count in rows:
-            before = kvcache.pass_state(target.cache)
+            before = kv_cache.pass_state(target.cache)
             started = time.perf_counter()
             target.read(target.launch(list(range(count)), count))
             elapsed = time.perf_counter() - started
-            kvcache.roll_back(target.cache, before, count, 0)
+            kv_cache.roll_back(target.cache, before, count, 0)
             if round_ >= 0:
                 seconds[count].append(elapsed)
     target.rest()
@@ -160,7 +160,7 @@ def describe_setup(engine: Engine) -> dict[str, str]:
 
     return {
         "model": engine.name,
-        "weights": engine.weights,
+        "weights": engine.plan.weights,
         "device": device.device_name(),
         "blas": device.blas_name(),
     }

@@ -21,6 +21,9 @@ from akunu_py.bench.curve import FixedCosts
 from akunu_py.bench.result import describe_machine, median, today
 from akunu_py.bench.runners import Passes
 from akunu_py.bench.tables import to_text
+from akunu_py.decoding import kv_cache
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import StoreError, UsageError
 from akunu_py.ngram.cost import PRIOR_SHAPE, CostCurve
@@ -29,8 +32,9 @@ from akunu_py.types import DraftMode, GenerateOptions, LoadOptions, Message, Sam
 if TYPE_CHECKING:
     import mlx.core as mx
 
-    from akunu_py.decoding.engine import Engine
-    from akunu_py.decoding.session import Session
+    from akunu_py.decoding.generate.session import Session
+    from akunu_py.decoding.model.engine import Engine
+
 
 SUMMARY = "Compare answers with drafts to answers without, and rate the differences"
 # On a CPU a token takes seconds in half precision: see `numerics.precisions`.
@@ -166,10 +170,9 @@ def scores(engine: Engine, tokens: Sequence[int], sampling: SamplingOptions) -> 
     """Return the next token's logits, [vocab], with the noise of a seeded draw."""
     import mlx.core as mx
 
-    from akunu_py.decoding import kvcache
     from akunu_py.decoding.sampling import filtered, race
 
-    cache = kvcache.new_cache(engine.model, engine.kv_bits)
+    cache = kv_cache.new_cache(engine.model, engine.plan.kv_bits)
     logits = engine.model(mx.array(tokens)[None], cache=cache)[0, -1].astype(mx.float32)
     if sampling.temperature:
         assert sampling.seed is not None
@@ -244,10 +247,12 @@ def compare_answers(
     One session makes all answers to a prompt, with the prompt's number as its seed.
     """
     from akunu_py.bench.runners.akunu import UnsavedState
-    from akunu_py.decoding.session import Session
+    from akunu_py.decoding.generate.session import Session
 
     known = {each.key for each in done}
-    weights = engine.weights + (f", KV cache of {engine.kv_bits} bits" if engine.kv_bits else "")
+    weights = engine.plan.weights + (
+        f", KV cache of {engine.plan.kv_bits} bits" if engine.plan.kv_bits else ""
+    )
     weights += f", temperature {temperature:g}" if temperature else ""
     for number, prompt in enumerate(prompts):
         wanted = [
@@ -256,7 +261,7 @@ def compare_answers(
         if not wanted:
             continue
         progress(f"{weights}: answer {number + 1} of {len(prompts)}")
-        tokens = engine.encode_chat([Message("user", prompt)])
+        tokens = engine.tokens.encode_chat([Message("user", prompt)])
         session = Session(engine, UnsavedState(CostCurve()))
         sampling = SamplingOptions(temperature=temperature, seed=number)
         options = GenerateOptions(max_tokens, "off", sampling=sampling)
@@ -337,7 +342,7 @@ def _answer(
 ) -> list[int]:
     """Return the answer's tokens, from a drafter that has learned nothing yet."""
     from akunu_py.bench.runners.akunu import UnsavedState, record_passes
-    from akunu_py.decoding.drafting import Drafting
+    from akunu_py.decoding.drafting.drafter import Drafting
 
     state = UnsavedState(FixedCosts(PRIOR_SHAPE))
     session.drafting = Drafting(session.engine, session.target, state)

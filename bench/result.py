@@ -19,7 +19,8 @@ from akunu_py.errors import StoreError, UsageError
 from akunu_py.version import __version__
 
 if TYPE_CHECKING:
-    from akunu_py.decoding.engine import Engine
+    from akunu_py.decoding.model.engine import Engine
+
 
 FORMAT, CHECK_FORMAT = "akunu bench 1", "akunu bench check 1"
 _FILE_KEYS = {"runner": "contestant"}  # names of fields in files
@@ -297,19 +298,19 @@ def describe_model(engine: Engine) -> dict[str, Any]:
     from mlx_lm.utils import get_total_parameters
 
     from akunu_py.decoding import device
-    from akunu_py.models.load.mlx_loader import load_model
+    from akunu_py.models.load.mlx_loader import open_model
 
     model, ring = engine.model, engine.ring
     if ring is not None:  # nothing is read of the whole model
-        model = load_model(engine.path)[0]
+        model = open_model(engine.path).model
         device.convert_weights(model, ring.weights)
     arrays = [value for _, value in tree_flatten(model.parameters())]
     described = {
         "name": engine.name,
-        "weights": engine.weights,
+        "weights": engine.plan.weights,
         "params": int(get_total_parameters(model)),
         "size_bytes": sum(value.nbytes for value in arrays if isinstance(value, mx.array)),
-        "kv_bits": engine.kv_bits,
+        "kv_bits": engine.plan.kv_bits,
     }
     if ring is not None:
         described["hosts"] = [f"{ring.hosts.label(n)}: {what}" for n, what in enumerate(ring.holds)]

@@ -36,13 +36,16 @@ from akunu_py.bench.runners import OFF, PLAIN, Conditions, Run, Runner
 from akunu_py.bench.tables import result_text, to_csv, to_jsonl, to_markdown, to_text
 from akunu_py.bench.trace import Trace, load_trace
 from akunu_py.bench.workloads import NAMES, Workload, load_workloads
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import HostLost, UsageError
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.memory import CAPACITY_BITS, Memory
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, DraftMode, GenerateOptions, LoadOptions
 
 if TYPE_CHECKING:
-    from akunu_py.decoding.engine import Engine
+    from akunu_py.decoding.model.engine import Engine
+
 
 SUMMARY = "Measure tokens per second on your machine, compared with mlx-lm's own loop"
 CURVE_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
@@ -291,7 +294,7 @@ def make_runners(
     from akunu_py.bench.runners import peers
     from akunu_py.bench.runners.akunu import Akunu
     from akunu_py.bench.runners.mlx_lm import MlxLm, MlxLmDraftModel
-    from akunu_py.decoding.networks.offers import check_mode
+    from akunu_py.decoding.drafting.drafter import check_mode
 
     modes = list(setup.modes)
     runners: list[Runner] = [MlxLm(engine)]
@@ -457,10 +460,10 @@ def make_tests(
         *(LengthTest(0, generate, depth) for depth in depths for generate in generates if generate),
     ]
     for test in tests:
-        if (needed := test.depth + test.prompt + test.generate + 2) > engine.context_length:
+        if (needed := test.depth + test.prompt + test.generate + 2) > engine.plan.context_length:
             raise UsageError(
                 f"{test.name} needs a context of {needed} tokens, "
-                f"{engine.name} has {engine.context_length}; choose less with -p, -n or -d"
+                f"{engine.name} has {engine.plan.context_length}; choose less with -p, -n or -d"
             )
     return tests
 
@@ -476,7 +479,7 @@ def run_tests(
     import mlx.core as mx
     from mlx_lm.generate import generation_stream
 
-    endless = replace(engine, stop_tokens=frozenset())
+    endless = replace(engine, tokens=replace(engine.tokens, stop_tokens=frozenset()))
     loops = {PLAIN: _time_mlx_lm, OURS: _time_akunu}
     if engine.ring is not None:
         del loops[PLAIN]  # which cannot run a divided model
@@ -496,8 +499,8 @@ def run_tests(
 
 def _random_tokens(engine: Engine, count: int, seed: int) -> list[int]:
     draw = random.Random(seed)
-    special = set(engine.tokenizer.all_special_ids)
-    usual = [token for token in range(len(engine.tokenizer)) if token not in special]
+    special = set(engine.tokens.tokenizer.all_special_ids)
+    usual = [token for token in range(len(engine.tokens.tokenizer)) if token not in special]
     return draw.choices(usual, k=count)
 
 
@@ -531,7 +534,6 @@ def _time_akunu(engine: Engine, test: LengthTest, tokens: list[int]) -> float:
 
     Scaled to `test.prompt` tokens: a cache that cannot be trimmed prefills more.
     """
-    from akunu_py.decoding.session import Session
 
     session = Session(engine)
     if test.prompt and test.depth:

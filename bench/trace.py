@@ -18,7 +18,7 @@ from akunu_py.errors import StoreError, UsageError
 from akunu_py.types import GenerateOptions, Message
 
 if TYPE_CHECKING:
-    from akunu_py.decoding.engine import Engine
+    from akunu_py.decoding.model.engine import Engine
 
 GZIP_MAGIC = b"\x1f\x8b"
 _MAX_BYTES = 512 << 20  # unpacked; a hundred thousand answers take less
@@ -129,7 +129,7 @@ def record(
 
     Raises StoreError if the file cannot be written.
     """
-    from akunu_py.decoding.session import Session
+    from akunu_py.decoding.generate.session import Session
 
     workloads: dict[str, list[dict[str, list[int]]]] = {}
     session = Session(engine)
@@ -138,7 +138,7 @@ def record(
         items = workloads.setdefault(workload.name, [])
 
         def answer(messages: list[Message], items: list[dict[str, list[int]]] = items) -> str:
-            prompt = engine.encode_chat(messages)
+            prompt = engine.tokens.encode_chat(messages)
             done = session.generate(prompt, GenerateOptions(max_tokens=max_tokens)).answer()
             items.append({"prompt": prompt, "output": list(done.tokens)})
             return done.text

@@ -31,8 +31,8 @@ _TIMEOUT_S = 300.0
 
 async def take(directory: Path) -> list[Path]:
     """Chats with the starter and saves the same conversation in both views; gives the paths."""
-    from akunu_py.decoding.chat_model import LoadedChat
-    from akunu_py.decoding.engine import Engine
+    from akunu_py.decoding.generate.chat_model import LoadedChat
+    from akunu_py.decoding.model.engine import Engine
 
     model = store.get(DEFAULT_MODEL)
     session = SessionThread(model.name, lambda name: LoadedChat(Engine.load(model.path, name=name)))

@@ -7,19 +7,18 @@ drafts too, `networks` says whether its tokens are worth more; and the output te
 
 from __future__ import annotations
 
-from collections.abc import Collection, MutableMapping, Sequence
+from collections.abc import Collection, Iterator, MutableMapping, Sequence
+from itertools import pairwise
 
 from akunu_py.ngram.acceptance import CALIBRATION_RATE, AcceptanceModel
-from akunu_py.ngram.answers import find_answers
 from akunu_py.ngram.chain import Continuation, GuessChain
-from akunu_py.ngram.choice import Chooser
 from akunu_py.ngram.copies import CopyTracker
 from akunu_py.ngram.cost import MAX_ROWS, PIPELINED, CostCurve
 from akunu_py.ngram.guess import FROM_GRAMMAR, Guess, Guesser
 from akunu_py.ngram.index import SuffixIndex
 from akunu_py.ngram.memory import Memory
-from akunu_py.ngram.networks import Division, LearnedNetwork, PlannedNetwork, Terms
-from akunu_py.ngram.planner import choose_length
+from akunu_py.ngram.networks import Division, LearnedNetwork, PlannedNetwork, Terms, futures
+from akunu_py.ngram.planner import best_draft, choose_length
 from akunu_py.types import DraftGuide, DraftNetwork
 
 MAX_DRAFT = MAX_ROWS - 1
@@ -43,16 +42,12 @@ PROBE_CHANCE = 0.3
 class AutoDrafter:
     """A `Drafter` that plans its drafts.
 
-    curve: what passes cost; it keeps learning from `observe`. Keep it for the next session.
-    stop_tokens: a draft ends with the first of them.
-    rerun_on_reject: after a rejection the next pass reads the accepted tokens again (recurrent
-        caches); the planner charges for it.
-    memory: output of earlier conversations. It is only read.
-    guide: the grammar that the answer must match: what it forces is drafted with the guesses
-        between, and a guess that it forbids ends the draft.
-    alone: whether passes may be launched before the one before is read.
-    networks: what drafts as well, behind the n-grams' guesses or in their place. learned: what is
-        known of networks by their keys; it keeps learning. ngrams: whether there are any guesses.
+    curve: cost of passes; it keeps learning. stop_tokens: a draft ends with the first of them.
+    rerun_on_reject: the next pass reads accepted tokens again (recurrent caches). memory: output of
+    earlier conversations, only read. guide: the grammar of the answer; what it forces is drafted,
+    what it forbids ends the draft. alone: passes may be launched before the last one is read.
+    networks: neural drafters, behind the n-grams' guesses or in their place; learned: by their
+    keys. ngrams: whether there are guesses.
     """
 
     def __init__(
@@ -334,3 +329,87 @@ class AutoDrafter:
         if self._since_probe < self._probe_every or guesses[0].probability < PROBE_CHANCE:
             return 0
         return length
+
+
+# Tokens that open an answer, at the end of a prompt: the end of the turn before, and the header of
+# the model's. Fewer come by chance where a prompt is a text to go on with.
+OPENING = 5
+
+
+def find_answers(tokens: list[int], start: int, searched: int = 0) -> Iterator[tuple[int, int]]:
+    """(start, end) of the answers that begin at `searched` or later, before the one at `start`.
+
+    They begin behind the tokens that are before `start`, too, and end where two neighbours of these
+    come again, of which the first is included.
+    """
+    opening = tokens[max(0, start - OPENING) : start]
+    ends = set(pairwise(opening))
+    place = max(searched - OPENING, 0)
+    while len(opening) == OPENING:
+        try:
+            place = tokens.index(opening[0], place, start - OPENING)
+        except ValueError:
+            return
+        if tokens[place : place + OPENING] != opening:
+            place += 1
+            continue
+        begin = end = place + OPENING
+        while end < start - 1 and (tokens[end], tokens[end + 1]) not in ends:
+            end += 1
+        yield begin, end + 1
+        place = end
+
+
+# How often guesses are right that were preferred to a network's tokens, for each time that they
+# promise it, at first, and how many guesses that counts for.
+_HOLDS, _PREFERRED = 0.95, 10.0
+
+
+class Chooser:
+    """What earns most, by the chances and costs that were learned, drafts.
+
+    How far preferred guesses hold what they promise is learned, too: of several estimates, all as
+    good, the highest is too high.
+    """
+
+    def __init__(self, networks: Sequence[PlannedNetwork]) -> None:
+        self._networks = networks
+        self._promised, self._held = _PREFERRED, _PREFERRED * _HOLDS
+
+    def choose(
+        self, chances: Sequence[float], terms: Terms, longest: int, *, stops: bool
+    ) -> tuple[Division, PlannedNetwork] | None:
+        """The network that drafts, and behind how many guesses; None where those alone do.
+
+        chances: of the guesses. stops: the last of them is a stop token, behind which nothing
+        comes."""
+        if any(network.competes(longest, terms) for network in self._networks):
+            trust = min(1.0, self._held / self._promised)
+            chances = [trust * chance for chance in chances]
+        length, values = best_draft(
+            chances,
+            terms.costs,
+            terms.rate,
+            longest,
+            ongoing=terms.ongoing,
+            rerun_on_reject=terms.rerun,
+        )
+        coming = futures(chances, values)
+        before = chances[:-1] if stops else chances
+        least = values[0]
+        best: tuple[Division, PlannedNetwork] | None = None
+        for network in self._networks:
+            division = network.division(before, coming, longest, terms)
+            if division.value > least:
+                least, best = division.value, (division, network)
+            elif not length and best is None and (trial := network.trial(longest, terms)):
+                best = trial, network
+        return best
+
+    def learn(self, preferred: Sequence[Guess], tokens: Sequence[int]) -> None:
+        """`tokens` came."""
+        for guess, token in zip(preferred, tokens, strict=False):
+            self._promised += guess.probability
+            self._held += guess.token == token
+            if guess.token != token:
+                break

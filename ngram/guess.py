@@ -54,28 +54,22 @@ _SOURCE_NAMES = ("match", "copy", "copy", "correction", "leap", "match", "memory
 
 @dataclass(slots=True)
 class Guess:
-    """The guess for one position, and all that was considered.
+    """The guess for one position, and all that was considered."""
 
-    pair: of the last two tokens. recent: the outcomes of the last three guesses, latest in the
-    lowest bit. token: -1 for no guess. logit: before calibration, which used `bucket`. source:
-    FROM_... order: tokens of context that the longest match shares. skip: what CopyTracker.skip
-    found. matched: the candidate of the matches.
-    """
-
-    pair: int
-    recent: int
+    pair: int  # of the last two tokens
+    recent: int  # outcomes of the last three guesses, latest in the lowest bit
     matches: Sequence[SuffixMatch]
     copies: Copies
     copy_guesses: CopyGuesses
     edits: EditGuesses
-    token: int = -1
-    logit: float = -inf
+    token: int = -1  # for no guess
+    logit: float = -inf  # before calibration
     probability: float = 0.0
-    bucket: int = 0
+    bucket: int = 0  # of the calibration
     source: int = FROM_MATCH
-    order: int = 0
-    skip: tuple[int, int] | None = None
-    matched: Candidate | None = None
+    order: int = 0  # tokens of context that the longest match shares
+    skip: tuple[int, int] | None = None  # of the copy
+    matched: Candidate | None = None  # of the matches
     candidates: list[Candidate] = field(default_factory=list)
 
     @property

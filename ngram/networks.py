@@ -48,21 +48,15 @@ Behind = Callable[[int], list[float] | None]
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a pass is reckoned with.
+    """Costs and limits that a draft is planned with."""
 
-    costs: of a pass over 1, 2, ... rows. rate: tokens that a unit of cost is worth. plain: the cost
-    of a plain step that waits for nothing. seconds: whether costs are measured times. context:
-    tokens that the target has read. left: tokens that may come at most. ongoing, rerun: see
-    `planner.best_draft`.
-    """
-
-    costs: Sequence[float]
-    rate: float
-    plain: float
-    seconds: bool
-    context: int
-    left: int
-    ongoing: bool
+    costs: Sequence[float]  # of a pass over 1, 2, ... rows
+    rate: float  # tokens that a unit of cost is worth
+    plain: float  # cost of a plain step that waits for nothing
+    seconds: bool  # costs are measured times
+    context: int  # tokens that the target has prefilled
+    left: int  # tokens that may come at most
+    ongoing: bool  # see `planner.best_draft`
     rerun: bool
 
 
@@ -89,22 +83,18 @@ class _Made:
 
 @dataclass(slots=True)
 class LearnedNetwork:
-    """What is learned of a network.
+    """What is learned of a neural drafter."""
 
-    curve: what its passes cost. timed: whether those are times of this device. expected: by depth,
-    how likely its token is accepted before it is made; tests: how many it was learned from.
-    calibration, by_depth: corrections of how sure it says it is, in logits. attempts: the share of
-    the time that it is tried for while it does not pay; saved: for the next trial, in plain steps.
-    """
-
-    curve: CostCurve
-    timed: bool = False
+    curve: CostCurve  # cost of its passes
+    timed: bool = False  # those are times of this device
+    # By depth: how likely its token is accepted before it is made, and of how many tests.
     expected: list[float] = field(default_factory=lambda: [_EXPECTED] * _DEPTHS)
     tests: list[float] = field(default_factory=lambda: [_TESTS] * _DEPTHS)
+    # Corrections of its own confidence, in logits.
     calibration: list[float] = field(default_factory=lambda: [0.0] * _BUCKETS)
     by_depth: list[float] = field(default_factory=lambda: [0.0] * _DEPTHS)
-    attempts: float = _TRY
-    saved: float = 0.0
+    attempts: float = _TRY  # share of the time for trials while it does not pay
+    saved: float = 0.0  # for the next trial, in plain steps
 
     @classmethod
     def of(cls, network: DraftNetwork) -> LearnedNetwork:

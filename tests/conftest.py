@@ -12,10 +12,12 @@ from typing import Any
 import hypothesis
 import pytest
 
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import DamagedModel, UnknownModel
 from akunu_py.models.pull.pull import pull
 from akunu_py.models.store import store
+from akunu_py.types import LoadOptions
+from tests.support.engines import altered
 
 # How long an example takes says something about the machine, not about us.
 hypothesis.settings.register_profile("akunu", deadline=None)
@@ -145,14 +147,13 @@ def loaded_shallow_starter(shallow_starter: Engine, monkeypatch: pytest.MonkeyPa
 
 
 def _reuse(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    load = Engine.load
+    load, plain_options = Engine.load, LoadOptions()
 
-    def reuse(path: Path, *, kv_bits: int | None = None, **options: Any) -> Engine:
-        weights = options.get("weights", "auto")
-        plain = weights in ("auto", engine.weights) and options.get("context") is None
+    def reuse(path: Path, options: LoadOptions = plain_options, **others: Any) -> Engine:
+        plain = options.weights in ("auto", engine.plan.weights) and options.context is None
         if path == engine.path and plain:
-            return replace(engine, kv_bits=kv_bits)
-        return load(path, kv_bits=kv_bits, **options)
+            return altered(engine, kv_bits=options.kv_bits)
+        return load(path, options, **others)
 
     monkeypatch.setattr(Engine, "load", reuse)
     monkeypatch.setattr("akunu_py.decoding.load.note_usage", lambda *_, **__: None)

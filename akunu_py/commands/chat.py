@@ -11,13 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from akunu_py import crashes, paths
-from akunu_py.arguments import (
-    add_generation,
-    add_hosts,
-    check_hosts,
-    loading_from,
-    options_from,
-)
+from akunu_py.arguments import add_generation, add_hosts, check_hosts, loading_from, options_from
 from akunu_py.commands.servers import OwnServer, add_server, is_address, name_at, server_for
 from akunu_py.errors import AkunuError, UnknownModel, UsageError
 from akunu_py.interrupts import exit_without_teardown
@@ -28,11 +22,12 @@ from akunu_py.text import print_warnings, say
 from akunu_py.types import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from akunu_py.decoding.chat_model import ChatModel
-    from akunu_py.decoding.engine import Engine
+    from akunu_py.decoding.generate.chat_model import ChatModel
+    from akunu_py.decoding.generate.session import Generation
     from akunu_py.decoding.learned import LearnedState
-    from akunu_py.decoding.session import Generation
+    from akunu_py.decoding.model.engine import Engine
     from akunu_py.tui.workers.session_thread import SessionThread
+
 
 _ID_DIGITS = 8  # of a conversation's id, as `akunu chats list` shows it
 _TIMEOUT_S = 2.0  # for a pass that is running; a model that is being loaded takes longer
@@ -163,7 +158,7 @@ def session_thread(
     from akunu_py.tui.workers.session_thread import SessionThread
 
     def load(wanted: str) -> ChatModel:
-        from akunu_py.decoding.chat_model import LoadedChat
+        from akunu_py.decoding.generate.chat_model import LoadedChat
 
         # A model that is switched to need not be that of the server that was named.
         choice = server if wanted == name or not is_address(server) else "auto"

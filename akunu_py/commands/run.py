@@ -28,8 +28,8 @@ from akunu_py.text import displayable, for_output, print_warnings, say
 from akunu_py.types import FinishReason, Message
 
 if TYPE_CHECKING:
-    from akunu_py.decoding.engine import Engine
-    from akunu_py.decoding.session import Generation
+    from akunu_py.decoding.generate.session import Generation
+    from akunu_py.decoding.model.engine import Engine
 
 _PATIENCE = 3.0  # seconds that an interrupted pass may take to end
 _UNNOTICED = 0.2  # seconds that what was read may take to be kept on disk, when all is said
@@ -66,12 +66,16 @@ def run(args: argparse.Namespace) -> int:
     constraint = constraint_from(args)
     options = replace(options, sampling=replace(options.sampling, constraint=constraint))
     engine = engine_from(args)
-    from akunu_py.decoding.session import (
+    from akunu_py.decoding.generate.session import (
         Session,  # takes a second, which no mistake should wait for
     )
 
     learned = load_learned(engine, no_memory=args.no_memory)
-    tokens = engine.encode(prompt) if args.raw else engine.encode_chat([Message("user", prompt)])
+    tokens = (
+        engine.tokens.encode(prompt)
+        if args.raw
+        else engine.tokens.encode_chat([Message("user", prompt)])
+    )
     session = Session(engine, learned)
     if args.prompt_cache:
         session.recall = None

@@ -23,8 +23,9 @@ from akunu_py.text import print_warnings
 from akunu_py.types import GenerateOptions
 
 if TYPE_CHECKING:
+    from akunu_py.decoding.generate.session import Session
     from akunu_py.decoding.learned import LearnedState
-    from akunu_py.decoding.session import Session
+
 
 DEFAULT_PORT = 8012  # where llama.vim and llama.vscode look
 KEY_VARIABLE = "AKUNU_API_KEY"
@@ -161,7 +162,7 @@ def _load(
     from akunu_py.decoding.load import engine_from, load_learned
 
     engine = engine_from(args)
-    from akunu_py.decoding.session import Session
+    from akunu_py.decoding.generate.session import Session
 
     if engine.ring is not None:
         engine.ring.on_lost = on_lost

@@ -24,8 +24,8 @@ def run(args: argparse.Namespace) -> None:
     if not settings.memory:
         raise UsageError(f"answers are not remembered: memory = false in {settings_file()}")
     engine = load_engine(args.name, LoadOptions())
-    from akunu_py.decoding import warm
-    from akunu_py.decoding.session import Session
+    from akunu_py.decoding.generate import warm
+    from akunu_py.decoding.generate.session import Session
 
     learned = load_learned(engine, no_memory=False, settings=settings)
     done, wanted = warm.progress(learned), args.tokens or warm.TOKENS
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> None:
         return
     session, left = Session(engine, learned), wanted - done.tokens
     speed = max(warm.tokens_per_s(session), 1e-3)
-    taken = human_size(engine.fit.at(warm.ANSWER).total)
+    taken = human_size(engine.plan.fit.at(warm.ANSWER).total)
     say(
         f"{engine.name} answers prompts of ours until {left:,} more tokens are remembered: "
         f"about {human_duration(left / speed)} at {speed:.0f} tokens/s, {taken} of memory "

@@ -37,19 +37,14 @@ from akunu_py.completion.request import (
     with_unix_newlines,
 )
 from akunu_py.completion.stops import CompletionStops, Cut, is_markdown, strip_fence
-from akunu_py.decoding import memory_guard
-from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.events import Begun, Reading
+from akunu_py.decoding.generate import memory_guard
+from akunu_py.decoding.generate.session import Generation, Session
 from akunu_py.decoding.learned import LearnedState
-from akunu_py.decoding.session import Generation, Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import UsageError
-from akunu_py.types import (
-    GenerateOptions,
-    SamplingOptions,
-    Stats,
-    TextPiece,
-)
+from akunu_py.types import GenerateOptions, SamplingOptions, Stats, TextPiece
 
 _RESERVED = 1024  # tokens of the context that are left for the completion
 _REPLACEMENT = "\ufffd"  # what bytes that make no character are decoded to
@@ -74,7 +69,7 @@ class Completer:
         keystroke. session: the session to use. Raises UsageError if the model lacks the format that
         `options` name."""
         self.options = options
-        self.code = CodeTokens(engine.tokenizer, engine.vocabulary)
+        self.code = CodeTokens(engine.tokens.tokenizer, engine.tokens.vocabulary)
         # How the model predicts the next change, None if it was not trained to.
         self.edit_format = find_edit_format(options.fim, self.code, engine.name)
         fim = "none" if self.edit_format else options.fim
@@ -84,10 +79,10 @@ class Completer:
         others += [form.stop for form in FORMATS]
         ends = [self.family.stop] if self.family else others
         markers = tuple(token for stop in ends for token in stop)
-        stops = engine.stop_tokens | self.code.marker_ids(markers)
-        self.engine = replace(engine, stop_tokens=stops)
+        stops = engine.tokens.stop_tokens | self.code.marker_ids(markers)
+        self.engine = replace(engine, tokens=replace(engine.tokens, stop_tokens=stops))
         self._learned = learned
-        self._budgets = _budgets(options, engine.context_length)
+        self._budgets = _budgets(options, engine.plan.context_length)
         self._cache = CompletionCache()
         self._related = RelatedFiles()
         if session is not None:
@@ -229,7 +224,7 @@ class Completer:
             self._related.chosen(),
         )
         if not made.tokens:  # nothing that fits the budget, and no token that begins texts
-            made = replace(made, tokens=sorted(self.engine.stop_tokens)[:1])
+            made = replace(made, tokens=sorted(self.engine.tokens.stop_tokens)[:1])
         return made
 
 

@@ -22,7 +22,7 @@ from akunu_py.completion.request import (
     check_request,
     time_limit,
 )
-from akunu_py.decoding.thread import Idle, ModelThread, release_memory
+from akunu_py.decoding.generate.model_thread import Idle, ModelThread, release_memory
 from akunu_py.errors import ServerGone, UsageError, describe
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.types import Stats

@@ -170,44 +170,31 @@ def _file_cache(group: Path) -> int:
     return 0
 
 
-def lay_out_weights(model: nn.Module, mode: WeightMode) -> str:
-    """Puts `model`'s weights, in place, into the format that the device is fastest with.
+def convert_weights(model: nn.Module, mode: WeightMode) -> int:
+    """Put `model`'s weights, before they are read, into the format that the device is fastest with.
 
     MLX's CPU kernels for quantized and half-precision weights are several times slower than
     float32 through OpenBLAS, so "auto" takes float32 on a CPU where memory allows. On a GPU the
-    checkpoint's own format stays. Returns the format in words.
+    checkpoint's own format stays. Returns the bytes of a value between the layers.
     """
-    convert_weights(model, mode)
-    return read_weights(model)
-
-
-def convert_weights(model: nn.Module, mode: WeightMode) -> None:
-    """The same, before any weights are read."""
     plain = plain_format(model, mode)
     if plain is not None:
         # Scales and biases first: dequantizing in half precision would round.
         model.set_dtype(mx.float32)
         dequantize_model(model)
         model.set_dtype(plain)
-
-
-def read_weights(model: nn.Module) -> str:
-    """Reads what there is of them, and returns their format in words."""
-    mx.eval(model.parameters())
-    return _describe_format(model)
+    return 4 if plain is not None and plain == mx.float32 else 2
 
 
 def plain_format(model: nn.Module, mode: WeightMode) -> mx.Dtype | None:
-    """What `lay_out_weights` makes of this model's weights, None where they stay as they are."""
-    if mode == "auto" and on_cpu() and _fits(weight_bytes(model, mx.float32)):
+    """What `convert_weights` makes of this model's weights, None where they stay as they are."""
+    if mode == "auto" and on_cpu() and _fits(mx.float32.size * _weights(model)):
         return mx.float32
     return {"float32": mx.float32, "bfloat16": mx.bfloat16}.get(mode)
 
 
-def weight_bytes(model: nn.Module, plain: mx.Dtype | None) -> int:
-    """Bytes of the weights: as the checkpoint has them, or laid out in the format `plain`."""
-    if plain is not None:
-        return plain.size * _weights(model)
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes of the weights in the format that they have."""
     return sum(value.nbytes for _, value in tree_flatten(model.parameters()))
 
 
@@ -253,7 +240,8 @@ def _weights(model: nn.Module) -> int:
     return total
 
 
-def _describe_format(model: nn.Module) -> str:
+def describe_format(model: nn.Module) -> str:
+    """Return the format of the weights in words."""
     bits = {f"{m.bits}-bit" for _, m in model.named_modules() if hasattr(m, "bits")}
     floats: set[str] = {
         str(value.dtype).removeprefix("mlx.core.")

@@ -1,8 +1,8 @@
-"""What happens while a request is answered, in the order in which it does.
+"""Events of one request, in the order in which they occur.
 
-Reading comes while the prompt is read, Begun when it is; then the answer, and at the end, once,
-Ended or Failed. The calls of tools come one after the other, each as CallBegun, CallArguments for
-every part of its arguments, and CallEnded.
+Reading events come during the prefill, Begun after it, then the answer. Ended or Failed comes
+last, once. Tool calls follow each other, each as CallBegun, CallArguments for every part of its
+arguments, and CallEnded.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@ MLX is imported when a model was found: that takes a second, which no mistake sh
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,9 +27,9 @@ from akunu_py.text import parse_size, print_warnings, say
 from akunu_py.types import LoadOptions
 
 if TYPE_CHECKING:
-    from akunu_py.decoding.engine import Engine
+    from akunu_py.decoding.generate.session import Generation
     from akunu_py.decoding.learned import LearnedState
-    from akunu_py.decoding.session import Generation
+    from akunu_py.decoding.model.engine import Engine
 
 
 def load_engine(model: str | None, options: LoadOptions) -> Engine:
@@ -40,7 +39,7 @@ def load_engine(model: str | None, options: LoadOptions) -> Engine:
     """
     found = store.resolve(model or load_settings().model)
     engine = load_found(found, options)
-    print_warnings([engine.fit.note] if engine.fit.note else [])
+    print_warnings([engine.plan.fit.note] if engine.plan.fit.note else [])
     return engine
 
 
@@ -59,26 +58,25 @@ def load_found(
     store.check(found)
     import mlx.core as mx
 
-    from akunu_py.decoding.engine import Engine
+    from akunu_py.decoding.model.engine import Engine
 
     settings = settings or load_settings()
     options = _with_settings(options, settings)
-    given = asdict(options)
-    wanted, divided = given.pop("draft_model"), given.pop("hosts")
     before = mx.get_active_memory()
-    load = partial(Engine.load, found.path, name=found.name, **given)
-    if divided:
-        engine = _load_divided(divided, found, options)
-    elif wanted:
-        engine = load(draft_model=_draft_model(wanted))
+    if options.hosts:
+        engine = _load_divided(options.hosts, found, options)
+    elif options.draft_model:
+        draft_model = _draft_model(options.draft_model)
+        engine = Engine.load(found.path, options, name=found.name, draft_model=draft_model)
     else:
-        engine = _load_with_setting(load, "" if wanted == "" else settings.draft_model, found)
+        wanted = settings.draft_model if options.draft_model is None else ""
+        engine = _load_with_setting(found, options, wanted)
     mx.reset_peak_memory()  # of laying out the weights, which is not what a session takes
     if found.manifest is not None:
         note_usage(
             found.name,
-            weights=engine.weights,
-            estimated_weights=engine.fit.estimate.weights,
+            weights=engine.plan.weights,
+            estimated_weights=engine.plan.fit.estimate.weights,
             measured_weights=mx.get_active_memory() - before,
         )
     return engine
@@ -86,22 +84,14 @@ def load_found(
 
 def _load_divided(divided: str, found: store.StoredModel, options: LoadOptions) -> Engine:
     """Among hosts. What drafts is what this one alone can know: the texts."""
-    from akunu_py.decoding.engine import Engine
     from akunu_py.decoding.hosts.hostfile import read_hosts
     from akunu_py.decoding.hosts.ring import Ring
+    from akunu_py.decoding.model.engine import Engine
 
     ring = Ring(read_hosts(divided), found, options)
     try:
-        engine = Engine.load(
-            found.path,
-            name=found.name,
-            weights=ring.weights,
-            context=options.context,
-            force=options.force,
-            cache_memory=options.cache_memory,
-            memory=options.memory,
-            ring=ring,
-        )
+        options = replace(options, weights=ring.weights, kv_bits=None)
+        engine = Engine.load(found.path, options, name=found.name, ring=ring)
     except BaseException:
         ring.close()
         raise
@@ -110,18 +100,21 @@ def _load_divided(divided: str, found: store.StoredModel, options: LoadOptions) 
     return engine
 
 
-def _load_with_setting(load: Callable[..., Engine], name: str, found: store.StoredModel) -> Engine:
-    """With the draft model of the settings, as far as it goes with the model; who reads the note
-    knows why it does not."""
+def _load_with_setting(found: store.StoredModel, options: LoadOptions, wanted: str) -> Engine:
+    """Load with the draft model of the settings, or note why the model goes without it."""
+    from akunu_py.decoding.model.engine import Engine
+
+    load = partial(Engine.load, found.path, options, name=found.name)
     try:
-        small = _draft_model(name) if name else None
+        small = _draft_model(wanted) if wanted else None
         if small is None or small[1] == found.path:
             return load()
         return load(draft_model=small)
     except (UsageError, UnknownModel, DamagedModel, UnsupportedModel, DoesNotFit) as error:
         engine = load()
-        note = f"without the draft_model of the settings: {error}"
-        return replace(engine, fit=replace(engine.fit, note=engine.fit.note or note))
+        fit = engine.plan.fit
+        note = fit.note or f"without the draft_model of the settings: {error}"
+        return replace(engine, plan=replace(engine.plan, fit=replace(fit, note=note)))
 
 
 def _draft_model(name: str) -> tuple[str, Path]:
@@ -151,7 +144,7 @@ def note_peak(engine: Engine, generation: Generation) -> None:
         note_usage(
             engine.name,
             tokens=tokens,
-            estimated_peak=engine.fit.at(tokens).total,
+            estimated_peak=engine.plan.fit.at(tokens).total,
             measured_peak=mx.get_peak_memory(),
         )
 
@@ -166,11 +159,11 @@ def load_learned(
     from akunu_py.decoding.prompt_cache.store import DiskLimits, PromptCacheStore
 
     settings = settings or load_settings()
-    layout = f"{engine.weights} on {device.device_name()}"
+    layout = f"{engine.plan.weights} on {device.device_name()}"
     if engine.ring is not None:  # passes cost otherwise with a network between
         layout += f", {engine.ring.division} among {engine.ring.hosts.size}"
     memory = settings.memory and not no_memory
     size = parse_size(settings.cache_disk)
     whole = engine.ring is None  # or the others' parts of a cache would have to be kept, too
     caches = PromptCacheStore(engine.path, DiskLimits(size)) if memory and size and whole else None
-    return LearnedState(engine.path, engine.tokenizer_digest, layout, memory=memory, caches=caches)
+    return LearnedState(engine.path, engine.tokens.digest, layout, memory=memory, caches=caches)

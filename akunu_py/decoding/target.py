@@ -13,7 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from akunu_py.decoding import kvcache
+from akunu_py.decoding import kv_cache
 from akunu_py.decoding.constraint.matcher import ConstraintMatcher
 from akunu_py.decoding.prompt_cache.history import TokenHistory
 from akunu_py.decoding.prompt_cache.memory import LEAST, PromptCaches
@@ -52,13 +52,13 @@ class Target:
     def __init__(
         self, model: Any, kv_bits: int | None = None, caches: PromptCaches | None = None
     ) -> None:
-        """kv_bits: see `kvcache.new_cache`, which may refuse it with UsageError."""
+        """kv_bits: see `kv_cache.new_cache`, which may refuse it with UsageError."""
         self.model = model
         self.vocabulary: int | None = None  # width of the logits, known after a pass
         self._kv_bits = kv_bits
         self.caches = caches or PromptCaches()
         self.alone = True
-        self.run: Callable[[mx.array, kvcache.Cache], mx.array] = self.run_model
+        self.run: Callable[[mx.array, kv_cache.Cache], mx.array] = self.run_model
         self._history: TokenHistory | None = None
         self.sampler = Sampler(SamplingOptions())
         self.constraint: ConstraintMatcher | None = None  # of the answer that is being sampled
@@ -66,12 +66,12 @@ class Target:
 
     def reset(self) -> None:
         """Begins with an empty history, and forgets the one that it went on with."""
-        self.history = TokenHistory(kvcache.new_cache(self.model, self._kv_bits))
+        self.history = TokenHistory(kv_cache.new_cache(self.model, self._kv_bits))
 
     def release(self) -> None:
         """Leaves its history to the caches, where other targets find it; where they keep none, it
         stays."""
-        if not kvcache.holds(self.cache, len(self.tokens)):  # a pass failed that nobody booked
+        if not kv_cache.holds(self.cache, len(self.tokens)):  # a pass failed that nobody booked
             self.reset()
         self.history.reserved, self.history.pending = 0, []
         if self.caches.limit:
@@ -101,7 +101,7 @@ class Target:
         self.history = history
 
     @property
-    def cache(self) -> kvcache.Cache:
+    def cache(self) -> kv_cache.Cache:
         return self.history.cache
 
     @property
@@ -131,18 +131,18 @@ class Target:
         return self.run(tokens, self.cache)
 
     def fill(self, tokens: mx.array) -> None:
-        """A pass of which nobody wants the logits; `kvcache.states` are to be evaluated."""
-        if isinstance(self.cache, kvcache.SharedCache):
+        """A pass of which nobody wants the logits; `kv_cache.states` are to be evaluated."""
+        if isinstance(self.cache, kv_cache.SharedCache):
             self.model.fill(tokens[None], self.cache)
         else:
             self.forward(tokens)
 
     def rest(self) -> None:
         """No pass follows soon: where other processes follow this one, they sleep."""
-        if isinstance(self.cache, kvcache.SharedCache):
+        if isinstance(self.cache, kv_cache.SharedCache):
             self.model.rest()
 
-    def run_model(self, tokens: mx.array, cache: kvcache.Cache) -> mx.array:
+    def run_model(self, tokens: mx.array, cache: kv_cache.Cache) -> mx.array:
         """What `run` does where nobody wants more of it."""
         return self.model(tokens[None], cache=cache)[0]
 
@@ -187,11 +187,11 @@ class Target:
 
     def pass_state(self) -> Any:
         """What `roll_back` needs to undo the pass of several rows that is launched next."""
-        return kvcache.pass_state(self.cache)
+        return kv_cache.pass_state(self.cache)
 
     def roll_back(self, before: Any, written: int, kept: int) -> int:
-        """See `kvcache.roll_back`."""
-        return kvcache.roll_back(self.cache, before, written, kept)
+        """See `kv_cache.roll_back`."""
+        return kv_cache.roll_back(self.cache, before, written, kept)
 
     @staticmethod
     def clock() -> float:
@@ -214,7 +214,7 @@ class Target:
         history may come to take with its answer; others are dropped for them. stable: how many
         tokens of the prompt the next one will begin with, as far as that is known.
         """
-        assert kvcache.holds(self.cache, len(self.tokens)), "the cache is not what was booked"
+        assert kv_cache.holds(self.cache, len(self.tokens)), "the cache is not what was booked"
         others = self.caches.beside(self.history)
         histories = [self.history, *self.caches.histories(), *others]
         shared = [each.shared(prompt) for each in histories]

@@ -18,8 +18,8 @@ from akunu_py.completion.request import (
     SourceFile,
 )
 from akunu_py.decoding.events import Begun, Ended, Event, Text
+from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.scheduling.job import Job
-from akunu_py.decoding.session import Session
 from akunu_py.decoding.text.stop_sequences import StopText
 from akunu_py.serve.dialect.bodies import Body, Ignored
 from akunu_py.serve.dialect.errors import RequestError

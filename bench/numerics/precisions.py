@@ -15,7 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.types import WeightMode
 
 _EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
@@ -59,15 +59,19 @@ def round_products(engine: Engine) -> Engine:
     ]
     engine.model.update_modules(tree_unflatten(rounded))
     mx.eval(engine.model.parameters())
-    return replace(engine, weights=f"{engine.weights}, through the BLAS")
+    return _with_weights(engine, f"{engine.plan.weights}, through the BLAS")
 
 
 def compute_in_float32(engine: Engine) -> Engine:
     """`engine`, whose model is altered in place: quantized matrices stay, all else is float32."""
     engine.model.set_dtype(mx.float32)
     mx.eval(engine.model.parameters())
-    bits = [part for part in engine.weights.split(" + ") if part.endswith("-bit")]
-    return replace(engine, weights=" + ".join([*bits, "float32"]))
+    bits = [part for part in engine.plan.weights.split(" + ") if part.endswith("-bit")]
+    return _with_weights(engine, " + ".join([*bits, "float32"]))
+
+
+def _with_weights(engine: Engine, weights: str) -> Engine:
+    return replace(engine, plan=replace(engine.plan, weights=weights))
 
 
 def _rounded(module: Any) -> nn.Module | None:

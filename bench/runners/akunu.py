@@ -9,9 +9,9 @@ from typing import Any
 from akunu_py.bench.runners import OFF, PLAIN, Conditions, Passes, Run
 from akunu_py.bench.runners.mlx_lm import decode_text, hold_conversation
 from akunu_py.bench.workloads import Workload
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.learned import LearnedState
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.memory import Memory
 from akunu_py.ngram.networks import LearnedNetwork
@@ -69,7 +69,7 @@ class Akunu:
         )
 
         def answer(messages: list[Message]) -> str:
-            prompt = engine.encode_chat(messages)
+            prompt = engine.tokens.encode_chat(messages)
             done = session.generate(prompt, options).answer()
             run.add(prompt, list(done.tokens), done.stats.prefill_s, done.stats.decode_s)
             return decode_text(engine, list(done.tokens))

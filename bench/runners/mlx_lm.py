@@ -14,7 +14,7 @@ from mlx_lm.sample_utils import make_sampler
 
 from akunu_py.bench.runners import PLAIN, TURN_BREAK, Conditions, Run
 from akunu_py.bench.workloads import Workload
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import UsageError
 from akunu_py.types import Message
@@ -42,7 +42,7 @@ class MlxLm:
 
         def answer(messages: list[Message]) -> str:
             nonlocal cache, cached
-            prompt = engine.encode_chat(messages)
+            prompt = engine.tokens.encode_chat(messages)
             shared = min(common_prefix(cached, prompt), len(prompt) - 1)
             if cached and can_trim_prompt_cache(cache):
                 trim_prompt_cache(cache, len(cached) - shared)
@@ -55,7 +55,7 @@ class MlxLm:
                 sampler=make_sampler(temp=conditions.temperature),
                 prompt_cache=cache,
             )
-            output = _time_steps(run, prompt, steps, engine.stop_tokens)
+            output = _time_steps(run, prompt, steps, engine.tokens.stop_tokens)
             # The last token is in the cache already: its step runs ahead.
             cached = [*prompt, *output]
             return decode_text(engine, output)
@@ -73,7 +73,7 @@ class MlxLmDraftModel:
 
     def __init__(self, engine: Engine, draft_model: Engine) -> None:
         """Raises UsageError where the two models do not share their tokens."""
-        if engine.tokenizer.get_vocab() != draft_model.tokenizer.get_vocab():
+        if engine.tokens.tokenizer.get_vocab() != draft_model.tokens.tokenizer.get_vocab():
             raise UsageError(
                 f"{draft_model.name} cannot draft for {engine.name}: their vocabularies differ; "
                 "take a smaller model of the same family"
@@ -88,7 +88,7 @@ class MlxLmDraftModel:
         mx.random.seed(conditions.seed)
 
         def answer(messages: list[Message]) -> str:
-            prompt = engine.encode_chat(messages)
+            prompt = engine.tokens.encode_chat(messages)
             steps = speculative_generate_step(
                 mx.array(prompt),
                 engine.model,
@@ -97,7 +97,7 @@ class MlxLmDraftModel:
                 max_tokens=conditions.max_tokens,
                 sampler=make_sampler(temp=conditions.temperature),
             )
-            return decode_text(engine, _time_steps(run, prompt, steps, engine.stop_tokens))
+            return decode_text(engine, _time_steps(run, prompt, steps, engine.tokens.stop_tokens))
 
         hold_conversation(run, workload, answer)
         return run
@@ -112,7 +112,7 @@ def hold_conversation(run: Run, workload: Workload, answer: Callable[[list[Messa
 
 def decode_text(engine: Engine, tokens: list[int]) -> str:
     """An answer's text, as it goes into the prompt of the next turn."""
-    return str(engine.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
+    return str(engine.tokens.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
 
 
 def _time_steps(

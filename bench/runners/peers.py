@@ -14,7 +14,7 @@ from typing import Any
 
 from akunu_py.bench.runners import TURN_BREAK, Conditions, Run, Runner
 from akunu_py.bench.workloads import Workload
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
 from akunu_py.types import Message
 
@@ -53,8 +53,8 @@ class Peer:
         run = Run()
 
         def answer(messages: list[Message]) -> str:
-            ids = self._engine.encode_chat(messages)
-            text = str(self._engine.tokenizer.decode(ids, skip_special_tokens=False))
+            ids = self._engine.tokens.encode_chat(messages)
+            text = str(self._engine.tokens.tokenizer.decode(ids, skip_special_tokens=False))
             output: list[int] = []
             arrivals: list[tuple[float, int]] = []
 
@@ -93,7 +93,7 @@ def llama_cpp(engine: Engine, gguf: Path) -> list[Runner]:
     def load(drafter: Any) -> Any:
         return Llama(
             str(gguf),
-            n_ctx=min(_CONTEXT, engine.context_length),
+            n_ctx=min(_CONTEXT, engine.plan.context_length),
             n_gpu_layers=-1,
             draft_model=drafter,
             verbose=False,

@@ -1,7 +1,7 @@
 """Will a model fit, and with how much context: arithmetic on bytes.
 
 The estimate is weights + KV cache + working space. What a cache really takes is read off the model
-by `decoding.footprint`; what the machine can give comes from `decoding.device`. Imports neither MLX
+by `decoding.plan`; what the machine can give comes from `decoding.device`. Imports neither MLX
 nor numpy, so that the catalogue can be read without them.
 """
 

@@ -12,22 +12,20 @@ import math
 import re
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from akunu_py import files
 from akunu_py.errors import ModelError, UnsupportedModel
 from akunu_py.models.load.model_files import (
+    ModelFiles,
     boundary,
-    check_config,
     head_files,
-    read_settings,
-    read_tensors,
-    weight_files,
 )
 from akunu_py.models.manifest import ModelFacts
 
+_SETTINGS = ("config.json", "tokenizer_config.json")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
 _WANTED = (
     *_TOKENIZERS,
@@ -74,56 +72,51 @@ def plan_directory(source: Path) -> DirectoryPlan:
 
 
 def _plan(source: Path) -> DirectoryPlan:
-    from akunu_py.models.load.mlx_loader import load_model
+    from akunu_py.models.load.mlx_loader import open_model
 
-    config = check_config(source)
-    *_, vocabulary = load_model(source)
-    tensors = read_tensors(source, config)
+    opened = open_model(source)
+    found = opened.files
     small = [source / name for name in _WANTED if (source / name).is_file()]
     if not any((source / name).is_file() for name in _TOKENIZERS):
         raise UnsupportedModel(
             f"{source} has no tokenizer: expected tokenizer.json or tokenizer.model; fetch it from "
             "where the model came from"
         )
-    settings = {"config.json": config}
-    if (source / "tokenizer_config.json").is_file():
-        settings["tokenizer_config.json"] = read_settings(source / "tokenizer_config.json")
-    quantization, bits = _quantization(config, tensors)
-    text_config = config.get("text_config")
-    inner = text_config if isinstance(text_config, dict) else config
-    context = inner.get("max_position_embeddings")
+    names = [name for name in _SETTINGS if name in found.settings]
+    quantization, bits = _quantization(found)
     plan = DirectoryPlan(
         source=source,
-        settings=settings,
-        copies=[*weight_files(source), *head_files(source), *small],
+        settings={name: found.settings[name] for name in names},
+        copies=[*found.weights, *head_files(source), *small],
         bits=bits,
         facts=ModelFacts(
-            context_length=context if isinstance(context, int) and context > 0 else 0,
-            parameters=_parameters(config, tensors),
+            context_length=found.context,
+            parameters=_parameters(found),
             quantization=quantization,
             licence=_licence(source),
         ),
     )
-    _check_tokenizer(plan, small, vocabulary)
+    _check_tokenizer(plan, found, small, opened.vocabulary)
     return plan
 
 
-def _quantization(config: dict[str, Any], tensors: dict[str, Any]) -> tuple[str, int]:
+def _quantization(found: ModelFiles) -> tuple[str, int]:
+    config, tensors = found.config, found.tensors
     settings = config.get("quantization")
     if isinstance(settings, dict) and isinstance(settings.get("bits"), int):
         return f"{settings['bits']}-bit, groups of {settings.get('group_size')}", settings["bits"]
-    if isinstance(found := config.get("quantization_config"), dict):
-        return f"{found.get('quant_method')!s:.40}", 4
+    if isinstance(other := config.get("quantization_config"), dict):
+        return f"{other.get('quant_method')!s:.40}", 4
     types = Counter(entry["dtype"] for entry in tensors.values() if len(entry["shape"]) > 1)
     return ", ".join(f"{name} x {count}" for name, count in types.most_common()), 0
 
 
-def _parameters(config: dict[str, Any], tensors: dict[str, Any]) -> int:
+def _parameters(found: ModelFiles) -> int:
     """The number of weights; packed words count for the weights inside them."""
-    settings = config.get("quantization")
+    settings = found.config.get("quantization")
     settings = settings if isinstance(settings, dict) else {}
     total = 0
-    for name, entry in tensors.items():
+    for name, entry in found.tensors.items():
         module, _, part = name.rpartition(".")
         packed = part == "weight" and entry["dtype"] == "U32"
         if packed and isinstance(own := settings.get(module, settings), dict):
@@ -144,7 +137,9 @@ def _licence(source: Path) -> str:
     return found[1] if found else ""
 
 
-def _check_tokenizer(plan: DirectoryPlan, small: list[Path], vocabulary: int) -> None:
+def _check_tokenizer(
+    plan: DirectoryPlan, found: ModelFiles, small: list[Path], vocabulary: int
+) -> None:
     """Loads the tokenizer from a copy without code."""
     from akunu_py.models.load.mlx_loader import load_tokenizer
 
@@ -154,6 +149,6 @@ def _check_tokenizer(plan: DirectoryPlan, small: list[Path], vocabulary: int) ->
             (directory / path.name).symlink_to(path.resolve())
         plan.write_settings(directory)
         try:
-            load_tokenizer(directory, plan.settings["config.json"], vocabulary)
+            load_tokenizer(replace(found, path=directory), vocabulary)
         except ModelError as error:
             raise type(error)(str(error).replace(name, str(plan.source))) from error

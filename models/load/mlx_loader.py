@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,9 @@ from akunu_py.files import read_bounded
 from akunu_py.models.load.model_files import (
     AGAIN,
     MAX_TOKENIZER_BYTES,
+    ModelFiles,
     boundary,
-    check_config,
-    check_files,
     read_settings,
-    read_tensors,
 )
 
 # Unless told not to, transformers asks on the terminal whether to run a model's code.
@@ -40,42 +39,44 @@ _TOKEN_FIELDS = {
 _MODULES = {"chat_template_type": "chat_templates", "tool_parser_type": "tool_parsers"}
 
 
-def load_model(source: Path) -> tuple[Any, dict[str, Any], int]:
-    """mlx-lm's model, its configuration, and the width of its logits; weights are read when they
-    are needed.
+@dataclass(frozen=True, slots=True)
+class OpenModel:
+    """A model of mlx-lm whose weights are read when they are needed."""
 
-    Raises UnknownModel, UnsupportedModel, DamagedModel.
-    """
-    check_files(source)
-    read_tensors(source, check_config(source))
+    files: ModelFiles
+    model: Any
+    config: dict[str, Any]  # as mlx-lm completed it
+    vocabulary: int  # the width of the logits
+
+
+def open_model(source: Path) -> OpenModel:
+    """Open the model in the directory `source`. Raises what `ModelFiles.read` does."""
+    files = ModelFiles.read(source)
     with boundary(f"mlx-lm cannot load the model in {source}", UnsupportedModel):
         model, config = utils.load_model(source, lazy=True)
         # A pass finds what building it does not, and nothing needs to be computed for that.
         logits = model(mx.array([[0]]), cache=make_prompt_cache(model))
-    return model, config, int(logits.shape[-1])
+    return OpenModel(files, model, config, int(logits.shape[-1]))
 
 
-def load_tokenizer(source: Path, config: dict[str, Any], vocabulary: int) -> Any:
-    """The tokenizer in `source`, as mlx-lm wraps it; what it raises later is DamagedModel too.
+def load_tokenizer(files: ModelFiles, vocabulary: int) -> Any:
+    """Load the tokenizer as mlx-lm wraps it; what it raises later is DamagedModel too.
 
-    config: of the model. vocabulary: tokens that its weights have; further ones may only be added
-    tokens, which text does not come to by itself and sessions refuse. Raises UnsupportedModel,
-    DamagedModel.
+    vocabulary: tokens that the weights have; further ones may only be added tokens, which text does
+    not come to by itself and sessions refuse. Raises UnsupportedModel, DamagedModel.
     """
     transformers_logging.set_verbosity_error()  # its advice is not for our users
-    check_files(source)
-    _check_names(source / "config.json", config)
+    source, settings = files.path, files.settings
+    _check_names(source / "config.json", files.config)
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        if (source / name).exists():
-            settings = read_settings(source / name)
-            _check_names(source / name, settings)
-            _check_tokens(source / name, settings)
+        _check_names(source / name, settings.get(name, {}))
+        _check_tokens(source / name, settings.get(name, {}))
     content = {}
     if (source / "tokenizer.json").exists():
         content = read_settings(source / "tokenizer.json", MAX_TOKENIZER_BYTES)
         _check_tokens(source / "tokenizer.json", {"added_tokens": content.get("added_tokens")})
     with boundary(f"the tokenizer in {source} cannot be loaded", UnsupportedModel):
-        ends = config.get("eos_token_id")
+        ends = files.end_tokens
         loaded = utils.load_tokenizer(source, _OPTIONS, eos_token_ids=ends)
         last = _last_token(content.get("model"), loaded)
         if not all(isinstance(end, int) for end in loaded.eos_token_ids):

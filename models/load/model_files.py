@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,7 @@ AGAIN = "fetch the model again (akunu models rm, akunu models pull), or use anot
 MAX_SETTINGS_BYTES = 16_000_000
 MAX_TOKENIZER_BYTES = 48_000_000  # the largest in use, of 262,000 tokens, take 33 MB
 _LARGE = ("tokenizer.json", "tekken.json", "model.safetensors.index.json")
-_OBJECTS = (
-    "config.json",
+_OBJECTS = (  # beside config.json
     "generation_config.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -66,13 +66,60 @@ def read_settings(path: Path, limit: int = MAX_SETTINGS_BYTES) -> dict[str, Any]
     return value
 
 
-def check_files(source: Path) -> None:
-    """Raises DamagedModel for a file that could not be read within bounds."""
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """The files of a model's directory, read and checked once."""
+
+    path: Path
+    settings: dict[str, dict[str, Any]]  # of the JSON files that hold an object, by file name
+    weights: list[Path]
+    tensors: dict[str, Any]  # the headers of `weights`, by the tensors' names
+
+    @classmethod
+    def read(cls, path: Path) -> ModelFiles:
+        """Read the settings and the headers of the weights in the directory `path`.
+
+        Raises UnknownModel, UnsupportedModel, DamagedModel.
+        """
+        config = check_config(path)
+        settings = {"config.json": config} | _read_objects(path)
+        weights = weight_files(path)
+        return cls(path, settings, weights, _read_tensors(path / "config.json", config, weights))
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self.settings["config.json"]
+
+    @property
+    def text_config(self) -> dict[str, Any]:
+        """The part of the configuration that is about text, or the whole."""
+        inner = self.config.get("text_config")
+        return inner if isinstance(inner, dict) else self.config
+
+    @property
+    def context(self) -> int:
+        """Tokens of context that the model was made for, 0 where that is unknown."""
+        found = self.text_config.get("max_position_embeddings")
+        return found if isinstance(found, int) and found > 0 else 0
+
+    @property
+    def end_tokens(self) -> Any:
+        """The ids of the tokens that end an answer, as mlx-lm chooses them."""
+        generation = self.settings.get("generation_config.json", {})
+        return generation.get("eos_token_id") or self.config.get("eos_token_id")
+
+
+def _read_objects(source: Path) -> dict[str, dict[str, Any]]:
+    """Return the other settings by file name, after a look at all files that libraries read.
+
+    Raises DamagedModel for a file that could not be read within bounds.
+    """
+    found = {}
     for path in sorted([*source.iterdir(), *source.glob("additional_chat_templates/*")]):
         if path.suffix not in _READ or path.is_dir() or not path.exists():
             continue
         if path.name in _OBJECTS:
-            read_settings(path)
+            found[path.name] = read_settings(path)
             continue
         try:
             with files.open_regular(
@@ -81,12 +128,12 @@ def check_files(source: Path) -> None:
                 pass
         except OSError as error:
             raise DamagedModel(f"{path} is unreadable ({error.strerror}); {AGAIN}") from error
-
     pieces = source / "tokenizer.model"
     if pieces.exists() and not (source / "tokenizer.json").exists():
         longest = _longest_piece(files.read_bounded(pieces, MAX_SETTINGS_BYTES))
         if longest > _LONGEST_PIECE:  # transformers takes pieces apart at every character
             raise DamagedModel(f"{pieces} has a piece of {longest} bytes; {AGAIN}")
+    return found
 
 
 def _longest_piece(data: bytes) -> int:
@@ -164,14 +211,14 @@ def check_config(source: Path) -> dict[str, Any]:
     return config
 
 
-def read_tensors(source: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """What the headers of the weights in `source` say, by the tensors' names.
+def _read_tensors(config_file: Path, config: dict[str, Any], weights: list[Path]) -> dict[str, Any]:
+    """Return the headers of the weights by tensor name.
 
-    Raises UnsupportedModel, DamagedModel, also where `config` counts more layers than there are
-    tensors: mlx-lm would build a million layers before it looks.
+    Raises DamagedModel, also where `config` counts more layers than there are tensors: mlx-lm would
+    build a million layers before it looks.
     """
     tensors: dict[str, Any] = {}
-    for path in weight_files(source):
+    for path in weights:
         tensors |= safetensors.read_header(path)
     tensors.pop("__metadata__", None)
     for key, value in _nested(config):
@@ -179,7 +226,7 @@ def read_tensors(source: Path, config: dict[str, Any]) -> dict[str, Any]:
         count = len(value) if listed else value if _LAYERS.fullmatch(key) else 0
         if isinstance(count, int) and count > min(len(tensors), _MOST_LAYERS):
             raise DamagedModel(
-                f"{source / 'config.json'} sets {key} to {count!r:.20} layers, but there are only "
+                f"{config_file} sets {key} to {count!r:.20} layers, but there are only "
                 f"{len(tensors)} tensors; {AGAIN}"
             )
     return tensors

@@ -160,10 +160,11 @@ def _quantize(source: Path, directory: Path, bits: int, progress: ProgressCallba
     from mlx_lm.utils import quantize_model, save_config, save_model
 
     from akunu_py.models import mtp
-    from akunu_py.models.load.mlx_loader import load_model
+    from akunu_py.models.load.mlx_loader import open_model
 
     progress("quantize", 0, 0)
-    model, config, _ = load_model(source)
+    opened = open_model(source)
+    model, config = opened.model, opened.config
     _set_dtype(model, config)
     with (
         boundary(f"mlx-lm cannot quantize the model in {source}", UnsupportedModel),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -18,12 +17,13 @@ from akunu_py.bench.fidelity import (
     summarize,
 )
 from akunu_py.bench.numerics.precisions import PRECISIONS
-from akunu_py.decoding import kvcache
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.session import Session
+from akunu_py.decoding import kv_cache
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import StoreError, UsageError
-from akunu_py.types import GenerateOptions, SamplingOptions, WeightMode
+from akunu_py.types import GenerateOptions, LoadOptions, SamplingOptions, WeightMode
 from tests.support.command import run_here
+from tests.support.engines import altered
 from tests.support.tiny_model import tiny_directory
 
 
@@ -52,7 +52,7 @@ def test_in_float32_nothing_differs(shallow_starter: Engine) -> None:
 
 
 def test_sampled_answers_are_another_measurement(shallow_starter: Engine) -> None:
-    engine = replace(shallow_starter, kv_bits=8)
+    engine = altered(shallow_starter, kv_bits=8)
     prompts = load_prompts(2)
     greedy = list(compare_answers(engine, prompts, 8))
     sampled = list(compare_answers(engine, prompts, 8, done=greedy, temperature=0.8))
@@ -96,7 +96,7 @@ def test_an_answer_that_differs_is_found(
 def test_the_best_score_is_that_of_the_token_that_is_sampled(
     shallow_starter: Engine, temperature: float
 ) -> None:
-    prompt = shallow_starter.encode("Once upon a time")
+    prompt = shallow_starter.tokens.encode("Once upon a time")
     for seed in range(3):
         sampling = SamplingOptions(temperature=temperature, seed=seed)
         options = GenerateOptions(3, "off", sampling=sampling)
@@ -110,7 +110,7 @@ def test_the_best_score_is_that_of_the_token_that_is_sampled(
 
 
 def logits(engine: Engine) -> mx.array:
-    cache = kvcache.new_cache(engine.model)
+    cache = kv_cache.new_cache(engine.model)
     return engine.model(mx.array([[1, 2, 3, 4, 5]]), cache=cache)[0]
 
 
@@ -126,11 +126,11 @@ def logits(engine: Engine) -> mx.array:
     ],
 )
 def test_each_precision_has_nearly_the_same_logits(tiny: Path, name: str, words: str) -> None:
-    exact = logits(Engine.load(tiny, weights="float32"))
+    exact = logits(Engine.load(tiny, LoadOptions(weights="float32")))
     weights, altered = PRECISIONS[name]
-    engine = Engine.load(tiny, weights=weights)
+    engine = Engine.load(tiny, LoadOptions(weights=weights))
     engine = altered(engine) if altered else engine
-    assert engine.weights == words
+    assert engine.plan.weights == words
     found = logits(engine)
     wide = mx.float32 if "float32" in words else mx.bfloat16 if "bfloat16" in words else mx.float16
     assert found.dtype == wide
@@ -145,8 +145,8 @@ def test_cpu_kernels_of_half_precision_treat_every_row_alone(
     tiny: Path, weights: WeightMode
 ) -> None:
     """So drafting cannot change an answer there, and the BLAS stands in for a GPU's kernels."""
-    engine = Engine.load(tiny, weights=weights)
-    cache = kvcache.new_cache(engine.model)
+    engine = Engine.load(tiny, LoadOptions(weights=weights))
+    cache = kv_cache.new_cache(engine.model)
     alone = [engine.model(mx.array([[token]]), cache=cache)[0, 0] for token in (1, 2, 3, 4, 5)]
     assert mx.array_equal(mx.stack(alone), logits(engine)).item()
 

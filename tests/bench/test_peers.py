@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from akunu_py.bench.runners import Conditions, peers
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.engine import Engine
 from tests.support.bench_fakes import workload
 
 END = 2

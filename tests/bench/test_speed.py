@@ -21,7 +21,7 @@ from akunu_py.bench.result import Throughput, load_result, loop_start, merged
 from akunu_py.bench.runners import Conditions, Passes
 from akunu_py.bench.runners.akunu import Akunu, RecordingDrafter
 from akunu_py.bench.workloads import NAMES, Workload, WorkloadTurn, load_workloads
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.models.store.store import StoredModel
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
@@ -90,8 +90,8 @@ def test_different_output_is_reported() -> None:
 
 
 def test_the_margin_at_the_first_divergence_is_the_models(starter_engine: Engine) -> None:
-    prompt = starter_engine.encode("The capital of France is")
-    output = starter_engine.encode(" the city")
+    prompt = starter_engine.tokens.encode("The capital of France is")
+    output = starter_engine.tokens.encode(" the city")
     found = first_divergence(starter_engine, [(prompt, [*output, 5])], [(prompt, [*output, 7, 8])])
     logits = sorted(starter_engine.model(mx.array([[*prompt, *output]]))[0, -1].tolist())
     assert found is not None

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.models.store.store import StoredModel
 from tests.support.command import AKUNU, akunu, assert_one_line_error, run_here
 
@@ -76,7 +76,7 @@ def test_run_json_from_stdin_in_both_modes(loaded_shallow_starter: Engine) -> No
     answer = answers["fixed"]
     assert set(answer) == {"text", "tokens", "finish_reason", "stats"}
     assert answer["finish_reason"] == "length"
-    assert answer["text"] == loaded_shallow_starter.tokenizer.decode(answer["tokens"])
+    assert answer["text"] == loaded_shallow_starter.tokens.tokenizer.decode(answer["tokens"])
     stats = answer["stats"]
     assert stats["generated_tokens"] == len(answer["tokens"]) == 16
     assert answers["off"]["stats"]["target_passes"] == 15

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.engine import Engine
 from tests.support.command import run_here
 
 pytestmark = pytest.mark.usefixtures("own_directories")

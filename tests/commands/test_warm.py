@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from akunu_py.commands import warm as command
-from akunu_py.decoding import warm
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.generate import warm
+from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.learned import LearnedState, forget
 from akunu_py.decoding.load import load_learned
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.settings import settings_file
 from tests.support.command import run_here
 from tests.support.tiny_fim import write_chat_model

@@ -10,7 +10,7 @@ import pytest
 
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.request import CompleteOptions, CompletionReason, CompletionRequest
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
 from tests.support.tiny_fim import load_tiny, sentence_piece, write_model

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.types import GenerateOptions
@@ -54,11 +54,11 @@ def test_only_what_changed_is_learned_again(engine: Engine) -> None:
     calls = record_observed(session)
     options = GenerateOptions(max_tokens=8)
     draft_context = [tuple(range(10, 60)), tuple(range(60, 90))]
-    prompt = engine.encode("def compute(first, second):\n    return fir")
+    prompt = engine.tokens.encode("def compute(first, second):\n    return fir")
     session.generate(prompt, options, draft_context).answer()
     assert sum(map(len, calls)) >= 82 + len(prompt)
     calls.clear()
-    typed = [*prompt, *engine.encode("s")]
+    typed = [*prompt, *engine.tokens.encode("s")]
     answer = session.generate(typed, options, draft_context).answer()
     # The letter, unless the model had sampled it anyhow, and the answer.
     assert sum(map(len, calls)) <= 1 + len(answer.tokens) + 1
@@ -69,7 +69,7 @@ def test_only_what_changed_is_learned_again(engine: Engine) -> None:
 
 @pytest.mark.parametrize("mode", ["auto", "fixed", "off"])
 def test_draft_context_changes_no_token(engine: Engine, mode: Any) -> None:
-    prompt = engine.encode("a = b\nc = ")
+    prompt = engine.tokens.encode("a = b\nc = ")
     options = GenerateOptions(max_tokens=40, draft=mode)
     plain = Session(engine).generate(prompt, GenerateOptions(max_tokens=40, draft="off")).answer()
     with_it = Session(engine).generate(prompt, options, [prompt, plain.tokens]).answer()
@@ -92,7 +92,7 @@ def test_completions_are_not_remembered(engine: Engine) -> None:
 
     kept: Any = Kept()
     session = Session(engine, kept)
-    prompt = engine.encode("a = ")
+    prompt = engine.tokens.encode("a = ")
     session.generate(prompt, GenerateOptions(max_tokens=4, remember=False)).answer()
     assert kept.remembered == 0
     session.generate(prompt, GenerateOptions(max_tokens=4)).answer()

@@ -13,8 +13,8 @@ from akunu_py.completion.completer import Completer
 from akunu_py.completion.prompt.layout import load_families
 from akunu_py.completion.request import CompleteOptions, CompletionRequest
 from akunu_py.completion.stops import is_markdown, strip_fence
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.types import Stats
 from tests.support.tiny_fim import byte_level, write_model
 

@@ -12,8 +12,8 @@ import pytest
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.request import Completion, CompletionRequest
 from akunu_py.completion.thread import CompletionThread, Failure, Ticket
-from akunu_py.decoding import thread as thread_module
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.generate import model_thread as thread_module
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
 from tests.support.command import until
 from tests.support.tiny_fim import sentence_piece, write_model

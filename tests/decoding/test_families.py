@@ -17,7 +17,7 @@ from typing import Any
 import mlx_lm.models
 import pytest
 
-from akunu_py.decoding import kvcache
+from akunu_py.decoding import kv_cache
 from akunu_py.decoding.target import Target
 from tests.support import family_answers
 from tests.support.families import build, every_family, families_of_each_kind, kinds, leaves
@@ -37,20 +37,20 @@ NOT_FOR_US = {
 
 
 def test_every_cache_class_of_mlx_lm_is_tested() -> None:
-    tested = {kind for name in FAMILIES for kind in kinds(kvcache.new_cache(build(name)))}
+    tested = {kind for name in FAMILIES for kind in kinds(kv_cache.new_cache(build(name)))}
     missing = cache_classes() - tested - set(NOT_FOR_US)
     assert not missing, (
         "mlx-lm has cache classes that no family of tests/support/family_table.py uses: "
         f"{sorted(missing)}. "
-        "Teach akunu_py/decoding/kvcache.py to roll them back and add a family, or say in "
+        "Teach akunu_py/decoding/kv_cache.py to roll them back and add a family, or say in "
         "NOT_FOR_US why no model can come with one."
     )
 
 
 def test_there_is_one_of_each_kind() -> None:
-    mixtures = [kinds(kvcache.new_cache(build(name))) for name in ONE_OF_EACH_KIND]
+    mixtures = [kinds(kv_cache.new_cache(build(name))) for name in ONE_OF_EACH_KIND]
     assert all(mixtures.count(mixture) == 1 for mixture in mixtures)
-    assert all(kinds(kvcache.new_cache(build(name))) in mixtures for name in FAMILIES)
+    assert all(kinds(kv_cache.new_cache(build(name))) in mixtures for name in FAMILIES)
 
 
 def test_every_mixture_of_kinds_in_mlx_lm_is_tested() -> None:
@@ -68,7 +68,7 @@ def test_the_sources_are_read_right() -> None:
     made: dict[str, set[str]] = {}
     for name, family in FAMILIES.items():
         if family.caches is None:
-            made.setdefault(family.module, set()).update(kinds(kvcache.new_cache(build(name))))
+            made.setdefault(family.module, set()).update(kinds(kv_cache.new_cache(build(name))))
     assert made == {module: set(kinds_in_source(module)) for module in made}
 
 
@@ -87,7 +87,7 @@ def test_the_kept_answers_are_mlx_lms(name: str, long: bool) -> None:
 
 @every_family
 def test_every_family_can_draft(name: str) -> None:
-    assert kvcache.why_no_rollback(kvcache.new_cache(build(name))) is None
+    assert kv_cache.why_no_rollback(kv_cache.new_cache(build(name))) is None
 
 
 @every_family
@@ -145,15 +145,15 @@ def test_each_layer_that_is_not_rolled_back_is_noticed(
         sampled: list[int] = []
         with monkeypatch.context() as patch, contextlib.suppress(ValueError):
             # A cache and a mask that no longer fit together are noticed too, by the ValueError.
-            patch.setattr(kvcache, "_trim", skipped(kvcache._trim))
-            patch.setattr(kvcache, "_restore", skipped(kvcache._restore))
+            patch.setattr(kv_cache, "_trim", skipped(kv_cache._trim))
+            patch.setattr(kv_cache, "_restore", skipped(kv_cache._restore))
             for token in tokens_of(target, prompt, Adversary(prompt, truth, seed), len(truth)):
                 sampled.append(token)
                 if token != truth[len(sampled) - 1]:
                     break
         return sampled
 
-    for index in range(len(leaves(kvcache.new_cache(build(name))))):
+    for index in range(len(leaves(kv_cache.new_cache(build(name))))):
         # What one layer adds may be too little to change a word under every pattern of drafts.
         noticed = any(said_without(index, seed) != truth for seed in range(4))
         assert noticed, f"layer {index} could hold anything"

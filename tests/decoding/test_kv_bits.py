@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.generate import generate_step
 
-from akunu_py.decoding import kvcache
+from akunu_py.decoding import kv_cache
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
 from tests.support.families import build, kinds
@@ -78,7 +78,7 @@ def test_drafting_on_a_quantized_cache_changes_nothing(name: str, bits: int) -> 
 
 def plain(model: Any, bits: int, prompt: list[int]) -> list[int]:
     """Tokens of mlx-lm's own loop on a quantized cache."""
-    entries = kvcache.new_cache(model, bits)
+    entries = kv_cache.new_cache(model, bits)
     steps = generate_step(mx.array(prompt), model, max_tokens=COUNT, prompt_cache=entries)
     return [int(token) for token, _ in steps]
 
@@ -86,11 +86,11 @@ def plain(model: Any, bits: int, prompt: list[int]) -> list[int]:
 @pytest.mark.parametrize("name", REFUSED)
 def test_an_attention_that_cannot_read_it_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match=r"cannot be quantized.*leave out --kv-bits") as refused:
-        kvcache.new_cache(build(name, **REFUSED[name]), 8)
+        kv_cache.new_cache(build(name, **REFUSED[name]), 8)
     assert "whole groups" not in str(refused.value)
 
 
 @pytest.mark.parametrize("name", NOTHING_GROWS)
 def test_a_cache_that_does_not_grow_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="nothing in it grows"):
-        kvcache.new_cache(build(name), 8)
+        kv_cache.new_cache(build(name), 8)

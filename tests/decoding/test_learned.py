@@ -14,9 +14,9 @@ import pytest
 from akunu_py.bench.replay import ReplayCounts, replay_item
 from akunu_py.bench.trace import TraceItem
 from akunu_py.decoding import learned as learned_module
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.learned import LearnedState, forget, remembered_bytes
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
@@ -201,7 +201,7 @@ def test_a_second_run_drafts_from_the_output_of_the_first(starter_engine: Engine
     answers = []
     for _ in range(2):
         learned = LearnedState(
-            starter_engine.path, starter_engine.tokenizer_digest, "test", memory=True
+            starter_engine.path, starter_engine.tokens.digest, "test", memory=True
         )
         learned.curve = SteadyCosts({1: 1.0, 5: 1.2, 33: 2.0})
         answer = Session(starter_engine, learned).chat(messages, options).answer()

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.types import DraftMode, GenerateOptions, SamplingOptions
 from tests.support.tiny_fim import load_tiny
 
@@ -30,7 +30,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 def test_they_are_the_models(
     engine: Engine, text: str, draft: DraftMode, temperature: float, count: int
 ) -> None:
-    prompt = engine.encode(text * 3)
+    prompt = engine.tokens.encode(text * 3)
     asked = SamplingOptions(
         temperature=temperature, seed=1, logprobs=count, logit_bias=((70, 2.0),), top_k=9
     )

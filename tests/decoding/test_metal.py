@@ -12,10 +12,10 @@ from akunu_py.bench.check import ROUNDING, wired_limit
 from akunu_py.bench.fidelity import first_divergence
 from akunu_py.bench.numerics.kernels import attention_rows, quantized_rows
 from akunu_py.decoding import device
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.models.store.store import StoredModel
-from akunu_py.types import DraftMode, GenerateOptions, Message
+from akunu_py.types import DraftMode, GenerateOptions, LoadOptions, Message
 
 # The virtual GPU of a hosted runner computes as it likes.
 HAS_GPU = device.on_metal() and "Paravirtual" not in device.device_name()
@@ -30,12 +30,12 @@ TEXT = "The quick brown fox jumps over the lazy dog, and then the quick brown fo
 @pytest.fixture(scope="module")
 def kept(starter: StoredModel) -> Engine:
     """The starter as it is used on a GPU: in the checkpoint's own format."""
-    return Engine.load(starter.path, name="starter", weights="keep")
+    return Engine.load(starter.path, LoadOptions(weights="keep"), name="starter")
 
 
 def answer(engine: Engine, mode: DraftMode, count: int = 48) -> tuple[list[int], list[int]]:
     """A prompt that repeats itself, and the greedy answer to it."""
-    prompt = engine.encode_chat([Message("user", f"Repeat this text: {TEXT * 3}")])
+    prompt = engine.tokens.encode_chat([Message("user", f"Repeat this text: {TEXT * 3}")])
     options = GenerateOptions(max_tokens=count, draft=mode)
     return prompt, list(Session(engine).generate(prompt, options).answer().tokens)
 
@@ -67,8 +67,8 @@ def test_attention_of_several_rows_is_that_of_one_at_a_time(
 
 
 def test_weights_keep_their_format(starter: StoredModel, kept: Engine) -> None:
-    assert Engine.load(starter.path, name="starter").weights == kept.weights
-    assert "4-bit" in kept.weights
+    assert Engine.load(starter.path, name="starter").plan.weights == kept.plan.weights
+    assert "4-bit" in kept.plan.weights
 
 
 @pytest.mark.parametrize("mode", ["fixed", "auto"])
@@ -80,17 +80,17 @@ def test_drafts_change_answers_at_near_ties_only(kept: Engine, mode: DraftMode) 
 
 def test_the_memory_of_a_prompt_is_what_was_expected(kept: Engine) -> None:
     text = TEXT * 200
-    prompt = kept.encode(text)[:4096]
+    prompt = kept.tokens.encode(text)[:4096]
     mx.clear_cache()
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     Session(kept).generate(prompt, GenerateOptions(max_tokens=1, draft="off")).answer()
-    estimate = kept.fit.at(len(prompt))
+    estimate = kept.plan.fit.at(len(prompt))
     assert mx.get_peak_memory() - before <= 1.1 * (estimate.total - estimate.weights)
 
 
 def test_weights_stay_wired_between_answers_too(kept: Engine) -> None:
     options = GenerateOptions(max_tokens=2, draft="off")
     limits = {wired_limit()}
-    limits |= {wired_limit() for _ in Session(kept).generate(kept.encode("hi"), options)}
+    limits |= {wired_limit() for _ in Session(kept).generate(kept.tokens.encode("hi"), options)}
     assert limits == {mx.device_info()["max_recommended_working_set_size"]}

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from akunu_py.decoding.decode import accept, decode
+from akunu_py.decoding.generate.decode import accept, decode
 from akunu_py.decoding.sampling import (
     Sampler,
     accepted_leniently,

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.request import CompleteOptions, CompletionRequest
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.sampling import Sampler
-from akunu_py.decoding.session import Session
 from akunu_py.decoding.token_ids import first_outside, inside
 from akunu_py.errors import DamagedModel, UsageError
 from akunu_py.types import GenerateOptions, SamplingOptions
+from tests.support.engines import altered
 from tests.support.tiny_fim import byte_level, write_model
 
 WEIGHTS = 258  # tokens that the weights have: the bytes and two markers
@@ -31,7 +32,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     write_model(directory, byte_level(["<|end|>", "<|two|>"]), end="<|end|>")
     byte_level(["<|end|>", "<|two|>", *SURPLUS]).save(str(directory / "tokenizer.json"))
     engine = Engine.load(directory)
-    assert engine.vocabulary == WEIGHTS < len(engine.tokenizer)
+    assert engine.tokens.vocabulary == WEIGHTS < len(engine.tokens.tokenizer)
     return engine
 
 
@@ -94,7 +95,7 @@ def test_completions_heal_with_tokens_that_the_weights_have(
 
 def test_a_stop_token_that_the_weights_lack_is_never_drafted(engine: Engine) -> None:
     stops = frozenset({WEIGHTS + 20})
-    session = Session(replace(engine, stop_tokens=stops))
+    session = Session(altered(engine, stop_tokens=stops))
     options = GenerateOptions(max_tokens=12, draft="fixed")
     plain = Session(engine).generate([5, 6, 7], replace(options, draft="off")).answer()
     context = [[5, 6, 7, plain.tokens[0]], [5, 6, 7, *plain.tokens[:2]]]

@@ -10,8 +10,8 @@ import mlx.core as mx
 import pytest
 
 from akunu_py.decoding import device
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import DoesNotFit
 from akunu_py.types import GenerateOptions
 from tests.support.tiny_model import tiny_directory

@@ -23,9 +23,9 @@ from akunu_py.bench.trace import TraceItem
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.prompt.layout import Prompt
 from akunu_py.completion.request import CompleteOptions, Completion, CompletionRequest, SourceFile
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.load import load_engine
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.types import LoadOptions
 from tests.measure.tool import run_tool
@@ -167,9 +167,9 @@ def replay_places(
         output = completer.code.encode(made.healed + place.body)[:_LONGEST]
         for context, pieces in _contexts(made).items():
             drafter = AutoDrafter(
-                FixedCosts(curve.points), stop_tokens=completer.engine.stop_tokens
+                FixedCosts(curve.points), stop_tokens=completer.engine.tokens.stop_tokens
             )
-            end = sorted(completer.engine.stop_tokens)[:1]
+            end = sorted(completer.engine.tokens.stop_tokens)[:1]
             unread = [token for tokens in pieces for token in (*tokens, *end)]
             drafter.extend(unread)
             drafter.unread = len(unread)

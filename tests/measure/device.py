@@ -22,7 +22,7 @@ from akunu_py.bench.command import add_format, show
 from akunu_py.bench.curve import Curve, FixedCosts, add_curve, parse_curve
 from akunu_py.bench.replay import ReplayCounts, add_drafting, load_selected, print_replay
 from akunu_py.bench.trace import Trace, TraceItem
-from akunu_py.decoding.decode import decode
+from akunu_py.decoding.generate.decode import decode
 from akunu_py.decoding.prompt_cache.history import TokenHistory
 from akunu_py.decoding.prompt_cache.memory import PromptCaches
 from akunu_py.decoding.target import Target

@@ -32,9 +32,9 @@ from akunu_py.bench.runners import Passes
 from akunu_py.bench.runners.akunu import UnsavedState, record_passes
 from akunu_py.bench.tables import to_text
 from akunu_py.bench.workloads import Workload, load_workloads
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.load import load_engine
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.text.stream_decoder import StreamDecoder
 from akunu_py.ngram.cost import CostCurve
@@ -74,7 +74,7 @@ class _StagedTarget(Target):
     """A target that takes the time of each stage. Only passes count, not reading a prompt."""
 
     def __init__(self, engine: Engine) -> None:
-        super().__init__(engine.model, engine.kv_bits)
+        super().__init__(engine.model, engine.plan.kv_bits)
         self.graph_s = self.device_s = self.sampling_s = 0.0
         self._in_pass = False
 
@@ -113,7 +113,7 @@ def profile_workload(
 ) -> Profile:
     """Answers the first turn of `workload` to be answered, `repeats` times of either kind."""
     messages = first_question(workload)
-    prompt = engine.encode_chat(messages)
+    prompt = engine.tokens.encode_chat(messages)
     limit = min(max_tokens, workload.max_tokens)
     options = GenerateOptions(max_tokens=limit, draft=mode)
     curve = CostCurve()
@@ -165,7 +165,7 @@ def _staged(
         if not pieces:  # it came from reading the prompt
             target.reset_times()
         pieces.append(piece)
-    decoder = StreamDecoder(engine.tokenizer, engine.stop_tokens, prompt, ())
+    decoder = StreamDecoder(engine.tokens.tokenizer, engine.tokens.stop_tokens, prompt, ())
     decoder.add(pieces[0].piece)
     started = time.perf_counter()
     for piece in pieces[1:]:

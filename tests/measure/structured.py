@@ -28,9 +28,9 @@ from akunu_py.bench.tables import to_text
 from akunu_py.bench.trace import TraceItem
 from akunu_py.decoding.constraint.matcher import ConstraintMatcher
 from akunu_py.decoding.constraint.tool_calls import constrained
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.load import load_engine
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
 from akunu_py.files import parse_json
 from akunu_py.ngram.auto import MAX_DRAFT, AutoDrafter
@@ -136,11 +136,11 @@ def replay_instances(
     for number, case in enumerate(cases, start=1):
         progress(f"{case.source}: {number}/{len(cases)}")
         prompt = _prompt(engine, case)
-        if len(prompt) >= engine.context_length:
+        if len(prompt) >= engine.plan.context_length:
             continue
         for layout, separators in (("free", (", ", ": ")), ("compact", (",", ":"))):
             text = json.dumps(case.instance, ensure_ascii=False, separators=separators)
-            tokens = engine.tokenizer.encode(text, add_special_tokens=False)[:max_tokens]
+            tokens = engine.tokens.tokenizer.encode(text, add_special_tokens=False)[:max_tokens]
             constraint = Constraint("json_schema", case.schema, compact=layout == "compact")
             by_drafter = counts.setdefault(case.source, {}).setdefault(layout, {})
             try:
@@ -176,7 +176,7 @@ def tools_of(schema: Any) -> Iterator[Tool]:
 def calls_of(engine: Engine, tools: Sequence[Tool]) -> Constraint:
     """Nothing but one call of these."""
     choice = ToolChoice("required")
-    asked = constrained(engine, SamplingOptions(), tools, choice, parallel=False)
+    asked = constrained(engine.tokens, SamplingOptions(), tools, choice, parallel=False)
     assert asked.constraint is not None
     return asked.constraint
 
@@ -200,7 +200,7 @@ def answered(
 
 def _prompt(engine: Engine, case: Case, tools: Sequence[Tool] = ()) -> tuple[int, ...]:
     asked = case.prompt if tools else _ASK.format(schema=case.schema, prompt=case.prompt)
-    return tuple(engine.encode_chat([Message("user", asked)], tools))
+    return tuple(engine.tokens.encode_chat([Message("user", asked)], tools))
 
 
 def count(
@@ -224,11 +224,13 @@ class _Guided:
     def __init__(self, engine: Engine, constraint: Constraint, name: str, curve: Curve) -> None:
         self._engine, self._constraint, self._name = engine, constraint, name
         self._matcher: ConstraintMatcher | None = None
-        self._inner: Drafter = AutoDrafter(FixedCosts(curve.points), stop_tokens=engine.stop_tokens)
+        self._inner: Drafter = AutoDrafter(
+            FixedCosts(curve.points), stop_tokens=engine.tokens.stop_tokens
+        )
 
     def extend(self, tokens: Sequence[int]) -> None:
         if self._matcher is None:
-            matcher = ConstraintMatcher(self._engine, self._constraint, tokens)
+            matcher = ConstraintMatcher(self._engine.tokens, self._constraint, tokens)
             self._matcher = matcher
             if self._name == FORCED:
                 self._inner = _ForcedDrafter(matcher)

@@ -10,7 +10,7 @@ import pytest
 from akunu_py.bench.curve import CURVES, parse_curve
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.request import CompleteOptions
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.engine import Engine
 from tests.measure import completion
 from tests.measure.completion import BUFFER, FILES, PREFIX, TOGETHER
 from tests.support.tiny_fim import sentence_piece, write_model

@@ -12,7 +12,7 @@ import pytest
 
 from akunu_py.bench.curve import parse_curve
 from akunu_py.bench.trace import Trace, TraceItem
-from akunu_py.decoding.decode import decode
+from akunu_py.decoding.generate.decode import decode
 from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import MAX_ROWS, PIPELINED, CostCurve

@@ -13,7 +13,7 @@ from akunu_py.bench.curve import CURVES, parse_curve
 from akunu_py.bench.replay import ReplayCounts
 from akunu_py.bench.trace import TraceItem
 from akunu_py.decoding.constraint.matcher import compile_constraint
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.types import Constraint, Message
 from tests.measure import structured
 from tests.measure.structured import BOTH, FORCED, NGRAMS
@@ -68,8 +68,8 @@ def test_forced_text_and_n_grams_are_worth_more_together(
     counts: dict[str, ReplayCounts] = {}
     for case, value in zip(structured.load_cases(), ANSWERS, strict=False):
         ask = Message("user", f"{case.schema}\n{case.prompt}")
-        tokens = starter_engine.tokenizer.encode(written(value), add_special_tokens=False)
-        item = TraceItem(tuple(starter_engine.encode_chat([ask])), tuple(tokens))
+        tokens = starter_engine.tokens.tokenizer.encode(written(value), add_special_tokens=False)
+        item = TraceItem(tuple(starter_engine.tokens.encode_chat([ask])), tuple(tokens))
         constraint = Constraint("json_schema", case.schema)
         structured.count(starter_engine, constraint, item, parse_curve(CURVES["m5max"]), counts)
     rate = {name: each.tokens / each.passes for name, each in counts.items()}
@@ -82,7 +82,7 @@ def test_all_schemas_of_the_workload_are_supported(starter_engine: Engine) -> No
     cases = structured.load_cases()
     assert {case.source for case in cases} == {"tools", "extraction"}
     for case in cases:
-        compile_constraint(starter_engine, Constraint("json_schema", case.schema))
+        compile_constraint(starter_engine.tokens, Constraint("json_schema", case.schema))
 
 
 def test_it_counts_what_the_model_answers(

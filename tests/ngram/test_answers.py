@@ -6,8 +6,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from akunu_py.ngram.answers import find_answers
-from akunu_py.ngram.auto import AutoDrafter
+from akunu_py.ngram.auto import AutoDrafter, find_answers
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.index import SuffixIndex
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from akunu_py.ngram.auto import AutoDrafter
+from akunu_py.ngram.copies import MAX_PASSED, MAX_WRITTEN, NOTHING, UNKNOWN, Edit, Edits
 from akunu_py.ngram.cost import CostCurve
-from akunu_py.ngram.edits import MAX_PASSED, MAX_WRITTEN, NOTHING, UNKNOWN, Edit, Edits
 
 NEWLINE, DEEPER, COLON, BACKSLASH, LETTER_N, QUOTE, ESCAPED, OLD, NEW = range(1, 10)
 DIGITS = range(20, 30)

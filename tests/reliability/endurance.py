@@ -29,18 +29,18 @@ from pathlib import Path
 from akunu_py import paths
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.request import CompletionRequest
-from akunu_py.decoding.chat_model import LoadedChat
-from akunu_py.decoding.device import device_name  # loads the BLAS before MLX
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.device import device_name
+from akunu_py.decoding.generate.chat_model import LoadedChat
+from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.learned import LearnedState
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.models.store import store
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.status import StatusLine
 from akunu_py.tui.workers.session_thread import SessionThread
 from akunu_py.tui.workers.store_thread import StoreThread
-from akunu_py.types import GenerateOptions, Message, SamplingOptions
+from akunu_py.types import GenerateOptions, LoadOptions, Message, SamplingOptions
 from tests.support.tiny_fim import byte_level, write_model
 
 MARKERS = ("<|end|>", "<fim_prefix>", "<fim_suffix>", "<fim_middle>")
@@ -177,8 +177,8 @@ def old_and_new(model: Path, turns: int, tokens: int) -> list[Sample]:
 
 
 def _session(model: Path) -> Session:
-    engine = Engine.load(model, cache_memory=CACHE_MEMORY)
-    return Session(engine, LearnedState(model, engine.tokenizer_digest, "x", memory=True))
+    engine = Engine.load(model, LoadOptions(cache_memory=CACHE_MEMORY))
+    return Session(engine, LearnedState(model, engine.tokens.digest, "x", memory=True))
 
 
 def _turn(session: Session, messages: list[Message], prompt: str, tokens: int) -> int:
@@ -197,7 +197,9 @@ def chat_in_the_app(model: Path, turns: int, tokens: int) -> list[Sample]:
 async def _chat_in_the_app(model: Path, database: Path, turns: int, tokens: int) -> list[Sample]:
     session = SessionThread(
         model.name,
-        lambda name: LoadedChat(Engine.load(model, name=name, cache_memory=CACHE_MEMORY)),
+        lambda name: LoadedChat(
+            Engine.load(model, LoadOptions(cache_memory=CACHE_MEMORY), name=name)
+        ),
     )
     store_thread = StoreThread(database)
     app = ChatApp(ChatConfig(model.name, options(tokens), session=session, store=store_thread))
@@ -231,7 +233,7 @@ async def _chat_in_the_app(model: Path, database: Path, turns: int, tokens: int)
 
 def completions(model: Path, requests: int, tokens: int) -> list[Sample]:
     """A buffer that is typed into, as an editor asks: at every few letters, each time anew."""
-    completer = Completer(Engine.load(model, cache_memory=CACHE_MEMORY))
+    completer = Completer(Engine.load(model, LoadOptions(cache_memory=CACHE_MEMORY)))
     watch = Watch(requests)
     for number in range(1, requests + 1):
         typed = CODE[: 1 + number * 7 % len(CODE)]

@@ -16,13 +16,14 @@ from pathlib import Path
 from random import Random
 
 from akunu_py import paths
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.learned import LearnedState
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache import cache_file
 from akunu_py.decoding.prompt_cache.store import DiskLimits, PromptCacheStore, all_files
-from akunu_py.decoding.session import Session
 from akunu_py.types import GenerateOptions
 from tests.reliability.faults import Outcome, fill, finished, small_disk
+from tests.support.engines import altered
 from tests.support.targets import some
 from tests.support.tiny_fim import load_tiny
 
@@ -36,7 +37,7 @@ def tiny(directory: Path) -> Engine:
     """The engine whose caches are written: the same for every process."""
     made = directory / "config.json"
     engine = Engine.load(directory) if made.exists() else load_tiny(directory, ["<|end|>"])
-    return replace(engine, context_length=2 * LENGTH, cache_memory=1 << 30)
+    return altered(engine, context_length=2 * LENGTH, cache_memory=1 << 30)
 
 
 def killed(directory: Path, random: Random, others: int = 1) -> Outcome:

@@ -129,7 +129,7 @@ def _answers(
 
     truth: the answers, for the drafter that knows them. counts: what rank 0 has done.
     """
-    from akunu_py.decoding.session import Session
+    from akunu_py.decoding.generate.session import Session
     from akunu_py.types import DraftMode, GenerateOptions, SamplingOptions
     from tests.support.targets import some
     from tests.support.tiny import Adversary
@@ -161,11 +161,11 @@ def _answers(
 @contextlib.contextmanager
 def _counted() -> Iterator[dict[str, int]]:
     """What rank 0 does from here on: passes, their rows, and rows that were taken away again."""
-    from akunu_py.decoding import kvcache
-    from akunu_py.decoding.hosts.leader import Leader, LedCache
+    from akunu_py.decoding import kv_cache
+    from akunu_py.decoding.hosts.passes import Leader, LedCache
 
     counts = {"passes": 0, "rows": 0, "cut": 0}
-    run, roll_back, trim = Leader._run, kvcache.roll_back, kvcache.trim
+    run, roll_back, trim = Leader._run, kv_cache.roll_back, kv_cache.trim
 
     def counted_run(self: Leader, tokens: Any, *args: Any, **options: Any) -> Any:
         counts["passes"] += 1
@@ -183,17 +183,17 @@ def _counted() -> Iterator[dict[str, int]]:
 
     with (
         mock.patch.object(Leader, "_run", counted_run),
-        mock.patch.object(kvcache, "roll_back", counted_roll_back),
-        mock.patch.object(kvcache, "trim", counted_trim),
+        mock.patch.object(kv_cache, "roll_back", counted_roll_back),
+        mock.patch.object(kv_cache, "trim", counted_trim),
     ):
         yield counts
 
 
 def _alike(engine: Any, counts: dict[str, int]) -> bool:
     """Whether the other ranks did what this one did, and hold as many tokens, in as many caches."""
-    from akunu_py.decoding import kvcache
+    from akunu_py.decoding import kv_cache
 
-    here = {str(key): kvcache.held(cache) for key, cache in engine.model.caches.items()}
+    here = {str(key): kv_cache.held(cache) for key, cache in engine.model.caches.items()}
     return all(
         here.items() <= each["held"].items() and counts.items() <= each["counts"].items()
         for each in engine.ring.counts()

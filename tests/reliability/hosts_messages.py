@@ -14,9 +14,9 @@ from pathlib import Path
 from unittest import mock
 
 from akunu_py.bench.trace import load_trace
-from akunu_py.decoding.hosts.leader import Leader
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.hosts.passes import Leader
 from akunu_py.decoding.load import load_engine
-from akunu_py.decoding.session import Session
 from akunu_py.types import DraftMode, GenerateOptions, LoadOptions
 from tests.support.patient_ranks import patient_ranks
 

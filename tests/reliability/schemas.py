@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from akunu_py.decoding.constraint.matcher import ConstraintMatcher, compile_constraint
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
 from akunu_py.models.store import store
 from akunu_py.types import Constraint
@@ -35,7 +35,7 @@ def main(path: Path) -> int:
         started = time.perf_counter()
         wanted = Constraint("json_schema", json.dumps(entry["schema"]))
         try:
-            compile_constraint(engine, wanted)
+            compile_constraint(engine.tokens, wanted)
         except UsageError as error:
             counts["refused schemas"] += 1
             print(f"{entry['name']}: {error}")
@@ -58,12 +58,12 @@ def main(path: Path) -> int:
 
 def accepts(engine: Engine, wanted: Constraint, instance: Any) -> bool:
     """Whether all tokens of `instance` are allowed, each in its place, and it may end there."""
-    matcher = ConstraintMatcher(engine, wanted, [])
+    matcher = ConstraintMatcher(engine.tokens, wanted, [])
     text = json.dumps(instance, ensure_ascii=False)
-    for token in engine.tokenizer.encode(text, add_special_tokens=False):
+    for token in engine.tokens.tokenizer.encode(text, add_special_tokens=False):
         if not matcher.advance(token):
             return False
-    return matcher.complete or any(matcher.advance(token) for token in engine.stop_tokens)
+    return matcher.complete or any(matcher.advance(token) for token in engine.tokens.stop_tokens)
 
 
 if __name__ == "__main__":

@@ -36,10 +36,10 @@ from akunu_py.bench.curve import CURVES, FixedCosts, parse_curve
 from akunu_py.bench.replay import ReplayCounts
 from akunu_py.bench.trace import TraceItem
 from akunu_py.decoding.constraint.matcher import ConstraintMatcher
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.kvcache import holds
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.kv_cache import holds
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.sampling import Sampler
-from akunu_py.decoding.session import Session
 from akunu_py.errors import UsageError
 from akunu_py.models.store import store
 from akunu_py.types import Constraint, GenerateOptions, Message, SamplingOptions
@@ -112,7 +112,7 @@ def answered(engine: Engine, schema: Any, length: int) -> list[Answered]:
     """Answers at each temperature. Raises UsageError where the schema is refused."""
     text = json.dumps(schema)
     ask = f"Answer with an example of JSON that fits this JSON schema:\n\n{text[:_SHOWN]}"
-    prompt = engine.encode_chat([Message("user", ask)])
+    prompt = engine.tokens.encode_chat([Message("user", ask)])
     constraint = Constraint("json_schema", text)
     first = Session(engine)  # reads the prompt; the others learn nothing from what was answered
     first.drafting.curve = FixedCosts(_CURVE.points)
@@ -216,14 +216,14 @@ def naively(
     """Masks and samples one token after the other, with nothing else."""
     assert sampling.constraint is not None
     sampler = Sampler(sampling)
-    matcher = ConstraintMatcher(beside.engine, sampling.constraint, prompt)
+    matcher = ConstraintMatcher(beside.engine.tokens, sampling.constraint, prompt)
     tokens: list[int] = []
     while len(tokens) < length and not matcher.complete:
         history = mx.array([*prompt, *tokens])
         masked = matcher.masked(logits.behind(tokens), [])
         tokens.append(int(sampler.sample(masked, history, history.shape[0]).item()))
         matcher.consume(tokens[-1:])
-        if tokens[-1] in beside.engine.stop_tokens:
+        if tokens[-1] in beside.engine.tokens.stop_tokens:
             break
     return tuple(tokens)
 

@@ -17,7 +17,7 @@ from random import Random
 
 import pytest
 
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import DamagedModel
 from akunu_py.models.store.store import StoredModel
 from tests.reliability import __main__ as all_faults

@@ -10,7 +10,6 @@ import json
 import os
 import struct
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,14 @@ import pytest
 from hypothesis import strategies as st
 from mlx_lm.models import cache as mlx_cache
 
-from akunu_py.decoding import kvcache
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding import kv_cache
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache import cache_file, disk
-from akunu_py.decoding.session import Session
 from akunu_py.errors import AkunuError, DamagedCache, StoreError
 from akunu_py.types import GenerateOptions
 from tests.reliability.fuzz import LONGEST, SCALARS, changed, explore, lengths
+from tests.support.engines import altered
 from tests.support.families import build
 from tests.support.tiny_fim import load_tiny
 
@@ -43,7 +43,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 
 
 def engine_of(tiny: Engine, name: str) -> Engine:
-    return replace(tiny, model=build(name), vocabulary=96)
+    return altered(tiny, model=build(name), vocabulary=96)
 
 
 def saved(engine: Engine, path: Path) -> Path:
@@ -64,7 +64,7 @@ PARTS = ARRAYS | NUMBERS | st.floats() | st.none() | st.booleans() | st.text(max
 
 def forge(entries: list[Any], draw: Any) -> None:
     """Replaces a part of a layer's state; lists and tuples may lose one too."""
-    entry = draw(st.sampled_from(kvcache.leaves(entries)))
+    entry = draw(st.sampled_from(kv_cache.leaves(entries)))
     state = list(entry.state)
     at = draw(st.integers(0, len(state) - 1))
     if isinstance(state[at], list | tuple) and draw(st.booleans()):
@@ -90,7 +90,7 @@ def opened(engine: Engine, path: Path) -> str:
         assert session.target.tokens == []
         return type(said).__name__
     answer = session.generate([*session.target.tokens, 5], OPTIONS).answer()
-    assert all(0 <= token < engine.vocabulary for token in answer.tokens)
+    assert all(0 <= token < engine.tokens.vocabulary for token in answer.tokens)
     return "answered"
 
 
@@ -103,13 +103,13 @@ def test_forged_layers(name: str, examples: int, tiny: Engine, tmp_path: Path) -
     entries = mlx_cache.load_prompt_cache(str(path))
     history = disk.load(engine, path)
     checkpoints = [
-        disk._layers_of(each, kvcache.leaves(history.cache)) for each in history.checkpoints
+        disk._layers_of(each, kv_cache.leaves(history.cache)) for each in history.checkpoints
     ]
     seen: Counter[str] = Counter({opened(engine, path): 1})
     assert seen["answered"]
 
     def check(data: Any) -> None:
-        forged, places = kvcache.compact(entries), [kvcache.compact(each) for each in checkpoints]
+        forged, places = kv_cache.compact(entries), [kv_cache.compact(each) for each in checkpoints]
         try:
             forge(data.draw(st.sampled_from([forged, forged, *filter(None, places)])), data.draw)
             disk.write(tmp_path / "y.safetensors", about, forged, places)

@@ -17,7 +17,7 @@ import mlx.core as mx
 import pytest
 from hypothesis import strategies as st
 
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import AkunuError, DamagedModel
 from akunu_py.models.gguf.convert import plan_import
 from akunu_py.models.gguf.file import MAX_HEADER_BYTES, read_gguf

@@ -18,8 +18,8 @@ import mlx_lm.utils
 import pytest
 from hypothesis import strategies as st
 
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import AkunuError, DamagedModel, UnsupportedModel
 from akunu_py.models.load.mlx_directory import plan_directory
 from akunu_py.types import GenerateOptions, Message, SamplingOptions
@@ -75,9 +75,9 @@ def try_all(directory: Path) -> bool:
         plan_directory(directory)
     with clear():
         engine = Engine.load(directory)
-        engine.encode_chat([Message("user", "Hello")])
+        engine.tokens.encode_chat([Message("user", "Hello")])
         options = GenerateOptions(max_tokens=2, sampling=SamplingOptions(temperature=0))
-        answered += [True for _ in Session(engine).generate(engine.encode("Hello"), options)]
+        answered += [True for _ in Session(engine).generate(engine.tokens.encode("Hello"), options)]
     return answered[-1]
 
 
@@ -204,7 +204,7 @@ def test_an_expression_that_panics(altered: Path) -> None:
     edit(altered / "tokenizer.json", pre_tokenizer=split | {"invert": False})
     engine = Engine.load(altered)
     with pytest.raises(DamagedModel, match=r"tokenizer\.json cannot encode this text"):
-        engine.encode("a" * 40 + "b")
+        engine.tokens.encode("a" * 40 + "b")
 
 
 def test_a_sentencepiece_model_with_a_long_piece(altered: Path) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import AkunuError, DamagedModel
 from akunu_py.types import GenerateOptions
 from tests.reliability.fuzz import changed, damaged, explore, lengths
@@ -118,7 +118,7 @@ def test_other_tokens_than_the_cache_holds_are_noticed(
 def test_tokens_that_the_model_does_not_have_are_not_drafted(tiny: Engine) -> None:
     """A memory may come from anywhere; MLX would read behind its table of embeddings."""
     plain = Session(tiny).generate(PROMPT, OPTIONS).answer()
-    for token in (len(tiny.tokenizer), 2**31, 2**32 - 2):
+    for token in (len(tiny.tokens.tokenizer), 2**31, 2**32 - 2):
         draft_context = [[*PROMPT[-2:], *plain.tokens[:2], token, 7]]
         options = GenerateOptions(max_tokens=6, draft="fixed")
         answer = Session(tiny).generate(PROMPT, options, draft_context=draft_context).answer()
@@ -131,4 +131,4 @@ def test_a_tokenizer_of_another_model_is_noticed(tmp_path: Path) -> None:
     byte_level(["<|end|>", "<|new|>"]).save(str(directory / "tokenizer.json"))
     engine = Engine.load(directory)
     with pytest.raises(DamagedModel, match="its weights only 257 tokens"):
-        Session(engine).generate(engine.encode("a<|new|>"), OPTIONS)
+        Session(engine).generate(engine.tokens.encode("a<|new|>"), OPTIONS)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies as st
 
 from akunu_py.decoding.chat_format import chat_template
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import AkunuError, UnsupportedModel
 from akunu_py.types import Message
 from tests.reliability.fuzz import damaged, explore, lengths
@@ -34,15 +34,15 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 
 @pytest.fixture(autouse=True)
 def same_template_afterwards(tiny: Engine) -> Iterator[None]:
-    before = tiny.tokenizer.chat_template
+    before = tiny.tokens.tokenizer.chat_template
     yield
-    tiny.tokenizer.chat_template = before
+    tiny.tokens.tokenizer.chat_template = before
 
 
 def says(engine: Engine, template: str) -> str:
     """What the model would read of ASK."""
-    engine.tokenizer.chat_template = template
-    return str(engine.tokenizer.decode(engine.encode_chat(ASK)))
+    engine.tokens.tokenizer.chat_template = template
+    return str(engine.tokens.tokenizer.decode(engine.tokens.encode_chat(ASK)))
 
 
 def test_a_good_template(tiny: Engine) -> None:
@@ -289,16 +289,16 @@ def test_the_text_is_that_of_transformers(examples: int, tiny: Engine) -> None:
     turns = [{"role": message.role, "content": message.content} for message in ASK]
 
     def check(template: str) -> None:
-        tiny.tokenizer.chat_template = template
+        tiny.tokens.tokenizer.chat_template = template
         try:
-            expected = tiny.tokenizer.apply_chat_template(
+            expected = tiny.tokens.tokenizer.apply_chat_template(
                 turns, add_generation_prompt=True, tokenize=False
             )
             expected.encode()
         except Exception:  # noqa: BLE001
             expected = None
         try:
-            rendered = chat_template.render(tiny.tokenizer, turns, "tiny")
+            rendered = chat_template.render(tiny.tokens.tokenizer, turns, "tiny")
         except UnsupportedModel:
             rendered = None
         assert rendered == expected

@@ -30,18 +30,11 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from akunu_py.commands.launch import CLIENTS, Launch, Served
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.events import (
-    Begun,
-    CallArguments,
-    CallBegun,
-    CallEnded,
-    Ended,
-    Event,
-)
+from akunu_py.decoding.events import Begun, CallArguments, CallBegun, CallEnded, Ended, Event
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.decoding.scheduling.scheduler import Scheduler
-from akunu_py.decoding.session import Session
 from akunu_py.models.store import store
 from akunu_py.serve.http.answering import events_of
 from akunu_py.serve.http.app import create_app

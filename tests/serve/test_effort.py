@@ -10,7 +10,8 @@ from typing import Any, get_args
 import pytest
 
 from akunu_py.decoding.chat_format.effort import Effort
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.engine import Engine
+from akunu_py.decoding.model.tokens import TokenCodec
 from akunu_py.serve.dialect import bodies
 from akunu_py.serve.dialect.errors import RequestError
 from akunu_py.serve.dialect.service import Service
@@ -61,14 +62,14 @@ def service(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Service:
 def prompts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was rendered, up to the conversation."""
     found: list[str] = []
-    encode = Engine.encode_chat
+    encode = TokenCodec.encode_chat
 
-    def spy(self: Engine, *args: Any) -> list[int]:
+    def spy(self: TokenCodec, *args: Any) -> list[int]:
         tokens = encode(self, *args)
         found.append(self.tokenizer.decode(tokens).partition("<|im_start|>")[0])
         return tokens
 
-    monkeypatch.setattr(Engine, "encode_chat", spy)
+    monkeypatch.setattr(TokenCodec, "encode_chat", spy)
     return found
 
 

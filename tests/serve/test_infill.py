@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.request import CompletionRequest
-from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.events import Begun, Ended, Event, Reading, Text
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.serve.dialect import bodies
 from akunu_py.serve.dialect.errors import RequestError
 from akunu_py.serve.dialect.interface import Prepared, WholeAnswer

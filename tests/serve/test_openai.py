@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.serve.http.app import create_app
 from akunu_py.serve.http.guard import Access
 from akunu_py.serve.http.record import Records
@@ -55,11 +55,11 @@ def run(
 
 
 def continued(model: Served, text: str) -> Answer:
-    return run(model, lambda engine: engine.encode(text), {}, max_tokens=6)
+    return run(model, lambda engine: engine.tokens.encode(text), {}, max_tokens=6)
 
 
 def encode(model: Served, text: str) -> list[int]:
-    return list(model.in_thread(lambda engine: engine.encode(text)))
+    return list(model.in_thread(lambda engine: engine.tokens.encode(text)))
 
 
 @settings(max_examples=5)
@@ -71,7 +71,11 @@ async def test_chat_is_what_run_says(
     body = {"messages": messages, "seed": seed, "n": count, **sampling}
     turns = [Message("system", system), Message("user", said)]
     expected = [
-        run(tiny, lambda engine: engine.encode_chat(turns), sampling | {"seed": seed + number})
+        run(
+            tiny,
+            lambda engine: engine.tokens.encode_chat(turns),
+            sampling | {"seed": seed + number},
+        )
         for number in range(count)
     ]
     replies = await asyncio.gather(
@@ -119,9 +123,9 @@ async def test_a_suffix_is_filled_in_as_the_model_was_trained_to(tiny: Served) -
 
     def prompt(engine: Engine) -> list[int]:
         text = "<|fim_prefix|>def f(<|fim_suffix|>):\n    pass<|fim_middle|>"
-        return engine.encode(text)
+        return engine.tokens.encode(text)
 
-    ends = tiny.in_thread(lambda engine: tuple(engine.encode("<|fim_prefix|><|file_sep|>")))
+    ends = tiny.in_thread(lambda engine: tuple(engine.tokens.encode("<|fim_prefix|><|file_sep|>")))
     expected = run(tiny, prompt, {}, max_tokens=8, stop_tokens=ends)
     assert whole["usage"]["prompt_tokens"] == expected.stats.prompt_tokens
     assert whole["choices"][0]["text"] == expected.text
@@ -129,9 +133,11 @@ async def test_a_suffix_is_filled_in_as_the_model_was_trained_to(tiny: Served) -
 
 async def test_a_stop_token_of_a_request_ends_its_answer(tiny: Served) -> None:
     """That of the middle, for one, which a chat may say."""
-    free = run(tiny, lambda engine: engine.encode("abc"), {}, max_tokens=12)
+    free = run(tiny, lambda engine: engine.tokens.encode("abc"), {}, max_tokens=12)
     end = free.tokens[5]
-    asked = run(tiny, lambda engine: engine.encode("abc"), {}, max_tokens=12, stop_tokens=(end,))
+    asked = run(
+        tiny, lambda engine: engine.tokens.encode("abc"), {}, max_tokens=12, stop_tokens=(end,)
+    )
     assert asked.tokens == free.tokens[: free.tokens.index(end) + 1]
     assert asked.finish_reason == "stop"
 

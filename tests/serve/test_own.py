@@ -26,8 +26,8 @@ from akunu_py.completion.request import (
     SourceFile,
 )
 from akunu_py.completion.thread import CompletionThread, Failure, Ticket
-from akunu_py.decoding.chat_model import ChatModel, LoadedChat
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.generate.chat_model import ChatModel, LoadedChat
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import AkunuError, ServerGone, UsageError
 from akunu_py.serve.http.app import create_app
 from akunu_py.serve.http.guard import Access
@@ -169,7 +169,7 @@ def test_a_server_is_found_where_it_has_what_is_asked(
         assert shared is not None
         assert shared[1].name == NAME
         assert shared[1].model.context_length == tiny.in_thread(
-            lambda engine: engine.context_length
+            lambda engine: engine.plan.context_length
         )
         assert running_server(model, LoadOptions(context=64)) is not None
         others = [

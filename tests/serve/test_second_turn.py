@@ -17,20 +17,21 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from akunu_py.decoding import kvcache
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding import kv_cache
 from akunu_py.decoding.events import Ended, Event, Reading
+from akunu_py.decoding.generate.recall import Recall
+from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.learned import LearnedState
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache.store import DiskLimits, PromptCacheStore
-from akunu_py.decoding.recall import Recall
 from akunu_py.decoding.scheduling.job import Job
-from akunu_py.decoding.session import Session
 from akunu_py.models.load.fit import Fit
 from akunu_py.serve.http.app import create_app
 from akunu_py.serve.http.guard import Access
 from akunu_py.serve.http.record import Records
 from akunu_py.types import Stats
 from tests.support.dialects import CONVERSATIONS, DIALECTS, Asked, Spoken, Told
+from tests.support.engines import altered
 from tests.support.families import build
 from tests.support.serving import Served, ask, served, write_served_model
 
@@ -71,18 +72,18 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def session_of(kind: str, engine: Engine) -> Session:
     """A session of that kind of model behind the engine's tokenizer, as after a start."""
-    size = engine.vocabulary
-    texts = [engine.tokenizer.decode([token]) for token in range(size)]
+    size = engine.tokens.vocabulary
+    texts = [engine.tokens.tokenizer.decode([token]) for token in range(size)]
     known = mx.array([len(text) == 1 and text.isascii() and text.isprintable() for text in texts])
     model = Printable(build(kind, vocab_size=size, **KINDS[kind]), known)
-    cache = kvcache.new_cache(model)
-    engine = replace(
+    cache = kv_cache.new_cache(model)
+    engine = altered(
         engine,
         model=model,
         context_length=40_000,
         cache_memory=4 << 30,
-        recurrent=kvcache.is_recurrent(cache),
-        no_draft=kvcache.why_no_rollback(cache),
+        recurrent=kv_cache.is_recurrent(cache),
+        no_draft=kv_cache.why_no_rollback(cache),
         weights=kind,
     )
     store = PromptCacheStore(engine.path, DiskLimits(reserve=0))

@@ -11,8 +11,8 @@ from typing import Any
 
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.request import CompleteOptions, CompletionRequest
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.types import DraftMode, GenerateOptions, Message, SamplingOptions
 from tests.support.serving import Reply
 
@@ -194,8 +194,8 @@ def _own_request(asked: Asked) -> dict[str, Any]:
     }
 
 
-_chat_run = partial(_run, lambda engine, asked: engine.encode_chat(asked.messages))
-_text_run = partial(_run, lambda engine, asked: engine.encode(asked.text))
+_chat_run = partial(_run, lambda engine, asked: engine.tokens.encode_chat(asked.messages))
+_text_run = partial(_run, lambda engine, asked: engine.tokens.encode(asked.text))
 
 DIALECTS: dict[str, Spoken] = {
     "chat": Spoken(

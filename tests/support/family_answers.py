@@ -19,7 +19,7 @@ from pathlib import Path
 import mlx.core as mx
 from mlx_lm.generate import generate_step
 
-from akunu_py.decoding import kvcache
+from akunu_py.decoding import kv_cache
 from tests.support.families import build
 from tests.support.family_table import FAMILIES
 from tests.support.targets import some
@@ -57,7 +57,7 @@ def choices(
 ) -> tuple[list[int], list[float]]:
     """At the place of each token: the most likely one, and how far the next is from it."""
     model = build(name)
-    logits = model(mx.array([[*prompt, *tokens[:-1]]]), cache=kvcache.new_cache(model))[0]
+    logits = model(mx.array([[*prompt, *tokens[:-1]]]), cache=kv_cache.new_cache(model))[0]
     logits = logits[len(prompt) - 1 :].astype(mx.float32)
     two = mx.sort(logits, axis=-1)[:, -2:]
     return logits.argmax(-1).tolist(), (two[:, 1] - two[:, 0]).tolist()
@@ -66,7 +66,7 @@ def choices(
 def plain(name: str, prompt: Sequence[int], count: int) -> list[int]:
     """Tokens of mlx-lm's own loop."""
     model = build(name)
-    entries = kvcache.new_cache(model)
+    entries = kv_cache.new_cache(model)
     steps = generate_step(mx.array(prompt), model, max_tokens=count, prompt_cache=entries)
     return [int(token) for token, _ in steps]
 

@@ -18,7 +18,7 @@ from unittest import mock
 
 from mlx._distributed_utils.launch import RemoteProcess
 
-from akunu_py.decoding.hosts import follower, process, ring, share
+from akunu_py.decoding.hosts import division, follower, process, ring
 
 _ROOT = Path(__file__).parents[2]
 
@@ -55,9 +55,9 @@ def _connect(backend: str, others: Sequence[int]) -> Any:
     return group
 
 
-_impatient = share.connect
+_impatient = division.connect
 
 if __name__ == "__main__":
     sys.modules["tests.support.patient_ranks"] = sys.modules[__name__]
-    with mock.patch.object(share, "connect", _connect):
+    with mock.patch.object(division, "connect", _connect):
         follower.main()

@@ -16,11 +16,11 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.events import Event
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.scheduling.job import Job
 from akunu_py.decoding.scheduling.scheduler import Scheduler
-from akunu_py.decoding.session import Session
 from akunu_py.serve.http.app import create_app
 from akunu_py.serve.http.guard import Access
 from akunu_py.serve.http.record import Records

@@ -8,8 +8,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from akunu_py.decoding import decode
-from akunu_py.decoding.prefill import ChunkSizes, prefill
+from akunu_py.decoding.generate import decode
+from akunu_py.decoding.generate.prefill import ChunkSizes, prefill
 from akunu_py.decoding.target import Target
 from tests.support.families import build
 from tests.support.tiny import VOCABULARY, Adversary

@@ -14,7 +14,7 @@ from textual.pilot import Pilot
 from textual.strip import Strip
 from textual.widgets import Markdown
 
-from akunu_py.decoding.chat_model import Gauges
+from akunu_py.decoding.generate.chat_model import Gauges
 from akunu_py.settings import Settings
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox

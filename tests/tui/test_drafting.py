@@ -9,7 +9,7 @@ import pytest
 from textual.screen import Screen
 
 from akunu_py.chats.tree import ChatMessage
-from akunu_py.decoding.chat_model import Gauges
+from akunu_py.decoding.generate.chat_model import Gauges
 from akunu_py.tui.app import ChatApp
 from akunu_py.tui.open_conversation import ChatTurn
 from akunu_py.tui.status import StatusLine

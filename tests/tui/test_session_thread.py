@@ -6,20 +6,19 @@ import queue
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from textual.message import Message as TextualMessage
 
-from akunu_py.decoding import thread as thread_module
-from akunu_py.decoding.chat_model import Gauges, LoadedChat, ShownPiece
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.generate import model_thread as thread_module
+from akunu_py.decoding.generate.chat_model import Gauges, LoadedChat, ShownPiece
+from akunu_py.decoding.generate.recall import Recall
+from akunu_py.decoding.generate.session import Generation, Session
 from akunu_py.decoding.learned import LearnedState
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache.store import DiskLimits, PromptCacheStore
-from akunu_py.decoding.recall import Recall
-from akunu_py.decoding.session import Generation, Session
 from akunu_py.errors import DamagedModel
 from akunu_py.tui.workers.session_thread import (
     AnswerFailed,
@@ -32,6 +31,7 @@ from akunu_py.tui.workers.session_thread import (
 )
 from akunu_py.types import GenerateOptions, Message, Piece, Stats, TextPiece
 from tests.support.command import until
+from tests.support.engines import altered
 from tests.support.tiny_fim import write_chat_model
 
 QUESTION = [Message("user", "Say the word sea three times, then tell me about the sea.")]
@@ -52,7 +52,7 @@ class Recorder:
     def load(self, name: str) -> LoadedChat:
         if self.broken:
             raise DamagedModel("model 'starter' is damaged")
-        return LoadedChat(replace(self.starter, name=name), on_answered=self.record)
+        return LoadedChat(altered(self.starter, name=name), on_answered=self.record)
 
     def record(self, engine: Engine, generation: Generation) -> None:
         self.answered.append(generation.text)
@@ -191,8 +191,8 @@ QUIT = """
 import queue
 import sys
 from pathlib import Path
-from akunu_py.decoding.chat_model import LoadedChat
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.generate.chat_model import LoadedChat
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.tui.workers.session_thread import PieceArrived, SessionThread
 from akunu_py.types import GenerateOptions, Message
 
@@ -289,7 +289,7 @@ def test_a_chat_goes_on_after_a_restart_and_after_it_was_unloaded(
 
     def load(name: str) -> LoadedChat:
         loads.append(name)
-        engine = replace(Engine.load(tmp_path), cache_memory=1 << 30)
+        engine = altered(Engine.load(tmp_path), cache_memory=1 << 30)
         caches = PromptCacheStore(engine.path, DiskLimits(reserve=0))
         return LoadedChat(engine, LearnedState(tmp_path, "t", "l", memory=False, caches=caches))
 

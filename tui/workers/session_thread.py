@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 
 from textual.message import Message as TextualMessage
 
-from akunu_py.decoding.chat_model import ChatModel, Gauges, ShownAnswer, ShownPiece
 from akunu_py.decoding.events import Reading
-from akunu_py.decoding.thread import Idle, ModelThread, release_memory
+from akunu_py.decoding.generate.chat_model import ChatModel, Gauges, ShownAnswer, ShownPiece
+from akunu_py.decoding.generate.model_thread import Idle, ModelThread, release_memory
 from akunu_py.errors import AkunuError, ServerGone, describe
 from akunu_py.types import FinishReason, GenerateOptions, Message, Stats
 

@@ -19,7 +19,7 @@ import mlx.core as mx
 
 from akunu_py.decoding.constraint.likely_json import LikelyJson, LikelyText
 from akunu_py.decoding.constraint.token_tables import forced_tokens, token_tables
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.tokens import TokenCodec
 from akunu_py.decoding.text.thinking import prompt_opens_thinking, thinking_markers
 from akunu_py.errors import SchemaError, UsageError
 from akunu_py.files import parse_json
@@ -31,6 +31,7 @@ from akunu_py.types import Constraint
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
+
 
 MAX_CONSTRAINT = 1 << 20  # characters of a schema, a grammar, an expression
 COMPILE_SECONDS = 5.0
@@ -54,19 +55,19 @@ class ConstraintMatcher:
     answer is forbidden.
     """
 
-    def __init__(self, engine: Engine, constraint: Constraint, prompt: Sequence[int]) -> None:
+    def __init__(self, codec: TokenCodec, constraint: Constraint, prompt: Sequence[int]) -> None:
         """Raises UsageError where the constraint cannot be honoured."""
         self._name = _NAMES[constraint.kind]
-        self._engine, self._constraint = engine, constraint
-        self._matcher = compile_constraint(engine, constraint)
+        self._codec, self._constraint = codec, constraint
+        self._matcher = compile_constraint(codec, constraint)
         self._likely = self._new_likely()
         self._before: tuple[Any, ...] = ()
         self._structure: list[int] = []  # the tokens that the matcher consumed
-        self._ends = engine.stop_tokens
-        self._mask_bytes = 4 * -(-engine.vocabulary // _WORD)
-        self._start, self._end, self._newlines = _thinking_tokens(engine)
+        self._ends = codec.stop_tokens
+        self._mask_bytes = 4 * -(-codec.vocabulary // _WORD)
+        self._start, self._end, self._newlines = _thinking_tokens(codec)
         self._state: _State = "structure" if not self._end else "start"
-        if self._end and prompt_opens_thinking(engine.tokenizer, prompt):
+        if self._end and prompt_opens_thinking(codec.tokenizer, prompt):
             self._state = "thinking"
         self._tail: tuple[int, ...] = ()  # the last tokens of the thinking
 
@@ -109,7 +110,7 @@ class ConstraintMatcher:
         if likely is not None and (tokens := likely.forced(self._structure, self._before[2])):
             return tokens, False
         text = self._matcher.compute_ff_bytes()
-        return forced_tokens(token_tables(self._engine), text), True
+        return forced_tokens(token_tables(self._codec), text), True
 
     def ending(self) -> tuple[list[int], int]:
         """See `DraftGuide`."""
@@ -130,7 +131,7 @@ class ConstraintMatcher:
                 self._likely.rewind(length)
 
     def _new_likely(self) -> LikelyText | None:
-        constraint, tables = self._constraint, token_tables(self._engine)
+        constraint, tables = self._constraint, token_tables(self._codec)
         if constraint.guesses:
             return LikelyText(
                 [partial(_guessed, tables, text) for text in constraint.guesses],
@@ -214,15 +215,15 @@ def _masked(logits: mx.array, masks: Sequence[bytes]) -> mx.array:
     return mx.where(allowed, logits, -mx.inf)
 
 
-def compile_constraint(engine: Engine, constraint: Constraint) -> LLMatcher:
+def compile_constraint(codec: TokenCodec, constraint: Constraint) -> LLMatcher:
     """Raises UsageError where it is too large, takes too long, or cannot be satisfied."""
     name = _NAMES[constraint.kind]
     size = len(constraint.text) + sum(map(len, constraint.choices))
     if size > MAX_CONSTRAINT:
         raise UsageError(f"{name} must have {MAX_CONSTRAINT:,} characters at most, has {size:,}")
-    if not engine.stop_tokens:
-        raise UsageError(f"{engine.name} has no token that ends an answer, so nothing can be held")
-    tables = token_tables(engine)
+    if not codec.stop_tokens:
+        raise UsageError(f"{codec.name} has no token that ends an answer, so nothing can be held")
+    tables = token_tables(codec)
     layout = COMPACT if constraint.compact else FREE
     matcher, error = _within(
         COMPILE_SECONDS, name, lambda: _compiled(tables, _grammar(constraint, layout))
@@ -232,11 +233,11 @@ def compile_constraint(engine: Engine, constraint: Constraint) -> LLMatcher:
     return matcher
 
 
-def matches(engine: Engine, constraint: Constraint, text: str) -> bool:
+def matches(codec: TokenCodec, constraint: Constraint, text: str) -> bool:
     """Whether `text`, which the model need not have written, matches. Raises UsageError as
     `compile_constraint` does."""
-    matcher = compile_constraint(engine, constraint)
-    tokens = token_tables(engine).tokenize_bytes(text.encode())
+    matcher = compile_constraint(codec, constraint)
+    tokens = token_tables(codec).tokenize_bytes(text.encode())
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
@@ -323,9 +324,9 @@ def _within(seconds: float, name: str, work: Callable[[], _Result]) -> _Result:
         raise UsageError(f"{name} took longer than {seconds:g} s; make it simpler") from None
 
 
-def _thinking_tokens(engine: Engine) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+def _thinking_tokens(codec: TokenCodec) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """What opens thinking (one token, or none), what closes it, and the newlines after that."""
-    tokenizer = engine.tokenizer
+    tokenizer = codec.tokenizer
     if thinking_markers(tokenizer) is None:
         return (), (), ()
     start, end = tuple(tokenizer.think_start_tokens), tuple(tokenizer.think_end_tokens)

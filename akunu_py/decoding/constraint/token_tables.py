@@ -14,8 +14,8 @@ from typing import Any
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
-from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.learned import directory_of
+from akunu_py.decoding.model.tokens import TokenCodec
 from akunu_py.errors import UsageError
 from akunu_py.files import read_bounded, write_atomically
 from akunu_py.text import on_one_line
@@ -29,11 +29,11 @@ _FORCED_SPECIAL = re.compile(rb"\xff\[([0-9]+)\]")
 _built: dict[tuple[str, int, frozenset[int]], LLTokenizer] = {}  # the last model's
 
 
-def token_tables(engine: Engine) -> LLTokenizer:
+def token_tables(codec: TokenCodec) -> LLTokenizer:
     """Built once for a model. Raises UsageError for tokenizers that llguidance does not know."""
-    key = engine.tokenizer_digest, engine.vocabulary, engine.stop_tokens
+    key = codec.digest, codec.vocabulary, codec.stop_tokens
     if key not in _built:
-        tables = _loaded(engine) or _made(engine)
+        tables = _loaded(codec) or _made(codec)
         _built.clear()
         _built[key] = tables
     return _built[key]
@@ -53,10 +53,10 @@ class _Tokens:
 
     bos_token_id = None
 
-    def __init__(self, engine: Engine, tokens: list[bytes], special: list[int]) -> None:
-        self.eos_token_id = min(engine.stop_tokens)
+    def __init__(self, codec: TokenCodec, tokens: list[bytes], special: list[int]) -> None:
+        self.eos_token_id = min(codec.stop_tokens)
         self.tokens, self.special_token_ids = tokens, special
-        self._encode = engine.tokenizer.backend_tokenizer.encode
+        self._encode = codec.tokenizer.backend_tokenizer.encode
 
     def __call__(self, text: bytes | str) -> list[int]:
         if isinstance(text, bytes):
@@ -64,45 +64,45 @@ class _Tokens:
         return list(self._encode(text, add_special_tokens=False).ids)
 
 
-def _made(engine: Engine) -> LLTokenizer:
+def _made(codec: TokenCodec) -> LLTokenizer:
     """From the tokenizer; kept on disk, if the disk does not refuse."""
     try:
         tables = LLTokenizer(
-            engine.tokenizer.backend_tokenizer.to_str(),
-            n_vocab=engine.vocabulary,
-            eos_token=sorted(engine.stop_tokens),
+            codec.tokenizer.backend_tokenizer.to_str(),
+            n_vocab=codec.vocabulary,
+            eos_token=sorted(codec.stop_tokens),
         )
     except ValueError as error:
         raise UsageError(
-            f"the tokenizer of {engine.name} is of a kind that answers cannot be constrained "
+            f"the tokenizer of {codec.name} is of a kind that answers cannot be constrained "
             f"with: {on_one_line(str(error))}"
         ) from error
-    tokens = [tables.decode_bytes([token]) for token in range(engine.vocabulary)]
-    special = [token for token in range(engine.vocabulary) if tables.is_special_token(token)]
-    plain = _Tokens(engine, tokens, special)
+    tokens = [tables.decode_bytes([token]) for token in range(codec.vocabulary)]
+    special = [token for token in range(codec.vocabulary) if tables.is_special_token(token)]
+    plain = _Tokens(codec, tokens, special)
     if all(plain(text) == tables.tokenize_str(text) for text in _SAMPLES):
-        path = _file(engine)
+        path = _file(codec)
         with contextlib.suppress(OSError):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomically(path, _dumped(tokens, special))
     return tables
 
 
-def _loaded(engine: Engine) -> LLTokenizer | None:
+def _loaded(codec: TokenCodec) -> LLTokenizer | None:
     """From the file; None where there is none that can be used."""
     try:
-        tokens, special = _parsed(read_bounded(_file(engine), _LARGEST))
+        tokens, special = _parsed(read_bounded(_file(codec), _LARGEST))
     except (OSError, ValueError):
         return None
-    if len(tokens) != engine.vocabulary:
+    if len(tokens) != codec.vocabulary:
         return None
-    wrapped: Any = TokenizerWrapper(_Tokens(engine, tokens, special))
-    return LLTokenizer(wrapped, n_vocab=engine.vocabulary, eos_token=sorted(engine.stop_tokens))
+    wrapped: Any = TokenizerWrapper(_Tokens(codec, tokens, special))
+    return LLTokenizer(wrapped, n_vocab=codec.vocabulary, eos_token=sorted(codec.stop_tokens))
 
 
-def _file(engine: Engine) -> Any:
-    digest = hashlib.sha256(engine.tokenizer_digest.encode()).hexdigest()[:12]
-    return directory_of(engine.path) / f"tokens-{digest}"
+def _file(codec: TokenCodec) -> Any:
+    digest = hashlib.sha256(codec.digest.encode()).hexdigest()[:12]
+    return directory_of(codec.path) / f"tokens-{digest}"
 
 
 def _dumped(tokens: list[bytes], special: list[int]) -> bytes:

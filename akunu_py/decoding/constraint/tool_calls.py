@@ -15,7 +15,7 @@ from typing import Any, Literal
 from akunu_py.decoding.constraint.matcher import lark
 from akunu_py.decoding.constraint.notations import keywords, marked
 from akunu_py.decoding.constraint.token_tables import token_tables
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.tokens import TokenCodec
 from akunu_py.decoding.tools.formats import HARMONY
 from akunu_py.decoding.tools.rendering import abilities, format_of
 from akunu_py.decoding.tools.syntaxes import STRING, CallLayout, types_of
@@ -36,7 +36,7 @@ _BANNED = -1e9  # added to a logit
 
 
 def constrained(
-    engine: Engine,
+    codec: TokenCodec,
     sampling: SamplingOptions,
     tools: Sequence[Tool],
     choice: ToolChoice,
@@ -51,7 +51,7 @@ def constrained(
     forced = choice.mode in ("required", "named")
     strict = any(tool.strict for tool in tools)
     if choice.mode == "none":
-        return _without_calls(engine, sampling) if tools else sampling
+        return _without_calls(codec, sampling) if tools else sampling
     if not (forced or strict or (sampling.constraint is not None and tools)):
         return sampling
     offered = [tool for tool in tools if choice.mode != "named" or tool.name == choice.name]
@@ -61,25 +61,25 @@ def constrained(
     format = None if forced else sampling.constraint
     if format is not None and format.kind == "grammar":
         raise UsageError("tools: an answer held to a grammar cannot call any; use tool_choice none")
-    written = format_of(engine.tokenizer)
-    layout = written.layout_for(abilities(engine.tokenizer).template)
+    written = format_of(codec.tokenizer)
+    layout = written.layout_for(abilities(codec.tokenizer).template)
     one = choice.mode == "named" or not parallel
-    constraint = calls_constraint(engine, layout, Wanted(offered, forced, one, format))
+    constraint = calls_constraint(codec, layout, Wanted(offered, forced, one, format))
     if constraint is not None:
         return replace(sampling, constraint=constraint)
     if not forced:
         return sampling  # what it calls is not held to the schema
     raise UsageError(
-        f"tool_choice {choice.mode!r}: {engine.name} calls tools in a format ({written.name}) that "
+        f"tool_choice {choice.mode!r}: {codec.name} calls tools in a format ({written.name}) that "
         "it cannot be held to; use tool_choice 'auto'"
     )
 
 
-def _without_calls(engine: Engine, sampling: SamplingOptions) -> SamplingOptions:
+def _without_calls(codec: TokenCodec, sampling: SamplingOptions) -> SamplingOptions:
     """Ban the openers of calls that are one token."""
-    written = format_of(engine.tokenizer)
+    written = format_of(codec.tokenizer)
     openers = () if written is HARMONY else written.openers
-    encoded = [engine.tokenizer.encode(text, add_special_tokens=False) for text in openers]
+    encoded = [codec.tokenizer.encode(text, add_special_tokens=False) for text in openers]
     banned = tuple((int(tokens[0]), _BANNED) for tokens in encoded if len(tokens) == 1)
     return replace(sampling, logit_bias=sampling.logit_bias + banned)
 
@@ -94,17 +94,17 @@ class Wanted:
     format: Constraint | None = None  # of a text instead of calls
 
 
-def calls_constraint(engine: Engine, layout: CallLayout, wanted: Wanted) -> Constraint | None:
+def calls_constraint(codec: TokenCodec, layout: CallLayout, wanted: Wanted) -> Constraint | None:
     """Return the grammar of calls; None if the format has none.
 
     Raises UsageError for a strict schema or a response format that no grammar expresses.
     """
     try:
-        text = _Writer(engine, layout).written(wanted)
+        text = _Writer(codec, layout).written(wanted)
         if text is None:
             return None
         known: tuple[_Guess, ...] = ("closed", "open")
-        guesses = [_Writer(engine, layout, guess).written(wanted) for guess in known]
+        guesses = [_Writer(codec, layout, guess).written(wanted) for guess in known]
         return Constraint("grammar", text, guesses=tuple(each for each in guesses if each))
     except _Unbounded:
         return None
@@ -115,11 +115,11 @@ class _Unbounded(Exception):
 
 
 class _Writer:
-    def __init__(self, engine: Engine, calls: CallLayout, guess: _Guess = "") -> None:
+    def __init__(self, codec: TokenCodec, calls: CallLayout, guess: _Guess = "") -> None:
         """guess: expect one line and, if "closed", the schema's properties in its order."""
-        self._tokenizer, self._calls = engine.tokenizer, calls
+        self._tokenizer, self._calls = codec.tokenizer, calls
         self._guess: _Guess = guess
-        self._special = token_tables(engine).is_special_token
+        self._special = token_tables(codec).is_special_token
         self._lines: list[str] = []
         self._count = 0
         layout = FREE

@@ -74,8 +74,8 @@ def main() -> None:
 
 def _follow(line: _Line, given: dict[str, Any]) -> None:
     # Before it says anything, so that all ranks connect at the same time.
-    from akunu_py.decoding.hosts.likeness import likeness
-    from akunu_py.decoding.hosts.share import connect, load_share
+    from akunu_py.decoding.hosts.division import connect, load_share
+    from akunu_py.decoding.hosts.process import likeness
     from akunu_py.models.store import store
 
     found = store.resolve(given["model"])

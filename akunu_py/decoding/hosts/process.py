@@ -1,4 +1,4 @@
-"""A process that holds one rank, as rank 0 sees it: what it says, and whether it is alive.
+"""The process of one rank, as rank 0 sees it: messages, signs of life, same files and programs.
 
 mlx.launch's own class starts it, here or through ssh. It is told things in lines on its stdin,
 whose end ends it, and answers in lines on its stdout; see `follower`.
@@ -7,12 +7,16 @@ whose end ends it, and answers in lines on its stdout; see `follower`.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+import os
+import platform
 import signal
 import sys
 import threading
 import time
 from collections import deque
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, BinaryIO
@@ -20,6 +24,10 @@ from typing import Any, BinaryIO
 from mlx._distributed_utils.launch import RemoteProcess
 
 from akunu_py.decoding.hosts.hostfile import HERE, NOT_REACHED, Hosts
+from akunu_py.errors import DamagedModel
+from akunu_py.files import open_regular
+from akunu_py.models.manifest import FILE_NAME, read_manifest
+from akunu_py.version import __version__
 
 SIGN = "@akunu "  # begins lines that are meant
 _ALIVE = "."
@@ -126,3 +134,59 @@ class RankProcess:
     def _read_errors(self, stream: BinaryIO) -> None:
         for line in stream:
             self._errors.append(" ".join(line.decode(errors="replace").split())[:300])
+
+
+_WHOLE = 4 << 20  # bytes; of a larger file its ends and places between are read
+_PLACES = 64
+_PIECE = 64 << 10  # bytes
+
+_NAMES = {"mlx": "MLX", "mlx-lm": "mlx-lm", "transformers": "transformers"}
+
+
+def likeness(model: Path) -> dict[str, str]:
+    """By name, what must be the same; the text shows the difference where it is not."""
+    found = {"akunu": __version__, "Python": platform.python_version()}
+    for package, name in _NAMES.items():
+        try:
+            found[name] = version(package)
+        except PackageNotFoundError:
+            found[name] = "none"
+    return found | {"the model's files": files_digest(model)}
+
+
+def difference(here: dict[str, str], there: dict[str, str]) -> str:
+    """What is not the same, "" where everything is."""
+    for name, value in here.items():
+        if there.get(name) != value:
+            return f"{name}: {value} here, {there.get(name, 'none')} there"
+    return ""
+
+
+def files_digest(directory: Path) -> str:
+    """Of the names and sizes of a model's files, of what was in them when they came into the store,
+    and of what is in them now: of large ones that is their beginning and end and 63 pieces between,
+    as reading all would take minutes."""
+    whole, recorded = hashlib.sha256(), _recorded(directory)
+    for path in sorted(directory.iterdir()):
+        if path.suffix not in (".json", ".safetensors", ".jinja", ".model", ".txt", ".tiktoken"):
+            continue
+        if path.name == FILE_NAME:  # says when it was fetched, too
+            continue
+        size = path.stat().st_size
+        whole.update(f"{path.name}\0{size}\0{recorded.get(path.name, '')}\0".encode())
+        with open_regular(path) as file:
+            if size <= _WHOLE:
+                whole.update(file.read())
+                continue
+            for place in range(_PLACES + 1):
+                file.seek((size - _PIECE) * place // _PLACES, os.SEEK_SET)
+                whole.update(file.read(_PIECE))
+    return whole.hexdigest()[:16]
+
+
+def _recorded(directory: Path) -> dict[str, str]:
+    """The hashes of all bytes, by file; none outside the store."""
+    try:
+        return {name: record.sha256 for name, record in read_manifest(directory).files.items()}
+    except DamagedModel:
+        return {}

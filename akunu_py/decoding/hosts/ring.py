@@ -15,13 +15,13 @@ import mlx.core as mx
 
 from akunu_py.decoding import device
 from akunu_py.decoding.hosts import division
+from akunu_py.decoding.hosts.division import connect, take
 from akunu_py.decoding.hosts.hostfile import Hosts
-from akunu_py.decoding.hosts.leader import Leader
-from akunu_py.decoding.hosts.likeness import difference, likeness
-from akunu_py.decoding.hosts.process import RankProcess
-from akunu_py.decoding.hosts.share import connect, take
+from akunu_py.decoding.hosts.passes import Leader
+from akunu_py.decoding.hosts.process import RankProcess, difference, likeness
 from akunu_py.errors import AkunuError, HostLost, UsageError, one_line
 from akunu_py.interrupts import exit_without_teardown
+from akunu_py.models.load.mlx_loader import open_model
 from akunu_py.models.store.store import StoredModel
 from akunu_py.text import print_warnings
 from akunu_py.types import LoadOptions, WeightMode
@@ -76,16 +76,17 @@ class Ring:
             self.close()
             raise
 
-    def take_share(self, model: Any) -> None:
-        """Leaves in `model`, lazily loaded, what this rank holds."""
-        self._stand_ins, holds = take(model, self.division, self._group, self.weights)
+    def take_share(self, model: Any) -> int:
+        """Leave in `model`, lazily loaded, what this rank holds; see `device.convert_weights`."""
+        self._stand_ins, holds, itemsize = take(model, self.division, self._group, self.weights)
         self.holds.append(holds)
+        return itemsize
 
-    def lead(self, model: Any, context: int, read: Callable[[], str]) -> tuple[Leader, int, str]:
-        """Has all ranks read their weights. read: does it here.
+    def lead(self, model: Any, context: int) -> tuple[Leader, int]:
+        """Have all ranks read their weights.
 
-        Returns what is asked instead of `model`, for how many tokens there is memory everywhere,
-        where `context` are what there is for here, and what `read` returned.
+        context: tokens that there is memory for here. Returns what runs the model on all ranks, and
+        the tokens that there is memory for everywhere.
         """
         for each in self._processes:
             share = self._answer(each, "holds")
@@ -93,11 +94,11 @@ class Ring:
             context = min(context, share["context"])
         for each in self._processes:
             each.tell(read=True)
-        layout = read()
+        mx.eval(model.parameters())
         for each in self._processes:
             self._answer(each, "ready")
         self._leader = Leader(model, self._stand_ins, self._send, self._wake, self.check)
-        return self._leader, context, layout
+        return self._leader, context
 
     @property
     def messages(self) -> int:
@@ -254,9 +255,7 @@ class Ring:
 
 def _decided(path: Path, weights: WeightMode) -> WeightMode:
     """The format of the weights, which must be one everywhere."""
-    from akunu_py.models.load.mlx_loader import load_model
-
-    plain = device.plain_format(load_model(path)[0], weights)
+    plain = device.plain_format(open_model(path).model, weights)
     if plain is None:
         return "keep"
     return "float32" if "float32" in str(plain) else "bfloat16"

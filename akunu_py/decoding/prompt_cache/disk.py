@@ -19,8 +19,8 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models import cache as mlx_cache
 
-from akunu_py.decoding import kvcache
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding import kv_cache
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache import cache_file
 from akunu_py.decoding.prompt_cache.cache_file import SUFFIX, About, Stopped, Tensor, disk_errors
 from akunu_py.decoding.prompt_cache.history import TokenHistory
@@ -49,29 +49,29 @@ def save(
     _check_name(path)
     if not history.tokens:
         raise UsageError("there is nothing to save: the session has read nothing yet")
-    if why := kvcache.why_no_prompt_cache(history.cache):
+    if why := kv_cache.why_no_prompt_cache(history.cache):
         raise UsageError(f"a session of {engine.name} cannot be saved: {why}")
     about = About(
         model=engine.name,
-        identity=model_digest(engine.path, engine.weights),
-        tokenizer=engine.tokenizer_digest,
-        weights=engine.weights,
-        kv_bits=engine.kv_bits,
+        identity=model_digest(engine.path, engine.plan.weights),
+        tokenizer=engine.tokens.digest,
+        weights=engine.plan.weights,
+        kv_bits=engine.plan.kv_bits,
         trims=not history.needs_checkpoints,
         tokens=history.tokens,
         pending=history.pending,
         checkpoints=[each.length for each in history.checkpoints],
         conversation=history.conversation,
     )
-    entries = kvcache.compact(history.cache)
-    layers = kvcache.leaves(entries)
+    entries = kv_cache.compact(history.cache)
+    layers = kv_cache.leaves(entries)
     checkpoints = [_layers_of(each, layers) for each in history.checkpoints]
     with disk_errors(f"cannot write {path}"), replacing(path) as temporary:
         write(temporary, about, entries, checkpoints, stopped)
 
 
 def write(
-    path: Path, about: About, entries: kvcache.Cache, checkpoints: Sequence[Sequence[Any]],
+    path: Path, about: About, entries: kv_cache.Cache, checkpoints: Sequence[Sequence[Any]],
     stopped: Stopped = lambda: False,
 ) -> None:  # fmt: skip
     """Writes the file `path` of a cache, and of the layers of each checkpoint that it does not
@@ -92,18 +92,18 @@ def load(engine: Engine, path: Path) -> TokenHistory:
     _check_name(path)
     header = cache_file.read(path)
     about = header.about
-    if about.identity != model_digest(engine.path, engine.weights):
+    if about.identity != model_digest(engine.path, engine.plan.weights):
         raise UsageError(
             f"{path} belongs to {about.model}, or to other weights of it than {engine.name} "
-            f"has here ({engine.weights}); use another file"
+            f"has here ({engine.plan.weights}); use another file"
         )
-    made = [type(entry).__name__ for entry in kvcache.new_cache(engine.model, engine.kv_bits)]
+    made = [type(entry).__name__ for entry in kv_cache.new_cache(engine.model, engine.plan.kv_bits)]
     if header.classes != made:
         raise UsageError(f"{path} was saved with another --kv-bits; use the same, or another file")
-    if len(about.tokens) >= engine.context_length:
+    if len(about.tokens) >= engine.plan.context_length:
         raise UsageError(
             f"{path} holds {len(about.tokens)} tokens, but the context of {engine.name} here holds "
-            f"{engine.context_length}; use another file, or raise --context"
+            f"{engine.plan.context_length}; use another file, or raise --context"
         )
     try:
         return _checked(path, engine, header)
@@ -119,9 +119,12 @@ def _checked(path: Path, engine: Engine, header: cache_file.Header) -> TokenHist
     Raises ValueError, or whatever comes of a cache that the model cannot continue from.
     """
     about, length = header.about, len(header.about.tokens)
-    if not length or first_outside([*about.tokens, *about.pending], engine.vocabulary) is not None:
+    if (
+        not length
+        or first_outside([*about.tokens, *about.pending], engine.tokens.vocabulary) is not None
+    ):
         raise ValueError("expected tokens of this model")
-    like = kvcache.new_cache(engine.model, engine.kv_bits)
+    like = kv_cache.new_cache(engine.model, engine.plan.kv_bits)
     engine.model(mx.zeros((1, 2), mx.int32), cache=like)  # never evaluated: for the shapes
     parts = [value for _, value in tree_flatten([entry.state for entry in like])]
     expected = sum(value.nbytes for value in parts if isinstance(value, mx.array))
@@ -133,13 +136,13 @@ def _checked(path: Path, engine: Engine, header: cache_file.Header) -> TokenHist
     if not verified == header.digest == digest:
         raise ValueError("it was replaced meanwhile")
     entries = [_layer(name, state) for name, state in zip(header.classes, states, strict=False)]
-    _check_like(kvcache.leaves(entries), kvcache.leaves(like), length)
-    _try(engine, kvcache.compact(entries))
+    _check_like(kv_cache.leaves(entries), kv_cache.leaves(like), length)
+    _try(engine, kv_cache.compact(entries))
     history = TokenHistory(entries, about.tokens, about.pending)
     for at, layers in zip(about.checkpoints, states[len(entries) :], strict=True):
         back_to = _checkpoint(at, layers, entries, like)
-        trial = kvcache.compact(entries)
-        kvcache.restore(trial, back_to)
+        trial = kv_cache.compact(entries)
+        kv_cache.restore(trial, back_to)
         _try(engine, trial)
         history.checkpoints.append(back_to)
     mx.eval([part for _, part in tree_flatten(states) if isinstance(part, mx.array)])
@@ -166,12 +169,12 @@ def _layer(name: str, state: Any) -> Any:
     return getattr(mlx_cache, name).from_state(state)
 
 
-def _try(engine: Engine, entries: kvcache.Cache) -> None:
+def _try(engine: Engine, entries: kv_cache.Cache) -> None:
     """A pass over a cache, which alters it. Never evaluated."""
     engine.model(mx.zeros((1, 1), mx.int32), cache=entries)
 
 
-def _layers_of(back_to: kvcache.Checkpoint, layers: Sequence[Any]) -> list[Any]:
+def _layers_of(back_to: kv_cache.Checkpoint, layers: Sequence[Any]) -> list[Any]:
     """The layers that a checkpoint has itself, as they were there."""
     found = []
     for layer, state in zip(layers, back_to.entries, strict=True):
@@ -182,13 +185,13 @@ def _layers_of(back_to: kvcache.Checkpoint, layers: Sequence[Any]) -> list[Any]:
 
 
 def _checkpoint(
-    length: int, states: Sequence[Any], entries: kvcache.Cache, like: kvcache.Cache
-) -> kvcache.Checkpoint:
+    length: int, states: Sequence[Any], entries: kv_cache.Cache, like: kv_cache.Cache
+) -> kv_cache.Checkpoint:
     """The checkpoint of which `states` are the layers that it has itself. Raises ValueError."""
     left = list(states)
     made: list[dict[str, Any] | int] = []
-    for entry, other in zip(kvcache.leaves(entries), kvcache.leaves(like), strict=True):
-        if type(entry) in kvcache.GROWING:
+    for entry, other in zip(kv_cache.leaves(entries), kv_cache.leaves(like), strict=True):
+        if type(entry) in kv_cache.GROWING:
             made.append(0 if entry.empty() else length)
             continue
         layer = _layer(type(entry).__name__, left.pop(0))
@@ -197,7 +200,7 @@ def _checkpoint(
     if left:
         raise ValueError("more layers than the model has")
     parts = [part for _, part in tree_flatten(made) if isinstance(part, mx.array)]
-    return kvcache.Checkpoint(length, made, sum(part.nbytes for part in parts))
+    return kv_cache.Checkpoint(length, made, sum(part.nbytes for part in parts))
 
 
 def _check_like(entries: Sequence[Any], like: Sequence[Any], length: int) -> None:
@@ -228,9 +231,9 @@ def _fits(entry: Any, theirs: Any, ours: Any, length: int) -> bool:
         return type(theirs) is type(ours)
     if theirs.dtype != ours.dtype or theirs.ndim != ours.ndim:
         return False
-    if not kvcache.is_recurrent([entry]):
+    if not kv_cache.is_recurrent([entry]):
         rows = theirs.shape[-2]
-        right = rows == length if type(entry) in kvcache.GROWING else 0 < rows <= length
+        right = rows == length if type(entry) in kv_cache.GROWING else 0 < rows <= length
         return right and theirs.shape[:-2] == ours.shape[:-2] and theirs.shape[-1] == ours.shape[-1]
     # Integers are the last tokens, of which there were fewer (longcat_flash_ngram, which takes what
     # it looks up with them modulo the size of its tables).

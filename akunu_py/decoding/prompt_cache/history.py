@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from akunu_py.decoding import kvcache
+from akunu_py.decoding import kv_cache
 from akunu_py.decoding.token_ids import common_prefix
 
 _CHECKPOINTS = 8  # how many a history has at most,
@@ -30,12 +30,12 @@ class TokenHistory:
     """
 
     def __init__(
-        self, cache: kvcache.Cache, tokens: Sequence[int] = (), pending: Sequence[int] = ()
+        self, cache: kv_cache.Cache, tokens: Sequence[int] = (), pending: Sequence[int] = ()
     ) -> None:
         self.cache = cache
         self.tokens = list(tokens)
         self.pending = list(pending)
-        self.checkpoints: list[kvcache.Checkpoint] = []
+        self.checkpoints: list[kv_cache.Checkpoint] = []
         self.marks: frozenset[int] = frozenset()
         self.uses = 0
         self.beside: dict[str, TokenHistory] = {}
@@ -43,13 +43,13 @@ class TokenHistory:
         self.conversation = ""
         self.asked = 0.0
         self.reserved = 0
-        self.needs_checkpoints = kvcache.needs_checkpoints(cache)
+        self.needs_checkpoints = kv_cache.needs_checkpoints(cache)
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory that it takes."""
         beside = sum(each.nbytes for each in self.beside.values())
-        return kvcache.nbytes(self.cache) + beside + sum(each.nbytes for each in self.checkpoints)
+        return kv_cache.nbytes(self.cache) + beside + sum(each.nbytes for each in self.checkpoints)
 
     @property
     def last_checkpoint(self) -> int:
@@ -60,7 +60,7 @@ class TokenHistory:
         """Makes the end of `tokens` a place to return to, if the cache needs any."""
         if not self.needs_checkpoints or len(self.tokens) in (0, self.last_checkpoint):
             return
-        self.checkpoints.append(kvcache.checkpoint(self.cache, len(self.tokens)))
+        self.checkpoints.append(kv_cache.checkpoint(self.cache, len(self.tokens)))
         while len(self.checkpoints) > _CHECKPOINTS:
             # Without it, returning there means reading on from the one before: the least of that.
             ends = [0, *(each.length for each in self.checkpoints)]
@@ -86,7 +86,7 @@ class TokenHistory:
 
     def reach(self, shared: int) -> int:
         """How many tokens are left where all behind the first `shared` are taken away."""
-        if kvcache.can_trim(self.cache, len(self.tokens) - shared):
+        if kv_cache.can_trim(self.cache, len(self.tokens) - shared):
             return shared
         return max((each.length for each in self.checkpoints if each.length <= shared), default=0)
 
@@ -109,22 +109,22 @@ class TokenHistory:
         if left < _LEAST_LEFT:
             return False
         self.return_to(left)
-        kvcache.shrink(self.cache)
+        kv_cache.shrink(self.cache)
         return True
 
     def branch(self, length: int) -> TokenHistory:
         """A history of its own of the first `length` tokens, a number that `reach` gave; this one
         stays as it is."""
-        cache = kvcache.compact(self.cache)
+        cache = kv_cache.compact(self.cache)
         _return(cache, len(self.tokens), length, self.checkpoints)
-        other = TokenHistory(kvcache.detached(cache), self.tokens[:length])
+        other = TokenHistory(kv_cache.detached(cache), self.tokens[:length])
         other.checkpoints = [each for each in self.checkpoints if each.length <= length]
         return other
 
 
-def _return(cache: Any, held: int, length: int, checkpoints: Sequence[kvcache.Checkpoint]) -> None:
-    if kvcache.can_trim(cache, held - length):
-        kvcache.trim(cache, held - length)
+def _return(cache: Any, held: int, length: int, checkpoints: Sequence[kv_cache.Checkpoint]) -> None:
+    if kv_cache.can_trim(cache, held - length):
+        kv_cache.trim(cache, held - length)
     else:
         (back_to,) = (each for each in checkpoints if each.length == length)
-        kvcache.restore(cache, back_to)
+        kv_cache.restore(cache, back_to)

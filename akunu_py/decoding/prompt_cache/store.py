@@ -23,14 +23,13 @@ from typing import TYPE_CHECKING
 from akunu_py import paths
 from akunu_py.decoding.prompt_cache import cache_file
 from akunu_py.decoding.prompt_cache.cache_file import SUFFIX, About, SaveStopped, Stopped
-from akunu_py.decoding.prompt_cache.forgotten import is_forgotten, note_forgotten
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import AkunuError, DamagedCache, StoreError, UsageError
-from akunu_py.files import read_json, write_atomically
+from akunu_py.files import read_bounded, read_json, write_atomically
 from akunu_py.types import NotCached
 
-if TYPE_CHECKING:  # MLX takes a second, which who lists files should not wait for
-    from akunu_py.decoding.engine import Engine
+if TYPE_CHECKING:
+    from akunu_py.decoding.model.engine import Engine
     from akunu_py.decoding.prompt_cache.history import TokenHistory
 
 LEAST = 256  # tokens: what is shorter is read again in no time
@@ -83,9 +82,7 @@ class PromptCacheStore:
 
     def of_no_use(self, prompt: Sequence[int], engine: Engine) -> tuple[int, NotCached]:
         """How many tokens of `prompt` one holds that `engine` cannot go on with, and why not."""
-        there = [
-            each.about for each in self._all() if each.about.tokenizer == engine.tokenizer_digest
-        ]
+        there = [each.about for each in self._all() if each.about.tokenizer == engine.tokens.digest]
         found = [(each.shared(prompt), why_not(each, engine)) for each in there]
         return max((each for each in found if each[1]), default=(0, ""))
 
@@ -193,11 +190,11 @@ class PromptCacheStore:
 
 def why_not(about: About, engine: Engine) -> NotCached:
     """Why `engine` cannot go on with a file, as far as its header tells; "" where it can."""
-    if (about.tokenizer, about.weights) != (engine.tokenizer_digest, engine.weights):
+    if (about.tokenizer, about.weights) != (engine.tokens.digest, engine.plan.weights):
         return "other weights"
-    if about.kv_bits != engine.kv_bits:
+    if about.kv_bits != engine.plan.kv_bits:
         return "other KV width"
-    return "" if len(about.tokens) < engine.context_length else "other context"
+    return "" if len(about.tokens) < engine.plan.context_length else "other context"
 
 
 def all_files() -> list[Path]:
@@ -297,3 +294,44 @@ def _written(now: float) -> list[tuple[float, int]]:
     except (OSError, ValueError, TypeError, OverflowError):
         return []
     return [(at, size) for at, size in found if now - _HOUR < at <= now and size >= 0]
+
+
+_MOST_FORGOTTEN = 1 << 17  # bytes; half of the lines go then
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def note_forgotten(conversation: str) -> None:
+    """Raises OSError."""
+    path = paths.prompt_caches_dir() / "forgotten"
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lines = _forgotten_lines()
+    if sum(map(len, lines)) > _MOST_FORGOTTEN:
+        write_atomically(path, b"\n".join(lines[len(lines) // 2 :]) + b"\n")
+    file = os.open(path, _APPEND, 0o600)
+    try:
+        os.write(file, f"{time.time()} {conversation}\n".encode())  # whole, whoever writes too
+    finally:
+        os.close(file)
+
+
+def is_forgotten(conversation: str, asked: float) -> bool:
+    """Whether it was deleted since a turn of it was asked for at that time (`time.time`)."""
+    if not conversation:
+        return False
+    for line in _forgotten_lines():
+        at, _, which = line.partition(b" ")
+        try:
+            if which == conversation.encode() and float(at) >= asked:
+                return True
+        except ValueError:  # damaged
+            continue
+    return False
+
+
+def _forgotten_lines() -> list[bytes]:
+    try:
+        return read_bounded(
+            paths.prompt_caches_dir() / "forgotten", 2 * _MOST_FORGOTTEN
+        ).splitlines()
+    except OSError:
+        return []

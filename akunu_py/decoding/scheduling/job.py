@@ -1,19 +1,36 @@
 """A job: what makes one answer, and who wants it.
 
 It is called with a session and gives the events of its request, at most one pass or one chunk of a
-prompt from one to the next, so that another job can be given a turn there.
+prompt from one to the next, so that another job can be given a turn there. Jobs answer a
+conversation, with calls of tools, or continue a text.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from akunu_py.decoding.events import Ended, Event, Failed
+from akunu_py.decoding.constraint.tool_calls import constrained
+from akunu_py.decoding.events import (
+    Begun,
+    CallEnded,
+    Ended,
+    Event,
+    Failed,
+    Logprobs,
+    Reading,
+    Thinking,
+)
+from akunu_py.decoding.generate.session import Generation, Session
+from akunu_py.decoding.model.engine import Engine
+from akunu_py.decoding.tools.parser import ToolCallParser, parser_for
+from akunu_py.types import GenerateOptions, Message, Tool, ToolChoice
 
 if TYPE_CHECKING:
-    from akunu_py.decoding.session import Session
+    from akunu_py.decoding.generate.session import Session
 
 # The events of an answer, Ended the last of them; None where a step has nothing to tell.
 Job = Callable[["Session"], Iterator[Event | None]]
@@ -58,3 +75,96 @@ class JobHandle:
             self._on_event(event)
         except Exception:  # noqa: BLE001 - whoever it was: the other jobs go on
             self._cancelled.set()
+
+
+def chat_job(
+    engine: Engine,
+    messages: Sequence[Message],
+    options: GenerateOptions,
+    tools: Sequence[Tool] = (),
+    choice: ToolChoice | None = None,
+    *,
+    parallel: bool = True,
+    predicted: str = "",
+    variables: Mapping[str, Any] = {},
+) -> Job:
+    """The answer to a conversation.
+
+    choice: whether tools are called, "auto" by default. parallel: whether there may be more than
+    one call; otherwise the answer ends with the first. predicted: a text that the answer may
+    repeat, to draft from. variables: of the chat template. Raises UsageError, UnsupportedModel for
+    what cannot be honoured, at once.
+    """
+    chosen = choice or ToolChoice()
+    prompt = engine.tokens.encode_chat(messages, tools, variables)
+    sampling = constrained(engine.tokens, options.sampling, tools, chosen, parallel=parallel)
+    markers = parser_for(engine.tokens.tokenizer, tools).markers
+    asked = replace(options, sampling=sampling, markers=(*options.markers, *markers))
+    context = [engine.tokens.encode_text(predicted)] if predicted else []
+    either = options.sampling.constraint is not None and chosen.mode in ("auto", "none")
+    one_call = not parallel or chosen.mode == "named"
+
+    def events(session: Session) -> Iterator[Event | None]:
+        stable = None
+        if session.target.history.needs_checkpoints:
+            stable = engine.tokens.stable_prefix(messages, prompt, tools, variables)
+        parser = parser_for(
+            engine.tokens.tokenizer, tools, allowed=chosen.mode != "none", either=either
+        )
+        generation = session.generate(prompt, asked, context, stable)
+        yield from _events(generation, parser, one_call=one_call)
+
+    return events
+
+
+def text_job(
+    prompt: Sequence[int],
+    options: GenerateOptions,
+    draft_context: Sequence[Sequence[int]] = (),
+) -> Job:
+    """The answer to a prompt in token ids. draft_context: see `Session.generate`."""
+
+    def events(session: Session) -> Iterator[Event | None]:
+        generation = session.generate(prompt, options, draft_context)
+        yield from _events(
+            generation, parser_for(session.engine.tokens.tokenizer, ()), one_call=False
+        )
+
+    return events
+
+
+def _events(
+    generation: Generation, parser: ToolCallParser, *, one_call: bool
+) -> Iterator[Event | None]:
+    begun = enough = False
+    told = 0
+    with contextlib.closing(generation.steps()) as steps:
+        for step in steps:
+            if isinstance(step, Reading):
+                yield step
+                continue
+            if not begun:
+                begun = True
+                yield Begun(generation.stats.prompt_tokens, generation.stats.cached_tokens)
+            if fresh := tuple(generation.logprobs[told:]):
+                told += len(fresh)
+                yield Logprobs(fresh)
+            found: list[Event] = [Thinking(step.thinking)] if step.thinking else []
+            found += parser.add(step.text) if not enough else []
+            if one_call and (last := _first_end(found)):
+                del found[last:]
+                enough = True
+                generation.cancel()
+            yield from found
+            if not found:
+                yield None
+    if not enough:
+        yield from parser.finish()
+    reason = "stop" if enough else generation.finish_reason or "cancelled"
+    yield Ended(reason, replace(generation.stats), generation.stop_sequence)
+
+
+def _first_end(events: Sequence[Event]) -> int:
+    """The index behind the first end of a call, 0 where there is none."""
+    ends = (index for index, event in enumerate(events) if isinstance(event, CallEnded))
+    return next(ends, -1) + 1

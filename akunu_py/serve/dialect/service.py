@@ -20,9 +20,9 @@ from akunu_py.completion.prompt.layout import (
     name_files,
 )
 from akunu_py.completion.request import CompleteOptions, Completion
-from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.events import Event
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.serve.dialect.errors import RequestError
 from akunu_py.types import GenerateOptions
 
@@ -50,7 +50,7 @@ class Service:
     @property
     def most_tokens(self) -> int:
         """Maximum tokens of an answer whose request sets no limit."""
-        return self.max_tokens or self.engine.context_length
+        return self.max_tokens or self.engine.plan.context_length
 
     def completer(self, session: Session, options: CompleteOptions) -> Completer:
         """Return the completer for these options; call in the session's thread."""
@@ -78,7 +78,7 @@ class Service:
             "type": "model",
             "display_name": self.name,
             "created_at": date,
-            "context_length": self.engine.context_length,
+            "context_length": self.engine.plan.context_length,
         }
 
 
@@ -107,8 +107,8 @@ class Infill:
     """The fill-in-the-middle format of a model, with its tokenizer."""
 
     def __init__(self, engine: Engine) -> None:
-        self._code = CodeTokens(engine.tokenizer, engine.vocabulary)
-        self._context = engine.context_length
+        self._code = CodeTokens(engine.tokens.tokenizer, engine.tokens.vocabulary)
+        self._context = engine.plan.context_length
         self.family: FimFamily | None = find_family("auto", self._code, engine.name)
 
     def prompt(self, prefix: str, suffix: str) -> InfillPrompt:

@@ -10,15 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from akunu_py.decoding.events import (
-    CallArguments,
-    CallBegun,
-    Ended,
-    Event,
-    Text,
-    Thinking,
-    Told,
-)
+from akunu_py.decoding.events import CallArguments, CallBegun, Ended, Event, Text, Thinking, Told
 from akunu_py.serve.dialect.interface import statistics
 
 _GONE = 499  # nginx's status for a client that disconnected first

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from akunu_py.decoding.chat_format.effort import thinking_variables
-from akunu_py.decoding.scheduling.jobs import chat_job
+from akunu_py.decoding.scheduling.job import chat_job
 from akunu_py.serve.dialect.bodies import BETWEEN, check_tool, joined, refuse_extra
 from akunu_py.serve.dialect.errors import RequestError, invalid
 from akunu_py.serve.dialect.interface import Dialect, Endpoint, Prepared
@@ -74,7 +74,7 @@ def count_tokens(body: CountBody, service: Service) -> Mapping[str, Any]:
     """Return the number of prompt tokens. Raises RequestError."""
     check_model(body.model, service.names)
     variables = variables_of(body, service)
-    prompt = service.engine.encode_chat(messages_of(body), tools_of(body), variables)
+    prompt = service.engine.tokens.encode_chat(messages_of(body), tools_of(body), variables)
     return {"input_tokens": len(prompt)}
 
 
@@ -85,7 +85,7 @@ def variables_of(body: PromptBody, service: Service) -> dict[str, Any]:
     hidden if the client disables it.
     """
     asked = body.thinking.type if body.thinking else None
-    known = thinking_variables(service.engine.tokenizer)
+    known = thinking_variables(service.engine.tokens.tokenizer)
     if asked == "disabled":
         return known.off() or {}
     effort = body.output_config.effort if body.output_config else None

@@ -15,7 +15,7 @@ from akunu_py.decoding.events import (
     Text,
     Thinking,
 )
-from akunu_py.decoding.scheduling.jobs import chat_job
+from akunu_py.decoding.scheduling.job import chat_job
 from akunu_py.serve.dialect.errors import invalid
 from akunu_py.serve.dialect.interface import (
     DONE,
@@ -43,13 +43,7 @@ from akunu_py.serve.openai.bodies import (
     messages_of,
     tools_of,
 )
-from akunu_py.serve.openai.shapes import (
-    ReplyHead,
-    chat_logprobs,
-    error_body,
-    finish_reason,
-    usage,
-)
+from akunu_py.serve.openai.shapes import ReplyHead, chat_logprobs, error_body, finish_reason, usage
 from akunu_py.types import Constraint, TokenLogprobs
 
 

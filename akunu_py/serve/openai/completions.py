@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from akunu_py.decoding.events import Begun, Ended, Event, Logprobs, Text, Thinking
-from akunu_py.decoding.scheduling.jobs import text_job
+from akunu_py.decoding.scheduling.job import text_job
 from akunu_py.serve.dialect.errors import invalid
 from akunu_py.serve.dialect.interface import (
     DONE,
@@ -19,12 +19,7 @@ from akunu_py.serve.dialect.interface import (
     frame,
     statistics,
 )
-from akunu_py.serve.dialect.sampling import (
-    SamplingBody,
-    choices,
-    generate_options,
-    includes_usage,
-)
+from akunu_py.serve.dialect.sampling import SamplingBody, choices, generate_options, includes_usage
 from akunu_py.serve.dialect.service import Service, check_model
 from akunu_py.serve.openai.shapes import (
     ReplyHead,
@@ -110,10 +105,10 @@ def _asked(prompt: str | list[int], suffix: str | None, service: Service) -> _As
         made = service.infill.prompt(prompt, suffix)
         return _Asked(made.tokens, prompt, made.stop_tokens, made.draft_context)
     if isinstance(prompt, str):
-        return _Asked(engine.encode(prompt), prompt)
-    if any(not 0 <= token < engine.vocabulary for token in prompt):
-        raise invalid("prompt", f"{service.name} has {engine.vocabulary} tokens, from 0 on")
-    return _Asked(prompt, str(engine.tokenizer.decode(prompt)))
+        return _Asked(engine.tokens.encode(prompt), prompt)
+    if any(not 0 <= token < engine.tokens.vocabulary for token in prompt):
+        raise invalid("prompt", f"{service.name} has {engine.tokens.vocabulary} tokens, from 0 on")
+    return _Asked(prompt, str(engine.tokens.tokenizer.decode(prompt)))
 
 
 class CompletionsEncoder(CommentEncoder):

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from akunu_py.completion.request import CompletionReason
-from akunu_py.decoding.chat_model import ModelFacts
+from akunu_py.decoding.generate.chat_model import ModelFacts
 from akunu_py.errors import AkunuError, ServerGone, UsageError
 from akunu_py.serve.own.running import proof, running_servers
 from akunu_py.types import LoadOptions

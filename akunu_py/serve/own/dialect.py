@@ -17,10 +17,10 @@ from akunu_py.completion.request import (
     CompletionReason,
     CompletionRequest,
 )
-from akunu_py.decoding.chat_model import LoadedAnswer, facts_of
 from akunu_py.decoding.events import Ended, Event, Reading, Told
+from akunu_py.decoding.generate.chat_model import LoadedAnswer, facts_of
+from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.scheduling.job import Job
-from akunu_py.decoding.session import Session
 from akunu_py.serve.dialect.bodies import Body
 from akunu_py.serve.dialect.errors import RequestError, Stopping
 from akunu_py.serve.dialect.interface import (

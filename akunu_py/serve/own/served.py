@@ -20,8 +20,8 @@ from akunu_py.completion.request import (
     check_request,
     time_limit,
 )
-from akunu_py.decoding.chat_model import Gauges, ModelFacts, ShownPiece
 from akunu_py.decoding.events import Reading
+from akunu_py.decoding.generate.chat_model import Gauges, ModelFacts, ShownPiece
 from akunu_py.serve.own.client import ServerClient
 from akunu_py.types import FinishReason, GenerateOptions, Message, Piece, Stats, TextPiece
 

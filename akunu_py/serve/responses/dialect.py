@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from akunu_py.decoding.constraint.matcher import compile_constraint, matches
-from akunu_py.decoding.scheduling.jobs import chat_job, text_job
+from akunu_py.decoding.scheduling.job import chat_job, text_job
 from akunu_py.serve.dialect.bodies import BETWEEN, joined
 from akunu_py.serve.dialect.errors import RequestError, invalid
 from akunu_py.serve.dialect.interface import Dialect, Endpoint, Prepared
@@ -56,7 +56,9 @@ def prepare_response(body: ResponsesBody, service: Service) -> Prepared:
     tools = offered_tools(body.tools or [], body.tool_choice)
     for offered in tools.by_name.values():
         if offered.grammar is not None:
-            compile_constraint(service.engine, offered.grammar)  # raises for an invalid grammar
+            compile_constraint(
+                service.engine.tokens, offered.grammar
+            )  # raises for an invalid grammar
     sampling = SamplingBody(temperature=body.temperature, top_p=body.top_p, seed=body.seed)
     limit = body.max_output_tokens or service.most_tokens
     dictated, constraint = tools.dictated, _constraint(body)
@@ -66,7 +68,7 @@ def prepare_response(body: ResponsesBody, service: Service) -> Prepared:
     effort = body.reasoning.effort if body.reasoning else None
     variables = effort_variables(service, effort, "reasoning.effort")
     if dictated is not None:
-        prompt = engine.encode_chat(messages, tools.tools, variables)
+        prompt = engine.tokens.encode_chat(messages, tools.tools, variables)
         job = dictated_job(text_job(prompt, options), dictated)
     else:
         job = chat_job(
@@ -82,8 +84,8 @@ def prepare_response(body: ResponsesBody, service: Service) -> Prepared:
         _repeated(body, service),
         tools,
         _SEALED in (body.include or ()),
-        lambda text: len(engine.encode(text)),
-        lambda grammar, text: matches(engine, grammar, text),
+        lambda text: len(engine.tokens.encode(text)),
+        lambda grammar, text: matches(engine.tokens, grammar, text),
     )
     encoder = ResponseEncoder(reply) if body.stream else None
     return Prepared([job], lambda answers: whole_response(reply, answers), encoder)

@@ -15,8 +15,8 @@ from typing import Any, Literal
 from pydantic_core import from_json
 
 from akunu_py.decoding.events import CallArguments, CallBegun, CallEnded, Ended, Event, Text
+from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.scheduling.job import Job
-from akunu_py.decoding.session import Session
 from akunu_py.serve.dialect.bodies import check_tool, refuse_extra
 from akunu_py.serve.dialect.errors import RequestError, invalid
 from akunu_py.serve.responses.bodies import Grammar, ResponsesTool, ResponsesToolChoice

@@ -13,7 +13,7 @@ from akunu_py.completion.completer import Completer
 from akunu_py.completion.prompt import layout
 from akunu_py.completion.prompt.layout import CodeTokens, FimFamily, find_family, load_families
 from akunu_py.completion.request import CompleteOptions, CompletionRequest, SourceFile
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
 from tests.support.paths import GOLDEN
 from tests.support.tiny_fim import byte_level, load_tiny, sentence_piece, write_model
@@ -43,7 +43,7 @@ def completer_for(name: str, directory: Path, model: str = "tiny", fim: str = "a
 
 def expected(completer: Completer, pieces: list[str], *, spm: bool) -> list[int]:
     """The golden tokens: a marker is one, and in these vocabularies every other letter is one."""
-    vocabulary = completer.engine.tokenizer.get_vocab()
+    vocabulary = completer.engine.tokens.tokenizer.get_vocab()
     tokens: list[int] = []
     for piece in pieces:
         if piece in vocabulary and len(piece) > 1:
@@ -90,7 +90,7 @@ def test_prompt_is_the_published_one(name: str, tmp_path: Path) -> None:
     )
     assert list(load_families()[name].stop) == golden["stop"]
     stops = {completer.code.token(text) for text in golden["stop"] if text in completer.code}
-    assert stops <= completer.engine.stop_tokens
+    assert stops <= completer.engine.tokens.stop_tokens
     # Where it works at all, the model runs, and its output has no marker.
     done = completer.complete(request(completer.family, files=True))
     assert done.stats.prompt_tokens == len(with_files.tokens)
@@ -103,7 +103,7 @@ def test_a_file_alone_has_its_path(name: str, tmp_path: Path) -> None:
     completer = completer_for(name, tmp_path, fim=name)
     family = load_families()[name]
     made = completer.prompt(CompletionRequest("x = ", "\n", "/nowhere/lib/a.py", root="/nowhere"))
-    text = completer.engine.tokenizer.decode(made.tokens)
+    text = completer.engine.tokens.tokenizer.decode(made.tokens)
     assert "nowhere/" not in text
     if family.path_alone or "{path}" in family.prompt:
         assert "lib/a.py" in text
@@ -141,7 +141,7 @@ def test_a_model_without_markers_continues_the_prefix(tmp_path: Path) -> None:
     completer = Completer(load_tiny(tmp_path, [PLAIN]))
     assert completer.family is None
     made = completer.prompt(CompletionRequest("a = (", ")"))
-    assert completer.engine.tokenizer.decode(made.tokens) == "a = ("
+    assert completer.engine.tokens.tokenizer.decode(made.tokens) == "a = ("
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_repository_is_what_the_paths_share(tmp_path: Path) -> None:
         made = completer.prompt(
             CompletionRequest("x", "y", paths[0], files=(SourceFile(paths[1], "z"),))
         )
-        text = completer.engine.tokenizer.decode(made.tokens)
+        text = completer.engine.tokens.tokenizer.decode(made.tokens)
         assert text.startswith(f"<|repo_name|>{name}\n")
 
 

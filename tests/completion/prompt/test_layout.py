@@ -11,7 +11,7 @@ import pytest
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.prompt.layout import CodeTokens, encode_pieces, window_after, window_before
 from akunu_py.completion.request import CompleteOptions, CompletionRequest, SourceFile
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
 from tests.support.tiny_fim import load_tiny
 
@@ -21,7 +21,7 @@ TEXT = "".join(LINES)
 
 @pytest.fixture(scope="module")
 def code(starter_engine: Engine) -> CodeTokens:
-    return CodeTokens(starter_engine.tokenizer, starter_engine.vocabulary)
+    return CodeTokens(starter_engine.tokens.tokenizer, starter_engine.tokens.vocabulary)
 
 
 @pytest.mark.parametrize("budget", [1, 5, 64, 1000, 100_000])
@@ -56,7 +56,7 @@ def test_what_is_not_read_is_evidence(starter_engine: Engine) -> None:
     )
     made = completer.prompt(asked)
     assert len(made.tokens) <= 128
-    decode = completer.engine.tokenizer.decode
+    decode = completer.engine.tokens.tokenizer.decode
     far, near, before, after = (decode(list(tokens)) for tokens in made.draft_context)
     assert (far, near, after) == ("far", "near()\n", "rest()\n")
     read = decode(made.tokens) + made.healed
@@ -68,7 +68,9 @@ def test_a_buffer_is_not_its_own_neighbour(starter_engine: Engine) -> None:
         "a", "", "a.py", files=(SourceFile("a.py", "old"), SourceFile("b.py", "new"))
     )
     draft_context = Completer(starter_engine).prompt(asked).draft_context
-    assert [starter_engine.tokenizer.decode(list(tokens)) for tokens in draft_context] == ["new"]
+    assert [starter_engine.tokens.tokenizer.decode(list(tokens)) for tokens in draft_context] == [
+        "new"
+    ]
 
 
 def test_an_empty_neighbour_does_not_hide_the_next(tmp_path: Path) -> None:
@@ -77,12 +79,12 @@ def test_an_empty_neighbour_does_not_hide_the_next(tmp_path: Path) -> None:
     files = (SourceFile("a.py", ""), SourceFile("b.py", "value = 1\n"))
     completer = Completer(engine, CompleteOptions(fim="starcoder2"))
     made = completer.prompt(CompletionRequest("value", "y", "c.py", files=files))
-    assert "<file_sep>b.py\nvalue = 1\n<file_sep>" in engine.tokenizer.decode(made.tokens)
+    assert "<file_sep>b.py\nvalue = 1\n<file_sep>" in engine.tokens.tokenizer.decode(made.tokens)
 
 
 def test_evidence_has_the_tokens_that_the_model_would_say(code: CodeTokens) -> None:
     """Encoding in pieces, for the sake of what is cached, changes next to nothing."""
-    text = Path("akunu_py/decoding/session.py").read_text(encoding="utf-8")
+    text = Path("akunu_py/decoding/generate/session.py").read_text(encoding="utf-8")
     whole = list(code.encode(text))
     (pieces,) = encode_pieces(code, [text])
     assert abs(len(pieces) - len(whole)) <= len(whole) / 50
@@ -131,6 +133,6 @@ def test_short_contexts_shrink_the_budgets(tmp_path: Path) -> None:
     engine = load_tiny(tmp_path, ["<|endoftext|>"])
     completer = Completer(engine, CompleteOptions(prefix_tokens=10**6, suffix_tokens=10**6))
     done = completer.complete(CompletionRequest("x = 1\n" * 2000, "y = 2\n" * 2000, max_tokens=4))
-    assert done.stats.prompt_tokens < engine.context_length
+    assert done.stats.prompt_tokens < engine.plan.context_length
     with pytest.raises(UsageError, match="budgets"):
         Completer(engine, CompleteOptions(suffix_tokens=-1))

@@ -21,10 +21,11 @@ from akunu_py.completion.prompt.next_edit import FORMATS, RecentEdits, differenc
 from akunu_py.completion.protocols.json_lines import JsonLines
 from akunu_py.completion.request import BufferEdit, Change, CompleteOptions, CompletionRequest
 from akunu_py.completion.thread import CompletionThread
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.generate.session import Session
 from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.types import Stats
+from tests.support.engines import altered
 from tests.support.tiny_fim import load_tiny
 
 MARKERS = ["<|endoftext|>", "<|file_sep|>", "<[fim-suffix]>", "<[fim-prefix]>", "<[fim-middle]>"]
@@ -79,7 +80,7 @@ def makers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Completer]:
 
 def prompt_of(maker: Completer, request: CompletionRequest) -> str:
     tokens = maker.edit_prompt(request)[0].tokens
-    return str(maker.engine.tokenizer.decode(tokens, skip_special_tokens=False))
+    return str(maker.engine.tokens.tokenizer.decode(tokens, skip_special_tokens=False))
 
 
 def test_the_prompts_are_the_published_ones(makers: dict[str, Completer]) -> None:
@@ -190,8 +191,8 @@ def test_the_answer_is_drafted_as_an_edit(makers: dict[str, Completer]) -> None:
         written = answer._window.text.replace("value_12", "amount_12").replace("value_5 ", "its_5 ")
         output = list(maker.code.encode(written))
         curve = parse_curve(CURVES["m5max"])
-        drafter = AutoDrafter(FixedCosts(curve.points), stop_tokens=maker.engine.stop_tokens)
-        end = sorted(maker.engine.stop_tokens)[:1]
+        drafter = AutoDrafter(FixedCosts(curve.points), stop_tokens=maker.engine.tokens.stop_tokens)
+        end = sorted(maker.engine.tokens.stop_tokens)[:1]
         unread = [token for tokens in made.draft_context for token in (*tokens, *end)]
         drafter.extend(unread)
         drafter.unread = len(unread)
@@ -258,7 +259,7 @@ def test_only_models_that_know_it_are_asked(tmp_path: Path) -> None:
         ("Sweep_Next_Edit 0.5B", "sweep-next-edit"),
         ("qwen2.5-coder", None),
     ]:
-        engine = replace(load_tiny(tmp_path / name, MARKERS), name=name)
+        engine = altered(load_tiny(tmp_path / name, MARKERS), name=name)
         maker = Completer(engine)
         assert (maker.edit_format and maker.edit_format.name) == known, name
         if known is None:

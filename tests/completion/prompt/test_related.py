@@ -46,7 +46,7 @@ def asked(prefix: str, files: tuple[SourceFile, ...], **more: object) -> Complet
 
 
 def read(completer: Completer, request: CompletionRequest) -> str:
-    return str(completer.engine.tokenizer.decode(completer.prompt(request).tokens))
+    return str(completer.engine.tokens.tokenizer.decode(completer.prompt(request).tokens))
 
 
 @pytest.mark.parametrize("n", [0, 3, 7])
@@ -80,7 +80,7 @@ def test_the_order_stays_while_one_types(completer: Completer) -> None:
         made = completer.prompt(request)
         known = completer.session.target.tokens
         assert common_prefix(known, made.tokens) >= made.ahead
-        text = completer.engine.tokenizer.decode(made.tokens)
+        text = completer.engine.tokens.tokenizer.decode(made.tokens)
         assert "def compute_3(" in text
         completer.complete(request)
     assert "def describe_6" not in text

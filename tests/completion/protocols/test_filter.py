@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from akunu_py.completion.protocols.filter import find_cursor
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
 from tests.support.command import run_here
 from tests.support.paths import DOCS

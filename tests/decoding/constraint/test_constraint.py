@@ -26,14 +26,15 @@ from transformers import PreTrainedTokenizerFast
 from akunu_py.decoding.constraint import matcher as constraint_module
 from akunu_py.decoding.constraint.matcher import MAX_CONSTRAINT, ConstraintMatcher
 from akunu_py.decoding.constraint.token_tables import token_tables
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.generate.session import Generation, Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.sampling import Sampler
-from akunu_py.decoding.session import Generation, Session
 from akunu_py.errors import UsageError
 from akunu_py.json_schema.layouts import COMPACT, FREE, Layout
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.types import Answer, Constraint, Drafter, DraftMode, GenerateOptions, SamplingOptions
+from tests.support.engines import altered
 from tests.support.json_schema import exactly, is_valid, schemas
 from tests.support.tiny import Adversary, tiny_llama
 
@@ -78,11 +79,11 @@ def engine(shallow_starter: Engine) -> Engine:
     texts = [PROMPT, json.dumps(SCHEMA), json.dumps(SCHEMA, indent=1), "costs weighs yes no\n\n"]
     backend.train_from_iterator(texts * 3, trainer)
     size = backend.get_vocab_size()
-    return replace(
+    return altered(
         shallow_starter,
         model=tiny_llama(2, vocab_size=size + 7),  # weights are often wider than the tokenizer
         tokenizer=PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>"),
-        tokenizer_digest="tiny",
+        digest="tiny",
         vocabulary=size + 7,
         stop_tokens=frozenset([0]),
     )
@@ -91,12 +92,12 @@ def engine(shallow_starter: Engine) -> Engine:
 def naive(engine: Engine, prompt: list[int], sampling: SamplingOptions, grammar: str) -> list[int]:
     """Plain decoding without any cache: each step reads everything again, into a new matcher."""
     plain = Sampler(replace(sampling, constraint=None))
-    tables = token_tables(engine)
+    tables = token_tables(engine.tokens)
     tokens: list[int] = []
     while len(tokens) < TOKENS:
         matcher = llguidance.LLMatcher(tables, grammar)
         assert matcher.consume_tokens(tokens)
-        if matcher.is_stopped() or (tokens and tokens[-1] in engine.stop_tokens):
+        if matcher.is_stopped() or (tokens and tokens[-1] in engine.tokens.stop_tokens):
             break
         history = mx.array([*prompt, *tokens])
         logits = np.array(engine.model(history[None])[0, -1:])
@@ -149,7 +150,7 @@ def assert_exact(
 ) -> tuple[Answer, list[int]]:
     """With each kind of drafts, and with `Adversary` of each seed."""
     assert sampling.constraint is not None
-    prompt = engine.encode(PROMPT)
+    prompt = engine.tokens.encode(PROMPT)
     layout = COMPACT if sampling.constraint.compact else FREE
     grammar = constraint_module._grammar(sampling.constraint, layout)
     truth = naive(engine, prompt, sampling, grammar)
@@ -182,7 +183,7 @@ def answered(engine: Engine, prompt: list[int], options: GenerateOptions) -> Ans
 def test_any_choice_can_be_made(engine: Engine, choices: list[str], data: Any) -> None:
     """Whatever characters the choices have; with a nudge towards one of them it is often that."""
     wanted = data.draw(st.sampled_from(choices)) if data else choices[0]
-    bias = tuple((token, 1000.0) for token in set(engine.encode(wanted)))
+    bias = tuple((token, 1000.0) for token in set(engine.tokens.encode(wanted)))
     constraint = Constraint("choice", choices=tuple(choices))
     sampling = SamplingOptions(seed=1, logit_bias=bias, constraint=constraint)
     answer = answered(engine, [5, 6], GenerateOptions(60, sampling=sampling))
@@ -293,7 +294,7 @@ def test_what_is_forced_is_drafted_and_verified(engine: Engine, mode: DraftMode)
 
 def test_what_is_forbidden_is_not_drafted(engine: Engine) -> None:
     """N-grams know well how the prompt goes on, and a grammar forbids it."""
-    prompt = engine.encode("one two one two one two one")
+    prompt = engine.tokens.encode("one two one two one two one")
     sampling = SamplingOptions(constraint=Constraint("regex", "[x-z]{30}"))
     answer = answered(engine, prompt, GenerateOptions(20, "fixed", 4, sampling))
     words = set(prompt)
@@ -320,9 +321,9 @@ def test_where_a_value_may_end_what_follows_is_known(
     value = {"first_name": 'A "b" C, d', "ages": [123], "size": {"in_metres": 0.75}, "remark": "x"}
     layout: Any = {"separators": (",", ":")} if compact else {"indent": indent}
     text = json.dumps(value, **layout)
-    tokens = shallow_starter.tokenizer.encode(text, add_special_tokens=False)
+    tokens = shallow_starter.tokens.tokenizer.encode(text, add_special_tokens=False)
     constraint = Constraint("json_schema", json.dumps(schema), compact=compact)
-    matcher = ConstraintMatcher(shallow_starter, constraint, [5])
+    matcher = ConstraintMatcher(shallow_starter.tokens, constraint, [5])
     found = 0
     for place, token in enumerate(tokens):
         matcher.begin_draft()
@@ -330,8 +331,8 @@ def test_where_a_value_may_end_what_follows_is_known(
         matcher.end_draft()
         if ends:
             assert written > 0
-            behind = shallow_starter.tokenizer.decode(ends).rstrip()
-            rest = shallow_starter.tokenizer.decode(tokens[place:])
+            behind = shallow_starter.tokens.tokenizer.decode(ends).rstrip()
+            rest = shallow_starter.tokens.tokenizer.decode(tokens[place:])
             if rest.startswith(behind[0]):  # the only one behind "x" ends what is behind it as well
                 assert rest.startswith(behind)
                 found += 1
@@ -341,17 +342,17 @@ def test_where_a_value_may_end_what_follows_is_known(
 
 def test_a_forbidden_guess_gives_way_to_what_is_forced(shallow_starter: Engine) -> None:
     """In the prompt there is an object behind the name, in the answer only a string may be."""
-    encode = shallow_starter.tokenizer.encode
+    encode = shallow_starter.tokens.tokenizer.encode
     schema = {"properties": {"topic": {"type": "string"}}, "required": ["topic"]}
     constraint = Constraint("json_schema", json.dumps({"type": "object"} | schema))
     prompt, begun = encode('"topic": {"a": 1}, ' * 9), encode('{"topic":', add_special_tokens=False)
-    matcher = ConstraintMatcher(shallow_starter, constraint, prompt)
+    matcher = ConstraintMatcher(shallow_starter.tokens, constraint, prompt)
     drafter = AutoDrafter(CostCurve({1: 1.0, 33: 1.1}))
     drafter.extend([*prompt, *begun])
-    assert shallow_starter.tokenizer.decode(drafter.propose(1)) == ' {"'
+    assert shallow_starter.tokens.tokenizer.decode(drafter.propose(1)) == ' {"'
     matcher.consume(begun)
     drafter.guide = matcher
-    assert shallow_starter.tokenizer.decode(drafter.propose(1)) == ' "'
+    assert shallow_starter.tokens.tokenizer.decode(drafter.propose(1)) == ' "'
 
 
 def test_an_answer_needs_no_grammar_to_draft_by(
@@ -387,27 +388,27 @@ class Thinking:
 
 @pytest.mark.parametrize("opened_by", ["prompt", "model", "nobody"])
 def test_a_model_may_think_before_the_structure(engine: Engine, opened_by: str) -> None:
-    engine = replace(engine, tokenizer=Thinking(engine.tokenizer))
-    prompt = [*engine.encode("Why?"), *([1] if opened_by == "prompt" else [])]
+    engine = altered(engine, tokenizer=Thinking(engine.tokens.tokenizer))
+    prompt = [*engine.tokens.encode("Why?"), *([1] if opened_by == "prompt" else [])]
     constraint = Constraint("choice", choices=("yes", "no"))
-    words = engine.encode("so\n")
-    newline = engine.encode("\n")[0]
-    yes = engine.encode("yes")[0]  # and not the letter alone
-    assert engine.tokenizer.decode([yes]) == "yes"
-    matcher = ConstraintMatcher(engine, constraint, prompt)
+    words = engine.tokens.encode("so\n")
+    newline = engine.tokens.encode("\n")[0]
+    yes = engine.tokens.encode("yes")[0]  # and not the letter alone
+    assert engine.tokens.tokenizer.decode([yes]) == "yes"
+    matcher = ConstraintMatcher(engine.tokens, constraint, prompt)
 
     def allowed(draft: Sequence[int]) -> set[int]:
-        logits = mx.zeros((len(draft) + 1, engine.vocabulary))
+        logits = mx.zeros((len(draft) + 1, engine.tokens.vocabulary))
         return set(np.flatnonzero(np.isfinite(np.array(matcher.masked(logits, draft)[-1]))))
 
     if opened_by != "prompt":
         assert {yes, 1} <= allowed([])
         assert newline not in allowed([])
     if opened_by == "nobody":
-        assert 1 not in allowed([engine.encode("n")[0]])
+        assert 1 not in allowed([engine.tokens.encode("n")[0]])
         return
     opening = [1] if opened_by == "model" else []
-    everything = set(range(engine.vocabulary)) - engine.stop_tokens
+    everything = set(range(engine.tokens.vocabulary)) - engine.tokens.stop_tokens
     assert allowed([*opening, *words]) == everything
     assert allowed([*opening, *words, 2]) == allowed([*opening, 2, newline])
     assert {yes, newline} <= allowed([*opening, 2]) < everything - {1}
@@ -422,17 +423,17 @@ def test_a_draft_that_was_given_up_leaves_no_trace(engine: Engine) -> None:
     names = {"count": {"type": "integer"}, "title": {"type": "string"}, "done": {"type": "null"}}
     schema = {"type": "object", "properties": names, "additionalProperties": False}
     constraint = Constraint("json_schema", json.dumps(schema))
-    encode = token_tables(engine).tokenize_str
+    encode = token_tables(engine.tokens).tokenize_str
     for drafted, written in itertools.permutations(names, 2):
         found = []
         for drafts in ([encode(f'"{drafted}":')], []):
-            matcher = ConstraintMatcher(engine, constraint, [])
+            matcher = ConstraintMatcher(engine.tokens, constraint, [])
             matcher.consume(encode("{"))
             for draft in drafts:
-                matcher.masked(mx.zeros((1 + len(draft), engine.vocabulary)), draft)
+                matcher.masked(mx.zeros((1 + len(draft), engine.tokens.vocabulary)), draft)
             matcher.consume(encode(f'"{written}'))
             end = encode('":')
-            found.append(matcher.masked(mx.zeros((1 + len(end), engine.vocabulary)), end))
+            found.append(matcher.masked(mx.zeros((1 + len(end), engine.tokens.vocabulary)), end))
         assert mx.array_equal(*found), (drafted, written)
 
 

@@ -13,11 +13,12 @@ from tokenizers.decoders import ByteLevel
 from tokenizers.models import BPE
 
 from akunu_py.decoding.constraint.matcher import ConstraintMatcher
-from akunu_py.decoding.decode import accept
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.generate.decode import accept
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.sampling import Sampler, filtered
 from akunu_py.types import Constraint, SamplingOptions
 from tests.support.chi_square import p_value
+from tests.support.engines import altered
 
 # A vocabulary that an answer's words can be spelled with in several ways.
 SMALL = ("</s>", "a", "b", "c", "d", "ab", "bc", "cd", "abc", "bcd", "da", "dd")
@@ -36,12 +37,12 @@ def small_engine(shallow_starter: Engine) -> Engine:
     class Small:
         backend_tokenizer = backend
 
-    return replace(
+    return altered(
         shallow_starter,
         tokenizer=Small(),
         vocabulary=len(SMALL),
         stop_tokens=frozenset([0]),
-        tokenizer_digest="small",
+        digest="small",
     )
 
 
@@ -85,7 +86,7 @@ def p_values(engine: Engine, rule: Rule) -> list[float]:
     draft = [SMALL.index("ab"), SMALL.index("c")]
     options = SamplingOptions(temperature=0.8)
     counts = np.zeros(logits.shape)
-    matcher = ConstraintMatcher(engine, constraint, [1])
+    matcher = ConstraintMatcher(engine.tokens, constraint, [1])
     for seed in range(SEEDS):
         sampler = Sampler(replace(options, seed=seed))
         for row, token in enumerate(rule(sampler, matcher, mx.array(logits), draft)):

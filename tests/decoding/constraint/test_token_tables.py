@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +9,8 @@ from llguidance import LLMatcher, LLTokenizer
 
 from akunu_py.decoding.constraint import token_tables as module
 from akunu_py.decoding.constraint.token_tables import token_tables
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.engine import Engine
+from tests.support.engines import altered
 
 pytestmark = pytest.mark.usefixtures("own_directories")
 
@@ -29,7 +29,7 @@ class Untold:
 
 def fresh(engine: Engine) -> LLTokenizer:
     module._built.clear()
-    return token_tables(engine)
+    return token_tables(engine.tokens)
 
 
 def masks(tables: LLTokenizer, engine: Engine) -> list[bytes]:
@@ -47,17 +47,17 @@ def masks(tables: LLTokenizer, engine: Engine) -> list[bytes]:
 
 def test_from_the_file_they_are_the_same(starter_engine: Engine) -> None:
     class Wrapped:
-        backend_tokenizer = Untold(starter_engine.tokenizer.backend_tokenizer)
+        backend_tokenizer = Untold(starter_engine.tokens.tokenizer.backend_tokenizer)
 
     made = fresh(starter_engine)
-    loaded = fresh(replace(starter_engine, tokenizer=Wrapped()))
+    loaded = fresh(altered(starter_engine, tokenizer=Wrapped()))
     assert masks(loaded, starter_engine) == masks(made, starter_engine)
     assert loaded.eos_tokens == made.eos_tokens
     for text in ('{"a": "b c",\n  "d": 12.5}', "é€😀 \ttext", ""):
         assert loaded.tokenize_str(text) == made.tokenize_str(text)
     data = 'ends within "ä'.encode()[:-1]
     assert loaded.tokenize_bytes(data) == made.tokenize_bytes(data)
-    special = range(starter_engine.vocabulary)
+    special = range(starter_engine.tokens.vocabulary)
     assert [loaded.is_special_token(each) for each in special] == [
         made.is_special_token(each) for each in special
     ]
@@ -65,13 +65,13 @@ def test_from_the_file_they_are_the_same(starter_engine: Engine) -> None:
 
 def test_a_damaged_or_foreign_file_is_made_again(starter_engine: Engine) -> None:
     fresh(starter_engine)
-    file = module._file(starter_engine)
+    file = module._file(starter_engine.tokens)
     whole = file.read_bytes()
     damaged = [whole[:-1], whole[:20], b"", b"x" * 100, whole[:5000] + b"?" + whole[5001:]]
     for data in damaged:
         file.write_bytes(data)
-        assert module._loaded(starter_engine) is None
-    assert module._loaded(replace(starter_engine, vocabulary=99)) is None
+        assert module._loaded(starter_engine.tokens) is None
+    assert module._loaded(altered(starter_engine, vocabulary=99).tokens) is None
     fresh(starter_engine)
     assert file.read_bytes() == whole
 
@@ -83,4 +83,4 @@ def test_a_disk_that_refuses_is_no_reason_to_fail(
         raise OSError("no space left")
 
     monkeypatch.setattr(module, "write_atomically", refuse)
-    assert fresh(starter_engine).vocab_size == starter_engine.vocabulary
+    assert fresh(starter_engine).vocab_size == starter_engine.tokens.vocabulary

@@ -11,7 +11,7 @@ import pytest
 
 from akunu_py.decoding.hosts import division
 from akunu_py.decoding.hosts.hostfile import read_hosts
-from akunu_py.decoding.hosts.likeness import difference, likeness
+from akunu_py.decoding.hosts.process import difference, likeness
 from akunu_py.errors import UnsupportedModel, UsageError
 from akunu_py.models.manifest import Manifest, record_files, write_manifest
 from tests.support.command import assert_one_line_error, run_here

@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from akunu_py.decoding import decode, kvcache
+from akunu_py.decoding import kv_cache
+from akunu_py.decoding.generate import decode
 from akunu_py.decoding.hosts import division
-from akunu_py.decoding.hosts.leader import Leader
-from akunu_py.decoding.hosts.messages import LENGTH, Do, encode, rest_of
-from akunu_py.decoding.hosts.messages import decode as decoded
-from akunu_py.decoding.hosts.mirror import Mirror, OutOfStep
+from akunu_py.decoding.hosts.passes import LENGTH, Do, Leader, Mirror, OutOfStep, encode, rest_of
+from akunu_py.decoding.hosts.passes import decode as decoded
 from akunu_py.decoding.prompt_cache.memory import PromptCaches
 from akunu_py.decoding.target import Target
 from akunu_py.ngram.auto import AutoDrafter
@@ -69,8 +68,8 @@ class _Pair:
         assert set(self.leader.caches) == set(self.mirror._caches)
         for key, cache in self.leader.caches.items():
             other = self.mirror._caches[key]
-            assert kvcache.held(cache) == kvcache.held(other)
-            for here, there in zip(kvcache.states(cache), kvcache.states(other), strict=True):
+            assert kv_cache.held(cache) == kv_cache.held(other)
+            for here, there in zip(kv_cache.states(cache), kv_cache.states(other), strict=True):
                 assert mx.array_equal(here, there), key
         assert self.mirror.counts.checkpoints == len(self.leader._checkpoints)
 
@@ -120,7 +119,7 @@ def test_a_mirror_that_is_out_of_step_says_so() -> None:
     pair = _Pair(build("llama"))
     cache = pair.leader.make_cache()
     pair.leader(mx.array([some(4, 1)]), cache)
-    kvcache._trim_all(cache, 1)  # told to nobody
+    kv_cache._trim_all(cache, 1)  # told to nobody
     pair.leader(mx.array([some(4, 1)]), cache)
     with pytest.raises(OutOfStep, match="holds 4 tokens, that of rank 0 3"):
         pair.mirror.follow()
@@ -130,15 +129,15 @@ def test_a_mirror_that_is_out_of_step_says_so() -> None:
 def test_what_one_rank_cannot_take_back_none_can(name: str) -> None:
     """A rank with attention layers only, another with the layers that return to checkpoints."""
     model = build(name)
-    whole = kvcache.new_cache(model)
+    whole = kv_cache.new_cache(model)
     rows = mx.array([some(70, 1)])
     model(rows, cache=whole)
     for own in ([0], [1], [len(whole) - 1]):
         held = {division._kind(whole[at]) for at in own}
-        missing = [e for e in kvcache.new_cache(model) if division._kind(e) not in held]
-        part = kvcache.SharedCache([whole[at] for at in own], missing)
+        missing = [e for e in kv_cache.new_cache(model) if division._kind(e) not in held]
+        part = kv_cache.SharedCache([whole[at] for at in own], missing)
         part.write_stand_ins(70)
-        assert kvcache.is_recurrent(part) == kvcache.is_recurrent(whole)
-        assert kvcache.needs_checkpoints(part) == kvcache.needs_checkpoints(whole)
+        assert kv_cache.is_recurrent(part) == kv_cache.is_recurrent(whole)
+        assert kv_cache.needs_checkpoints(part) == kv_cache.needs_checkpoints(whole)
         for count in (0, 1, 30, 70):
-            assert kvcache.can_trim(part, count) == kvcache.can_trim(whole, count), count
+            assert kv_cache.can_trim(part, count) == kv_cache.can_trim(whole, count), count

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from akunu_py import paths
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.generate.recall import Recall
+from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.learned import LearnedState
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache import disk
 from akunu_py.decoding.prompt_cache.store import DiskLimits, PromptCacheStore, all_files
-from akunu_py.decoding.recall import Recall
-from akunu_py.decoding.session import Session
 from akunu_py.types import GenerateOptions, NotCached
+from tests.support.engines import altered
 from tests.support.families import build
 from tests.support.targets import some
 from tests.support.tiny_fim import load_tiny
@@ -33,7 +34,7 @@ PRIVATE = replace(OPTIONS, remember=False)
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     engine = load_tiny(tmp_path_factory.mktemp("model"), ["<|end|>"])
     model = build("llama", head_dim=32)
-    return replace(engine, model=model, vocabulary=96, context_length=4096, cache_memory=1 << 30)
+    return altered(engine, model=model, vocabulary=96, context_length=4096, cache_memory=1 << 30)
 
 
 @dataclass
@@ -136,7 +137,7 @@ def laid_out_otherwise(case: Case) -> None:
 
 def other_tokenizer(case: Case) -> None:
     case.saved()
-    case.open(tokenizer_digest="other")
+    case.open(digest="other")
 
 
 def smaller_context(case: Case) -> None:

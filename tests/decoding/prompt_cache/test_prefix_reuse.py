@@ -8,9 +8,10 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from akunu_py.decoding import decode, kvcache
-from akunu_py.decoding import prefill as prefill_module
+from akunu_py.decoding import kv_cache
 from akunu_py.decoding import target as target_module
+from akunu_py.decoding.generate import decode
+from akunu_py.decoding.generate import prefill as prefill_module
 from akunu_py.decoding.prompt_cache import history
 from akunu_py.decoding.target import Target
 from tests.support.families import build, every_family, families_of_each_kind
@@ -37,7 +38,7 @@ def read_by(target: Target, prompt: list[int], truth: list[int]) -> int:
 @families_of_each_kind()
 def test_a_conversation_reads_only_what_is_new(name: str) -> None:
     target = Target(Counting(build(name)))
-    needed = kvcache.needs_checkpoints(target.cache)
+    needed = kv_cache.needs_checkpoints(target.cache)
     assert not (needed and name in PLAIN)
     prompts, truths = [some(FIRST, 1)], [fresh(name, some(FIRST, 1))]
     assert read_by(target, prompts[0], truths[0]) == FIRST
@@ -64,15 +65,15 @@ def test_a_conversation_reads_only_what_is_new(name: str) -> None:
 def test_a_checkpoint_is_immune_to_later_writes(name: str) -> None:
     """Checkpoint, write passes of all sizes, restore, and all of it again."""
     model = build(name)
-    cache, prompt = kvcache.new_cache(model), some(FIRST, 1)
+    cache, prompt = kv_cache.new_cache(model), some(FIRST, 1)
     model(mx.array([prompt]), cache=cache)
-    back_to = kvcache.checkpoint(cache, FIRST)
+    back_to = kv_cache.checkpoint(cache, FIRST)
     expected = model(mx.array([some(5, 2)]), cache=cache)
     mx.eval(expected)
     for _ in range(2):
         for size in (1, 1, WINDOW + 1, 1, 7):
             mx.eval(model(mx.array([some(size, size)]), cache=cache))
-        kvcache.restore(cache, back_to)
+        kv_cache.restore(cache, back_to)
         again = model(mx.array([some(5, 2)]), cache=cache)
         assert mx.allclose(again, expected, rtol=1e-3, atol=1e-3)
         assert again[0].argmax(-1).tolist() == expected[0].argmax(-1).tolist()
@@ -128,7 +129,7 @@ def test_a_cache_that_can_be_trimmed_or_is_unknown_has_no_checkpoints() -> None:
     class Other:
         """A cache of which nothing is known."""
 
-    assert not kvcache.needs_checkpoints([Other()])
+    assert not kv_cache.needs_checkpoints([Other()])
 
 
 @pytest.mark.parametrize("bits", [4, 8])

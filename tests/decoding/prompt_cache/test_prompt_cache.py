@@ -6,21 +6,21 @@ import errno
 import json
 import os
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from mlx_lm.models.cache import load_prompt_cache
 
-from akunu_py.decoding import kvcache
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding import kv_cache
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache import cache_file, disk
-from akunu_py.decoding.session import Session
 from akunu_py.decoding.target import Target
 from akunu_py.errors import AkunuError, DamagedCache, StoreError, UsageError
 from akunu_py.models.store.store import StoredModel
 from akunu_py.types import GenerateOptions, Message
 from tests.support.command import assert_one_line_error, run_here
+from tests.support.engines import altered
 from tests.support.families import build, families_of_each_kind
 from tests.support.targets import answer, fresh, some
 from tests.support.tiny import VOCABULARY
@@ -49,7 +49,7 @@ def test_every_family_continues_where_it_was(
     target = Target(build(name))
     target.reuse_prefix(prompt)
     sampled = answer(target, prompt, [])
-    engine = replace(shallow_starter, model=build(name), vocabulary=VOCABULARY)
+    engine = altered(shallow_starter, model=build(name), vocabulary=VOCABULARY)
     disk.save(target.history, engine, file)
     assert [type(entry) for entry in load_prompt_cache(str(file))] == [
         type(entry) for entry in target.cache
@@ -69,7 +69,7 @@ def test_every_family_continues_where_it_was(
 
 
 def test_what_mlx_lm_cannot_keep_is_refused() -> None:
-    why = kvcache.why_no_prompt_cache(kvcache.new_cache(build("deepseek_v41")))
+    why = kv_cache.why_no_prompt_cache(kv_cache.new_cache(build("deepseek_v41")))
     assert why is not None
     assert "LayerCache" in why
 
@@ -79,7 +79,7 @@ def test_the_rows_of_forgotten_turns_are_not_kept() -> None:
     target.reuse_prefix(some(600, 1))
     answer(target, some(600, 1), [])
     target.reuse_prefix(some(600, 1)[:20])
-    packed = kvcache.compact(target.cache)
+    packed = kv_cache.compact(target.cache)
     assert [entry.keys.shape[2] for entry in packed] == [19, 19]
     assert target.cache[0].keys.shape[2] > 600
 
@@ -155,9 +155,9 @@ def test_other_files_are_refused(starter: StoredModel, shallow_starter: Engine) 
 def test_a_file_of_another_model_or_layout_is_refused(
     starter: StoredModel, shallow_starter: Engine, talked: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refuse(replace(shallow_starter, kv_bits=8), talked, UsageError, "--kv-bits")
+    refuse(altered(shallow_starter, kv_bits=8), talked, UsageError, "--kv-bits")
     other = disk.model_digest(starter.path, "another layout")
-    assert other != disk.model_digest(starter.path, shallow_starter.weights)
+    assert other != disk.model_digest(starter.path, shallow_starter.plan.weights)
     monkeypatch.setattr(disk, "model_digest", lambda *_: other)
     refuse(shallow_starter, talked, UsageError, "belongs to starter")
 

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from akunu_py.decoding import prefill
-from akunu_py.decoding.prompt_cache.beginnings import Beginnings
+from akunu_py.decoding.generate import prefill
 from akunu_py.decoding.prompt_cache.history import TokenHistory
-from akunu_py.decoding.prompt_cache.memory import LEAST, PromptCaches
+from akunu_py.decoding.prompt_cache.memory import LEAST, Beginnings, PromptCaches
 from akunu_py.decoding.target import Reuse, Target
 from tests.support.families import build, families_of_each_kind
 from tests.support.family_answers import choices

@@ -12,15 +12,20 @@ from pathlib import Path
 import pytest
 
 from akunu_py import paths
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.generate.recall import Recall
+from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.learned import LearnedState
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache import cache_file, disk, store
-from akunu_py.decoding.prompt_cache.forgotten import is_forgotten
-from akunu_py.decoding.prompt_cache.store import DiskLimits, PromptCacheStore, all_files
-from akunu_py.decoding.recall import Recall
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.prompt_cache.store import (
+    DiskLimits,
+    PromptCacheStore,
+    all_files,
+    is_forgotten,
+)
 from akunu_py.types import GenerateOptions
 from tests.support.command import assert_one_line_error, run_here
+from tests.support.engines import altered
 from tests.support.targets import some
 from tests.support.tiny_fim import load_tiny
 
@@ -34,7 +39,7 @@ PLENTY = DiskLimits(reserve=0)
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     engine = load_tiny(tmp_path_factory.mktemp("model"), ["<|end|>"])
-    return replace(engine, context_length=4096, cache_memory=1 << 30)
+    return altered(engine, context_length=4096, cache_memory=1 << 30)
 
 
 @pytest.fixture

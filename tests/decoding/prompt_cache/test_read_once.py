@@ -15,13 +15,14 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.generate.recall import Recall
+from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.learned import LearnedState
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache.store import DiskLimits, PromptCacheStore
-from akunu_py.decoding.recall import Recall
 from akunu_py.decoding.sampling import Sampler
-from akunu_py.decoding.session import Session
 from akunu_py.types import GenerateOptions, SamplingOptions
+from tests.support.engines import altered
 from tests.support.families import build
 from tests.support.targets import Counting, some
 from tests.support.tiny_fim import load_tiny
@@ -124,7 +125,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def engine_of(tiny: Engine, name: str) -> Engine:
     sizes = SMALL | ({"num_hidden_layers": LAYERS[name]} if name in LAYERS else {})
-    return replace(
+    return altered(
         tiny,
         model=Counting(build(name, **sizes)),
         weights=name,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from akunu_py.decoding.scheduling.awake import Awake
+from akunu_py.decoding.scheduling.scheduler import Awake
 
 
 def test_long_work_is_told_to_the_system_and_its_end_too() -> None:

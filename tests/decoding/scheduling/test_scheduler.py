@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from akunu_py.decoding import thread
-from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.events import Begun, Ended, Event, Failed, Reading, Text
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.scheduling.job import Job, JobHandle
 from akunu_py.decoding.scheduling.scheduler import Scheduler
-from akunu_py.decoding.session import Session
 from akunu_py.errors import AkunuError
 from akunu_py.types import GenerateOptions, Stats
 from tests.support.tiny_fim import byte_level, write_model
@@ -214,7 +213,7 @@ def test_a_step_that_never_ends_is_abandoned(directory: Path) -> None:
 def test_an_idle_model_is_unloaded_and_comes_back_by_itself(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(thread, "_SAVE_AFTER_S", 0.0)
+    monkeypatch.setattr("akunu_py.decoding.generate.model_thread._SAVE_AFTER_S", 0.0)
     states: queue.SimpleQueue[str] = queue.SimpleQueue()
     engines: list[weakref.ref[Engine]] = []
 

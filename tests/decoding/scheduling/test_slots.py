@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -14,15 +14,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from akunu_py.decoding import kvcache, session
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding import kv_cache
 from akunu_py.decoding.events import Ended, Event, Failed, Reading
-from akunu_py.decoding.scheduling import slots
+from akunu_py.decoding.generate import session
+from akunu_py.decoding.generate.session import Generation, Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.scheduling.job import JobHandle
-from akunu_py.decoding.scheduling.slots import Slots
-from akunu_py.decoding.session import Generation, Session
+from akunu_py.decoding.scheduling.scheduler import Slots
 from akunu_py.decoding.target import Target
 from akunu_py.types import DraftMode, GenerateOptions, SamplingOptions, Stats
+from tests.support.engines import altered
 from tests.support.families import build
 from tests.support.targets import Counting, some
 from tests.support.tiny_fim import load_tiny
@@ -42,21 +43,21 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 @pytest.fixture
 def fine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts are read 16 tokens at a time, and memory is taken for 5."""
-    monkeypatch.setattr(slots, "_CHUNK_S", 1e-9)
-    monkeypatch.setattr(slots, "_PATIENCE_S", 1e-9)
+    monkeypatch.setattr("akunu_py.decoding.scheduling.scheduler._CHUNK_S", 1e-9)
+    monkeypatch.setattr("akunu_py.decoding.scheduling.scheduler._PATIENCE_S", 1e-9)
     monkeypatch.setattr(session, "_LEG", 5)
 
 
 def engine_of(tiny: Engine, name: str, cache_memory: int = PLENTY) -> Engine:
     model = Counting(build(name))
-    cache = kvcache.new_cache(model)
-    return replace(
+    cache = kv_cache.new_cache(model)
+    return altered(
         tiny,
         model=model,
         vocabulary=96,
         stop_tokens=frozenset(),
-        no_draft=kvcache.why_no_rollback(cache),
-        recurrent=kvcache.is_recurrent(cache),
+        no_draft=kv_cache.why_no_rollback(cache),
+        recurrent=kv_cache.is_recurrent(cache),
         cache_memory=cache_memory,
     )
 
@@ -219,15 +220,15 @@ def test_what_another_is_reading_is_waited_for(name: str, memory: int, tiny: Eng
 @pytest.mark.usefixtures("fine")
 def test_memory_is_shared_and_who_has_none_waits_or_gives_up_its_own(tiny: Engine) -> None:
     engine = engine_of(tiny, "llama")
-    per_token = engine.fit.needs.cache.at(256) // 256
-    engine = replace(engine, cache_memory=per_token * 256 * 3)
+    per_token = engine.plan.fit.needs.cache.at(256) // 256
+    engine = altered(engine, cache_memory=per_token * 256 * 3)
     requests = [Asked(some(250, seed), 24, after=seed) for seed in range(5)]
     together: set[int] = set()
 
     def watch(slots: Slots) -> None:
         in_use = [each for each in run.slots.caches.in_use if each.reserved]
         together.add(len(in_use))
-        assert len(in_use) < 2 or sum(each.reserved for each in in_use) <= engine.cache_memory
+        assert len(in_use) < 2 or sum(each.reserved for each in in_use) <= engine.plan.cache_memory
 
     run = Run(Slots(Session(engine), 5, Clock(1)), watch)
     run.serve(requests)
@@ -352,7 +353,7 @@ def test_a_long_prompt_beside_answers_that_are_really_written(
     """By sessions of a model whose passes alone move the clock."""
     monkeypatch.setattr(Target, "clock", lambda self: still.now)
     engine = engine_of(tiny, "llama")
-    engine = replace(engine, model=Costly(engine.model, still, pass_s), context_length=40_000)
+    engine = altered(engine, model=Costly(engine.model, still, pass_s), context_length=40_000)
     long = Asked(some(1500, 9), 1, "off", after=12)
     answers = [Asked(some(30, seed), 40 // writers, "off") for seed in range(writers)]
     times: list[float] = []

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.session import Generation, Session
+from akunu_py.decoding.generate.session import Generation, Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.text.stream_decoder import Detokenizer
 from akunu_py.errors import UsageError
 from akunu_py.types import DraftMode, GenerateOptions, Message
 from tests.support.command import assert_one_line_error, run_here
+from tests.support.engines import altered
 from tests.support.prompts import REWRITE
 
 MODES: tuple[DraftMode, ...] = ("off", "fixed", "auto")
@@ -30,20 +30,20 @@ TEXTS = (
 
 
 def stream(engine: Engine, tokens: list[int]) -> list[str]:
-    detokenizer = Detokenizer(engine.tokenizer)
+    detokenizer = Detokenizer(engine.tokens.tokenizer)
     return [*(detokenizer.add(token) for token in tokens), detokenizer.finish()]
 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_streaming_equals_decoding_at_once(starter_engine: Engine, text: str) -> None:
-    tokens = starter_engine.encode(text)
+    tokens = starter_engine.tokens.encode(text)
     pieces = stream(starter_engine, tokens)
     assert "".join(pieces) == text
     assert not any("\ufffd" in piece for piece in pieces)
 
 
 def test_a_character_of_many_tokens_is_held_until_it_is_whole(starter_engine: Engine) -> None:
-    tokens = starter_engine.encode("🏳")
+    tokens = starter_engine.tokens.encode("🏳")
     assert len(tokens) > 1
     pieces = stream(starter_engine, tokens)
     assert pieces[: len(tokens)] == [""] * (len(tokens) - 1) + ["🏳"]
@@ -53,14 +53,16 @@ def test_random_tokens_lose_nothing(starter_engine: Engine) -> None:
     generator = random.Random(0)
     for _ in range(50):
         tokens = [generator.randrange(17, 49152) for _ in range(30)]
-        expected = starter_engine.tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
+        expected = starter_engine.tokens.tokenizer.decode(
+            tokens, clean_up_tokenization_spaces=False
+        )
         got = "".join(stream(starter_engine, tokens))
         # Where bytes are no UTF-8, how many U+FFFD stand for them is a matter of grouping.
         assert got.replace("\ufffd", "") == expected.replace("\ufffd", "")
 
 
 def test_an_incomplete_end_is_given_out_at_the_end(starter_engine: Engine) -> None:
-    tokens = starter_engine.encode("ok 🏳")[:-1]
+    tokens = starter_engine.tokens.encode("ok 🏳")[:-1]
     pieces = stream(starter_engine, tokens)
     assert "".join(pieces).startswith("ok ")
     assert pieces[-1].endswith("\ufffd")
@@ -68,10 +70,10 @@ def test_an_incomplete_end_is_given_out_at_the_end(starter_engine: Engine) -> No
 
 def test_the_prompts_end_is_context(starter_engine: Engine) -> None:
     prompt, answer = (
-        starter_engine.encode("The capital of France is"),
-        starter_engine.encode(" Paris"),
+        starter_engine.tokens.encode("The capital of France is"),
+        starter_engine.tokens.encode(" Paris"),
     )
-    detokenizer = Detokenizer(starter_engine.tokenizer, prompt[-1])
+    detokenizer = Detokenizer(starter_engine.tokens.tokenizer, prompt[-1])
     assert "".join(detokenizer.add(token) for token in answer) == " Paris"
 
 
@@ -113,7 +115,7 @@ def test_a_stop_sequence_ends_the_answer_before_it(
     assert made.text == whole[: whole.index(stop)]
     assert "".join(piece.text for piece in pieces) == made.text
     assert made.finish_reason == "stop"
-    assert stop in shallow_starter.tokenizer.decode(made.tokens)
+    assert stop in shallow_starter.tokens.tokenizer.decode(made.tokens)
     assert len(made.tokens) == made.stats.generated_tokens < LENGTH
     for piece in pieces:
         assert all(0 <= start < end <= len(piece.text) for start, end in piece.drafted)
@@ -159,8 +161,8 @@ def test_thinking_is_separated(
     start, end, stop = whole[:9], "MetaInfo", "peIntfCh"
     thought = whole[len(start) : whole.index(end)].lstrip("\r\n")
     answer = whole[whole.index(end) + len(end) :].lstrip("\r\n")
-    tokenizer = Reasoner(shallow_starter.tokenizer, start, end)
-    engine = replace(shallow_starter, tokenizer=tokenizer)
+    tokenizer = Reasoner(shallow_starter.tokens.tokenizer, start, end)
+    engine = altered(shallow_starter, tokenizer=tokenizer)
     # A stop sequence that comes in the thinking does not end it.
     options = GenerateOptions(max_tokens=LENGTH, draft=mode, stop=(stop,))
     made = generation(options, engine)

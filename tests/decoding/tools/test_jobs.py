@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from akunu_py.decoding.engine import Engine
 from akunu_py.decoding.events import (
     Begun,
     CallArguments,
@@ -20,9 +19,10 @@ from akunu_py.decoding.events import (
     Reading,
     Text,
 )
-from akunu_py.decoding.scheduling import jobs
-from akunu_py.decoding.scheduling.jobs import chat_job, text_job
-from akunu_py.decoding.session import Session
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
+from akunu_py.decoding.scheduling import job
+from akunu_py.decoding.scheduling.job import chat_job, text_job
 from akunu_py.decoding.text import thinking as channels
 from akunu_py.decoding.text.stream_decoder import StreamDecoder
 from akunu_py.decoding.tools.formats import FORMATS
@@ -75,13 +75,13 @@ def engine(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     template = TEMPLATE.replace("SIGN", SIGNS[request.param])
     (directory / "chat_template.jinja").write_text(template)
     engine = Engine.load(directory, name=request.param)
-    assert format_of(engine.tokenizer).name == request.param
+    assert format_of(engine.tokens.tokenizer).name == request.param
     return engine
 
 
 def options(engine: Engine, seed: int = 1, **more: Any) -> GenerateOptions:
     """The fillers are no part of any text, and thinking is short."""
-    find = engine.tokenizer.backend_tokenizer.token_to_id
+    find = engine.tokens.tokenizer.backend_tokenizer.token_to_id
     fillers = [find(f"<|filler{i}|>") for i in range(9)]
     biased = tuple((token, -1e4) for token in fillers if token is not None)
     if (ending := find("<|end|>")) is not None:
@@ -122,9 +122,9 @@ def test_what_must_be_called_is(engine: Engine) -> None:
 
 @pytest.mark.parametrize("engine", ["hermes", "mistral"], indirect=True)
 def test_what_must_not_be_called_is_not(engine: Engine) -> None:
-    opener = next(iter(format_of(engine.tokenizer).openers))
+    opener = next(iter(format_of(engine.tokens.tokenizer).openers))
     asked = replace(options(engine), max_tokens=4)
-    token = engine.tokenizer.backend_tokenizer.token_to_id(opener)
+    token = engine.tokens.tokenizer.backend_tokenizer.token_to_id(opener)
     pushed = () if token is None else ((token, 50.0),)
     bias = asked.sampling.logit_bias + pushed
     asked = replace(asked, sampling=replace(asked.sampling, logit_bias=bias))
@@ -171,7 +171,7 @@ def test_the_first_call_ends_an_answer_that_may_have_one(one_call: bool) -> None
     call = '<tool_call>{"name": "other", "arguments": {}}</tool_call>'
     generation: Any = Given(call + call[:9], call[9:], "So.")
     parser = ToolCallParser(FORMATS["hermes"], TOOLS)
-    events = [event for event in jobs._events(generation, parser, one_call=one_call) if event]
+    events = [event for event in job._events(generation, parser, one_call=one_call) if event]
     assert calls(events) == [("other", {})] * (1 if one_call else 2)
     assert isinstance(events[-1], Ended)
     assert events[-1].reason == ("stop" if one_call else "cancelled")
@@ -180,8 +180,8 @@ def test_the_first_call_ends_an_answer_that_may_have_one(one_call: bool) -> None
 
 def test_a_text_goes_on_without_calls(engine: Engine) -> None:
     asked = replace(options(engine), max_tokens=8)
-    events = run(engine, text_job(engine.encode("abc"), asked))
-    generation = Session(engine).generate(engine.encode("abc"), asked)
+    events = run(engine, text_job(engine.tokens.encode("abc"), asked))
+    generation = Session(engine).generate(engine.tokens.encode("abc"), asked)
     text = generation.answer().text
     assert "".join(event.text for event in events if isinstance(event, Text)) == text
     assert isinstance(events[-1], Ended)
@@ -197,10 +197,10 @@ HARMONY = (
 
 @pytest.mark.parametrize("engine", ["harmony"], indirect=True)
 def test_channels_come_apart(engine: Engine) -> None:
-    prompt = engine.encode_chat(ASKED, TOOLS)
-    tokens = engine.tokenizer.encode(HARMONY)
+    prompt = engine.tokens.encode_chat(ASKED, TOOLS)
+    tokens = engine.tokens.tokenizer.encode(HARMONY)
     for size in (1, 2, 7, len(tokens)):
-        decoder = StreamDecoder(engine.tokenizer, engine.stop_tokens, prompt, ())
+        decoder = StreamDecoder(engine.tokens.tokenizer, engine.tokens.stop_tokens, prompt, ())
         pieces = [
             decoder.add(Piece(tuple(tokens[at : at + size])))[0]
             for at in range(0, len(tokens), size)
@@ -211,6 +211,8 @@ def test_channels_come_apart(engine: Engine) -> None:
         said = "".join(piece.text for piece in pieces)
         assert said == f'Wait.{call}<|message|>{{"on": true}}'
     for plain in ("No channel at all.", '{"a": 1}', "<", ""):
-        decoder = StreamDecoder(engine.tokenizer, engine.stop_tokens, prompt, ())
-        pieces = [decoder.add(Piece((token,)))[0] for token in engine.tokenizer.encode(plain)]
+        decoder = StreamDecoder(engine.tokens.tokenizer, engine.tokens.stop_tokens, prompt, ())
+        pieces = [
+            decoder.add(Piece((token,)))[0] for token in engine.tokens.tokenizer.encode(plain)
+        ]
         assert "".join(piece.text for piece in [*pieces, decoder.finish()]) == plain

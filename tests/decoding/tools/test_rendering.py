@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from akunu_py.decoding.engine import Engine
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.tools.parser import parser_for
 from akunu_py.decoding.tools.rendering import abilities, render
 from akunu_py.types import Message, Tool, ToolCall
@@ -186,14 +186,19 @@ def test_a_template_is_tried_once() -> None:
 
 
 def test_the_starter_takes_tools_as_text(starter_engine: Engine) -> None:
-    prompt = starter_engine.encode_chat(TALK, TOOLS)
-    text = starter_engine.tokenizer.decode(prompt)
+    prompt = starter_engine.tokens.encode_chat(TALK, TOOLS)
+    text = starter_engine.tokens.tokenizer.decode(prompt)
     assert '{"name": "weather", "description": "Says it."' in text
-    assert parser_for(starter_engine.tokenizer, TOOLS).markers == ("<tool_call>", "</tool_call>")
-    stable = starter_engine.stable_prefix(TALK, prompt, TOOLS)
+    assert parser_for(starter_engine.tokens.tokenizer, TOOLS).markers == (
+        "<tool_call>",
+        "</tool_call>",
+    )
+    stable = starter_engine.tokens.stable_prefix(TALK, prompt, TOOLS)
     more = (*TALK, Message("assistant", "", tool_calls=CALLS[:1]), Message("tool", "dry"))
-    following = starter_engine.encode_chat(more, TOOLS)
+    following = starter_engine.tokens.encode_chat(more, TOOLS)
     assert following[:stable] == prompt[:stable]
     assert (
-        starter_engine.tokenizer.decode(prompt[:stable]).rstrip().endswith("<|im_start|>assistant")
+        starter_engine.tokens.tokenizer.decode(prompt[:stable])
+        .rstrip()
+        .endswith("<|im_start|>assistant")
     )

@@ -64,7 +64,7 @@ def _score_rules(options: argparse.Namespace) -> int:
 
 def _find_definitions(options: argparse.Namespace) -> int:
     engine = load_engine(options.model, LoadOptions(options.weights))
-    code = CodeTokens(engine.tokenizer, engine.vocabulary)
+    code = CodeTokens(engine.tokens.tokenizer, engine.tokens.vocabulary)
     found = measure_definitions(options.directory, lambda text: len(code.encode(text)), progress)
     progress("")
     if not found:

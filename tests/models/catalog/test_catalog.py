@@ -11,7 +11,7 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes
 
-from akunu_py.decoding import footprint
+from akunu_py.decoding import load_plan as plan
 from akunu_py.errors import UnknownModel
 from akunu_py.models import catalog
 from akunu_py.models.catalog import (
@@ -89,7 +89,7 @@ def test_it_has_models_for_every_purpose() -> None:
 def test_its_figures_follow_from_the_architecture(name: str) -> None:
     entry, model = ENTRIES[name], model_of(name)
     text = CONFIGS[name].get("text_config", CONFIGS[name])
-    growth = footprint.growth(model)
+    growth = plan.growth(model)
     arrays = [value for _, value in tree_flatten(model.parameters())]
     assert growth == entry.cache
     weights = sum(array.nbytes for array in arrays)

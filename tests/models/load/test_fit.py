@@ -11,9 +11,10 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from akunu_py.decoding import device, footprint, kvcache
-from akunu_py.decoding.engine import Engine
-from akunu_py.decoding.session import Session
+from akunu_py.decoding import device, kv_cache
+from akunu_py.decoding import load_plan as plan
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import DoesNotFit, UsageError
 from akunu_py.models.load import fit
 from akunu_py.models.load.fit import (
@@ -24,9 +25,11 @@ from akunu_py.models.load.fit import (
     choose_context,
     largest_context,
 )
+from akunu_py.models.load.mlx_loader import OpenModel
+from akunu_py.models.load.model_files import ModelFiles
 from akunu_py.models.store import store
 from akunu_py.models.store.store import StoredModel
-from akunu_py.types import GenerateOptions
+from akunu_py.types import GenerateOptions, LoadOptions
 from tests.support.families import build, leaves
 from tests.support.family_table import FAMILIES, WINDOW
 
@@ -37,7 +40,7 @@ TIGHT = Needs(1000, Growth(10), Activations(0, 0, 0, 2), 8192)
 
 def cache_bytes(model: Any, tokens: int) -> int:
     """What a cache of the model takes after as many tokens, read a chunk at a time."""
-    cache = kvcache.new_cache(model)
+    cache = kv_cache.new_cache(model)
     rows = mx.arange(tokens)[None] % 96
     for start in range(0, tokens, fit.PREFILL_ROWS):
         model(rows[:, start : start + fit.PREFILL_ROWS], cache=cache)
@@ -52,7 +55,7 @@ def test_cache_bytes_are_known_before_anything_runs(name: str) -> None:
     model = build(name)
     mx.clear_cache()
     before = mx.get_active_memory()
-    growth = footprint.growth(model)
+    growth = plan.growth(model)
     assert mx.get_active_memory() - before < 1000
     for tokens in (WINDOW - 8, 2 * fit.PREFILL_ROWS):
         real, expected = cache_bytes(model, tokens), growth.at(tokens)
@@ -79,12 +82,16 @@ def test_long_passes_over_a_prompt_need_fused_attention_and_memory() -> None:
 def test_float32_and_quantized_caches_are_counted_as_such() -> None:
     model = build.__wrapped__("llama")  # not the one that other tests share
     model.set_dtype(mx.bfloat16)
-    half = footprint.growth(model)
-    assert footprint.growth(model, wide=True) == Growth(half.per_token * 2)
+    half = plan.growth(model)
     model.set_dtype(mx.float32)
+    assert plan.growth(model) == Growth(half.per_token * 2)
     with pytest.raises(UsageError, match="groups of 32"):  # its heads have 8 values
-        footprint.growth(model, 8)
-    assert footprint.needs_with_8_bits(model, {}, 100, "keep") is None
+        plan.growth(model, 8)
+    files = ModelFiles(Path("m"), {"config.json": {}}, [], {})
+    opened = OpenModel(files, model, {}, 96)
+    with pytest.raises(DoesNotFit) as refused:
+        plan.make_plan("m", opened, plan.needs(opened), LoadOptions(memory=1))
+    assert "--kv-bits" not in str(refused.value)
 
 
 def test_the_weights_and_a_peak_of_the_real_starter(starter: StoredModel) -> None:
@@ -92,10 +99,10 @@ def test_the_weights_and_a_peak_of_the_real_starter(starter: StoredModel) -> Non
     before = mx.get_active_memory()
     engine = Engine.load(starter.path, name="starter")
     loaded = mx.get_active_memory() - before
-    estimate = engine.fit.estimate
-    assert estimate.context == engine.context_length == 8192
+    estimate = engine.plan.fit.estimate
+    assert estimate.context == engine.plan.context_length == 8192
     assert abs(estimate.weights - loaded) / loaded < 0.01
-    needs = engine.fit.needs
+    needs = engine.plan.fit.needs
     for tokens in (100, 540):  # in one chunk and in two
         mx.clear_cache()
         mx.reset_peak_memory()
@@ -108,11 +115,11 @@ def test_the_weights_and_a_peak_of_the_real_starter(starter: StoredModel) -> Non
 
 
 def test_a_session_has_the_requested_context(starter: StoredModel) -> None:
-    engine = Engine.load(starter.path, name="starter", context=300, weights="keep")
-    assert engine.context_length == 300
-    assert engine.fit.estimate.weights < 100_000_000
+    engine = Engine.load(starter.path, LoadOptions(weights="keep", context=300), name="starter")
+    assert engine.plan.context_length == 300
+    assert engine.plan.fit.estimate.weights < 100_000_000
     with pytest.raises(UsageError, match=r"8192 tokens of context, --context asks for 9000"):
-        Engine.load(starter.path, name="starter", context=9000)
+        Engine.load(starter.path, LoadOptions(context=9000), name="starter")
 
 
 def test_too_little_memory_for_the_real_starter(
@@ -121,17 +128,17 @@ def test_too_little_memory_for_the_real_starter(
     monkeypatch.setattr(device, "available_memory", lambda: 200_000_000)
     before = mx.get_active_memory()
     engine = Engine.load(starter.path, name="starter")  # its own format, and less context
-    assert 2048 < engine.context_length < 8192
-    assert "--kv-bits 8 makes it" in engine.fit.note
+    assert 2048 < engine.plan.context_length < 8192
+    assert "--kv-bits 8 makes it" in engine.plan.fit.note
     del engine
     monkeypatch.setattr(device, "available_memory", lambda: 90_000_000)
     with pytest.raises(DoesNotFit, match=r"98 MB weights.*can give 90 MB.*--force") as caught:
         Engine.load(starter.path, name="starter")
     assert "\n" not in str(caught.value)
     assert mx.get_active_memory() - before < 2_000_000  # refused before the weights were read
-    forced = Engine.load(starter.path, name="starter", force=True)
-    assert "--force" in forced.fit.note
-    assert forced.context_length == 8192
+    forced = Engine.load(starter.path, LoadOptions(force=True), name="starter")
+    assert "--force" in forced.plan.fit.note
+    assert forced.plan.context_length == 8192
 
 
 def test_a_context_that_fits_has_no_note() -> None:

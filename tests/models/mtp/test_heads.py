@@ -12,25 +12,20 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.utils import quantize_model, save_model
 
-from akunu_py.decoding import kvcache
+from akunu_py.decoding import kv_cache
 from akunu_py.errors import DamagedModel, UnsupportedModel
-from akunu_py.models.load.mlx_loader import load_model
+from akunu_py.models.load.mlx_loader import open_model
 from akunu_py.models.mtp import FAMILIES, HEAD_FILE, Head, Trunk, load_head, write_head
 from akunu_py.models.store.local_import import import_model
-from tests.support.tiny_mtp import (
-    CONFIGS,
-    VOCABULARY,
-    reference,
-    write_checkpoint,
-    write_tokenizer,
-)
+from tests.support.tiny_mtp import CONFIGS, VOCABULARY, reference, write_checkpoint, write_tokenizer
 
 ROWS = 12
 DRAFT = 4
 
 
 def loaded(directory: Path) -> tuple[Any, Head]:
-    model, config, _ = load_model(directory)
+    opened = open_model(directory)
+    model, config = opened.model, opened.config
     head = load_head(directory, model, config)
     assert head is not None
     return model, head
@@ -54,7 +49,7 @@ def test_a_head_computes_what_it_shall(family: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(np.array(whole[0]), wanted, atol=2e-3)
 
     for accepted in range(DRAFT + 1):
-        cache, at, got = kvcache.new_cache(head), 0, []
+        cache, at, got = kv_cache.new_cache(head), 0, []
         while at < ROWS:
             real = min(1 + accepted, ROWS - at)
             got.append(head(embeddings[:, at : at + real], hidden[:, at : at + real], cache))
@@ -62,8 +57,8 @@ def test_a_head_computes_what_it_shall(family: str, tmp_path: Path) -> None:
             state = got[-1][:, -1:]
             for _ in range(DRAFT):  # each from the one before
                 state = head(embeddings[:, :1], state, cache)
-            kvcache.trim(cache, DRAFT)
-            assert kvcache.holds(cache, at)
+            kv_cache.trim(cache, DRAFT)
+            assert kv_cache.holds(cache, at)
         np.testing.assert_allclose(np.array(mx.concatenate(got, 1)[0]), wanted, atol=2e-3)
 
 
@@ -73,21 +68,23 @@ def test_hidden_states_come_with_the_logits(family: str, tmp_path: Path) -> None
     model, head = loaded(tmp_path)
     assert head.normed != (family == "mimo")
     trunk, tokens = Trunk(model, normed=head.normed), mx.arange(9)[None]
-    normed, hidden = trunk.forward(tokens, kvcache.new_cache(model))
-    assert mx.array_equal(trunk.logits(normed), model(tokens, kvcache.new_cache(model)))
+    normed, hidden = trunk.forward(tokens, kv_cache.new_cache(model))
+    assert mx.array_equal(trunk.logits(normed), model(tokens, kv_cache.new_cache(model)))
     norm = getattr(model, "language_model", model).model.norm
     assert mx.array_equal(normed, hidden if head.normed else norm(hidden))
-    assert mx.array_equal(trunk.forward(tokens, kvcache.new_cache(model))[1], hidden)
+    assert mx.array_equal(trunk.forward(tokens, kv_cache.new_cache(model))[1], hidden)
 
 
 def quantized(source: Path, target: Path) -> Any:
     """The model in `source`, as mlx-lm converts it: without its head."""
-    model, config, _ = load_model(source)
+    opened = open_model(source)
+    model, config = opened.model, opened.config
     model, config = quantize_model(model, config, 32, 8)
     target.mkdir()
     save_model(target, model)
     (target / "config.json").write_text(json.dumps(config))
-    model, config, _ = load_model(target)
+    opened = open_model(target)
+    model, config = opened.model, opened.config
     assert load_head(target, model, config) is None
     return model
 
@@ -151,7 +148,8 @@ def test_an_import_keeps_the_head(
 
 def test_what_does_not_fit_is_no_head(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "a", "qwen3_5", head=False)
-    model, config, _ = load_model(tmp_path / "a")
+    opened = open_model(tmp_path / "a")
+    model, config = opened.model, opened.config
     assert load_head(tmp_path / "a", model, config) is None
     published = write_checkpoint(tmp_path / "b", "qwen3_5")
     name = "mtp.layers.0.self_attn.o_proj.weight"

@@ -35,8 +35,8 @@ pytestmark = pytest.mark.usefixtures("in_process")  # test_worker has the proces
 
 
 def test_a_pull_makes_a_model_that_runs(server: Hub, home: Path) -> None:
-    from akunu_py.decoding.engine import Engine
-    from akunu_py.decoding.session import Session
+    from akunu_py.decoding.generate.session import Session
+    from akunu_py.decoding.model.engine import Engine
     from akunu_py.types import GenerateOptions
 
     seen: list[Progress] = []

@@ -1,0 +1,1 @@
+"""Neural drafters, and the drafter of a session with its n-grams."""

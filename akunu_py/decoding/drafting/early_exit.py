@@ -1,0 +1,293 @@
+"""Early exit: the target's first layers draft through its own norm and lm_head, and what they
+compute is not computed again where their guesses are verified.
+
+LayerSkip (Elhoushi et al. 2024), sections 4.3.1 to 4.3.3: self-speculative decoding that reuses the
+keys and values, and the hidden states behind the last of those layers. Models that were trained for
+it agree with their first layers; others hardly do, so this drafts only where it is asked for.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from akunu_py.decoding import kv_cache
+from akunu_py.decoding.drafting.neural import Network
+from akunu_py.decoding.model.engine import Engine
+from akunu_py.decoding.target import Target
+from akunu_py.decoding.token_ids import common_prefix
+from akunu_py.errors import UnsupportedModel
+from akunu_py.models.load.model_files import boundary
+from akunu_py.ngram.cost import PRIOR_SHAPE, interpolate
+
+LONGEST = 8  # tokens in a row
+_MEASURED = 96  # tokens that agreement is measured on
+_CANDIDATES = 8  # numbers of layers that are tried
+_READ, _ROWS = 5, 3  # of the trial whether the layers can be run in two parts
+_EXACT = 1e-3  # of the largest logit
+# Of what most models are asked for: prose, an answer, code.
+_TEXT = """The river rises in the hills to the north and reaches the sea after two hundred miles. \
+In spring, when the snow melts, it is too wide to cross on foot.
+
+Q: What is the difference between a list and a tuple in Python?
+A: A list can be changed after it was created, and a tuple cannot. Use a list where the number of \
+items changes, and a tuple where it is fixed.
+
+def mean(values):
+    total = 0
+    for value in values:
+        total += value
+    return total / len(values)
+"""
+
+
+class FirstLayers:
+    """A model cut behind its first `count` layers.
+
+    Each part is the model itself with other layers that do nothing: embedding, masks, norm and
+    lm_head stay whatever the family makes of them.
+    """
+
+    def __init__(self, model: Any, count: int) -> None:
+        path, layers = _find_layers(model)
+        self.count = count
+        self._states = mx.zeros((0,))  # [1, rows, width], behind the first layers
+        skipped = [_Instead(layer, lambda states: states) for layer in layers]
+        keep = _Instead(layers[count], self._keep)
+        give = _Instead(layers[0], lambda states: self._states)
+        self._first = _with_layers(model, path, [*layers[:count], keep, *skipped[count + 1 :]])
+        self._rest = _with_layers(model, path, [give, *skipped[1:count], *layers[count:]])
+
+    def _keep(self, states: mx.array) -> mx.array:
+        self._states = states
+        return states
+
+    def first(self, tokens: mx.array, cache: kv_cache.Cache) -> tuple[mx.array, mx.array]:
+        """Writes `tokens` [rows] into the first entries of `cache`. Returns the logits that these
+        layers alone give, [rows, vocab], and the states behind them, [1, rows, width]."""
+        own = cache[: self.count]
+        logits = self._first(tokens[None], cache=[*own, *own[:1] * (len(cache) - len(own))])[0]
+        return logits, self._states
+
+    def rest(self, tokens: mx.array, states: mx.array, cache: kv_cache.Cache) -> mx.array:
+        """Writes them into the other entries. Returns the model's logits, [rows, vocab]."""
+        self._states, own = states, cache[self.count :]
+        logits: mx.array = self._rest(tokens[None], cache=[*own[:1] * self.count, *own])[0]
+        return logits
+
+
+class ExitNetwork(Network):
+    """A `DraftNetwork` of the target's first layers, which write into the target's own cache: their
+    entries are ahead of the others by what was drafted, until the pass that verifies it.
+
+    share, reused: see `DraftNetwork`.
+    """
+
+    name = "exit"
+    longest = LONGEST
+    in_auto = False
+
+    @classmethod
+    def missing(cls, engine: Engine) -> str:
+        """See `Network`. The first time it is measured, which takes a few passes."""
+        if engine.ring is not None:
+            return "the model is divided among hosts"
+        found = _exit(engine)
+        return found if isinstance(found, str) else ""
+
+    @classmethod
+    def make(cls, engine: Engine, target: Target) -> ExitNetwork:
+        found = _exit(engine)
+        assert isinstance(found, Exit)
+        layers = FirstLayers(engine.model, found.layers)
+        return cls(layers, target, found.share, found.reused)
+
+    def __init__(self, layers: FirstLayers, target: Target, share: float, reused: float) -> None:
+        super().__init__(target)
+        self.share, self.reused, self.key = share, reused, f"exit {layers.count}"
+        self._layers = layers
+        self._ahead: list[int] = []  # tokens that only the first layers have read
+        self._states: list[mx.array] = []  # behind those
+        target.run = self._run
+
+    @property
+    def read(self) -> int:
+        return len(self._target.tokens)
+
+    def forget(self) -> None:
+        """See `DraftNetwork`: all that it has is the target's."""
+
+    def begin(self, known: Sequence[int]) -> bool:
+        """See `DraftNetwork`."""
+        self._known = list(known)
+        return True
+
+    def guess(self) -> tuple[int, float]:
+        """See `DraftNetwork`."""
+        target = self._target
+        rows = self._known[len(target.tokens) + len(self._ahead) :]
+        logits, states = self._layers.first(mx.array(rows, mx.int32), target.cache)
+        self._ahead += rows
+        self._states.append(states)
+        return self._draw(logits[-1:])
+
+    def _run(self, tokens: mx.array, cache: kv_cache.Cache) -> mx.array:
+        """See `Target.run`: the first layers compute what they have not computed yet."""
+        ahead, states = self._ahead, self._states
+        self._ahead, self._states = [], []
+        if not ahead:
+            return self._target.run_model(tokens, cache)
+        read = common_prefix(ahead, tokens.tolist())
+        kv_cache.trim(cache[: self._layers.count], len(ahead) - read)
+        done = mx.concatenate(states, axis=1)[:, :read]
+        if read < tokens.shape[0]:
+            _, more = self._layers.first(tokens[read:], cache)
+            done = mx.concatenate([done, more], axis=1)
+        return self._layers.rest(tokens, done, cache)
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """An exit behind the first `layers`. agreement: how often what is likeliest there is what the
+    whole model has likeliest. share: of what a plain step computes, with the lm_head; reused:
+    without it."""
+
+    layers: int
+    agreement: float
+    share: float
+    reused: float
+
+    @property
+    def promise(self) -> float:
+        """Times as fast as plain decoding at the best length, where all guesses agree as often and
+        passes cost what is assumed before any was measured; below 1 where drafting loses."""
+        best = 0.0
+        for drafted in range(1, LONGEST + 1):
+            tokens = sum(self.agreement**place for place in range(drafted + 1))
+            rows = interpolate(PRIOR_SHAPE, 1 + drafted)
+            cost = rows - self.reused * (rows - 1) + drafted * self.share
+            best = max(best, tokens / cost)
+        return best
+
+    def as_dict(self) -> dict[str, float]:
+        """Ready for JSON, with what it promises."""
+        return asdict(self) | {"promise": self.promise}
+
+
+def measure(engine: Engine, counts: Sequence[int]) -> list[Exit]:
+    """Exits behind so many layers, measured on a text of ours. Raises UnsupportedModel where these
+    layers cannot be run by themselves."""
+    model = engine.model
+    tokens = mx.array(engine.tokens.encode_text(_TEXT)[:_MEASURED])
+    _, layers = _find_layers(model)
+    each = sum(_nbytes(layer) for layer in layers) / len(layers)
+    lm_head = _nbytes(model) - each * len(layers)
+    if any(path.endswith("lm_head") for path, _ in model.named_modules()):
+        lm_head /= 2  # the rest of it is the embedding, of which few rows are read
+    whole = each * len(layers) + lm_head
+    with boundary(f"the layers of {engine.name} cannot be run in two parts", UnsupportedModel):
+        truth = mx.argmax(model(tokens[None], cache=_new_cache(engine))[0], axis=-1)
+        found = []
+        for count in counts:
+            logits, _ = FirstLayers(model, count).first(tokens, _new_cache(engine))
+            agreement = mx.mean(mx.argmax(logits, axis=-1) == truth).item()
+            first = each * count
+            found.append(Exit(count, float(agreement), (first + lm_head) / whole, first / whole))
+    return found
+
+
+def choose(engine: Engine) -> Exit:
+    """The exit that promises most of some. Raises UnsupportedModel where there is none."""
+    count = len(engine.model.layers)
+    tried = {count * part // _CANDIDATES for part in range(1, _CANDIDATES)} - {0}
+    others = [
+        each for each in kv_cache.new_cache(engine.model, engine.plan.kv_bits) if not _grows(each)
+    ]
+    if others or not tried:
+        kinds = ", ".join(sorted({type(each).__name__ for each in others})) or f"{count} layer"
+        raise UnsupportedModel(f"{engine.name} ({kinds}) cannot be ahead in its first layers")
+    best = max(measure(engine, sorted(tried)), key=lambda each: each.promise)
+    if not _is_exact(engine, FirstLayers(engine.model, best.layers)):
+        raise UnsupportedModel(f"in two parts the layers of {engine.name} give other logits")
+    return best
+
+
+def _is_exact(engine: Engine, layers: FirstLayers) -> bool:
+    """Whether the model in two parts gives its own logits."""
+    with boundary(f"the layers of {engine.name} cannot be run in two parts", UnsupportedModel):
+        tokens = mx.array(engine.tokens.encode_text(_TEXT)[: _READ + _ROWS])
+        caches = _new_cache(engine), _new_cache(engine)
+        for cache in caches:
+            engine.model(tokens[None, :_READ], cache=cache)
+        rows = tokens[_READ:]
+        whole = engine.model(rows[None], cache=caches[0])[0]
+        _, states = layers.first(rows, caches[1])
+        both = layers.rest(rows, states, caches[1])
+        return bool((mx.abs(whole - both).max() <= _EXACT * mx.abs(whole).max()).item())
+
+
+def _new_cache(engine: Engine) -> kv_cache.Cache:
+    return kv_cache.new_cache(engine.model, engine.plan.kv_bits)
+
+
+def _grows(entry: Any) -> bool:
+    return type(entry) in kv_cache.GROWING
+
+
+def _nbytes(module: Any) -> int:
+    return sum(value.nbytes for _, value in tree_flatten(module.parameters()))
+
+
+class _Instead:
+    """Looks like a layer, and computes something else."""
+
+    def __init__(self, layer: Any, compute: Callable[[mx.array], mx.array]) -> None:
+        self._layer, self._compute = layer, compute
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layer, name)
+
+    def __call__(self, states: mx.array, *args: Any, **options: Any) -> mx.array:
+        return self._compute(states)
+
+
+def _find_layers(model: Any) -> tuple[list[str], list[Any]]:
+    """The layers of a model, and the way to the module that holds them. Raises UnsupportedModel."""
+    modules = model.named_modules() if isinstance(model, nn.Module) else []
+    for path, module in modules:
+        layers = module.get("layers")
+        if isinstance(layers, list) and len(layers) == len(model.layers) > 1:
+            return [name for name in path.split(".") if name], layers
+    raise UnsupportedModel("its layers are not found")
+
+
+def _with_layers(model: Any, path: Sequence[str], layers: list[Any]) -> Any:
+    """A handle on the same model with other layers."""
+    other = copy.copy(model)
+    if path:
+        other[path[0]] = _with_layers(model[path[0]], path[1:], layers)
+    else:
+        other["layers"] = layers
+    return other
+
+
+# Of the models that were asked for, by their identity: the exit, or why there is none.
+_chosen: dict[int, tuple[weakref.ref[Any], Exit | str]] = {}
+
+
+def _exit(engine: Engine) -> Exit | str:
+    model, (known, found) = engine.model, _chosen.get(id(engine.model), (None, ""))
+    if known is None or known() is not model:
+        try:
+            found = choose(engine)
+        except UnsupportedModel as error:
+            found = str(error)
+        _chosen[id(model)] = weakref.ref(model), found
+    return found

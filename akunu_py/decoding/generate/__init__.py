@@ -1,0 +1,1 @@
+"""Answers: the session, prefill, the decode loop, and the thread that owns a model."""

@@ -1,0 +1,99 @@
+"""Is there memory for an answer: before its prompt is read, the bytes are known. What is kept for
+speed alone goes where the system is short of it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from akunu_py.decoding import device
+from akunu_py.decoding.load_plan import growth
+from akunu_py.decoding.model.engine import Engine
+from akunu_py.decoding.prompt_cache.memory import LEAST, PromptCaches
+from akunu_py.decoding.target import Target
+from akunu_py.errors import DoesNotFit, UsageError
+from akunu_py.models.load.fit import Growth
+from akunu_py.text import human_size
+
+_LEAST_ANSWER = 256  # tokens that there must be memory for; the rest may never be written
+_STEP = 256  # tokens: what caches grow by
+
+
+def relieve(caches: PromptCaches) -> None:
+    """Gives back, where the system is short of memory, what is kept for speed alone: MLX's buffers,
+    and the texts that are not in use where it is critical."""
+    pressure = device.memory_pressure()
+    if pressure == "critical":
+        caches.make_room(caches.limit)
+    if pressure != "normal":
+        mx.clear_cache()
+
+
+def make_room(engine: Engine, target: Target, prompt: Sequence[int], max_tokens: int) -> None:
+    """Sees that there is memory for the KV cache of `prompt` and an answer: what is kept only for
+    speed goes where it must.
+
+    Raises DoesNotFit, with what would fit, where that is not enough, and the engine is not forced.
+    Nothing was read or lost then but other texts.
+    """
+    caches = target.caches
+    relieve(caches)
+    context = engine.plan.context_length
+    cached = target.reach(prompt)
+    fewest = min(len(prompt) + min(max_tokens, _LEAST_ANSWER), context)
+    least = _growth(engine, fewest, cached)
+    most = _growth(engine, min(len(prompt) + max_tokens, context), cached)
+    if (left := device.memory_left(engine.plan.memory_limit)) >= most:
+        return
+    asked_for = target.best(prompt) if cached >= LEAST else None
+    caches.make_room(max(0, caches.limit - caches.nbytes) + most - left, asked_for)
+    mx.clear_cache()
+    left = device.memory_left(engine.plan.memory_limit)
+    if left >= least or engine.plan.forced:
+        return
+    held = target.history.nbytes + caches.nbytes
+    if left + held < _growth(engine, fewest, 0):
+        raise DoesNotFit(_refusal(engine, len(prompt), cached, least, left))
+    caches.note_lost(target.history)
+    target.reset()  # what it shares with the prompt is less than what it has besides
+    caches.make_room(caches.limit)
+    mx.clear_cache()
+
+
+def _growth(engine: Engine, tokens: int, cached: int, cache: Growth | None = None) -> int:
+    """Bytes that a text of so many tokens takes beyond what is cached, with the work on it."""
+    needs, rows = engine.plan.fit.needs, engine.plan.fit.prefill_rows
+    cache = cache or needs.cache
+    whole = cached - cached % _STEP
+    held = cache.at(whole, rows) if whole else 0
+    return max(0, cache.at(tokens, rows) - held) + needs.activations.at(tokens, rows)
+
+
+def _refusal(engine: Engine, prompt: int, cached: int, needed: int, left: int) -> str:
+    steps = range(_STEP, engine.plan.context_length + 1, _STEP)
+    fits = _STEP * bisect_right(steps, left, key=lambda tokens: _growth(engine, tokens, cached))
+    ways = []
+    if fits - _LEAST_ANSWER >= _STEP:
+        ways.append(f"shorten it to {fits - _LEAST_ANSWER:,} tokens (--context {fits} holds)")
+    if _fits_with_8_bits(engine, prompt, left):
+        ways.append("--kv-bits 8")
+    ways += ["a smaller model (akunu models recommend)", "close other programs"]
+    return (
+        f"a prompt of {prompt:,} tokens needs {human_size(needed)} more for {engine.name}, "
+        f"{human_size(max(0, left))} are left; {', or '.join(ways)}; --force tries it anyway"
+    )
+
+
+def _fits_with_8_bits(engine: Engine, prompt: int, left: int) -> bool:
+    if engine.plan.kv_bits is not None:
+        return False
+    try:
+        cache = growth(engine.model, 8)
+    except UsageError:
+        return False
+    for beside in (engine.draft_model, engine.mtp_head):
+        cache += beside.needs.cache if beside else Growth(0)
+    tokens = min(prompt + _LEAST_ANSWER, engine.plan.context_length)
+    return _growth(engine, tokens, 0, cache) <= left

@@ -1,0 +1,468 @@
+"""Session: a model with its token histories. Generation: one answer while it is made.
+
+A session belongs to the thread that uses it, because MLX's streams are thread-local; only
+`Generation.cancel` may come from elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from akunu_py.decoding.constraint.matcher import ConstraintMatcher
+from akunu_py.decoding.drafting.drafter import Drafting, check_mode
+from akunu_py.decoding.events import Reading
+from akunu_py.decoding.generate import memory_guard
+from akunu_py.decoding.generate.decode import decode, ended, plain_step
+from akunu_py.decoding.generate.prefill import ChunkSizes, prefill
+from akunu_py.decoding.generate.recall import Recall
+from akunu_py.decoding.learned import LearnedState
+from akunu_py.decoding.model.engine import Engine
+from akunu_py.decoding.prompt_cache import disk
+from akunu_py.decoding.prompt_cache.memory import PromptCaches
+from akunu_py.decoding.sampling import LogprobSampler, Sampler
+from akunu_py.decoding.target import Target
+from akunu_py.decoding.text.stream_decoder import StreamDecoder
+from akunu_py.decoding.token_ids import first_outside
+from akunu_py.errors import DamagedModel, DoesNotFit, EmptyPrompt, PromptTooLong, UsageError
+from akunu_py.types import (
+    Answer,
+    Drafter,
+    FinishReason,
+    GenerateOptions,
+    Message,
+    NotCached,
+    Piece,
+    Stats,
+    TextPiece,
+    TokenLogprobs,
+)
+
+_LEG = 1024  # tokens of an answer that memory is taken for at once
+
+
+@dataclass(slots=True)
+class Turn:
+    """State of a request that the scheduler and its session share between two steps."""
+
+    # Set by the scheduler:
+    cancelled: bool = False  # nobody wants the rest of the answer
+    alone: bool = True  # no other session of the model is stepped before this one again
+    chunk_seconds: float | None = None  # of prefill in a step; None: as suits one that is alone
+    crowded: bool = False  # an earlier request waits for memory
+    # Set by the session:
+    blocked: Callable[[], bool] | None = None  # whether it still waits for another session
+    left: int = 0  # prompt tokens not prefilled yet
+    steps: Generator[object] | None = None  # of the generation that runs
+
+    def begin(self, steps: Generator[object] | None) -> None:
+        """Ends the generation before, if that was left; `steps` are those of the next one."""
+        if self.steps is not None:
+            self.steps.close()
+        self.steps, self.blocked, self.left = steps, None, 0
+
+
+class Session:
+    """A token history for each text that it was asked to continue lately, with the KV caches that
+    hold them, and the drafter that learns from them."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        learned: LearnedState | None = None,
+        beside: Session | None = None,
+    ) -> None:
+        """learned: the learned state of the model, which also keeps what is learned now; without
+        one the session starts from nothing and keeps nothing. beside: another session of the engine
+        in this thread; what it has read this one need not read again, and what passes cost both
+        learn."""
+        self.engine = engine
+        self.learned = learned
+        caches = beside.target.caches if beside else PromptCaches(engine.plan.cache_memory)
+        self.target: Target = Target(engine.model, engine.plan.kv_bits, caches)
+        drafting = beside.drafting if beside else None
+        self.drafting: Drafting = Drafting(engine, self.target, learned, drafting)
+        self.turn = Turn()
+        self.recall: Recall | None = None  # from disk
+        if learned is not None and learned.caches is not None:
+            self.recall = Recall(engine, learned.caches, self.drafting.curve)
+
+    def release(self) -> None:
+        """Ends the generation that was left, and leaves what it read to the sessions beside."""
+        self.turn.begin(None)
+        self.drafting.release()
+        self.target.release()
+
+    def save_idle(
+        self, stopped: Callable[[], bool] = lambda: False, seconds: float | None = None
+    ) -> bool:
+        """Save one prompt cache to disk and release memory under pressure. Call only when idle.
+
+        stopped: polled during the save; returning True aborts it. seconds: how long it may take.
+        Returns whether a cache was saved (there may be more to save).
+        """
+        caches = self.target.caches  # which other sessions may share
+        memory_guard.relieve(caches)
+        histories = [*caches.in_use, *caches.histories()]
+        return self.recall is not None and self.recall.write(histories, stopped, seconds)
+
+    def sharing(self, engine: Engine) -> Session:
+        """This session as one of `engine`, the same model with other options; what it reads and
+        learns this one has read and learned."""
+        other = copy.copy(self)
+        other.engine = engine
+        return other
+
+    def save_prompt_cache(self, path: Path) -> None:
+        """Write the KV cache and its tokens to a file in the format of mlx-lm's prompt caches.
+
+        Raises UsageError if there is nothing that can be saved, StoreError if the disk refuses; an
+        older file stays intact.
+        """
+        disk.save(self.target.history, self.engine, path)
+
+    def load_prompt_cache(self, path: Path) -> None:
+        """Continue from the session that `save_prompt_cache` wrote to `path`.
+
+        Raises StoreError, DamagedCache, or UsageError for the file of another model; the session
+        is as before then.
+        """
+        self.target.adopt(disk.load(self.engine, path))
+
+    def chat(self, messages: Sequence[Message], options: GenerateOptions) -> Generation:
+        """The answer to a conversation, as a stream; see `generate`."""
+        prompt = self.engine.tokens.encode_chat(messages)
+        stable = None
+        if self.target.history.needs_checkpoints:
+            stable = self.engine.tokens.stable_prefix(messages, prompt)
+        return self.generate(prompt, options, stable=stable)
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        options: GenerateOptions,
+        draft_context: Sequence[Sequence[int]] = (),
+        stable: int | None = None,
+    ) -> Generation:
+        """The answer to `prompt` (token ids), as a stream to iterate over.
+
+        draft_context: token sequences to draft from, which the model does not read. stable: how
+        many tokens of the prompt that of the next turn will begin with, None where that is unknown.
+        What a cache already holds of the prompt is not read again. Raises EmptyPrompt,
+        PromptTooLong, and UsageError for options that cannot be honoured, before anything runs.
+        """
+        return Generation(self, prompt, options, draft_context, stable)
+
+
+class Generation:
+    """One answer while it is made: iterate for its pieces; `stats` and `text` grow meanwhile.
+
+    `steps` gives the reading of the prompt too. Between two of them nothing runs that cannot wait:
+    who leaves there ends the answer, and what was read of the prompt is kept for the next one.
+
+    thinking: what a reasoning model wrote before its answer, without the markers. logprobs: of the
+    tokens, where they were asked for.
+    finish_reason: None until the end, then "stop" (the model ended its answer, or a stop sequence
+    came), "length" (max_tokens), "context" (the context is full) or "cancelled".
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        prompt: Sequence[int],
+        options: GenerateOptions,
+        draft_context: Sequence[Sequence[int]] = (),
+        stable: int | None = None,
+    ) -> None:
+        engine = session.engine
+        if options.stop_tokens:
+            stop_tokens = engine.tokens.stop_tokens.union(options.stop_tokens)
+            engine = replace(engine, tokens=replace(engine.tokens, stop_tokens=stop_tokens))
+        _check(engine, prompt, options)
+        check_mode(engine, options.draft)
+        self._session = session
+        self._engine = engine
+        self._target = session.target
+        self._prompt = list(prompt)
+        self._options = options
+        self._draft_context = draft_context
+        self._stable = stable
+        self._logprobs: LogprobSampler | None = None
+        if options.sampling.logprobs is not None:
+            self._logprobs = LogprobSampler(options.sampling, engine.tokens.tokenizer)
+        self._sampler = self._logprobs or Sampler(options.sampling)
+        constraint = options.sampling.constraint
+        self._constraint = (
+            ConstraintMatcher(engine.tokens, constraint, self._prompt) if constraint else None
+        )
+        self._room = engine.plan.context_length - len(self._prompt)
+        self._cancelled = threading.Event()
+        self._decoder = StreamDecoder(
+            engine.tokens.tokenizer,
+            engine.tokens.stop_tokens,
+            self._prompt,
+            options.stop,
+            options.markers,
+        )
+        self.stats = Stats(prompt_tokens=len(self._prompt))
+        self.tokens: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.text = ""
+        self.thinking = ""
+        self.finish_reason: FinishReason | None = None
+
+    @property
+    def stop_sequence(self) -> str:
+        """The stop sequence that ended the answer, "" for none."""
+        return self._decoder.stop_sequence
+
+    def cancel(self) -> None:
+        """Ends the answer after the pass that is running. May be called from any thread."""
+        self._cancelled.set()
+
+    def answer(self) -> Answer:
+        """Runs to the end and returns the whole."""
+        for _ in self:
+            pass
+        reason = self.finish_reason or "cancelled"
+        return Answer(self.text, tuple(self.tokens), reason, replace(self.stats), self.thinking)
+
+    def __iter__(self) -> Iterator[TextPiece]:
+        return (step for step in self.steps() if not isinstance(step, Reading))
+
+    def steps(self) -> Generator[Reading | TextPiece]:
+        """The answer in steps of a chunk of the prompt or of a pass each: how far the prompt is
+        read, then the pieces, some of them empty."""
+        steps = self._all_steps()
+        self._session.turn.begin(steps)
+        return steps
+
+    def _all_steps(self) -> Generator[Reading | TextPiece]:
+        try:
+            with contextlib.closing(self._steps()) as steps:
+                while not self._decoder.stopped:
+                    self._follow_turn()
+                    step = self._next(steps)
+                    if step is None:
+                        break
+                    yield self._decoded(step) if isinstance(step, Piece) else step
+        finally:
+            self._target.rest()
+        rest = self._decoder.finish()
+        self.finish_reason = self._finish_reason()
+        if self._session.learned is not None and self._options.remember:
+            self._session.learned.remember(self.tokens)
+            self._session.learned.save_costs()
+        if rest.text or rest.thinking:
+            yield self._counted(rest)
+
+    def _steps(self) -> Generator[Reading | Piece | TextPiece]:
+        """How far the prompt is read; the first token, which its prefill yields; then a piece per
+        decode pass."""
+        started = time.perf_counter()
+        target, stop = self._target, self._engine.tokens.stop_tokens
+        target.sampler, target.constraint = self._sampler, self._constraint
+        self._session.drafting.prepare(self._options)
+        yield from self._prefill()
+        if self._ends():
+            return
+        first = plain_step(target)
+        prefilled = time.perf_counter()
+        self.stats.prefill_s = prefilled - started
+        yield Piece(tuple(first), seconds=self.stats.prefill_s)
+        if ended(target, first[0], stop) or self._ends():
+            return
+        drafting = self._session.drafting
+        history = [*self._prompt, *first]
+        drafter = drafting.drafter(self._options, history, draft_context=self._draft_context)
+        drafting.set_guide(self._constraint)
+        with contextlib.closing(self._decode(drafter)) as pieces:
+            for piece in pieces:
+                yield piece
+                # The reader's time counts too: this is the speed that the user sees.
+                self.stats.decode_s = time.perf_counter() - prefilled
+                if self._ends():
+                    return
+
+    def _decode(self, drafter: Drafter) -> Generator[Piece | TextPiece]:
+        """A piece per decode pass, in legs: each takes memory for its own tokens only."""
+        target, stop = self._target, self._engine.tokens.stop_tokens
+        left = min(self._options.max_tokens, self._room) - 1
+        while left > 0:
+            piece = Piece(())
+            passes = decode(target, drafter, min(left, _LEG), stop)
+            with contextlib.closing(passes):
+                for piece in passes:
+                    left -= len(piece.tokens)
+                    yield piece
+            if not piece.tokens or ended(target, piece.tokens[-1], stop):
+                return
+            if left > 0:
+                yield from self._take_room(left)
+
+    def _take_room(self, left: int) -> Generator[TextPiece]:
+        """Memory for the next leg. Where others have it, what was read until now is given up, and
+        taken up again, or read again, when there is some."""
+        target, turn, nothing = self._target, self._session.turn, TextPiece("", Piece(()))
+        memory_guard.relieve(target.caches)
+        known = [*target.tokens, *target.pending]
+        needed = self._needed(len(known) + min(left, _LEG))
+        if not turn.crowded and target.caches.has_room(needed, target.history):
+            target.caches.reserve(needed, target.history)
+            return
+        target.release()
+        for _ in self._blocked(lambda: not target.caches.has_room(needed, target.history)):
+            yield nothing
+        target.reuse_prefix(known, needed)
+        whole = len(target.pending) - target.prompt_tail
+        for read in self._read():
+            turn.left = max(0, whole - read)
+            yield nothing
+
+    def _blocked(self, blocked: Callable[[], bool]) -> Generator[None]:
+        """Yields while that is so, and the answer is wanted."""
+        turn = self._session.turn
+        turn.blocked = blocked
+        while blocked() and not self._ends():
+            yield
+        turn.blocked = None
+
+    def _needed(self, tokens: int) -> int:
+        """Bytes of the KV cache of so many tokens."""
+        most = min(tokens, self._engine.plan.context_length)
+        return self._engine.plan.fit.needs.cache.at(most)
+
+    def _follow_turn(self) -> None:
+        """Makes the next pass one of a session that is alone, or not."""
+        alone = self._session.turn.alone
+        self._target.alone = alone
+        self._session.drafting.set_alone(alone)
+
+    def _ends(self) -> bool:
+        return self._cancelled.is_set() or self._session.turn.cancelled
+
+    def _next(
+        self, steps: Iterator[Reading | Piece | TextPiece]
+    ) -> Reading | Piece | TextPiece | None:
+        """The next one, None at the end. What a pass that failed left in the cache is not known,
+        so the session forgets all that it has read."""
+        try:
+            return next(steps, None)
+        except DoesNotFit:  # nothing ran
+            raise
+        except RuntimeError as error:
+            lost = self._engine.ring.explain(error) if self._engine.ring else None
+            self._target.reset()
+            raise lost or error from error
+        except BaseException:
+            self._target.reset()
+            raise
+
+    def _prefill(self) -> Generator[Reading]:
+        """Reads the prompt into the cache but for its tail, when there is room for it."""
+        target, prompt, turn = self._target, self._prompt, self._session.turn
+        needed = self._needed(len(prompt) + min(self._options.max_tokens, _LEG))
+        elsewhere = target.is_read_elsewhere(prompt)
+        if elsewhere is not None:
+            for _ in self._blocked(elsewhere):
+                yield Reading(0, len(prompt))
+        for _ in self._blocked(lambda: not target.caches.has_room(needed, target.history)):
+            yield Reading(0, len(prompt))
+        if self._ends():
+            return
+        leg = min(self._options.max_tokens, _LEG)  # others need not go for what may never come
+        memory_guard.make_room(self._engine, target, prompt, leg)
+        remember, recall = self._options.remember, self._session.recall
+        on_disk: tuple[int, NotCached] = (0, "")
+        if remember and recall is not None:
+            on_disk = recall.read(target, prompt)
+        reuse = target.reuse_prefix(prompt, needed, self._stable)
+        target.history.remember = remember
+        target.history.conversation, target.history.asked = self._options.conversation, time.time()
+        cached = self.stats.cached_tokens = reuse.cached
+        memory: tuple[int, NotCached] = (reuse.known, reuse.missing)
+        known = max(memory, on_disk, key=lambda each: each[0])
+        self.stats.known_tokens, self.stats.not_cached = known
+        total = max(cached, len(prompt) - target.prompt_tail)
+
+        def learn(launched: int) -> None:
+            self._session.drafting.drafter(
+                self._options, prompt, cached + launched, draft_context=self._draft_context
+            )
+
+        for read in self._read(learn):
+            turn.left = total - cached - read
+            yield Reading(cached + read, total)
+            if self._ends():
+                return
+
+    def _read(self, meanwhile: Callable[[int], None] = lambda launched: None) -> Generator[int]:
+        """Reads what is pending but for its tail, in chunks as the turns want them."""
+        turn, curve = self._session.turn, self._session.drafting.curve
+        sizes = ChunkSizes(curve, self._engine.plan.fit.prefill_rows, turn.chunk_seconds)
+        for read in prefill(self._target, sizes, meanwhile):
+            yield read
+            sizes.seconds = turn.chunk_seconds
+
+    def _decoded(self, piece: Piece) -> TextPiece:
+        """Turns a piece into text, and counts what of it belongs to the answer."""
+        decoded, used = self._decoder.add(piece)
+        self.stats.add(decoded.piece, from_prefill=not self.tokens)
+        if self._logprobs is not None:
+            self._add_logprobs(self._logprobs, piece.tokens[:used])
+        self.tokens += piece.tokens[:used]
+        return self._counted(decoded)
+
+    def _add_logprobs(self, sampler: LogprobSampler, tokens: Sequence[int]) -> None:
+        """Of all tokens but one that ends the answer, which is no part of its text."""
+        told = [token for token in tokens if token not in self._engine.tokens.stop_tokens]
+        last = [*self._prompt[-1:], *self.tokens][-1]
+        position = len(self._prompt) + len(self.tokens)
+        self.logprobs += sampler.take(position, told, last)
+
+    def _counted(self, decoded: TextPiece) -> TextPiece:
+        self.text += decoded.text
+        self.thinking += decoded.thinking
+        return decoded
+
+    def _finish_reason(self) -> FinishReason:
+        last = self.tokens[-1] if self.tokens else -1
+        complete = self._constraint is not None and self._constraint.complete
+        if self._decoder.stopped or complete or last in self._engine.tokens.stop_tokens:
+            return "stop"
+        if len(self.tokens) == self._options.max_tokens:
+            return "length"
+        return "context" if len(self.tokens) == self._room else "cancelled"
+
+
+def _check(engine: Engine, prompt: Sequence[int], options: GenerateOptions) -> None:
+    if options.max_tokens < 1:
+        raise UsageError(f"max_tokens must be at least 1, got {options.max_tokens}")
+    if options.draft_tokens < 1:
+        raise UsageError(
+            f"draft_tokens must be at least 1, got {options.draft_tokens}; for none use --draft off"
+        )
+    if not prompt:
+        raise EmptyPrompt("the prompt is empty: give a text to answer")
+    if (at := first_outside(prompt, engine.tokens.vocabulary)) is not None:
+        raise DamagedModel(
+            f"the tokenizer of {engine.name} knows token {prompt[at]}, but its weights only "
+            f"{engine.tokens.vocabulary} tokens; fetch the model again"
+        )
+    if len(prompt) >= engine.plan.context_length:
+        raise PromptTooLong(
+            f"the prompt has {len(prompt)} tokens, but the context of {engine.name} holds "
+            f"{engine.plan.context_length} with the answer; shorten the prompt",
+            len(prompt),
+            engine.plan.context_length - 1,
+        )
+    biased = [token for token, _ in options.sampling.logit_bias]
+    if (at := first_outside(biased, engine.tokens.vocabulary)) is not None:
+        raise UsageError(
+            f"logit_bias: {engine.name} has {engine.tokens.vocabulary} tokens, none is {biased[at]}"
+        )

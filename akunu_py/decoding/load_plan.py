@@ -1,0 +1,163 @@
+"""The plan by which a model is loaded: format of the weights, context, KV cache, memory.
+
+What a model takes in memory is found before any weights are read. One pass of two rows is built and
+never evaluated, and the shapes of what it would write show what each further token costs: that
+covers any architecture of mlx-lm without a formula for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import ArraysCache, ChunkedKVCache, RotatingKVCache
+
+from akunu_py.decoding import device, kv_cache
+from akunu_py.errors import UnsupportedModel, UsageError, one_line
+from akunu_py.models.load.fit import Fit, Growth, Needs, activations_from, choose_context
+from akunu_py.models.load.mlx_loader import OpenModel
+from akunu_py.types import LoadOptions
+
+_UNKNOWN_CONTEXT = 4096
+_TRIALS = (256, 512)  # rows, to see how a kind of cache grows that is not known here
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """How a model is loaded, decided before its weights are read."""
+
+    name: str
+    path: Path
+    weights: str  # their format in memory, in words
+    context_length: int  # tokens that a session may hold
+    kv_bits: int | None  # of the KV cache; None: not quantized
+    fit: Fit  # the memory that model and drafters need, and what the user should know of it
+    cache_memory: int  # bytes for the KV caches of several texts
+    memory_limit: int | None  # bytes for model and caches; None: what the machine has
+    forced: bool  # go on where memory will not do
+
+
+def make_plan(
+    name: str,
+    opened: OpenModel,
+    own: Needs,
+    options: LoadOptions,
+    drafters: Sequence[Needs] = (),
+    *,
+    divided: bool = False,
+) -> LoadPlan:
+    """Plan how `opened` is loaded, whose weights have their format already, but are not read.
+
+    own: its needs, drafters: those of the neural drafters beside it. divided: among hosts, whose KV
+    caches cannot be quantized. Raises UsageError for more context than the model has, DoesNotFit.
+    """
+
+    def together(whole: Needs) -> Needs:
+        for each in drafters:
+            whole = whole.beside(each)
+        return whole
+
+    def with_8_bits() -> Needs | None:
+        try:
+            itemsize = own.activations.itemsize
+            return None if options.kv_bits or divided else together(needs(opened, 8, itemsize))
+        except UsageError:  # the model can have no such cache
+            return None
+
+    fit = choose_context(
+        name,
+        together(own),
+        memory_limit(options),
+        requested=options.context,
+        force=options.force,
+        with_8_bits=with_8_bits,
+    )
+    return LoadPlan(
+        name=name,
+        path=opened.files.path,
+        weights=device.describe_format(opened.model),
+        context_length=fit.context,
+        kv_bits=options.kv_bits,
+        fit=fit,
+        cache_memory=fit.cache_memory if options.cache_memory is None else options.cache_memory,
+        memory_limit=options.memory,
+        forced=options.force,
+    )
+
+
+def memory_limit(options: LoadOptions) -> int:
+    """Bytes that model and caches may take in all."""
+    return device.available_memory() if options.memory is None else options.memory
+
+
+def needs(opened: OpenModel, kv_bits: int | None = None, itemsize: int = 2) -> Needs:
+    """Return the memory that a model takes, in the format that its weights have.
+
+    itemsize: bytes of a value between its layers. Raises UsageError where `kv_bits` is impossible.
+    """
+    activations = activations_from(
+        opened.config,
+        on_metal=device.on_metal() and kv_bits is None,  # no kernel reads a quantized cache
+        itemsize=itemsize,
+    )
+    return Needs(
+        weights=device.weight_bytes(opened.model),
+        cache=growth(opened.model, kv_bits),
+        activations=activations,
+        context=opened.files.context or _UNKNOWN_CONTEXT,
+    )
+
+
+def growth(model: Any, kv_bits: int | None = None) -> Growth:
+    """Return what the KV cache of `model` takes.
+
+    Raises UsageError where `kv_bits` is impossible, UnsupportedModel where the model cannot run.
+    """
+    per_token = fixed = 0
+    windows: dict[int, int] = {}
+    unknown = []
+    for index, entry in enumerate(_written(model, kv_bits, rows=2)):
+        if type(entry) in kv_cache.GROWING:
+            per_token += bytes_per_row(entry)
+        elif type(entry) is RotatingKVCache or type(entry) is ChunkedKVCache:
+            rotating = type(entry) is RotatingKVCache
+            size = entry.max_size if rotating else entry.chunk_size + entry.step
+            windows[size] = windows.get(size, 0) + bytes_per_row(entry)
+        elif type(entry) is ArraysCache:
+            fixed += _nbytes(entry.cache)
+        else:
+            unknown.append(index)
+    if unknown:
+        few, many = (
+            sum(_nbytes(vars(entry)) for at, entry in enumerate(entries) if at in unknown)
+            for entries in (_written(model, kv_bits, rows) for rows in _TRIALS)
+        )
+        slope = (many - few) // (_TRIALS[1] - _TRIALS[0])
+        per_token, fixed = per_token + slope, fixed + max(0, few - slope * _TRIALS[0])
+    return Growth(per_token, tuple(sorted(windows.items())), fixed)
+
+
+def _written(model: Any, kv_bits: int | None, rows: int) -> list[Any]:
+    """The entries of a new cache as a pass over `rows` tokens would leave them. Nothing runs."""
+    cache = kv_cache.new_cache(model, kv_bits)
+    try:
+        model(mx.zeros((1, rows), mx.int32), cache=cache)
+    except Exception as error:  # model classes raise whatever Python raises
+        raise UnsupportedModel(
+            f"mlx-lm cannot run this model on text: {one_line(error)}"
+        ) from error
+    return kv_cache.leaves(cache)
+
+
+def bytes_per_row(entry: Any) -> int:
+    """Bytes of keys and values of one position; none where a layer uses another's."""
+    parts = [part for _, part in tree_flatten([entry.keys, entry.values]) if part is not None]
+    return sum(_nbytes(part) // part.shape[-2] for part in parts)
+
+
+def _nbytes(tree: Any) -> int:
+    return sum(part.nbytes for _, part in tree_flatten(tree) if isinstance(part, mx.array))

@@ -1,0 +1,1 @@
+"""A loaded model: its arrays, its tokenizer side, and the models that draft beside it."""

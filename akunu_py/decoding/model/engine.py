@@ -1,0 +1,166 @@
+"""Engine: a loaded model, immutable. Front ends use it through sessions and never touch arrays."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+
+from akunu_py.decoding import device, kv_cache
+from akunu_py.decoding.chat_format import chat_template
+from akunu_py.decoding.load_plan import LoadPlan, make_plan, memory_limit, needs
+from akunu_py.decoding.model.drafters import (
+    DraftModel,
+    MtpHead,
+    check_draft_model,
+    check_tokens,
+    open_draft_model,
+    open_head,
+)
+from akunu_py.decoding.model.tokens import TokenCodec
+from akunu_py.models.load.fit import Needs
+from akunu_py.models.load.mlx_loader import OpenModel, open_model
+from akunu_py.models.load.model_files import boundary
+from akunu_py.types import LoadOptions
+
+if TYPE_CHECKING:
+    from akunu_py.decoding.hosts.ring import Ring
+
+_DEFAULTS = LoadOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A model that is ready to run."""
+
+    plan: LoadPlan  # what it was loaded with: context, memory, format of the weights
+    tokens: TokenCodec  # its tokenizer side
+    model: Any  # of mlx-lm; with other hosts, what runs it on all of them
+    no_draft: str | None  # why this model cannot draft
+    recurrent: bool  # a rejected draft means running accepted tokens again
+    draft_model: DraftModel | None = None
+    mtp_head: MtpHead | None = None
+    no_mtp_head: str = "it was not looked for"
+    load_s: float = 0.0  # seconds that loading took
+    ring: Ring | None = None  # the other hosts, if the model is divided
+
+    @property
+    def name(self) -> str:
+        return self.plan.name
+
+    @property
+    def path(self) -> Path:
+        return self.plan.path
+
+    @classmethod
+    def load(
+        cls,
+        path: Path,
+        options: LoadOptions = _DEFAULTS,
+        *,
+        name: str | None = None,
+        draft_model: tuple[str, Path] | None = None,
+        ring: Ring | None = None,
+    ) -> Engine:
+        """Load the model in the directory `path`.
+
+        draft_model: name and directory of a smaller one that drafts; that of `options` is not
+        looked up here, nor are its hosts. ring: the other hosts.
+
+        Raises DamagedModel or UnsupportedModel, whatever the files make mlx-lm raise; UsageError if
+        `options` cannot be met or the draft model has other tokens; DoesNotFit before any weights
+        are read.
+        """
+        started = time.perf_counter()
+        name = name or path.name
+        with boundary(f"the model in {path} cannot be loaded"):
+            parts = open_parts(path, options, draft_model, ring)
+            needs = [each.needs for each in parts.drafters]
+            divided = ring is not None
+            plan = make_plan(name, parts.opened, parts.needs, options, needs, divided=divided)
+            engine = load(parts, plan)
+        return replace(engine, load_s=time.perf_counter() - started)
+
+    def drafted_by(self, small: Engine) -> Engine:
+        """Return this engine with another one's model as its draft model.
+
+        Raises UsageError if that has other tokens.
+        """
+        check_tokens(small.tokens, self.tokens)
+        needed = small.plan.fit.needs
+        share = needed.weights / max(1, self.plan.fit.needs.weights)
+        draft = DraftModel(
+            small.name, small.path, small.model, small.tokens.vocabulary, needed, share
+        )
+        return replace(self, draft_model=draft)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A model and its neural drafters, opened: the shapes are known, no weights are read."""
+
+    opened: OpenModel
+    needs: Needs  # of the model alone
+    draft_model: DraftModel | None = None
+    mtp_head: MtpHead | None = None
+    no_mtp_head: str = "the model is divided among hosts"
+    ring: Ring | None = None
+
+    @property
+    def drafters(self) -> list[DraftModel | MtpHead]:
+        return [each for each in (self.draft_model, self.mtp_head) if each]
+
+
+def open_parts(
+    path: Path, options: LoadOptions, draft_model: tuple[str, Path] | None, ring: Ring | None
+) -> Parts:
+    """Open the model in `path` and what drafts beside it; see `Engine.load`."""
+    opened = open_model(path)
+    if ring is not None:
+        itemsize = ring.take_share(opened.model)
+    else:
+        itemsize = device.convert_weights(opened.model, options.weights)
+    own = needs(opened, options.kv_bits, itemsize)
+    small = open_draft_model(*draft_model, options.weights, own) if draft_model else None
+    if ring is not None:
+        return Parts(opened, own, small, ring=ring)
+    head, no_head = open_head(opened, options.weights, own, memory_limit(options))
+    return Parts(opened, own, small, head, no_head)
+
+
+def load(parts: Parts, plan: LoadPlan) -> Engine:
+    """Read the weights of `parts`, as planned. Raises what `Engine.load` does."""
+    opened, ring = parts.opened, parts.ring
+    model = opened.model
+    device.wire_memory(model)
+    with ThreadPoolExecutor(1) as other:  # the device reads the weights meanwhile
+        loading = other.submit(TokenCodec.load, plan.name, opened.files, opened.vocabulary)
+        if ring is None:
+            mx.eval(model.parameters())
+        else:
+            model, context = ring.lead(model, plan.context_length)
+            plan = replace(plan, context_length=context)
+        tokens = loading.result()
+    cache = kv_cache.new_cache(model, plan.kv_bits)
+    if parts.draft_model is not None:
+        check_draft_model(parts.draft_model, tokens)
+        mx.eval(parts.draft_model.model.parameters())
+    if parts.mtp_head is not None:
+        mx.eval(parts.mtp_head.head.parameters())
+    if tokens.tokenizer.has_chat_template:
+        chat_template.start()
+    return Engine(
+        plan=plan,
+        tokens=tokens,
+        model=model,
+        no_draft=kv_cache.why_no_rollback(cache),
+        recurrent=kv_cache.is_recurrent(cache),
+        draft_model=parts.draft_model,
+        mtp_head=parts.mtp_head,
+        no_mtp_head=parts.no_mtp_head,
+        ring=ring,
+    )

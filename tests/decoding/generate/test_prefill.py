@@ -1,0 +1,127 @@
+"""Reading a prompt: chunks by how fast it goes, launched behind each other where that stops soon
+enough, and whatever was read is right and kept."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from akunu_py.decoding.generate import prefill as prefill_module
+from akunu_py.decoding.generate.prefill import ChunkSizes, prefill
+from akunu_py.models.load.fit import PREFILL_ROWS, WIDE_PREFILL_ROWS
+from akunu_py.ngram.cost import CostCurve
+from tests.support.families import build
+from tests.support.targets import Timed, answer, fresh, some
+
+pytestmark = pytest.mark.usefixtures("uncompiled")
+
+NAMES = ["llama", "llama-sliding", "llama4", "llama-kv8", "qwen3_next", "mamba2"]
+LONG = 640
+
+
+def sizes_at(
+    rate: float | None, seconds: float | None = None, largest: int = WIDE_PREFILL_ROWS
+) -> ChunkSizes:
+    costs = CostCurve()
+    costs.prefill_rate = rate
+    return ChunkSizes(costs, largest, seconds)
+
+
+@given(st.floats(1, 1e6), st.integers(1, WIDE_PREFILL_ROWS))
+def test_reading_stops_within_a_second_as_far_as_512_tokens_allow(
+    rate: float, under_way: int
+) -> None:
+    sizes = sizes_at(rate)
+    size = sizes.next()
+    assert PREFILL_ROWS <= size <= WIDE_PREFILL_ROWS
+    assert size == PREFILL_ROWS or size <= rate
+    assert size in (WIDE_PREFILL_ROWS, PREFILL_ROWS) or size > rate - 64
+    assert sizes.may_follow(under_way, size) == (under_way + size <= rate)
+
+
+@given(st.floats(1, 1e6), st.floats(0.001, 2))
+def test_a_chunk_takes_no_longer_than_asked(rate: float, seconds: float) -> None:
+    sizes = sizes_at(rate, seconds)
+    assert sizes.next() <= max(16, rate * seconds)
+    assert not sizes.may_follow(1, 1)
+
+
+def test_a_short_last_chunk_is_no_reason_for_short_ones() -> None:
+    sizes = sizes_at(None)
+    sizes.observe(20, 0.02, last=True)
+    assert sizes.costs.prefill_rate == 1000
+    sizes.observe(100, 0.2, last=True)
+    assert sizes.costs.prefill_rate == 1000
+    sizes.observe(512, 1.0, last=False)
+    assert sizes.costs.prefill_rate == 512
+    sizes.observe(5, 1e-6, last=True)
+    assert sizes.costs.prefill_rate == 512
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk has 64 tokens where nothing is known, and 256 at most."""
+    monkeypatch.setattr(prefill_module, "PREFILL_ROWS", 64)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("speed", [30.0, 250.0, 3000.0])
+def test_chunks_grow_with_the_speed_and_follow_each_other(name: str, speed: float) -> None:
+    prompt, target = some(LONG, 3), Timed(build(name), speed)
+    target.reuse_prefix(prompt)
+    seen = [(0, 0)]  # of launched and read tokens
+
+    def meanwhile(launched: int) -> None:
+        seen.append((launched, seen[-1][1]))
+
+    for done in prefill(target, sizes_at(None, largest=256), meanwhile):
+        seen.append((seen[-1][0], done))
+    assert seen[-1] == (LONG - target.prompt_tail, LONG - target.prompt_tail)
+    chunks = [after - before for (before, _), (after, _) in pairwise(seen) if after > before]
+    assert chunks[0] == 64  # nothing is known yet
+    assert max(chunks) == max(64, min(256, speed - speed % 64))
+    under_way = [launched - read for launched, read in seen]
+    assert max(under_way) <= max(64, speed)
+    assert (max(under_way) > max(chunks)) == (speed == 3000)
+    assert answer(target, prompt, []) == fresh(name, prompt)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("after", [0, 320])
+def test_what_was_launched_when_reading_ended_is_kept(name: str, after: int) -> None:
+    prompt, target = some(LONG, 3), Timed(build(name), 30_000.0)
+    target.reuse_prefix(prompt)
+    reading = prefill(target, sizes_at(None, largest=256))
+    while next(reading) < after:
+        pass
+    reading.close()
+    kept = len(target.tokens)
+    assert after <= kept <= after + 2 * 256
+    assert target.tokens + target.pending == prompt
+    longer = [*prompt, *some(90, 1)]
+    assert target.reuse_prefix(longer).cached == kept
+    assert answer(target, longer, []) == fresh(name, longer)
+
+
+def test_a_budget_is_kept_from_the_second_slice_on() -> None:
+    target, times = Timed(build("llama"), 1000.0), []
+    target.reuse_prefix(some(2000, 3))
+    times += [target.clock() for _ in prefill(target, sizes_at(None, 0.1))]
+    slices = [after - before for before, after in pairwise(times)]
+    assert slices[0] == pytest.approx(0.064)
+    assert slices[1:-1] == pytest.approx([0.1] * 19, rel=0.02)
+
+
+@pytest.mark.parametrize("length", [700, 756, 1000])
+def test_chunks_behind_one_another_are_not_taken_for_fast(length: int) -> None:
+    """On a CPU, launching the second waits until the first is done, and so is half of the second
+    by then."""
+    target, sizes = Timed(build("llama"), 1000.0), sizes_at(5000.0, largest=512)
+    target.reuse_prefix(some(length, 3))
+    list(prefill(target, sizes))
+    assert sizes.costs.prefill_rate == pytest.approx(1000.0, rel=0.01)
