@@ -1,5 +1,4 @@
-"""The Textual chat. `app.ChatApp` composes the view, the conversation and the controllers.
+"""The Textual chat: `app.ChatApp` composes the main screen, the conversation and the controllers.
 
-The session and the store live in threads of their own, and are spoken to by messages and calls;
-nothing here touches an array.
+The model and the store run in threads of their own (`workers`); no array reaches this wing.
 """

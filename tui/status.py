@@ -1,4 +1,4 @@
-"""The status line: what the program is doing, since when, and the numbers of the last answer.
+"""The status line: current activity, its duration, and numbers of the last answer; message line.
 
 What is not known is left out, and what there is no room for: from the end, the least needed first.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from textual.content import Content
 from textual.reactive import reactive
@@ -34,15 +34,7 @@ class StatusLine(Widget):
     one that answers, "" for none."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
-        "status--fetching",
-        "status--loading",
-        "status--ready",
-        "status--reading",
-        "status--answering",
-        "status--stopped",
-        "status--failed",
-        "status--number",
-        "status--unit",
+        f"status--{name}" for name in (*get_args(Phase), "number", "unit")
     }
     clock: ClassVar[Callable[[], float]] = time.monotonic
 

@@ -1,12 +1,7 @@
-"""The SQLite file of the conversations: its tables, their migrations, opening it, and what is wrong
-with it in one line.
+"""The SQLite file of the conversations: its tables, migrations, and errors.
 
-Everybody who has the database open shares a lock on the file `.lock` beside it, and only who holds
-that alone sets a damaged database aside. A file that cannot be read is never overwritten.
-
-Each migration brings a database from one version to the next; a new one goes through all of them. A
-migration that was released is never changed: what is missing comes in another one. All that are
-needed run in one transaction, so a program that is killed meanwhile leaves the old version behind.
+Processes share a lock on the file `.lock` beside the database. A process that holds it alone may
+rename a damaged database. Released migrations never change; they run in one transaction.
 """
 
 from __future__ import annotations
@@ -27,19 +22,22 @@ from akunu_py.errors import ConversationError, one_line
 _BUSY_TIMEOUT_S = 5.0  # for another program that is writing
 _PARTS = ("", "-wal", "-shm")  # SQLite's files, as endings of the name
 
+_WRITTEN = "another program is writing to it; close that one, then try again"
+_NO_ACCESS = "give yourself access, or set XDG_DATA_HOME to your own directory"
+_NO_WRITE_ACCESS = "give yourself write access, or set XDG_DATA_HOME to your own directory"
+_DAMAGE = "it is damaged; start akunu again, which sets it aside"
 _HINTS = {
-    sqlite3.SQLITE_BUSY: "another program is writing to it; close that one, then try again",
-    sqlite3.SQLITE_LOCKED: "another program is writing to it; close that one, then try again",
+    sqlite3.SQLITE_BUSY: _WRITTEN,
+    sqlite3.SQLITE_LOCKED: _WRITTEN,
     sqlite3.SQLITE_FULL: "free some space, or set XDG_DATA_HOME to a directory on another disk",
     # SQLite's code for a full disk where it cannot make the log's index.
     sqlite3.SQLITE_IOERR: "the disk is full or failing; free some space, or set XDG_DATA_HOME to a "
     "directory on another disk",
-    sqlite3.SQLITE_READONLY: "give yourself write access, or set XDG_DATA_HOME to your own "
-    "directory",
-    sqlite3.SQLITE_CANTOPEN: "give yourself access, or set XDG_DATA_HOME to your own directory",
-    sqlite3.SQLITE_PERM: "give yourself write access, or set XDG_DATA_HOME to your own directory",
-    sqlite3.SQLITE_CORRUPT: "it is damaged; start akunu again, which sets it aside",
-    sqlite3.SQLITE_NOTADB: "it is damaged; start akunu again, which sets it aside",
+    sqlite3.SQLITE_READONLY: _NO_WRITE_ACCESS,
+    sqlite3.SQLITE_CANTOPEN: _NO_ACCESS,
+    sqlite3.SQLITE_PERM: _NO_WRITE_ACCESS,
+    sqlite3.SQLITE_CORRUPT: _DAMAGE,
+    sqlite3.SQLITE_NOTADB: _DAMAGE,
 }
 _OTHER_HINT = "see `akunu info` for where it is; XDG_DATA_HOME moves it"
 _MAX_PROBLEMS = 10_000

@@ -1,8 +1,7 @@
 """Full-text search in conversations: the words of a query as SQLite FTS5 terms, and snippets.
 
-A conversation is found where every word is somewhere in it, in a message or in the title; words may
-be unfinished, and what is in quotation marks is looked for as it stands. Case and accents do not
-matter. Nothing typed can be a syntax error of FTS5's query language.
+A conversation matches if its messages and title together contain every word, ignoring case and
+accents. Words may be unfinished; quotation marks enclose an exact phrase.
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ _UNSPACED_CHARACTER = re.compile(f"({_UNSPACED})")
 _TERM = re.compile(r'"([^"]*)"|([^\s"]+)')
 _MOST_MARKS = 5000  # of a text that are looked at
 _BEFORE, _AFTER = 30, 120  # characters of a snippet around where its first word begins
-_OPEN, _CLOSE = "\x02", "\x03"  # begin and end of a match, as SQLite is asked to mark it
-_WORD = re.compile("[^\\W_](?:[^\\W_]|[\u0300-\u036f])*")
-_SPACED_OUT = re.compile(f" ?({_OPEN}?)({_UNSPACED})({_CLOSE}?) ?")
+_LETTER = f"(?!{_UNSPACED})[^\\W_]"
+_WORD = re.compile(f"{_UNSPACED}|{_LETTER}(?:{_LETTER}|[\u0300-\u036f])*")
 
 _IN_MESSAGES = """
 SELECT m.conversation FROM message_index i JOIN messages m ON m.number = i.rowid
@@ -41,17 +39,16 @@ SELECT m.conversation, m.number, m.id
 FROM message_index i JOIN messages m ON m.number = i.rowid
 WHERE message_index MATCH ? ORDER BY rank
 """
-_WORDS = "SELECT rowid, words FROM message_index WHERE rowid IN (SELECT value FROM json_each(?))"
+_TEXTS = "SELECT number, text FROM messages WHERE number IN (SELECT value FROM json_each(?))"
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """Where a conversation was found. message: the id of the best match, None where only the title
-    matches. snippet: words around it. marks: half-open ranges into the snippet that match."""
+    """The best match in a conversation."""
 
-    message: str | None = None
-    snippet: str = ""
-    marks: tuple[tuple[int, int], ...] = ()
+    message: str | None = None  # its id; None if only the title matches
+    snippet: str = ""  # words around it, on one line
+    marks: tuple[tuple[int, int], ...] = ()  # half-open ranges into the snippet that match
 
 
 def searchable(text: str) -> str:
@@ -87,17 +84,18 @@ def _best(database: sqlite3.Connection, terms: Sequence[str], found: set[int]) -
         if conversation in found:
             best.setdefault(conversation, (number, id_of(number, message)))
     numbers = json.dumps([number for number, _ in best.values()])
-    texts = dict(database.execute(_WORDS, (numbers,)))
+    texts = dict(database.execute(_TEXTS, (numbers,)))
     hits = dict.fromkeys(found, Hit())
     for conversation, (number, message) in best.items():
-        hits[conversation] = Hit(message, *_read_marks(_snippet(text_of(texts.get(number)), terms)))
+        line = " ".join(text_of(texts.get(number)).split())
+        hits[conversation] = Hit(message, *_snippet(line, terms))
     return hits
 
 
-def _snippet(text: str, terms: Sequence[str]) -> str:
-    """The part of a text where most of `terms` are within _AFTER characters, with their marks.
+def _snippet(text: str, terms: Sequence[str]) -> tuple[str, tuple[tuple[int, int], ...]]:
+    """Return the part of a text with most of `terms` within _AFTER characters, and their ranges.
 
-    FTS5 has functions for that, whose time is quadratic in how often the words are in a text.
+    FTS5's own functions take time that is quadratic in the number of matches.
     """
     marks = [*islice(_marks(text, terms), _MOST_MARKS)]
     here: Counter[str] = Counter()
@@ -114,14 +112,18 @@ def _snippet(text: str, terms: Sequence[str]) -> str:
             best, most = marks[first][0], len(here)
     start = max(0, best - _BEFORE)
     start = 0 if start == 0 else text.find(" ", start, best) + 1 or start
-    end = best + _AFTER + _BEFORE
-    end = len(text) if end >= len(text) else max(text.rfind(" ", best, end), best) or end
-    shown, at = "…" if start else "", start
+    end = min(best + _AFTER + _BEFORE, len(text))
+    if end < len(text) and (space := text.rfind(" ", best, end)) > best:
+        end = space
+    offset = start - bool(start)  # of the ellipsis
+    shown: list[tuple[int, int]] = []
+    at = start
     for begin, stop, _ in marks:
         if at <= begin < stop <= end:
-            shown += f"{text[at:begin]}{_OPEN}{text[begin:stop]}{_CLOSE}"
+            shown.append((begin - offset, stop - offset))
             at = stop
-    return shown + text[at:end] + ("…" if end < len(text) else "")
+    snippet = "…" * bool(start) + text[start:end] + "…" * (end < len(text))
+    return snippet, tuple(shown)
 
 
 def _marks(text: str, terms: Sequence[str]) -> Iterator[tuple[int, int, str]]:
@@ -145,22 +147,3 @@ def _folded(word: str) -> str:
         return word.lower()
     plain = unicodedata.normalize("NFD", word)
     return "".join(each for each in plain if not unicodedata.combining(each)).lower()
-
-
-def _read_marks(snippet: str) -> tuple[str, tuple[tuple[int, int], ...]]:
-    """A snippet of an index as one line of the original text, and the ranges that were marked.
-
-    The text may hold the characters of a mark too. They are left out; at worst a mark is missing.
-    """
-    line = _SPACED_OUT.sub(r"\1\2\3", snippet.replace(_CLOSE + _OPEN, ""))
-    text, marks, start = "", [], -1
-    for part in re.split(f"([{_OPEN}{_CLOSE}])", " ".join(line.split())):
-        if part == _OPEN:
-            start = len(text)
-        elif part == _CLOSE:
-            if 0 <= start < len(text):
-                marks.append((start, len(text)))
-            start = -1
-        else:
-            text += part
-    return text, tuple(marks)

@@ -1,4 +1,4 @@
-"""What the chat does, one controller a concern. Each owns its state; constructors say what it uses.
+"""What the chat does: one controller per concern, each with its own state.
 
-`app` makes them and passes them keys and messages; `view` is all that they draw on.
+`app` creates the controllers and passes them keys and messages; they draw on `screens.main`.
 """

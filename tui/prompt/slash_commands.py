@@ -228,35 +228,18 @@ def _begin(app: App[Any], text: str) -> None:
     box.focus()
 
 
-_KEY_NAMES = {
-    "escape": "Esc",
-    "pageup": "Page Up",
-    "pagedown": "Page Down",
-    "question_mark": "?",
-    "space": "Space",
-    "backspace": "Backspace",
-    "delete": "Delete",
-    "enter": "Enter",
-    "tab": "Tab",
-    "up": "Up",
-    "down": "Down",
-    "left": "Left",
-    "right": "Right",
-    "home": "Home",
-    "end": "End",
-}
+_KEY_NAMES = {"escape": "Esc", "pageup": "Page Up", "pagedown": "Page Down"}
 
 
 def key_name(key: str) -> str:
-    """The name of a key for users: `ctrl+t` is Ctrl+T, and `e` is e, as it is typed."""
+    """Return the name of a key for users: `ctrl+t` is Ctrl+T, and `e` is e, as it is typed."""
     *modifiers, last = key.split("+")
-    named = _KEY_NAMES.get(last) or (format_key(last) if len(format_key(last)) == 1 else last)
-    if last not in _KEY_NAMES:
-        short = len(named) == 1 or named[1:].isdecimal()
-        if short:
-            named = named.upper() if modifiers or len(named) > 1 else named
-        else:
-            named = named.replace("_", " ").capitalize()
+    if "_" in last:
+        named = format_key(last)
+    elif len(last) == 1:
+        named = last.upper() if modifiers else last
+    else:
+        named = _KEY_NAMES.get(last, last.capitalize())
     return "+".join([*(modifier.capitalize() for modifier in modifiers), named])
 
 
