@@ -1,4 +1,4 @@
-"""The status line: current activity, its duration, and numbers of the last answer; message line.
+"""The status line (activity, duration, numbers of the last answer) and the message line.
 
 What is not known is left out, and what there is no room for: from the end, the least needed first.
 """
