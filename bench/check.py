@@ -36,8 +36,6 @@ from akunu_py.bench.runners import PLAIN
 from akunu_py.bench.speed import OURS, Plan, Setup, run_speed
 from akunu_py.bench.tables import Table, to_text
 from akunu_py.bench.workloads import load_workloads
-from akunu_py.decoding.generate.session import Session
-from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import AkunuError
 from akunu_py.models.store import store
 from akunu_py.types import DEFAULT_MODEL, GenerateOptions, LoadOptions, Message
@@ -368,6 +366,7 @@ def _check_curves(
 def _check_idle(engine: Engine, plan: CheckPlan, check: Check) -> None:
     """Check a cached prompt, at once and after an idle time, and the wired limit."""
     from akunu_py.decoding import device
+    from akunu_py.decoding.generate.session import Session
 
     session = Session(engine)
     prompt = engine.tokens.encode_chat([Message("user", "hi")])

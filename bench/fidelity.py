@@ -21,9 +21,6 @@ from akunu_py.bench.curve import FixedCosts
 from akunu_py.bench.result import describe_machine, median, today
 from akunu_py.bench.runners import Passes
 from akunu_py.bench.tables import to_text
-from akunu_py.decoding import kv_cache
-from akunu_py.decoding.generate.session import Session
-from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import StoreError, UsageError
 from akunu_py.ngram.cost import PRIOR_SHAPE, CostCurve
@@ -170,6 +167,7 @@ def scores(engine: Engine, tokens: Sequence[int], sampling: SamplingOptions) -> 
     """Return the next token's logits, [vocab], with the noise of a seeded draw."""
     import mlx.core as mx
 
+    from akunu_py.decoding import kv_cache
     from akunu_py.decoding.sampling import filtered, race
 
     cache = kv_cache.new_cache(engine.model, engine.plan.kv_bits)

@@ -90,8 +90,10 @@ def engine_of(model: Any, kv_bits: int | None = None) -> Any:
     return SimpleNamespace(
         model=model,
         name="tiny",
-        kv_bits=kv_bits,
-        encode_text=lambda text: [byte % VOCABULARY for byte in text.encode()],
+        plan=SimpleNamespace(kv_bits=kv_bits),
+        tokens=SimpleNamespace(
+            encode_text=lambda text: [byte % VOCABULARY for byte in text.encode()]
+        ),
     )
 
 

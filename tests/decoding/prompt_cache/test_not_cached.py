@@ -52,7 +52,7 @@ class Case:
         return [*self.text[: self.shared], *([95 - self.text[self.shared]] * 20)]
 
     def open(self, **changes: object) -> Session:
-        self.engine = replace(self.engine, **changes)  # type: ignore[arg-type]
+        self.engine = altered(self.engine, **changes)
         caches = PromptCacheStore(self.engine.path, DiskLimits(reserve=0))
         state = LearnedState(paths.cache_dir(), "t", "l", memory=False, caches=caches)
         self.session = Session(self.engine, state)

@@ -90,8 +90,8 @@ def test_what_is_kept_is_for_its_owner_alone_and_found_again(tiny: Engine) -> No
         assert stat.S_IMODE(there.stat().st_mode) == mode
     assert read(opened(tiny), [*some(LENGTH, 1), 5]) >= LENGTH
     assert read(opened(tiny), some(LENGTH, 2)) == 0
-    for other in ({"kv_bits": 8}, {"tokenizer_digest": "x"}, {"weights": "x"}):
-        assert PromptCacheStore(tiny.path).saved(replace(tiny, **other)) == []
+    for other in ({"kv_bits": 8}, {"digest": "x"}, {"weights": "x"}):
+        assert PromptCacheStore(tiny.path).saved(altered(tiny, **other)) == []
 
 
 def test_what_goes_on_takes_the_place_of_what_it_goes_on_with(tiny: Engine) -> None:
