@@ -36,8 +36,6 @@ from akunu_py.bench.runners import OFF, PLAIN, Conditions, Run, Runner
 from akunu_py.bench.tables import result_text, to_csv, to_jsonl, to_markdown, to_text
 from akunu_py.bench.trace import Trace, load_trace
 from akunu_py.bench.workloads import NAMES, Workload, load_workloads
-from akunu_py.decoding.generate.session import Session
-from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import HostLost, UsageError
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.memory import CAPACITY_BITS, Memory
@@ -534,6 +532,7 @@ def _time_akunu(engine: Engine, test: LengthTest, tokens: list[int]) -> float:
 
     Scaled to `test.prompt` tokens: a cache that cannot be trimmed prefills more.
     """
+    from akunu_py.decoding.generate.session import Session
 
     session = Session(engine)
     if test.prompt and test.depth:

@@ -229,32 +229,32 @@ class CompletionThread:
         again = self._completer is None or (failed and self._clock() >= self._retry_at)
         if again and not self._thread.closing.is_set():
             self._try_to_load()
-        making = _Making(self, ticket)
-        done = self._complete(making)
+        unfinished = _UnfinishedCompletion(self, ticket)
+        done = self._complete(unfinished)
         with self._lock:
             if self._ahead is ticket:
                 self._ahead = None
-        asked = making.ticket
+        asked = unfinished.ticket
         if isinstance(done, Completion):
-            done = making.rest(done)
+            done = unfinished.rest(done)
         self._finish(asked, done)
         if isinstance(done, Completion) and not asked.ahead:
             self._make_next(asked, done)
 
-    def _complete(self, making: _Making) -> Completion | Failure:
+    def _complete(self, unfinished: _UnfinishedCompletion) -> Completion | Failure:
         completer = self._completer
         if completer is None or isinstance(completer, Failure):
             return completer or Failure("not loaded")
-        if making.ended() == "cancelled":
+        if unfinished.ended() == "cancelled":
             return Completion("", "cancelled", Stats())
         try:
-            return completer.complete(making.request, making.ended, making.add)
+            return completer.complete(unfinished.request, unfinished.ended, unfinished.add)
         except ServerGone as error:
             self._completer = Failure(describe(error))
-            if making.text or self._thread.closing.is_set():
+            if unfinished.text or self._thread.closing.is_set():
                 return self._completer
             self._try_to_load()
-            return self._complete(making)
+            return self._complete(unfinished)
         except Exception as error:  # noqa: BLE001 - one bad request must not end the helper
             return Failure(describe(error))
 
@@ -289,7 +289,7 @@ class CompletionThread:
         self._finish(superseded, Completion("", "cancelled", Stats()))
 
 
-class _Making:
+class _UnfinishedCompletion:
     """An unfinished completion: for a ticket, or for a later one that requests its rest."""
 
     def __init__(self, thread: CompletionThread, ticket: Ticket) -> None:

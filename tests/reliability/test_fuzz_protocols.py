@@ -19,11 +19,10 @@ from akunu_py.completion.protocols.json_lines import (
     parse,
     read_lines,
 )
-from akunu_py.completion.protocols.lsp import OpenDocument, StrictCodec, well_formed
+from akunu_py.completion.protocols.lsp import OpenDocument, StrictCodec, read_frames, well_formed
 from akunu_py.completion.request import CompletionRequest, check_request
 from akunu_py.errors import UsageError
 from tests.reliability.fuzz import NUMBERS, TEXTS, changed, damaged, explore, json_like, lengths
-from tests.support.lsp_frames import read_frames
 from tests.support.paths import ROOT
 
 ASKED = {
@@ -91,7 +90,7 @@ def test_frames_survive_garbage(examples: int) -> None:
     """After any garbage that is no half of a frame, the next frame is read as it was sent."""
 
     def check(data: bytes) -> None:
-        frames = list(read_frames(data + b"\n\n" + framed(b'{"last": 1}')))
+        frames = list(read_frames(io.BytesIO(data + b"\n\n" + framed(b'{"last": 1}'))))
         if b"content-length" not in data.lower():
             assert frames[-1] == b'{"last": 1}'
             assert all(isinstance(frame, str) for frame in frames[:-1])
@@ -172,7 +171,7 @@ def test_a_language_server_answers_every_request(examples: int) -> None:
     bodies += [json.dumps(message).encode() for message in last]
     out, err = server.communicate(b"".join(map(framed, bodies)), timeout=120)
     assert server.returncode == 0, err.decode()[-3000:]
-    replies = [json.loads(frame) for frame in read_frames(out)]
+    replies = [json.loads(frame) for frame in read_frames(io.BytesIO(out))]
     answered = [reply["id"] for reply in replies if "method" not in reply]
     asked = [json.loads(body) for body in sent]
     wanted = [

@@ -36,7 +36,7 @@ from pygls.exceptions import (
     JsonRpcParseError,
     JsonRpcServerNotInitialized,
 )
-from pygls.io_ import StdinAsyncReader, StdoutWriter, run_async
+from pygls.io_ import StdoutWriter, run_async
 from pygls.lsp.server import LanguageServer
 from pygls.protocol import LanguageServerProtocol, lsp_method
 from pygls.uris import to_fs_path
@@ -417,18 +417,13 @@ def serve_lsp(
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
     async def run() -> tuple[int, bool]:
-        code = 1
+        code = INTERRUPTED  # unless it comes to its end
         completions = InlineCompletions(load, base, acceptance, unload_s)
         try:
             code = 0 if await completions.protocol.serve(stdin, stdout) else 1
-        except asyncio.CancelledError:
-            code = INTERRUPTED
-            raise
         finally:
             completions.acceptance.save()
             loading = completions.thread.close_or_exit(code)
-            if code == INTERRUPTED:  # a thread of the event loop still reads stdin
-                exit_without_teardown(code)
         return code, loading
 
     code, loading = asyncio.run(run())  # sends the last replies
@@ -501,40 +496,69 @@ def well_formed(text: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-class FrameStream:
-    """Gives pygls' reader the frames of a stream; skips garbage between them.
+class BadFrame(str):
+    """The reason why a stretch of bytes is no frame."""
+
+
+def read_frames(stream: BinaryIO) -> Iterator[bytes | BadFrame]:
+    """Yield the bodies of the frames in `stream` until it ends.
 
     From a place where no frame begins, everything up to the next Content-Length is skipped.
-    `on_garbage` gets one message for it.
+    """
+    length: int | None = None
+    lost = False
+    while line := stream.readline(4096):
+        found, ends = _LENGTH.search(line), line in (b"\r\n", b"\n")
+        if not (lost or (found and found.start() == 0) or _HEADER.fullmatch(line) or ends):
+            lost, length = True, None
+            yield BadFrame("expected a header line with Content-Length")
+        if found:
+            lost, length = False, int(found[1])
+        elif ends and length is not None:
+            if 0 < length <= MAX_FRAME_BYTES:
+                body = stream.read(length)
+                if len(body) < length:
+                    return
+                yield body
+            else:
+                yield BadFrame(f"a frame of {length} bytes; 1 to {MAX_FRAME_BYTES} are taken")
+            length = None
+
+
+class FrameReader:
+    """Gives pygls' message loop the frames of a stream, and reports garbage in between.
+
+    A daemon thread reads, because a read cannot be interrupted; a message is one thread switch.
     """
 
-    def __init__(self, stream: BinaryIO, on_garbage: Callable[[str], object]) -> None:
+    def __init__(self, stream: BinaryIO, on_garbage: Callable[[BadFrame], object]) -> None:
         self._on_garbage = on_garbage
-        self._lines = self._header_lines(stream)
-        self.read = stream.read  # of a body
+        self._frames: asyncio.Queue[bytes | BadFrame | None] = asyncio.Queue()
+        self._header: list[bytes] = []  # the next lines, the last one first
+        self._body = b""
+        loop = asyncio.get_running_loop()
 
-    def readline(self) -> bytes:
-        """Return the next line of a header as pygls expects it, empty at the end."""
-        return next(self._lines, b"")
+        def read() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                for frame in read_frames(stream):
+                    loop.call_soon_threadsafe(self._frames.put_nowait, frame)
+                loop.call_soon_threadsafe(self._frames.put_nowait, None)
 
-    def _header_lines(self, stream: BinaryIO) -> Iterator[bytes]:
-        length: int | None = None
-        lost = False
-        while line := stream.readline(4096):
-            found, ends = _LENGTH.search(line), line in (b"\r\n", b"\n")
-            if not (lost or (found and found.start() == 0) or _HEADER.fullmatch(line) or ends):
-                lost, length = True, None
-                self._on_garbage("expected a header line with Content-Length")
-            if found:
-                lost, length = False, int(found[1])
-            elif ends and length is not None:
-                if 0 < length <= MAX_FRAME_BYTES:
-                    yield b"Content-Length: %d\r\n" % length
-                    yield b"\r\n"
-                else:
-                    limits = f"from 1 to {MAX_FRAME_BYTES} are taken"
-                    self._on_garbage(f"a frame of {length} bytes; {limits}")
-                length = None
+        threading.Thread(target=read, name="frames", daemon=True).start()
+
+    async def readline(self) -> bytes:
+        """Return the next line of a header, empty at the end."""
+        if not self._header:
+            while isinstance(frame := await self._frames.get(), BadFrame):
+                self._on_garbage(frame)
+            if frame is None:
+                return b""
+            self._header = [b"\r\n", b"Content-Length: %d\r\n" % len(frame)]
+            self._body = frame
+        return self._header.pop()
+
+    async def readexactly(self, length: int) -> bytes:
+        return self._body
 
 
 class StrictProtocol(LanguageServerProtocol):
@@ -550,13 +574,8 @@ class StrictProtocol(LanguageServerProtocol):
 
         Return True if it sent shutdown, then exit.
         """
-        loop = asyncio.get_running_loop()
-
-        def report(message: str) -> None:
-            loop.call_soon_threadsafe(self._refuse, None, JsonRpcParseError(message))
-
         self.set_writer(StdoutWriter(stdout))
-        reader = StdinAsyncReader(cast(BinaryIO, FrameStream(stdin, report)))
+        reader = FrameReader(stdin, lambda bad: self._refuse(None, JsonRpcParseError(bad)))
         await run_async(self._left, reader, self, error_handler=self._refuse_frame)
         return self._left.is_set() and self._shutdown
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from typing import Any
 
@@ -10,8 +11,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from lsprotocol import types as lsp
 
-from akunu_py.completion.protocols.lsp import MAX_FRAME_BYTES, OpenDocument, StrictCodec
-from tests.support.lsp_frames import read_frames
+from akunu_py.completion.protocols.lsp import (
+    MAX_FRAME_BYTES,
+    OpenDocument,
+    StrictCodec,
+    read_frames,
+)
 
 TEXT = st.text(st.sampled_from("ab \t\r\n\x0c\u2028é漢😀👩‍🚀"), max_size=12)
 ENCODING = st.sampled_from(["utf-8", "utf-16", "utf-32"])
@@ -95,7 +100,9 @@ def frame(body: bytes) -> bytes:
 
 def frames(data: bytes) -> list[bytes]:
     """What was read; garbage as None."""
-    return [b"garbage" if isinstance(found, str) else found for found in read_frames(data)]
+    return [
+        b"garbage" if isinstance(found, str) else found for found in read_frames(io.BytesIO(data))
+    ]
 
 
 @given(st.lists(st.binary(min_size=1, max_size=20), max_size=5))
@@ -121,7 +128,7 @@ def test_garbage_between_frames_loses_no_frame(pieces: list[str]) -> None:
         (b"Content-Length: %d\r\n\r\n" % (MAX_FRAME_BYTES + 1) + frame(b"ab"), [b"garbage", b"ab"]),
         (b"\x00\xff" * 5000 + b"\n" + frame(b"ab"), [b"garbage", b"ab"]),
         (frame(b"") + frame(b"ab"), [b"garbage", b"ab"]),
-        (frame(b"ab")[:-1], [b"a"]),  # which is no JSON
+        (frame(b"ab")[:-1], []),
         (b"Content-Length: 2", [b"garbage"]),
         (b"", []),
     ],
@@ -131,6 +138,6 @@ def test_frames_among_garbage(data: bytes, expected: list[bytes]) -> None:
 
 
 def test_garbage_says_what_was_expected() -> None:
-    (found,) = read_frames(b'{"jsonrpc": "2.0"}\n')
+    (found,) = read_frames(io.BytesIO(b'{"jsonrpc": "2.0"}\n'))
     assert isinstance(found, str)
     assert re.search("expected .* Content-Length", found)

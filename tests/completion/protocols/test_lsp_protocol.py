@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -9,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from akunu_py.completion.protocols.lsp import read_frames
 from akunu_py.models.store.store import StoredModel
 from tests.support.lsp_echo import ECHO, STARTER
-from tests.support.lsp_frames import read_frames
 
 
 def frame(message: object) -> bytes:
@@ -30,7 +31,7 @@ INITIALIZE: dict[str, Any] = {"capabilities": {}, "processId": None, "rootUri": 
 def talk(data: bytes, command: list[str]) -> tuple[list[dict[str, Any]], int, str]:
     """All that the server replies to `data`, its exit code and its stderr."""
     done = subprocess.run(command, input=data, capture_output=True, timeout=60)
-    replies = [json.loads(body) for body in read_frames(done.stdout)]
+    replies = [json.loads(body) for body in read_frames(io.BytesIO(done.stdout))]
     return replies, done.returncode, done.stderr.decode()
 
 
