@@ -1,7 +1,7 @@
 """Several candidates for a token, verified in one pass: the rules of acceptance, in numbers alone.
 
-The product verifies one draft. What a second branch is worth is in docs/log.md; these are the rules
-that it would be accepted by, so that they are known to be exact.
+The product verifies one draft; docs/log/2026-11.md says what a second branch is worth. These rules
+would accept one, and the tests show that they are exact.
 
 Draws that depend on the seed and the position only make the rule simple: whatever was drafted, each
 row draws the target's token, and the branch that has it is followed. A candidate never decides what

@@ -8,7 +8,7 @@
     -> garbage
     <- {"id": null, "error": "the line is not JSON: ..."}
 
-docs/complete.md describes it. A bad line gets a reply that names the fault.
+docs/complete-protocol.md describes it. A bad line gets a reply that names the fault.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from akunu_py.decoding.learned import LearnedState
 from akunu_py.files import read_bounded, read_json, write_atomically
 from akunu_py.types import GenerateOptions, Message, SamplingOptions
 
-TOKENS = 100_000  # that are worth having; docs/log.md has what more are worth
+TOKENS = 100_000  # that are worth having; docs/log/ has what more are worth
 ANSWER = 400  # tokens of an answer at most
 _TRIAL = 32  # tokens that show how fast the model is
 _TEMPERATURE = 0.7  # that of the chat

@@ -21,7 +21,7 @@ from tests.support.command import AKUNU, assert_one_line_error, run_here
 from tests.support.paths import DOCS
 from tests.support.tiny_fim import sentence_piece, write_model
 
-PAGE = DOCS / "complete.md"
+PAGE = DOCS / "complete-protocol.md"
 STATS = {"prompt_tokens", "cached_tokens", "target_passes", "evidence_tokens", "reused"}
 
 

@@ -26,7 +26,7 @@ from akunu_py.models.load.fit import GIB, activations_from, comfortable, usable_
 from akunu_py.models.store import hub_cache, store
 from tests.support.paths import DOCS, GOLDEN
 
-# Facts of the architectures, from each model's config.json; docs/models.md names the sources.
+# Facts of the architectures, from each model's config.json; sources: docs/log/2026-11-catalog.md.
 CONFIGS = json.loads((GOLDEN / "catalog_configs.json").read_text())
 ENTRIES = load_catalog()
 MEMORY_SIZES = (8, 16, 24, 32, 36, 48, 64, 96, 128)  # GiB that Macs with Apple silicon come with
@@ -106,7 +106,7 @@ def test_its_figures_follow_from_the_architecture(name: str) -> None:
 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_parameters_are_counted(name: str) -> None:
-    """Published counts: docs/models.md. Gemma's output has a matrix of its own in MLX alone."""
+    """Published counts. In MLX alone, Gemma's output has a matrix of its own."""
     counted = sum(array.size for _, array in tree_flatten(whole_model_of(name).parameters()))
     config = CONFIGS[name]
     doubled = config["vocab_size"] * config["hidden_size"] if name == "gemma-3-1b" else 0
@@ -142,7 +142,7 @@ TOKENIZER = 11_422_654 + 2_776_833 + 1_671_853
 
 @pytest.mark.parametrize(
     ("name", "published", "vision"),
-    [  # bytes of model*.safetensors on the hub, as pinned by others; commits: docs/models.md
+    [  # bytes of model*.safetensors on the hub; commits: docs/log/2026-11-catalog.md
         ("qwen3-0.6b", 335_450_584, 0),
         ("qwen3-1.7b", 968_080_210, 0),
         ("qwen3-4b", 2_263_022_417, 0),
@@ -166,7 +166,7 @@ def test_sizes_are_those_of_the_files(name: str, published: int, vision: int) ->
 
 @pytest.mark.parametrize(
     ("name", "published"),
-    [  # as the hub's pages round them: docs/models.md
+    [  # as the hub's pages round them: docs/log/2026-11-catalog.md
         ("gemma-3-1b", 733_000_000),
         ("llama-3.2-3b", 1_810_000_000),
         ("coder-14b", 5_350_000_000 + 2_960_000_000),
@@ -245,9 +245,9 @@ def test_what_is_recommended_is_fast_enough_by_the_estimate() -> None:
 
 
 def test_the_documented_table_is_the_catalog() -> None:
-    page = (DOCS / "models.md").read_text("utf-8")
+    page = (DOCS / "catalog.md").read_text("utf-8")
     table = page.split("<!-- catalog -->")[1].split("<!-- /catalog -->")[0]
-    expected = ["| name | model | download | memory | from | context | licence |"]
+    expected = ["| name | model | download | memory | from | context | license |"]
     expected.append("|---|---|---|---|---|---|---|")
     for entry in ENTRIES.values():
         title = f"[{entry.title.removesuffix(', 4-bit')}]({entry.homepage})"
