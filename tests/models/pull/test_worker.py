@@ -197,5 +197,5 @@ def test_the_worker_ends_with_a_killed_parent(server: Hub, home: Path, delay: fl
 
 def test_a_worker_that_cannot_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(FetchError, match="the process that downloads ended"):
+    with pytest.raises(FetchError, match="the download process ended"):
         pull(REPOSITORY)

@@ -155,7 +155,7 @@ def test_a_name_that_another_process_took_meanwhile(
 
 @pytest.mark.parametrize("name", ["../evil", "/tmp/evil", ".hidden", "a b", "x" * 200])
 def test_names_stay_inside_the_store(source: Path, name: str) -> None:
-    with pytest.raises(UsageError, match="cannot name a model"):
+    with pytest.raises(UsageError, match="invalid model name"):
         import_model(source, name=name)
 
 
