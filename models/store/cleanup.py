@@ -96,7 +96,7 @@ def find_leftovers() -> list[Leftover]:
 
 def remove_leftover(leftover: Leftover) -> int:
     """Remove `leftover`. Returns the bytes freed: 0 if another process holds the lock."""
-    with contextlib.suppress(StoreError), lock_model(leftover.name, wait=False):
+    with contextlib.suppress(StoreError), lock_model(leftover.name):
         with store_errors("cannot remove leftover files"):
             for path in leftover.paths:
                 if path.is_dir() and not path.is_symlink():
@@ -141,7 +141,7 @@ def _old_usage(root: Path) -> Iterator[Leftover]:
 
 def _unlocked(name: str) -> bool:
     """Return True if no other process holds the model's lock."""
-    with contextlib.suppress(StoreError), lock_model(name, wait=False):
+    with contextlib.suppress(StoreError), lock_model(name):
         return True
     return False
 

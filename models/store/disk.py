@@ -28,10 +28,10 @@ class ModelBusy(StoreError):
 
 
 @contextmanager
-def lock_model(name: str, wait: bool = True) -> Iterator[None]:
+def lock_model(name: str) -> Iterator[None]:
     """Hold the lock of the model `name`; the store's directory must exist.
 
-    Raises ModelBusy if another process holds it and `wait` is False, and StoreError.
+    Raises ModelBusy if another process holds it, and StoreError.
     """
     path = paths.models_dir() / f".lock-{name}"
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -39,7 +39,7 @@ def lock_model(name: str, wait: bool = True) -> Iterator[None]:
         descriptor = os.open(path, flags, 0o644)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ModelBusy(
                 f"another akunu process is changing model {name!r}; try again later"

@@ -25,7 +25,7 @@ from akunu_py.errors import Cancelled, DamagedModel, StoreError, UnknownModel
 from akunu_py.files import read_json, write_atomically
 from akunu_py.models import catalog
 from akunu_py.models.load import safetensors
-from akunu_py.models.load.model_files import read_settings
+from akunu_py.models.load.model_files import context_length, read_settings
 from akunu_py.models.manifest import (
     Manifest,
     ModelFacts,
@@ -115,7 +115,7 @@ def remove(name: str) -> int:
     path = _path(name)
     if not path.is_dir() and not path.is_symlink():
         raise _unknown(name)
-    with store_errors(f"cannot remove {path}"), lock_model(name, wait=False):
+    with store_errors(f"cannot remove {path}"), lock_model(name):
         if path.is_symlink():
             path.unlink()
             return 0
@@ -241,14 +241,8 @@ def _describe(name: str, path: Path) -> StoredModel:
 def _describe_directory(path: Path) -> StoredModel:
     """Describe a directory outside the store from its config.json."""
     name = path.resolve().name
-    config = read_settings(path / "config.json")
-    context = _context(config) or _context(config.get("text_config"))
+    context = context_length(read_settings(path / "config.json"))
     return StoredModel(name, path, _size(path), context, source=f"folder {path}")
-
-
-def _context(config: Any) -> int:
-    value = config.get("max_position_embeddings") if isinstance(config, dict) else None
-    return value if isinstance(value, int) and value > 0 else 0
 
 
 def _size(path: Path) -> int:
@@ -357,7 +351,7 @@ def _locked(name: str, progress: ProgressCallback, cancelled: Callable[[], bool]
     with ExitStack() as stack:
         while True:
             try:
-                stack.enter_context(lock_model(name, wait=False))
+                stack.enter_context(lock_model(name))
                 break
             except ModelBusy:
                 progress("waiting for another akunu", 0, 0)
@@ -405,7 +399,7 @@ def _remove_stale(name: str) -> None:
         if owner == name:
             shutil.rmtree(leftover, ignore_errors=True)
         else:
-            with suppress(StoreError), lock_model(owner, wait=False):
+            with suppress(StoreError), lock_model(owner):
                 shutil.rmtree(leftover, ignore_errors=True)
 
 
