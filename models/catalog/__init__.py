@@ -1,9 +1,8 @@
 """The models that akunu knows by name, from catalog.toml, and recommendations for a machine.
 
-Recommendations rank the models that fit into memory by grade, and omit those that are too slow for
-the machine. The speed is estimated: plain decoding reads every active weight once per token, so
-tokens per second are the bandwidth over the bytes read (Pope et al. 2022, "Efficiently Scaling
-Transformer Inference", section 2). Imports neither MLX nor numpy.
+Recommendations rank the models that fit by grade, and omit slow ones. Plain decoding reads every
+active weight once per token, so the speed is estimated as bandwidth over bytes (Pope et al. 2022,
+"Efficiently Scaling Transformer Inference", section 2). Imports neither MLX nor numpy.
 """
 
 from __future__ import annotations

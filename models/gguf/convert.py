@@ -1,9 +1,8 @@
 """Convert a GGUF file into a directory that mlx-lm loads, one tensor at a time.
 
-Everything is checked before anything is written. A file with an unknown architecture, or with a
-tensor or setting that the conversion would ignore, raises UnsupportedModel. A file that contradicts
-itself raises DamagedModel. The architectures follow llama.cpp's own conversion from transformers
-(conversion/*.py there) and mlx-lm's model arguments; tests compare them with llama.cpp's logits.
+The architectures follow llama.cpp's own conversion from transformers (conversion/*.py there) and
+mlx-lm's model arguments; tests compare them with llama.cpp's logits. A tensor or setting that the
+conversion would ignore raises UnsupportedModel, before anything is written.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import numpy as np
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.gguf import file as weights
-from akunu_py.models.gguf.file import GgufFile, Tensor, read_gguf
+from akunu_py.models.gguf.file import GgufFile, Tensor, damaged, read_gguf
 from akunu_py.models.gguf.tokenizer import TokenizerPlan, plan_tokenizer
 from akunu_py.models.load.model_files import boundary
 from akunu_py.models.load.safetensors import Entry, write_safetensors
@@ -124,10 +123,8 @@ def _place_tensors(file: GgufFile, family: Family, config: dict[str, Any]) -> di
             name = f"model.layers.{layer}.{slot.name}"
             expected[f"blk.{layer}.{short}"] = replace(slot, name=name)
     if missing := [name for name in expected if name not in file.tensors]:
-        raise DamagedModel(
-            f"{file.path.name} is damaged: {len(missing)} tensors are missing, the first is "
-            f"{missing[0]}; fetch the file again"
-        )
+        message = f"{len(missing)} tensors are missing, the first is {missing[0]}"
+        raise damaged(file.path, message)
     known = sizes(config)
     used = {*expected, *(_ROPE_TENSORS if config.get("rope_scaling") else ())}
     for name, tensor in file.tensors.items():
@@ -139,25 +136,17 @@ def _place_tensors(file: GgufFile, family: Family, config: dict[str, Any]) -> di
             continue
         shape = tuple(known[size] for size in expected[name].shape)
         if tensor.shape != shape:
-            raise DamagedModel(
-                f"{file.path.name}: expected the shape {list(shape)} for {name}, "
-                f"found {list(tensor.shape)}; fetch the file again"
-            )
+            found = f"found {list(tensor.shape)}"
+            raise damaged(file.path, f"expected the shape {list(shape)} for {name}, {found}")
         if len(shape) == 1 and tensor.type.bits:
-            raise DamagedModel(
-                f"{file.path.name}: expected plain numbers for {name}, found {tensor.type.name}; "
-                "fetch the file again"
-            )
+            raise damaged(file.path, f"expected floats for {name}, found {tensor.type.name}")
     return expected
 
 
 def _is_neutral(tensor: Tensor) -> bool:
     """Return True if `tensor` is a table of rotary frequencies that changes nothing."""
-    return (
-        tensor.name == "rope_freqs.weight"
-        and tensor.type.name == "F32"
-        and bool((tensor.read().view("<f4") == 1).all())
-    )
+    table = tensor.name == "rope_freqs.weight" and tensor.type.name == "F32"
+    return table and bool((tensor.read().view("<f4") == 1).all())
 
 
 def _float_type(tensors: list[Tensor], slots: dict[str, Slot], family: Family) -> str:
@@ -231,32 +220,19 @@ def _entries(tensor: Tensor, slot: Slot, config: dict[str, Any], dtype: str) -> 
 
 Config = dict[str, Any]
 
-# Settings of some llama.cpp architectures, and the value that has no effect.
-_NEUTRAL: dict[str, Any] = {
-    "attention.causal": True,
-    "attention.clamp_kqv": 0.0,
-    "attention.max_alibi_bias": 0.0,
-    "attention.shared_kv_layers": 0,
-    "attention.sliding_window": 0,
-    "attn_logit_softcapping": 0.0,
-    "embedding_scale": 1.0,
-    "expert_count": 0,
-    "expert_shared_count": 0,
-    "expert_shared_feed_forward_length": 0,
-    "expert_weights_norm": True,
-    "expert_weights_scale": 1.0,
-    "expert_gating_func": 1,  # softmax
-    "final_logit_softcapping": 0.0,
-    "leading_dense_block_count": 0,
-    "logit_scale": 1.0,
-    "nextn_predict_layers": 0,
-    "pooling_type": 0,
-    "residual_scale": 1.0,
-    "rope.scaling.attn_factor": 1.0,
-    "rope.scaling.yarn_attn_factor": 1.0,
-    "rope.scaling.yarn_ext_factor": 1.0,
-    "rope.scaling.yarn_log_multiplier": 0.0,
-}
+# Settings of some llama.cpp architectures, after the value that has no effect.
+_NEUTRAL_KEYS: list[tuple[Any, str]] = [
+    (0.0, "attention.clamp_kqv attention.max_alibi_bias attn_logit_softcapping"),
+    (0.0, "final_logit_softcapping rope.scaling.yarn_log_multiplier"),
+    (0, "attention.shared_kv_layers attention.sliding_window expert_count expert_shared_count"),
+    (0, "expert_shared_feed_forward_length leading_dense_block_count nextn_predict_layers"),
+    (0, "pooling_type"),
+    (1, "expert_gating_func"),  # softmax
+    (1.0, "embedding_scale expert_weights_scale logit_scale residual_scale"),
+    (1.0, "rope.scaling.attn_factor rope.scaling.yarn_attn_factor rope.scaling.yarn_ext_factor"),
+    (True, "attention.causal expert_weights_norm"),
+]
+_NEUTRAL = {key: value for value, keys in _NEUTRAL_KEYS for key in keys.split()}
 
 
 class GgufSettings:
@@ -311,10 +287,8 @@ class GgufSettings:
 
     def wrong(self, key: str, expected: str, found: object) -> DamagedModel:
         shown = "nothing" if found is None else repr(found)[:60]
-        return DamagedModel(
-            f"{self.file.path.name}: expected {expected} for {self.architecture}.{key}, found "
-            f"{shown}; fetch the file again"
-        )
+        key = f"{self.architecture}.{key}"
+        return damaged(self.file.path, f"expected {expected} for {key}, found {shown}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,7 +344,7 @@ def common_config(settings: GgufSettings, vocabulary: int) -> Config:
     key_heads = settings.count("attention.head_count_kv", heads)
     head_dim = settings.count("attention.key_length", hidden // heads or 1)
     if head_dim % 2 or heads % key_heads:
-        raise DamagedModel(f"{settings.file.path.name}: impossible attention heads in the metadata")
+        raise damaged(settings.file.path, "impossible attention heads in the metadata")
     settings.expect("attention.value_length", head_dim)
     settings.expect("attention.scale", 1 / math.sqrt(head_dim))
     return {
@@ -524,13 +498,11 @@ def _llama3_factors(config: Config, scaling: Config) -> list[float]:
 def _factors(tensor: Tensor, count: int) -> list[float]:
     """Return the `count` positive values of a table. Raises DamagedModel."""
     if tensor.type.name != "F32" or tensor.shape != (count,):
-        raise DamagedModel(
-            f"{tensor.path.name}: expected {count} F32 values in {tensor.name}, found "
-            f"{tensor.type.name} of {list(tensor.shape)}; fetch the file again"
-        )
+        found = f"{tensor.type.name} of {list(tensor.shape)}"
+        raise damaged(tensor.path, f"expected {count} F32 values in {tensor.name}, found {found}")
     values = tensor.read().view("<f4")[:, 0]
     if not np.isfinite(values).all() or values.min() <= 0:
-        raise DamagedModel(f"{tensor.path.name}: {tensor.name} is not positive; fetch it again")
+        raise damaged(tensor.path, f"{tensor.name} is not positive")
     return [float(str(value)) for value in values]
 
 
@@ -557,6 +529,7 @@ _HEAD_NORMS = {
     "attn_q_norm.weight": Slot("self_attn.q_norm.weight", ("head",)),
     "attn_k_norm.weight": Slot("self_attn.k_norm.weight", ("head",)),
 }
+_QWEN3 = _NORMS | _ATTENTION | _HEAD_NORMS
 _DENSE = {
     "ffn_gate.weight": Slot("mlp.gate_proj.weight", ("inner", "hidden")),
     "ffn_up.weight": Slot("mlp.up_proj.weight", ("inner", "hidden")),
@@ -588,13 +561,11 @@ _FUSED = {
 FAMILIES = {
     "llama": Family("llama", "LlamaForCausalLM", _NORMS | _ATTENTION | _PERMUTED | _DENSE, _plain),
     "qwen2": Family("qwen2", "Qwen2ForCausalLM", _NORMS | _ATTENTION | _BIASES | _DENSE, _qwen2),
-    "qwen3": Family(
-        "qwen3", "Qwen3ForCausalLM", _NORMS | _ATTENTION | _HEAD_NORMS | _DENSE, _plain
-    ),
+    "qwen3": Family("qwen3", "Qwen3ForCausalLM", _QWEN3 | _DENSE, _plain),
     "qwen3moe": Family(
         "qwen3_moe",
         "Qwen3MoeForCausalLM",
-        _NORMS | _ATTENTION | _HEAD_NORMS | _MIXTURE,
+        _QWEN3 | _MIXTURE,
         _qwen3_moe,
         frozenset({"expert_count"}),
     ),
@@ -622,10 +593,8 @@ def family_of(file: GgufFile) -> tuple[str, Family]:
     """Return the name and the family of the file's architecture. Raises a ModelError."""
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str):
-        raise DamagedModel(
-            f"{file.path.name}: expected a string for general.architecture, found {name!r:.60}; "
-            "fetch the file again"
-        )
+        message = f"expected a string for general.architecture, found {name!r:.60}"
+        raise damaged(file.path, message)
     if name not in FAMILIES:
         raise UnsupportedModel(
             f"{file.path.name} has the architecture {name[:40]!r}; akunu imports "

@@ -1,22 +1,17 @@
-"""Read a GGUF file: its header (metadata and tensor places), and its weights as MLX arrays.
+"""Read a GGUF file (docs/gguf.md of the ggml project) and convert its weights to MLX arrays.
 
-Versions 2 and 3, little-endian, split files included; the specification is docs/gguf.md of the ggml
-project. Every count and offset is checked against the file's size and our own limits before any
-allocation, so a damaged or hostile header costs neither memory nor time.
-
-ggml and MLX both store w = scale * q + bias, MLX in groups of 32 weights. If a ggml type has one
-scale for 32 weights, its bits are kept and only reordered:
+Every count and offset is checked before any allocation, so a hostile header costs neither memory
+nor time. ggml and MLX both store w = scale * q + bias, MLX in groups of 32 weights. If a ggml type
+has one scale for 32 weights, its bits are kept and only reordered:
 
     Q4_0, Q5_0  w = d * (q - 8), d * (q - 16)   ->  scales d, biases -8 d, -16 d
     Q4_1, Q5_1  w = d * q + m                   ->  scales d, biases m
     Q8_0        w = d * q, q signed             ->  q + 128, scales d, biases -128 d
     Q4_K, Q5_K  w = d * s * q - e * m           ->  scales d * s, biases -e * m
 
-The first five are exact in half precision (the biases are d times a power of two). In the last two
-the products are rounded, which moves weights by a hundredth of a step. Q2_K, Q3_K and Q6_K have one
-scale for 16 weights, which MLX cannot express. The gguf package dequantizes them, and they are
-quantized again in the narrowest width that adds less than a tenth to the type's own squared error
-(figures in docs/models-import.md). Tensors are converted in slices, so memory stays bounded.
+The first five are exact in half precision; in the last two the products are rounded. Q2_K, Q3_K and
+Q6_K have one scale for 16 weights, which MLX cannot express: the gguf package dequantizes them, and
+they are quantized again in a width that adds little error (docs/models-import.md has figures).
 """
 
 from __future__ import annotations
@@ -112,7 +107,7 @@ class Tensor:
             file.seek(self.offset + first * size)
             values = np.fromfile(file, np.uint8, count * size)
         if len(values) != count * size:
-            raise _damaged(self.path, f"tensor {self.name[:80]!r} is cut off")
+            raise damaged(self.path, f"tensor {self.name[:80]!r} is cut off")
         return values.reshape(count, size)
 
 
@@ -144,11 +139,11 @@ def read_gguf(path: Path) -> GgufFile:
             )
         for name, tensor in _read_one(part).tensors.items():
             if name in tensors:
-                raise _damaged(part, f"tensor {name[:80]!r} is in another part too")
+                raise damaged(part, f"tensor {name[:80]!r} is in another part too")
             tensors[name] = tensor
     expected = first.metadata.get("split.tensors.count", len(tensors))
     if expected != len(tensors):
-        raise _damaged(path, f"its parts contain {len(tensors)} tensors, expected {expected!r:.40}")
+        raise damaged(path, f"its parts contain {len(tensors)} tensors, expected {expected!r:.40}")
     return GgufFile(path, first.metadata, tensors)
 
 
@@ -156,7 +151,7 @@ def _other_parts(first: GgufFile, parts: Any) -> list[Path]:
     """Return the paths of parts 2 and up, derived from the name of the user's file."""
     found = _PART.fullmatch(first.path.name)
     if not isinstance(parts, int) or not 0 < parts <= MAX_PARTS:
-        raise _damaged(first.path, f"it claims {parts!r:.40} parts")
+        raise damaged(first.path, f"it claims {parts!r:.40} parts")
     if found is None or int(found[3]) != parts:
         raise DamagedModel(
             f"{first.path.name} is one of {parts} parts: expected a name like "
@@ -173,13 +168,14 @@ def _other_parts(first: GgufFile, parts: Any) -> list[Path]:
 def _read_one(path: Path) -> GgufFile:
     with open_regular(path) as file:
         if (size := file.seek(0, 2)) < 24:
-            raise _damaged(path, "it is too short to be a GGUF file")
+            raise damaged(path, "it is too short to be a GGUF file")
         file.seek(0)
         return _read(_Cursor(path, file, size))
 
 
-def _damaged(path: Path, what: str) -> DamagedModel:
-    return DamagedModel(f"{path.name} is damaged: {what}; fetch the file again")
+def damaged(path: Path, what: str) -> DamagedModel:
+    """Return the error for a GGUF file with wrong contents."""
+    return DamagedModel(f"{path.name} is damaged: {what}; download the file again")
 
 
 class _Cursor:
@@ -191,7 +187,7 @@ class _Cursor:
         self.strings = 0  # read from arrays so far
 
     def damaged(self, what: str) -> DamagedModel:
-        return _damaged(self.path, what)
+        return damaged(self.path, what)
 
     def take(self, count: int) -> bytes:
         """Return the next `count` bytes."""

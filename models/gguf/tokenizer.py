@@ -1,9 +1,7 @@
-"""Build a tokenizer from a GGUF file's metadata, with the `tokenizers` library.
+"""Build a tokenizer from GGUF metadata: byte-level BPE ("gpt2") or SentencePiece ("llama").
 
-Two kinds are supported: byte-level BPE ("gpt2" in GGUF), whose pre-tokenizer the file names, and
-SentencePiece's BPE ("llama"), whose merges are derived from the scores of its pieces. The
-pre-tokenizers' expressions are those of the models' own tokenizer.json; tests compare them with
-llama.cpp, which defines the names. Any other kind or name raises UnsupportedModel, because a
+The pre-tokenizers' expressions are those of the models' own tokenizer.json; tests compare them with
+llama.cpp, which defines the names. An unknown kind or name raises UnsupportedModel, because a
 slightly different split gives worse answers without any error.
 """
 
@@ -16,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from akunu_py.errors import DamagedModel, UnsupportedModel
-from akunu_py.models.gguf.file import GgufFile
+from akunu_py.errors import UnsupportedModel
+from akunu_py.models.gguf.file import GgufFile, damaged
 from akunu_py.models.load.model_files import boundary
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
@@ -238,10 +236,10 @@ def plan_tokenizer(file: GgufFile) -> TokenizerPlan:
         raise UnsupportedModel(f"{name} adds an end token to every text (add_eos_token)")
     tokens = _strings(file, "tokenizer.ggml.tokens")
     if not tokens or len(set(tokens)) != len(tokens):
-        raise _damaged(file, "its vocabulary is empty or has a duplicate token")
+        raise damaged(file.path, "its vocabulary is empty or has a duplicate token")
     kinds = metadata.get("tokenizer.ggml.token_type", np.ones(len(tokens), np.int32))
     if not isinstance(kinds, np.ndarray) or kinds.shape != (len(tokens),):
-        raise _damaged(file, f"expected the kinds of {len(tokens)} tokens")
+        raise damaged(file.path, f"expected the kinds of {len(tokens)} tokens")
     control = np.flatnonzero((kinds == _CONTROL) | (kinds == _UNKNOWN)).tolist()
     user_defined = np.flatnonzero(kinds == _USER_DEFINED).tolist()
     roles = _roles(file, tokens, control, _SENTENCEPIECE_ROLES if model == "llama" else {})
@@ -250,9 +248,9 @@ def plan_tokenizer(file: GgufFile) -> TokenizerPlan:
     )
     template = metadata.get("tokenizer.chat_template")
     if not isinstance(add_bos, bool) or not isinstance(template, str | None):
-        raise _damaged(file, "add_bos_token or chat_template is of the wrong type")
+        raise damaged(file.path, "add_bos_token or chat_template is of the wrong type")
     if add_bos and "bos" not in roles:
-        raise _damaged(file, "it has no beginning-of-text token")
+        raise damaged(file.path, "it has no beginning-of-text token")
     context = metadata.get(f"{metadata.get('general.architecture')}.context_length")
     plan = TokenizerPlan(
         tokens=tokens,
@@ -277,7 +275,7 @@ def _byte_pairs(file: GgufFile, tokens: set[str], pre_tokenizer: str) -> BytePai
     for text in _strings(file, "tokenizer.ggml.merges"):
         left, _, right = text.partition(" ")
         if left not in tokens or right not in tokens or left + right not in tokens:
-            raise _damaged(file, f"the merge {text[:60]!r} is not in its vocabulary")
+            raise damaged(file.path, f"the merge {text[:60]!r} is not in its vocabulary")
         merges.append((left, right))
     return BytePairs(merges, pre_tokenizer)
 
@@ -287,10 +285,10 @@ def _sentence_pieces(
 ) -> SentencePieces:
     scores = file.metadata.get("tokenizer.ggml.scores")
     if not isinstance(scores, np.ndarray) or scores.shape != (len(tokens),):
-        raise _damaged(file, f"expected the scores of {len(tokens)} tokens")
+        raise damaged(file.path, f"expected the scores of {len(tokens)} tokens")
     scores = scores.astype(np.float64)
     if not np.isfinite(scores).all():
-        raise _damaged(file, "a token's score is not a number")
+        raise damaged(file.path, "a token's score is not a number")
     spelled = {tokens[i] for i in np.flatnonzero(kinds == _BYTE)}
     if not {f"<0x{byte:02X}>" for byte in range(256)} <= spelled:
         raise UnsupportedModel(
@@ -299,9 +297,11 @@ def _sentence_pieces(
         )
     prefix = file.metadata.get("tokenizer.ggml.add_space_prefix", True)
     if not isinstance(prefix, bool):
-        raise _damaged(file, "add_space_prefix is of the wrong type")
+        raise damaged(file.path, "add_space_prefix is of the wrong type")
     if max(map(len, tokens)) > _LONGEST_PIECE or sum(map(len, tokens)) > _MOST_CHARACTERS:
-        raise _damaged(file, f"its vocabulary has pieces of more than {_LONGEST_PIECE} characters")
+        raise damaged(
+            file.path, f"its vocabulary has pieces of more than {_LONGEST_PIECE} characters"
+        )
     mergeable = np.flatnonzero((kinds == _NORMAL) | (kinds == _USER_DEFINED))
     return SentencePieces(
         {tokens[i]: float(scores[i]) for i in mergeable}, tokens[roles["unk"]], prefix
@@ -317,10 +317,10 @@ def _roles(
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(tokens):
-            raise _damaged(file, f"its {key} token is {value!r:.40}, of {len(tokens)} tokens")
+            raise damaged(file.path, f"its {key} token is {value!r:.40}, of {len(tokens)} tokens")
         roles[role] = value
     if "eos" not in roles:
-        raise _damaged(file, "it has no end-of-text token")
+        raise damaged(file.path, "it has no end-of-text token")
     by_text = {tokens[i]: i for i in control}
     found = [by_text[text] for text in _TURN_ENDS if text in by_text]
     if found and "eot" not in roles:
@@ -339,9 +339,5 @@ def _strips_right(file: GgufFile, tokens: list[str], special: list[int]) -> froz
 def _strings(file: GgufFile, key: str) -> list[str]:
     value = file.metadata.get(key)
     if not isinstance(value, list):
-        raise _damaged(file, f"{key} is missing")
+        raise damaged(file.path, f"{key} is missing")
     return value
-
-
-def _damaged(file: GgufFile, what: str) -> DamagedModel:
-    return DamagedModel(f"{file.path.name} is damaged: {what}; fetch the file again")

@@ -1,7 +1,6 @@
 """Memory estimates: does a model fit, and with how much context.
 
-The estimate is weights + KV cache + working space. `decoding` measures the cache of a loaded model
-and the memory of the machine. Imports neither MLX nor numpy, so that the catalog needs neither.
+The estimate is weights + KV cache + working space. Imports neither MLX nor numpy.
 """
 
 from __future__ import annotations

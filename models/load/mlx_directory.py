@@ -1,7 +1,7 @@
 """Check a model directory in MLX's or transformers' format before an import.
 
-Finds out whether mlx-lm can load it and which files to copy. Never reads pickle and never runs the
-model's code: Python files are not copied, and `auto_map`, which refers to them, is removed.
+Never reads pickle and never runs the model's code: Python files are not copied, and `auto_map`,
+which refers to them, is removed.
 """
 
 from __future__ import annotations

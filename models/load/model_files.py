@@ -1,7 +1,5 @@
 """The files of a model's directory, checked before any library opens them.
 
-Settings and tokenizers must be regular files within limits, settings must be objects, mlx-lm must
-support the architecture, and config.json must not count more layers than there are tensors.
 `boundary` surrounds every library call that reads a model: all exceptions, including panics of
 `tokenizers`, become errors that name the file.
 """

@@ -1,7 +1,6 @@
 """Read headers of safetensors files, and write such files one tensor at a time.
 
-Writing streams, so that a model larger than memory can be converted. A header is checked against
-the file's size, its shapes and its neighboring tensors, so that MLX's own reader can trust it.
+A header is checked so that MLX's own reader can trust it.
 """
 
 from __future__ import annotations

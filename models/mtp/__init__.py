@@ -1,30 +1,19 @@
 """Heads for multi-token prediction (MTP), which checkpoints contain and mlx-lm drops.
 
-`load_head` reads a head from the checkpoint, or from a `mtp*.safetensors` file in its directory: as
-published, as converted by mlx-vlm and MTPLX, or as written by `write_head`. Such a file belongs to
-a model if all its shapes match.
-
 A head predicts the token after the next one. For the last token's hidden state h and the next token
-t it computes
+t it computes norm(layer(project([norm(embedding of t), norm(h)]))), and the target's lm_head turns
+that into logits. `layer` is a decoder layer of the family with its own keys and values. Names and
+steps follow these implementations:
 
-    norm(layer(project([norm(embedding of t), norm(h)])))
-
-and the target's lm_head turns that into logits. `layer` is a decoder layer of the family with its
-own keys and values. `FAMILIES` describes the differences between families, by the names in the
-published checkpoints and these implementations:
-
-- Qwen3-Next, Qwen3.5, Qwen3.6 (`mtp.*`): vllm-project/vllm, vllm/model_executor/models/
-  qwen3_next_mtp.py and qwen3_5_mtp.py. Their RMSNorms store gains minus one, and Qwen3.6 stores
-  the head's experts in one tensor (ISEEKYAN/mbridge#145). `mtp_num_hidden_layers` in the
-  configuration counts the layers.
-- DeepSeek-V3, GLM-4.5 and later (`model.layers.N.*`, with N = num_hidden_layers):
-  vllm/model_executor/models/deepseek_mtp.py and glm4_moe_mtp.py, sgl-project/sglang,
-  python/sglang/srt/models/deepseek_nextn.py. `num_nextn_predict_layers` counts them. Their copies
-  of the embedding and the lm_head are the target's.
-- MiMo (`model.mtp_layers.0.*`): vllm/model_executor/models/mimo_mtp.py. The hidden state comes
-  first, and from before the target's norm (mimo.py there).
-- MiMo-V2 (`model.mtp.layers.0.*`): vllm/model_executor/models/mimo_v2_mtp.py; a dense layer with
-  sliding-window attention.
+- Qwen3-Next, Qwen3.5, Qwen3.6: vllm-project/vllm, vllm/model_executor/models/qwen3_next_mtp.py and
+  qwen3_5_mtp.py. Their RMSNorms store gains minus one, and Qwen3.6 stores the head's experts in one
+  tensor (ISEEKYAN/mbridge#145). `mtp_num_hidden_layers` in the configuration counts the layers.
+- DeepSeek-V3, GLM-4.5 and later: vllm/model_executor/models/deepseek_mtp.py and glm4_moe_mtp.py,
+  sgl-project/sglang, python/sglang/srt/models/deepseek_nextn.py. `num_nextn_predict_layers` counts
+  them. Their copies of the embedding and the lm_head are the target's.
+- MiMo: vllm/model_executor/models/mimo_mtp.py. The hidden state comes first, and from before the
+  target's norm (mimo.py there).
+- MiMo-V2: vllm/model_executor/models/mimo_v2_mtp.py; a dense layer with sliding-window attention.
 
 All others take the hidden state after the target's norm, and pass on their own after theirs:
 ggml-org/llama.cpp#24025, ROCm/ATOM#1764 and vllm-project/vllm#47448 measured higher acceptance.

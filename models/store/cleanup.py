@@ -1,8 +1,7 @@
-"""Find and remove leftovers in the store, and those of our pulls in the hub's cache.
+"""Find and remove leftovers of the store, and of our pulls in the hub's cache.
 
-Never touches intact models, models that another process is changing, and other programs' files in
-the hub's cache. Pulls note their files under `.pulling` in the store, so that an interrupted pull
-can be found.
+Pulls note their files under `.pulling` in the store, so that an interrupted pull can be found.
+Other programs' files, intact models and locked models stay.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The store's disk: a lock per model, free space, and OSError as StoreError.
 
-A lock file per model, `.lock-NAME`, is locked with flock during an install or a removal. The system
-releases it when a process dies, so no lock is ever stale. Empty lock files stay: removing one would
-race with a process that has just opened it.
+The lock is flock on `.lock-NAME`, which the system releases when a process dies. Empty lock files
+stay: removing one would race with a process that has just opened it.
 """
 
 from __future__ import annotations

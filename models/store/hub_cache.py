@@ -1,9 +1,8 @@
 """Repositories of the Hugging Face hub, and the hub's own cache on this machine.
 
-HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE work as in every program that uses
-huggingface-hub. In the cache, `blobs/<digest>` are the files, the names under `snapshots/<commit>/`
-link to them, and `refs/<branch>` contains the commit of a branch. Other programs share the cache:
-nothing is deleted except by name, and a file counts only if its size and hash are right.
+In the cache, `blobs/<digest>` are the files, `snapshots/<commit>/` contains links to them by name,
+and `refs/<branch>` contains the commit of a branch. Other programs share the cache: nothing is
+deleted except by name, and a file counts only if its size and hash are right.
 """
 
 from __future__ import annotations

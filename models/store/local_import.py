@@ -54,7 +54,9 @@ def import_model(
 
 
 def _new_name(source: Path, name: str | None) -> str:
-    chosen = name or re.sub(r"[^A-Za-z0-9._+-]+", "-", _stem(source)).strip("-.")[:96]
+    path = source.resolve()
+    stem = re.sub(r"-\d{5}-of-\d{5}$", "", path.name if path.is_dir() else path.stem)
+    chosen = name or re.sub(r"[^A-Za-z0-9._+-]+", "-", stem).strip("-.")[:96]
     if not store.is_name(chosen):
         raise UsageError(
             f"invalid model name {chosen[:80]!r} (use letters, digits, '.', '_', '+', '-'); choose "
@@ -63,12 +65,6 @@ def _new_name(source: Path, name: str | None) -> str:
     if (paths.models_dir() / chosen).exists():
         raise _taken(chosen)
     return chosen
-
-
-def _stem(source: Path) -> str:
-    source = source.resolve()
-    stem = source.name if source.is_dir() else source.stem
-    return re.sub(r"-\d{5}-of-\d{5}$", "", stem)
 
 
 def _taken(name: str) -> UsageError:

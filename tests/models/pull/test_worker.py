@@ -94,7 +94,7 @@ def test_xet_that_fails_is_one_line(
     _upload_to_xet(server, tmp_path)
     monkeypatch.setattr(download, "_ATTEMPTS", 2)
     server.xet[WEIGHTS] = "0" * 64
-    with pytest.raises(FetchError, match=r"cannot fetch model\.safetensors by Xet") as caught:
+    with pytest.raises(FetchError, match=r"cannot fetch model\.safetensors over Xet") as caught:
         pull(REPOSITORY)
     assert "\n" not in str(caught.value)
 
