@@ -168,10 +168,7 @@ def _growth(cache: Any, where: str) -> Growth:
 
 
 def _best_of(
-    purpose: str,
-    able: list[CatalogEntry],
-    memory: int,
-    is_fast: Callable[[CatalogEntry], bool],
+    purpose: str, able: list[CatalogEntry], memory: int, is_fast: Callable[[CatalogEntry], bool]
 ) -> Recommendation:
     able = sorted(able, key=lambda entry: entry.grade)
     fitting = [entry for entry in able if entry.fits(memory)]

@@ -71,41 +71,42 @@ def import_gguf(
 def plan_import(source: Path) -> ImportPlan:
     """Read and check everything except the values of the weights."""
     with boundary(f"{source.name} cannot be imported"):
-        return _plan(source)
-
-
-def _plan(source: Path) -> ImportPlan:
-    file = read_gguf(source)
-    architecture, family = family_of(file)
-    tokenizer = plan_tokenizer(file)
-    settings = GgufSettings(file, architecture)
-    settings.expect_nothing_else(set(family.reads))
-    config: dict[str, Any] = {"model_type": family.model_type, "architectures": [family.class_name]}
-    config |= common_config(settings, tokenizer.size)
-    config |= family.configure(settings, config)
-    config |= tokenizer.config_ids()
-    slots = _place_tensors(file, family, config)
-    kept = [tensor for tensor in file.tensors.values() if tensor.name in slots]
-    dtype = _float_type(kept, slots, family)
-    bits = {
-        slots[tensor.name].name.removesuffix(".weight"): tensor.type.bits
-        for tensor in kept
-        if tensor.type.bits
-    }
-    if bits:
-        config["quantization"] = _quantization(bits)
-    entries = [
-        entry for tensor in kept for entry in _entries(tensor, slots[tensor.name], config, dtype)
-    ]
-    types = Counter(tensor.type.name for tensor in kept if len(tensor.shape) > 1)
-    licence = file.metadata.get("general.license")
-    facts = ModelFacts(
-        context_length=config["max_position_embeddings"],
-        parameters=sum(math.prod(tensor.shape) for tensor in kept),
-        quantization=", ".join(f"{name} x {count}" for name, count in types.most_common()),
-        licence=licence if isinstance(licence, str) and len(licence) < 100 else "",
-    )
-    return ImportPlan(file, config, entries, tokenizer, facts)
+        file = read_gguf(source)
+        architecture, family = family_of(file)
+        tokenizer = plan_tokenizer(file)
+        settings = GgufSettings(file, architecture)
+        settings.expect_nothing_else(set(family.reads))
+        config: dict[str, Any] = {
+            "model_type": family.model_type,
+            "architectures": [family.class_name],
+        }
+        config |= common_config(settings, tokenizer.size)
+        config |= family.configure(settings, config)
+        config |= tokenizer.config_ids()
+        slots = _place_tensors(file, family, config)
+        kept = [tensor for tensor in file.tensors.values() if tensor.name in slots]
+        dtype = _float_type(kept, slots, family)
+        bits = {
+            slots[tensor.name].name.removesuffix(".weight"): tensor.type.bits
+            for tensor in kept
+            if tensor.type.bits
+        }
+        if bits:
+            config["quantization"] = _quantization(bits)
+        entries = [
+            entry
+            for tensor in kept
+            for entry in _entries(tensor, slots[tensor.name], config, dtype)
+        ]
+        types = Counter(tensor.type.name for tensor in kept if len(tensor.shape) > 1)
+        licence = file.metadata.get("general.license")
+        facts = ModelFacts(
+            context_length=config["max_position_embeddings"],
+            parameters=sum(math.prod(tensor.shape) for tensor in kept),
+            quantization=", ".join(f"{name} x {count}" for name, count in types.most_common()),
+            licence=licence if isinstance(licence, str) and len(licence) < 100 else "",
+        )
+        return ImportPlan(file, config, entries, tokenizer, facts)
 
 
 def _place_tensors(file: GgufFile, family: Family, config: dict[str, Any]) -> dict[str, Slot]:

@@ -170,7 +170,29 @@ def _read_one(path: Path) -> GgufFile:
         if (size := file.seek(0, 2)) < 24:
             raise damaged(path, "it is too short to be a GGUF file")
         file.seek(0)
-        return _read(_Cursor(path, file, size))
+        cursor = _Cursor(path, file, size)
+        if cursor.take(4) != b"GGUF":
+            raise cursor.damaged("it does not begin with GGUF")
+        version = cursor.number("I")
+        if version not in (2, 3):
+            # A big-endian file has its version in the upper half.
+            kind = "big-endian GGUF" if version & 0xFFFF == 0 and version else f"GGUF v{version}"
+            raise UnsupportedModel(f"{cursor.path.name} is {kind}; akunu reads GGUF v2 and v3")
+        tensor_count, key_count = cursor.number("Q"), cursor.number("Q")
+        if tensor_count > MAX_TENSORS or key_count > MAX_KEYS:
+            raise cursor.damaged(f"it claims {tensor_count} tensors and {key_count} metadata keys")
+        metadata: dict[str, Any] = {}
+        for _ in range(key_count):
+            key = cursor.key()
+            if key in metadata:
+                raise cursor.damaged(f"the metadata key {key[:80]!r} occurs twice")
+            metadata[key] = cursor.value(cursor.number("I"))
+        entries = [_entry(cursor) for _ in range(tensor_count)]
+        alignment = metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
+            raise cursor.damaged(f"alignment {alignment!r:.40} is not a power of two")
+        start = -(-cursor.at // alignment) * alignment
+        return GgufFile(cursor.path, metadata, _place(cursor, entries, start))
 
 
 def damaged(path: Path, what: str) -> DamagedModel:
@@ -234,31 +256,6 @@ class _Cursor:
         if self.strings > MAX_STRINGS or count * 8 > self.size - self.at:
             raise self.damaged(f"an array that claims {count} strings")
         return [self.string() for _ in range(count)]
-
-
-def _read(cursor: _Cursor) -> GgufFile:
-    if cursor.take(4) != b"GGUF":
-        raise cursor.damaged("it does not begin with GGUF")
-    version = cursor.number("I")
-    if version not in (2, 3):
-        # A big-endian file has its version in the upper half.
-        kind = "big-endian GGUF" if version & 0xFFFF == 0 and version else f"GGUF v{version}"
-        raise UnsupportedModel(f"{cursor.path.name} is {kind}; akunu reads GGUF v2 and v3")
-    tensor_count, key_count = cursor.number("Q"), cursor.number("Q")
-    if tensor_count > MAX_TENSORS or key_count > MAX_KEYS:
-        raise cursor.damaged(f"it claims {tensor_count} tensors and {key_count} metadata keys")
-    metadata: dict[str, Any] = {}
-    for _ in range(key_count):
-        key = cursor.key()
-        if key in metadata:
-            raise cursor.damaged(f"the metadata key {key[:80]!r} occurs twice")
-        metadata[key] = cursor.value(cursor.number("I"))
-    entries = [_entry(cursor) for _ in range(tensor_count)]
-    alignment = metadata.get("general.alignment", 32)
-    if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
-        raise cursor.damaged(f"alignment {alignment!r:.40} is not a power of two")
-    start = -(-cursor.at // alignment) * alignment
-    return GgufFile(cursor.path, metadata, _place(cursor, entries, start))
 
 
 def _entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:

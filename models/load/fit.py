@@ -48,9 +48,7 @@ class Growth:
     def __add__(self, other: Growth) -> Growth:
         """Return the size of both caches together."""
         return Growth(
-            self.per_token + other.per_token,
-            self.windows + other.windows,
-            self.fixed + other.fixed,
+            self.per_token + other.per_token, self.windows + other.windows, self.fixed + other.fixed
         )
 
 

@@ -59,36 +59,32 @@ def plan_directory(source: Path) -> DirectoryPlan:
 
     Raises UnknownModel without a model, UnsupportedModel, DamagedModel.
     """
-    with boundary(f"{source} cannot be imported"):
-        return _plan(source)
-
-
-def _plan(source: Path) -> DirectoryPlan:
     from akunu_py.models.load.mlx_loader import open_model
 
-    opened = open_model(source)
-    found = opened.files
-    small = [source / name for name in _WANTED if (source / name).is_file()]
-    if not any((source / name).is_file() for name in _TOKENIZERS):
-        raise UnsupportedModel(
-            f"{source} has no tokenizer: expected tokenizer.json or tokenizer.model; download one "
-            "from the source of the model"
+    with boundary(f"{source} cannot be imported"):
+        opened = open_model(source)
+        found = opened.files
+        small = [source / name for name in _WANTED if (source / name).is_file()]
+        if not any((source / name).is_file() for name in _TOKENIZERS):
+            raise UnsupportedModel(
+                f"{source} has no tokenizer: expected tokenizer.json or tokenizer.model; download "
+                "one from the source of the model"
+            )
+        quantization, bits = _quantization(found)
+        plan = DirectoryPlan(
+            source=source,
+            settings={name: found.settings[name] for name in _SETTINGS if name in found.settings},
+            copies=[*found.weights, *head_files(source), *small],
+            bits=bits,
+            facts=ModelFacts(
+                context_length=found.context,
+                parameters=_parameters(found),
+                quantization=quantization,
+                licence=_licence(source),
+            ),
         )
-    quantization, bits = _quantization(found)
-    plan = DirectoryPlan(
-        source=source,
-        settings={name: found.settings[name] for name in _SETTINGS if name in found.settings},
-        copies=[*found.weights, *head_files(source), *small],
-        bits=bits,
-        facts=ModelFacts(
-            context_length=found.context,
-            parameters=_parameters(found),
-            quantization=quantization,
-            licence=_licence(source),
-        ),
-    )
-    _check_tokenizer(plan, found, small, opened.vocabulary)
-    return plan
+        _check_tokenizer(plan, found, small, opened.vocabulary)
+        return plan
 
 
 def _quantization(found: ModelFiles) -> tuple[str, int]:

@@ -175,10 +175,7 @@ def look_up(repository: str, revision: str | None) -> HubModel:
     url += f"/revision/{quote(revision, safe='')}" if revision else ""
     client = get_session()
     request = client.build_request(
-        "GET",
-        f"{url}?blobs=true",
-        headers=_headers(),
-        timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
+        "GET", f"{url}?blobs=true", headers=_headers(), timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT
     )
     for _ in range(_REDIRECTS):
         response = client.send(request, stream=True, follow_redirects=False)
@@ -282,31 +279,20 @@ def _transfer(model: HubModel, file: HubFile, output: _Partial) -> None:
     url = hf_hub_url(model.repository, file.name, revision=model.commit)
     headers = _headers()
     # Xet starts every file over, so a partial file is completed over HTTP.
+    xet = None
     if file.large and not output.tell() and is_xet_available():
         xet = get_hf_file_metadata(url, headers=headers).xet_file_data
-        if xet is not None:
-            try:
-                xet_get(
-                    incomplete_path=CachedRepository(model.repository).partial_path(file),
-                    xet_file_data=xet,
-                    headers=headers,
-                    expected_size=file.size,
-                    tqdm_class=_Bar,
-                )
-            except Exception as error:
-                raise TransientError(
-                    f"cannot fetch {file.name} over Xet: {_reason(error)}; pull again"
-                ) from error
-            return
-    http_get(
-        url,
-        output,
-        resume_size=output.tell(),
-        headers=headers,
-        expected_size=file.size,
-        displayed_filename=file.name,
-        tqdm_class=_Bar,
-    )
+    common: dict[str, Any] = {"headers": headers, "expected_size": file.size, "tqdm_class": _Bar}
+    if xet is None:
+        size = output.tell()
+        http_get(url, output, resume_size=size, displayed_filename=file.name, **common)
+        return
+    try:
+        path = CachedRepository(model.repository).partial_path(file)
+        xet_get(incomplete_path=path, xet_file_data=xet, **common)
+    except Exception as error:
+        message = f"cannot fetch {file.name} over Xet: {_reason(error)}; pull again"
+        raise TransientError(message) from error
 
 
 def _verified(file: HubFile, path: Path, resumed: bool) -> FileRecord:

@@ -297,10 +297,7 @@ def delete(repository: str, commit: str) -> int:
 
 
 def verify(
-    file: HubFile,
-    path: Path,
-    progress: Callable[[int], None] = lambda done: None,
-    advice: str = "",
+    file: HubFile, path: Path, progress: Callable[[int], None] = lambda done: None, advice: str = ""
 ) -> FileRecord:
     """Hash a file of the cache and return its record. Raises FetchError for a wrong hash."""
     sha256, done = hashlib.sha256(), 0

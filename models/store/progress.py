@@ -38,12 +38,9 @@ class Progress:
     @property
     def whole(self) -> float:
         """The finished share of the whole pull, from 0 to 1; 0 if the phase has none."""
-        names = list(_ENDS)
-        if self.phase not in _ENDS:
-            return 0.0
-        place = names.index(self.phase)
-        start = _ENDS[names[place - 1]] if place else 0.0
-        return start + self.share * (_ENDS[self.phase] - start)
+        end = _ENDS.get(self.phase, 0.0)
+        start = max((other for other in _ENDS.values() if other < end), default=0.0)
+        return start + self.share * (end - start)
 
     @property
     def stalled(self) -> bool:
@@ -72,9 +69,7 @@ class Meter:
     """A ProgressCallback that adds rate and time left and passes a Progress on."""
 
     def __init__(
-        self,
-        on_progress: Callable[[Progress], None],
-        clock: Callable[[], float] = time.monotonic,
+        self, on_progress: Callable[[Progress], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._on_progress, self._clock = on_progress, clock
         self._phase = ""
