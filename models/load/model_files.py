@@ -92,11 +92,6 @@ class ModelFiles:
         return self.settings["config.json"]
 
     @property
-    def text_config(self) -> dict[str, Any]:
-        """The part of the configuration for text, or all of it."""
-        return text_config(self.config)
-
-    @property
     def context(self) -> int:
         """The model's own context length in tokens, 0 if unknown."""
         return context_length(self.config)

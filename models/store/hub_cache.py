@@ -118,13 +118,11 @@ def read_listing(repository: str, revision: str | None, listing: Any) -> HubMode
     commit, siblings = listing.get("sha"), listing.get("siblings")
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
         raise FetchError(f"the hub sent no commit for {repository}; {NOT_THE_HUB}")
-    listed = {
-        sibling["rfilename"]: sibling
-        for sibling in (siblings if isinstance(siblings, list) else [{}])
-        if isinstance(sibling, dict) and isinstance(sibling.get("rfilename"), str)
-    }
-    if not isinstance(siblings, list) or len(listed) != len(siblings):
+    if not isinstance(siblings, list) or not all(
+        isinstance(each, dict) and isinstance(each.get("rfilename"), str) for each in siblings
+    ):
         raise FetchError(f"the hub sent no list of files for {repository}; {NOT_THE_HUB}")
+    listed = {sibling["rfilename"]: sibling for sibling in siblings}
     files = []
     for name in choose_files(list(listed)):
         sibling = listed[name]

@@ -103,7 +103,8 @@ def resolve(name_or_path: str) -> StoredModel:
     if not (path / "config.json").is_file():
         found = "no config.json there" if path.is_dir() else "nothing there"
         raise UnknownModel(f"expected a model directory at {path}, found {found}; {_HINT}")
-    return _describe_directory(path)
+    context = context_length(read_settings(path / "config.json"))
+    return StoredModel(path.resolve().name, path, _size(path), context, source=f"folder {path}")
 
 
 def remove(name: str) -> int:
@@ -236,13 +237,6 @@ def _describe(name: str, path: Path) -> StoredModel:
     )
     facts: dict[str, Any] = {field: getattr(manifest, field) for field in same}
     return StoredModel(name, path, manifest.size, manifest=manifest, **facts)
-
-
-def _describe_directory(path: Path) -> StoredModel:
-    """Describe a directory outside the store from its config.json."""
-    name = path.resolve().name
-    context = context_length(read_settings(path / "config.json"))
-    return StoredModel(name, path, _size(path), context, source=f"folder {path}")
 
 
 def _size(path: Path) -> int:
