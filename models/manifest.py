@@ -1,7 +1,6 @@
-"""akunu.json, the file that describes one model of the store: its format, reading and writing.
+"""akunu.json, the file that describes one model of the store.
 
-Reading checks every field, because a broken entry must never break the others: whatever is wrong
-comes out as DamagedModel.
+Every field is checked, because a broken entry must never break the others.
 """
 
 from __future__ import annotations
@@ -24,38 +23,32 @@ _JSON: dict[type, str] = {str: "a string", int: "an integer", dict: "an object"}
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """A file of a model: `size` in bytes, `sha256` in hex."""
+    """A file of a model."""
 
-    size: int
-    sha256: str
+    size: int  # bytes
+    sha256: str  # hex
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What is found out about a model on its way into the store.
+    """Facts about a model, collected before its installation."""
 
-    source: where it came from, for people. context_length: tokens. parameters: number of weights.
-    quantization: storage types and how many matrices use them. repository, commit: where on the hub
-    it is from; its files are links into the hub's cache then. files: those read so far, by path
-    relative to the model's directory.
-    """
-
-    source: str = ""
-    context_length: int
-    parameters: int
-    quantization: str
+    source: str = ""  # origin, for display
+    context_length: int  # tokens
+    parameters: int  # number of weights
+    quantization: str  # storage types and their numbers of matrices
     licence: str = ""
-    files: dict[str, FileRecord] = field(default_factory=dict)
-    repository: str = ""
+    files: dict[str, FileRecord] = field(default_factory=dict)  # files hashed so far, by path
+    repository: str = ""  # on the hub; the files are then links into the hub's cache
     commit: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest(ModelFacts):
-    """The facts of an installed model, all its files included. created: ISO 8601, UTC."""
+    """The facts of an installed model, with all its files."""
 
     name: str
-    created: str
+    created: str  # ISO 8601, UTC
 
     @property
     def size(self) -> int:
@@ -63,7 +56,7 @@ class Manifest(ModelFacts):
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Writes akunu.json into `directory`."""
+    """Write akunu.json into `directory`."""
     raw = {"format": FORMAT} | asdict(manifest)
     raw["quantisation"] = raw.pop("quantization")  # as the format spells it
     text = json.dumps(raw, indent=2, ensure_ascii=False)
@@ -71,7 +64,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Reads akunu.json in `directory`. Raises DamagedModel with what is wrong with it."""
+    """Read akunu.json in `directory`. Raises DamagedModel with the problem."""
     path = directory / FILE_NAME
     try:
         raw = read_json(path, _MAX_BYTES)
@@ -82,18 +75,12 @@ def read_manifest(directory: Path) -> Manifest:
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
         found = raw.get("format") if isinstance(raw, dict) else type(raw).__name__
         raise DamagedModel(f"{FILE_NAME}: expected format {FORMAT}, found {found!r:.40}")
-    return Manifest(
-        name=_field(raw, "name", str),
-        source=_field(raw, "source", str),
-        created=_field(raw, "created", str),
-        context_length=_field(raw, "context_length", int),
-        parameters=_field(raw, "parameters", int),
-        quantization=_field(raw, "quantisation", str),
-        licence=_field(raw, "licence", str),
-        files=_files(_field(raw, "files", dict)),
-        repository=_field({"repository": ""} | raw, "repository", str),
-        commit=_field({"commit": ""} | raw, "commit", str),
-    )
+    texts = {key: _field(raw, key, str) for key in ("name", "source", "created", "licence")}
+    numbers = {key: _field(raw, key, int) for key in ("context_length", "parameters")}
+    on_hub = {key: _field({key: ""} | raw, key, str) for key in ("repository", "commit")}
+    quantization = _field(raw, "quantisation", str)
+    files = _files(_field(raw, "files", dict))
+    return Manifest(**texts, **numbers, **on_hub, quantization=quantization, files=files)
 
 
 def record_files(
@@ -101,9 +88,9 @@ def record_files(
     progress: Callable[[int], None] = lambda done: None,
     known: Mapping[str, FileRecord] | None = None,
 ) -> dict[str, FileRecord]:
-    """Sizes and hashes of all files below `directory`.
+    """Return the sizes and hashes of all files below `directory`.
 
-    progress: called with the bytes read so far. known: records of files that were read already.
+    progress: called with the bytes read so far. known: records of files that are hashed already.
     """
     records: dict[str, FileRecord] = dict(known or {})
     done = sum(record.size for record in records.values())
@@ -118,7 +105,7 @@ def record_files(
 
 
 def sha256_file(path: Path, progress: Callable[[int], None] = lambda done: None) -> str:
-    """The file's SHA-256 in hex. `progress` is called with the bytes read so far."""
+    """Return the file's SHA-256 in hex. `progress` is called with the bytes read so far."""
     digest, done = hashlib.sha256(), 0
     with open_regular(path) as file:
         while block := file.read(1 << 20):
@@ -137,12 +124,12 @@ def _field(raw: dict[str, Any], key: str, kind: type[Any]) -> Any:
 
 def _files(raw: dict[str, Any]) -> dict[str, FileRecord]:
     if not raw:
-        raise DamagedModel(f"{FILE_NAME} names no files")
+        raise DamagedModel(f"{FILE_NAME} lists no files")
     files: dict[str, FileRecord] = {}
     for name, record in raw.items():
         inside = PurePosixPath(name)
         if not name or inside.is_absolute() or ".." in inside.parts or "\0" in name:
-            raise DamagedModel(f"{FILE_NAME} names a file outside the model: {name[:60]!r}")
+            raise DamagedModel(f"{FILE_NAME} lists a file outside the model: {name[:60]!r}")
         if not isinstance(record, dict):
             raise DamagedModel(f"{FILE_NAME}: no size for {name[:60]}")
         files[name] = FileRecord(_field(record, "size", int), _field(record, "sha256", str))

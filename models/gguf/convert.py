@@ -1,11 +1,8 @@
-"""Converts a GGUF file into a directory that mlx-lm loads.
-
-`file` reads the weights, `tokenizer` builds the tokenizer. The conversion goes tensor by tensor, so
-memory stays bounded. Before anything is written, an unknown architecture and any tensor or setting
-that we would have to ignore are UnsupportedModel, a file that contradicts itself is DamagedModel.
+"""Convert a GGUF file into a directory that mlx-lm loads, one tensor at a time.
 
 The architectures follow llama.cpp's own conversion from transformers (conversion/*.py there) and
-mlx-lm's model arguments; tests compare them with llama.cpp's logits.
+mlx-lm's model arguments; tests compare them with llama.cpp's logits. A tensor or setting that the
+conversion would ignore raises UnsupportedModel, before anything is written.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,7 @@ import numpy as np
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.gguf import file as weights
-from akunu_py.models.gguf.file import GgufFile, Tensor, read_gguf
+from akunu_py.models.gguf.file import GgufFile, Tensor, damaged, read_gguf
 from akunu_py.models.gguf.tokenizer import TokenizerPlan, plan_tokenizer
 from akunu_py.models.load.model_files import boundary
 from akunu_py.models.load.safetensors import Entry, write_safetensors
@@ -32,7 +29,7 @@ from akunu_py.models.manifest import ModelFacts
 
 @dataclass(frozen=True, slots=True)
 class ImportPlan:
-    """Everything checked and ready to be written."""
+    """A checked conversion, ready to be written."""
 
     file: GgufFile
     config: dict[str, Any]
@@ -47,10 +44,10 @@ class ImportPlan:
     def write(
         self, directory: Path, progress: Callable[[int, int], None] = lambda done, total: None
     ) -> None:
-        """Writes the model into the existing, empty `directory`.
+        """Write the model into the existing, empty `directory`.
 
-        progress: called with the bytes written and their total. Raises UnsupportedModel where a
-        weight overflows its float type; OSError passes through.
+        progress: called with the bytes written and their total. Raises UnsupportedModel if a weight
+        overflows its float type, and OSError.
         """
         total = self.nbytes
         path = directory / "model.safetensors"
@@ -62,10 +59,9 @@ class ImportPlan:
 def import_gguf(
     source: Path, directory: Path, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> ModelFacts:
-    """Converts the GGUF file `source` into the existing, empty `directory`.
+    """Convert the GGUF file `source` into the existing, empty `directory`.
 
-    progress: called with the bytes written and their total.
-    Raises UnsupportedModel or DamagedModel before anything is written; OSError passes through.
+    Raises UnsupportedModel or DamagedModel before anything is written, and OSError.
     """
     plan = plan_import(source)
     plan.write(directory, progress)
@@ -73,97 +69,92 @@ def import_gguf(
 
 
 def plan_import(source: Path) -> ImportPlan:
-    """Reads and checks everything but the weights' values."""
+    """Read and check everything except the values of the weights."""
     with boundary(f"{source.name} cannot be imported"):
-        return _plan(source)
-
-
-def _plan(source: Path) -> ImportPlan:
-    file = read_gguf(source)
-    architecture, family = family_of(file)
-    tokenizer = plan_tokenizer(file)
-    settings = GgufSettings(file, architecture)
-    settings.expect_nothing_else(set(family.reads))
-    config: dict[str, Any] = {"model_type": family.model_type, "architectures": [family.class_name]}
-    config |= common_config(settings, tokenizer.size)
-    config |= family.configure(settings, config)
-    config |= tokenizer.config_ids()
-    slots = _place_tensors(file, family, config)
-    kept = [tensor for tensor in file.tensors.values() if tensor.name in slots]
-    dtype = _float_type(kept, slots, family)
-    bits = {
-        slots[tensor.name].name.removesuffix(".weight"): weights.BITS[tensor.type.name]
-        for tensor in kept
-        if tensor.type.name in weights.BITS
-    }
-    if bits:
-        config["quantization"] = _quantization(bits)
-    entries = [
-        entry for tensor in kept for entry in _entries(tensor, slots[tensor.name], config, dtype)
-    ]
-    types = Counter(tensor.type.name for tensor in kept if len(tensor.shape) > 1)
-    licence = file.metadata.get("general.license")
-    facts = ModelFacts(
-        context_length=config["max_position_embeddings"],
-        parameters=sum(math.prod(tensor.shape) for tensor in kept),
-        quantization=", ".join(f"{name} x {count}" for name, count in types.most_common()),
-        licence=licence if isinstance(licence, str) and len(licence) < 100 else "",
-    )
-    return ImportPlan(file, config, entries, tokenizer, facts)
+        file = read_gguf(source)
+        architecture, family = family_of(file)
+        tokenizer = plan_tokenizer(file)
+        settings = GgufSettings(file, architecture)
+        settings.expect_nothing_else(set(family.reads))
+        config: dict[str, Any] = {
+            "model_type": family.model_type,
+            "architectures": [family.class_name],
+        }
+        config |= common_config(settings, tokenizer.size)
+        config |= family.configure(settings, config)
+        config |= tokenizer.config_ids()
+        slots = _place_tensors(file, family, config)
+        kept = [tensor for tensor in file.tensors.values() if tensor.name in slots]
+        dtype = _float_type(kept, slots, family)
+        bits = {
+            slots[tensor.name].name.removesuffix(".weight"): tensor.type.bits
+            for tensor in kept
+            if tensor.type.bits
+        }
+        if bits:
+            config["quantization"] = _quantization(bits)
+        entries = [
+            entry
+            for tensor in kept
+            for entry in _entries(tensor, slots[tensor.name], config, dtype)
+        ]
+        types = Counter(tensor.type.name for tensor in kept if len(tensor.shape) > 1)
+        licence = file.metadata.get("general.license")
+        facts = ModelFacts(
+            context_length=config["max_position_embeddings"],
+            parameters=sum(math.prod(tensor.shape) for tensor in kept),
+            quantization=", ".join(f"{name} x {count}" for name, count in types.most_common()),
+            licence=licence if isinstance(licence, str) and len(licence) < 100 else "",
+        )
+        return ImportPlan(file, config, entries, tokenizer, facts)
 
 
 def _place_tensors(file: GgufFile, family: Family, config: dict[str, Any]) -> dict[str, Slot]:
-    """Checks the tensors against the settings. Returns each one's place in mlx-lm's model."""
-    expected = family.top()
+    """Check the tensors against the settings, and return their slots by GGUF name."""
+    expected = {
+        "token_embd.weight": Slot("model.embed_tokens.weight", ("vocab", "hidden")),
+        "output_norm.weight": Slot("model.norm.weight", ("hidden",), shift=family.shift),
+        "output.weight": Slot("lm_head.weight", ("vocab", "hidden")),
+    }
     if config["tie_word_embeddings"]:
         del expected["output.weight"]
-    # More layers than tensors are a damaged number; do not spell out a billion names first.
+    # A damaged layer count may be a billion: stop at the number of tensors.
     for layer in range(min(config["num_hidden_layers"], len(file.tensors))):
         for short, slot in family.layer.items():
             name = f"model.layers.{layer}.{slot.name}"
-            expected[f"blk.{layer}.{short}"] = Slot(name, slot.shape, slot.heads, slot.shift)
+            expected[f"blk.{layer}.{short}"] = replace(slot, name=name)
     if missing := [name for name in expected if name not in file.tensors]:
-        raise DamagedModel(
-            f"{file.path.name} is damaged: {len(missing)} tensors are missing, the first is "
-            f"{missing[0]}; fetch the file again"
-        )
+        message = f"{len(missing)} tensors are missing, the first is {missing[0]}"
+        raise damaged(file.path, message)
     known = sizes(config)
-    used = set(expected)
-    if config.get("rope_scaling"):
-        used |= set(SETTING_TENSORS)
+    used = {*expected, *(_ROPE_TENSORS if config.get("rope_scaling") else ())}
     for name, tensor in file.tensors.items():
         if name not in used and not _is_neutral(tensor):
             raise UnsupportedModel(
-                f"{file.path.name} has a tensor {name[:80]!r} that akunu's import would ignore"
+                f"{file.path.name} has a tensor {name[:80]!r} that akunu cannot import"
             )
         if name not in expected:
             continue
         shape = tuple(known[size] for size in expected[name].shape)
         if tensor.shape != shape:
-            raise DamagedModel(
-                f"{file.path.name}: expected the shape {list(shape)} for {name}, "
-                f"found {list(tensor.shape)}; fetch the file again"
-            )
-        if len(shape) == 1 and tensor.type.name in weights.BITS:
-            raise DamagedModel(
-                f"{file.path.name}: expected plain numbers for {name}, found {tensor.type.name}; "
-                "fetch the file again"
-            )
+            found = f"found {list(tensor.shape)}"
+            raise damaged(file.path, f"expected the shape {list(shape)} for {name}, {found}")
+        if len(shape) == 1 and tensor.type.bits:
+            raise damaged(file.path, f"expected floats for {name}, found {tensor.type.name}")
     return expected
 
 
 def _is_neutral(tensor: Tensor) -> bool:
-    """Whether `tensor` is a table of rotary frequencies that changes nothing."""
-    return (
-        tensor.name == "rope_freqs.weight"
-        and tensor.type.name == "F32"
-        and bool((tensor.read().view("<f4") == 1).all())
-    )
+    """Return True if `tensor` is a table of rotary frequencies that changes nothing."""
+    table = tensor.name == "rope_freqs.weight" and tensor.type.name == "F32"
+    return table and bool((tensor.read().view("<f4") == 1).all())
 
 
 def _float_type(tensors: list[Tensor], slots: dict[str, Slot], family: Family) -> str:
-    """The one float type of all that is not codes: MLX computes in the widest that it meets, so a
-    single float32 norm would make the whole model slow."""
+    """Return the float type for everything that is not quantized.
+
+    MLX computes in the widest type it finds, so one float32 norm would slow down the whole model.
+    """
     matrices = {tensor.type.name for tensor in tensors if len(tensor.shape) > 1}
     if matrices == {"F32"}:
         return "F32"
@@ -178,104 +169,77 @@ def _float_type(tensors: list[Tensor], slots: dict[str, Slot], family: Family) -
 
 
 def _vector(tensor: Tensor, shift: float) -> weights.Array:
-    """A norm's or a bias' values: float32."""
+    """Return the values of a norm or a bias as float32."""
     values = weights.load(weights.convert_float(tensor, tensor.type.name), tensor.type.name)
     shifted: weights.Array = values - np.float32(shift)
     return shifted
 
 
 def _quantization(bits: dict[str, int]) -> dict[str, Any]:
-    """mlx-lm's quantization settings: the commonest width, and every module that differs."""
+    """Return mlx-lm's quantization settings: the most common width and the exceptions."""
     common = Counter(bits.values()).most_common(1)[0][0]
-    settings: dict[str, Any] = {
-        "group_size": weights.GROUP_SIZE,
-        "bits": common,
-        "mode": "affine",
+    exceptions = {
+        module: {"group_size": weights.GROUP_SIZE, "bits": width}
+        for module, width in bits.items()
+        if width != common
     }
-    for module, width in bits.items():
-        if width != common:
-            settings[module] = {"group_size": weights.GROUP_SIZE, "bits": width}
-    return settings
+    return {"group_size": weights.GROUP_SIZE, "bits": common, "mode": "affine"} | exceptions
 
 
 def _entries(tensor: Tensor, slot: Slot, config: dict[str, Any], dtype: str) -> list[Entry]:
-    """What a tensor becomes in model.safetensors; floats are stored as `dtype`."""
+    """Return the entries of `tensor` in model.safetensors, with floats stored as `dtype`."""
+    parts: dict[str, weights.Array] = {}  # of a quantized tensor, from the first entry to the last
 
     def ordered(values: weights.Array) -> weights.Array:
         return weights.unpermute(values, config[slot.heads]) if slot.heads else values
 
-    if tensor.type.name in weights.BITS:
-        module = slot.name.removesuffix(".weight")
-        *rows, columns = tensor.shape
-        words = columns * weights.BITS[tensor.type.name] // 32
-        groups = (*rows, columns // weights.GROUP_SIZE)
-        conversion = _Conversion(tensor, dtype)
-        shapes = {"weight": ("U32", (*rows, words)), "scales": (dtype, groups)}
-        shapes["biases"] = (dtype, groups)
-        return [
-            Entry(f"{module}.{part}", kind, shape, lambda part=part: ordered(conversion.take(part)))  # type: ignore[misc]
-            for part, (kind, shape) in shapes.items()
-        ]
-    if len(tensor.shape) == 1:
-        return [Entry(slot.name, dtype, tensor.shape, partial(_shifted, tensor, slot.shift, dtype))]
+    def vector() -> weights.Array:
+        return weights.store(weights.round_to(_vector(tensor, slot.shift), dtype), dtype)
+
+    def matrix() -> weights.Array:
+        return ordered(weights.convert_float(tensor, dtype))
+
+    def quantized(part: str) -> weights.Array:
+        if not parts:
+            parts.update(weights.convert_quantized(tensor, dtype))
+        return ordered(parts.pop(part))
+
+    if not tensor.type.bits:
+        return [Entry(slot.name, dtype, tensor.shape, vector if len(tensor.shape) == 1 else matrix)]
+    module = slot.name.removesuffix(".weight")
+    *rows, columns = tensor.shape
+    groups = (*rows, columns // weights.GROUP_SIZE)
     return [
-        Entry(slot.name, dtype, tensor.shape, lambda: ordered(weights.convert_float(tensor, dtype)))
+        Entry(f"{module}.{part}", kind, shape, partial(quantized, part))
+        for part, kind, shape in (
+            ("weight", "U32", (*rows, columns * tensor.type.bits // 32)),
+            ("scales", dtype, groups),
+            ("biases", dtype, groups),
+        )
     ]
-
-
-def _shifted(tensor: Tensor, shift: float, dtype: str) -> weights.Array:
-    return weights.store(weights.round_to(_vector(tensor, shift), dtype), dtype)
-
-
-class _Conversion:
-    """Converts a tensor once for the three entries it becomes; drops it after the last."""
-
-    def __init__(self, tensor: Tensor, dtype: str) -> None:
-        self.tensor, self.dtype = tensor, dtype
-        self.parts: dict[str, weights.Array] = {}
-
-    def take(self, part: str) -> weights.Array:
-        if not self.parts:
-            made = weights.convert_quantized(self.tensor, self.dtype)
-            self.parts = {"weight": made.packed, "scales": made.scales, "biases": made.biases}
-        return self.parts.pop(part)
 
 
 Config = dict[str, Any]
 
-# Settings that some families of llama.cpp have, and the value at which they do nothing.
-_NEUTRAL: dict[str, Any] = {
-    "attention.causal": True,
-    "attention.clamp_kqv": 0.0,
-    "attention.max_alibi_bias": 0.0,
-    "attention.shared_kv_layers": 0,
-    "attention.sliding_window": 0,
-    "attn_logit_softcapping": 0.0,
-    "embedding_scale": 1.0,
-    "expert_count": 0,
-    "expert_shared_count": 0,
-    "expert_shared_feed_forward_length": 0,
-    "expert_weights_norm": True,
-    "expert_weights_scale": 1.0,
-    "expert_gating_func": 1,  # softmax
-    "final_logit_softcapping": 0.0,
-    "leading_dense_block_count": 0,
-    "logit_scale": 1.0,
-    "nextn_predict_layers": 0,
-    "pooling_type": 0,
-    "residual_scale": 1.0,
-    "rope.scaling.attn_factor": 1.0,
-    "rope.scaling.yarn_attn_factor": 1.0,
-    "rope.scaling.yarn_ext_factor": 1.0,
-    "rope.scaling.yarn_log_multiplier": 0.0,
-}
+# Settings of some llama.cpp architectures, after the value that has no effect.
+_NEUTRAL_KEYS: list[tuple[Any, str]] = [
+    (0.0, "attention.clamp_kqv attention.max_alibi_bias attn_logit_softcapping"),
+    (0.0, "final_logit_softcapping rope.scaling.yarn_log_multiplier"),
+    (0, "attention.shared_kv_layers attention.sliding_window expert_count expert_shared_count"),
+    (0, "expert_shared_feed_forward_length leading_dense_block_count nextn_predict_layers"),
+    (0, "pooling_type"),
+    (1, "expert_gating_func"),  # softmax
+    (1.0, "embedding_scale expert_weights_scale logit_scale residual_scale"),
+    (1.0, "rope.scaling.attn_factor rope.scaling.yarn_attn_factor rope.scaling.yarn_ext_factor"),
+    (True, "attention.causal expert_weights_norm"),
+]
+_NEUTRAL = {key: value for value, keys in _NEUTRAL_KEYS for key in keys.split()}
 
 
 class GgufSettings:
-    """The keys of `architecture` in the metadata of `file`, without the architecture's name.
+    """The settings of one architecture in a GGUF file's metadata, by key without its name.
 
-    Nothing in the metadata is dropped silently: what a family does not read must have the value at
-    which it does nothing. Errors name the key.
+    A setting that the import ignores must have no effect. Errors name the key.
     """
 
     def __init__(self, file: GgufFile, architecture: str) -> None:
@@ -285,24 +249,24 @@ class GgufSettings:
         return self.file.metadata.get(f"{self.architecture}.{key}")
 
     def count(self, key: str, default: int | None = None) -> int:
-        """An integer from 1 to 2**31 - 1. Raises DamagedModel."""
-        value = self.get(key)
-        value = default if value is None else value
+        """Return an integer from 1 to 2**31 - 1. Raises DamagedModel."""
+        if (value := self.get(key)) is None:
+            value = default
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
             raise self.wrong(key, "a positive number", value)
         return value
 
     def real(self, key: str, default: float | None = None) -> float:
-        """A finite number above 0. Raises DamagedModel."""
-        value = self.get(key)
-        value = default if value is None else value
+        """Return a finite number above 0. Raises DamagedModel."""
+        if (value := self.get(key)) is None:
+            value = default
         if not isinstance(value, float) or not math.isfinite(value) or value <= 0:
             raise self.wrong(key, "a positive real number", value)
-        # GGUF keeps float32: the shortest decimal that means the same one is what was meant.
+        # GGUF stores float32: return the shortest decimal that has the same float32 value.
         return float(str(np.float32(value)))
 
     def expect(self, key: str, value: object) -> None:
-        """Raises UnsupportedModel if the metadata sets `key` to anything but `value`."""
+        """Raise UnsupportedModel if the metadata sets `key` to anything but `value`."""
         found = self.get(key)
         if found is None:
             return
@@ -317,62 +281,46 @@ class GgufSettings:
             )
 
     def expect_nothing_else(self, read: set[str]) -> None:
-        """Raises UnsupportedModel for a setting outside `read` that would have to be ignored."""
+        """Raise UnsupportedModel for a setting outside `read` that has an effect."""
         for key, value in _NEUTRAL.items():
             if key not in read:
                 self.expect(key, value)
 
     def wrong(self, key: str, expected: str, found: object) -> DamagedModel:
         shown = "nothing" if found is None else repr(found)[:60]
-        return DamagedModel(
-            f"{self.file.path.name}: expected {expected} for {self.architecture}.{key}, found "
-            f"{shown}; fetch the file again"
-        )
+        key = f"{self.architecture}.{key}"
+        return damaged(self.file.path, f"expected {expected} for {key}, found {shown}")
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where a tensor goes: the parameter's name in mlx-lm and its shape, as keys of `sizes`.
+    """The place of a GGUF tensor in mlx-lm's model."""
 
-    heads: the setting that counts the heads whose rows are permuted. shift: what GGUF added.
-    """
-
-    name: str
-    shape: tuple[str, ...]
-    heads: str | None = None
-    shift: float = 0.0
+    name: str  # of the parameter in mlx-lm
+    shape: tuple[str, ...]  # keys of `sizes`
+    heads: str | None = None  # setting with the number of heads whose rows llama.cpp permutes
+    shift: float = 0.0  # added to the values by llama.cpp
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """An architecture. `layer` by the tensor's name in GGUF behind `blk.N.`.
-
-    configure: what the family adds to the common settings. reads: keys of metadata that it heeds
-    and others do not have. bfloat: whether its activations overflow half precision.
-    """
+    """How one architecture is converted."""
 
     model_type: str
     class_name: str
-    layer: dict[str, Slot]
-    configure: Callable[[GgufSettings, Config], Config]
-    reads: frozenset[str] = frozenset()
-    shift: float = 0.0
-    bfloat: bool = False
-
-    def top(self) -> dict[str, Slot]:
-        return {
-            "token_embd.weight": Slot("model.embed_tokens.weight", ("vocab", "hidden")),
-            "output_norm.weight": Slot("model.norm.weight", ("hidden",), shift=self.shift),
-            "output.weight": Slot("lm_head.weight", ("vocab", "hidden")),
-        }
+    layer: dict[str, Slot]  # by the tensor's name in GGUF after `blk.N.`
+    configure: Callable[[GgufSettings, Config], Config]  # returns further settings
+    reads: frozenset[str] = frozenset()  # keys of _NEUTRAL that this family uses
+    shift: float = 0.0  # of the last norm
+    bfloat: bool = False  # activations overflow half precision
 
 
-# Tensors that hold no weights but belong to the settings.
-SETTING_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+# Tensors that hold settings instead of weights.
+_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
 def sizes(config: Config) -> dict[str, int]:
-    """What the names in a slot's shape stand for."""
+    """Return the number behind each name in a slot's shape."""
     query = config["num_attention_heads"] * config["head_dim"]
     key = config["num_key_value_heads"] * config["head_dim"]
     inner = config["intermediate_size"]
@@ -391,13 +339,13 @@ def sizes(config: Config) -> dict[str, int]:
 
 
 def common_config(settings: GgufSettings, vocabulary: int) -> Config:
-    """The settings that all families share. Checks that heads and widths fit together."""
+    """Return the settings that all families share, after a check of the attention's shape."""
     hidden = settings.count("embedding_length")
     heads = settings.count("attention.head_count")
     key_heads = settings.count("attention.head_count_kv", heads)
     head_dim = settings.count("attention.key_length", hidden // heads or 1)
     if head_dim % 2 or heads % key_heads:
-        raise DamagedModel(f"{settings.file.path.name}: impossible attention heads in the metadata")
+        raise damaged(settings.file.path, "impossible attention heads in the metadata")
     settings.expect("attention.value_length", head_dim)
     settings.expect("attention.scale", 1 / math.sqrt(head_dim))
     return {
@@ -420,15 +368,11 @@ def common_config(settings: GgufSettings, vocabulary: int) -> Config:
 
 
 def _plain(settings: GgufSettings, config: Config) -> Config:
-    _expect_whole_rotation(settings, config)
     return {"rope_scaling": _rope_scaling(settings, config)}
 
 
 def _qwen2(settings: GgufSettings, config: Config) -> Config:
-    if config["head_dim"] != config["hidden_size"] // config["num_attention_heads"]:
-        settings.expect(
-            "attention.key_length", config["hidden_size"] // config["num_attention_heads"]
-        )
+    settings.expect("attention.key_length", config["hidden_size"] // config["num_attention_heads"])
     return _plain(settings, config)
 
 
@@ -448,9 +392,8 @@ def _qwen3_moe(settings: GgufSettings, config: Config) -> Config:
 
 
 def _gemma3(settings: GgufSettings, config: Config) -> Config:
-    _expect_whole_rotation(settings, config)
-    # The largest Gemma 3 divides by the width of a head of its residual stream, the others by that
-    # of a key; GGUF does not say which, llama.cpp goes by the number of layers.
+    # The largest Gemma 3 divides by hidden size / heads, the others by the head dimension. GGUF
+    # does not record which; llama.cpp decides by the number of layers.
     largest = config["num_hidden_layers"] == 62
     per_head = config["hidden_size"] // config["num_attention_heads"]
     return {
@@ -491,22 +434,18 @@ def _phi3(settings: GgufSettings, config: Config) -> Config:
     }
 
 
-def _expect_whole_rotation(settings: GgufSettings, config: Config) -> None:
-    settings.expect("rope.dimension_count", config["head_dim"])
-
-
 def _rope_scaling(settings: GgufSettings, config: Config) -> Config | None:
-    """mlx-lm's settings for stretched rotary positions, None where they are plain."""
+    """Return mlx-lm's settings for scaled rotary positions, None for plain ones."""
+    settings.expect("rope.dimension_count", config["head_dim"])
     kind = settings.get("rope.scaling.type") or "none"
     table = settings.file.tensors.get("rope_freqs.weight")
     if table is not None and kind == "none":
         divisors = _factors(table, config["head_dim"] // 2)
         return None if set(divisors) == {1.0} else _frequency_scaling(divisors, config)
     if kind == "none":
-        factor = settings.get("rope.scale_linear")
-        return None if factor in (None, 1.0) else {
-            "type": "linear", "factor": settings.real("rope.scale_linear")
-        }  # fmt: skip
+        if settings.get("rope.scale_linear") in (None, 1.0):
+            return None
+        return {"type": "linear", "factor": settings.real("rope.scale_linear")}
     if kind == "linear" and table is None:
         return {"type": "linear", "factor": settings.real("rope.scaling.factor")}
     if kind == "yarn" and table is None:
@@ -526,7 +465,7 @@ def _rope_scaling(settings: GgufSettings, config: Config) -> Config | None:
 
 
 def _frequency_scaling(divisors: list[float], config: Config) -> Config:
-    """Llama 3.1's scaling, which GGUF keeps as one divisor for each frequency."""
+    """Return Llama 3.1's scaling, which GGUF stores as one divisor per frequency."""
     scaling: Config = {
         "rope_type": "llama3",
         "factor": max(divisors),
@@ -536,7 +475,7 @@ def _frequency_scaling(divisors: list[float], config: Config) -> Config:
     }
     if np.allclose(divisors, _llama3_factors(config, scaling), rtol=1e-4):
         return scaling
-    # Other numbers than Meta's: the table itself, under the type that takes one.
+    # Not Meta's numbers: pass the table to the scaling type that accepts one.
     return {
         "rope_type": "longrope",
         "original_max_position_embeddings": config["max_position_embeddings"],
@@ -546,7 +485,7 @@ def _frequency_scaling(divisors: list[float], config: Config) -> Config:
 
 
 def _llama3_factors(config: Config, scaling: Config) -> list[float]:
-    """What `scaling` divides each frequency by (the Llama 3.1 release's apply_scaling)."""
+    """Return the divisor of each frequency (apply_scaling of the Llama 3.1 release)."""
     half, divisors = config["head_dim"] // 2, []
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     for index in range(half):
@@ -558,15 +497,13 @@ def _llama3_factors(config: Config, scaling: Config) -> list[float]:
 
 
 def _factors(tensor: Tensor, count: int) -> list[float]:
-    """The `count` positive values of a table. Raises DamagedModel."""
+    """Return the `count` positive values of a table. Raises DamagedModel."""
     if tensor.type.name != "F32" or tensor.shape != (count,):
-        raise DamagedModel(
-            f"{tensor.path.name}: expected {count} F32 values in {tensor.name}, found "
-            f"{tensor.type.name} of {list(tensor.shape)}; fetch the file again"
-        )
+        found = f"{tensor.type.name} of {list(tensor.shape)}"
+        raise damaged(tensor.path, f"expected {count} F32 values in {tensor.name}, found {found}")
     values = tensor.read().view("<f4")[:, 0]
     if not np.isfinite(values).all() or values.min() <= 0:
-        raise DamagedModel(f"{tensor.path.name}: {tensor.name} is not positive; fetch it again")
+        raise damaged(tensor.path, f"{tensor.name} is not positive")
     return [float(str(value)) for value in values]
 
 
@@ -593,6 +530,7 @@ _HEAD_NORMS = {
     "attn_q_norm.weight": Slot("self_attn.q_norm.weight", ("head",)),
     "attn_k_norm.weight": Slot("self_attn.k_norm.weight", ("head",)),
 }
+_QWEN3 = _NORMS | _ATTENTION | _HEAD_NORMS
 _DENSE = {
     "ffn_gate.weight": Slot("mlp.gate_proj.weight", ("inner", "hidden")),
     "ffn_up.weight": Slot("mlp.up_proj.weight", ("inner", "hidden")),
@@ -605,7 +543,7 @@ _MIXTURE = {
     "ffn_up_exps.weight": Slot("mlp.switch_mlp.up_proj.weight", _EXPERTS_IN),
     "ffn_down_exps.weight": Slot("mlp.switch_mlp.down_proj.weight", _EXPERTS_OUT),
 }
-# Gemma multiplies by 1 + w; GGUF holds the sum.
+# Gemma multiplies by 1 + w; GGUF stores the sum.
 _GEMMA_NORMS = {
     "attn_norm.weight": Slot("input_layernorm.weight", ("hidden",), shift=1),
     "post_attention_norm.weight": Slot("post_attention_layernorm.weight", ("hidden",), shift=1),
@@ -624,13 +562,11 @@ _FUSED = {
 FAMILIES = {
     "llama": Family("llama", "LlamaForCausalLM", _NORMS | _ATTENTION | _PERMUTED | _DENSE, _plain),
     "qwen2": Family("qwen2", "Qwen2ForCausalLM", _NORMS | _ATTENTION | _BIASES | _DENSE, _qwen2),
-    "qwen3": Family(
-        "qwen3", "Qwen3ForCausalLM", _NORMS | _ATTENTION | _HEAD_NORMS | _DENSE, _plain
-    ),
+    "qwen3": Family("qwen3", "Qwen3ForCausalLM", _QWEN3 | _DENSE, _plain),
     "qwen3moe": Family(
         "qwen3_moe",
         "Qwen3MoeForCausalLM",
-        _NORMS | _ATTENTION | _HEAD_NORMS | _MIXTURE,
+        _QWEN3 | _MIXTURE,
         _qwen3_moe,
         frozenset({"expert_count"}),
     ),
@@ -643,7 +579,7 @@ FAMILIES = {
         shift=1,
         bfloat=True,
     ),
-    # mlx-lm, as llama.cpp, attends to everything: the window of some Phi 3 is not used by either.
+    # Neither mlx-lm nor llama.cpp uses the sliding window of some Phi 3 models.
     "phi3": Family(
         "phi3",
         "Phi3ForCausalLM",
@@ -655,16 +591,14 @@ FAMILIES = {
 
 
 def family_of(file: GgufFile) -> tuple[str, Family]:
-    """The architecture's name in `file` and its family. Raises UnsupportedModel, DamagedModel."""
+    """Return the name and the family of the file's architecture. Raises a ModelError."""
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str):
-        raise DamagedModel(
-            f"{file.path.name}: expected a string for general.architecture, found {name!r:.60}; "
-            "fetch the file again"
-        )
+        message = f"expected a string for general.architecture, found {name!r:.60}"
+        raise damaged(file.path, message)
     if name not in FAMILIES:
         raise UnsupportedModel(
             f"{file.path.name} has the architecture {name[:40]!r}; akunu imports "
-            f"{', '.join(FAMILIES)} from GGUF, and any that mlx-lm knows from a directory"
+            f"{', '.join(FAMILIES)} from GGUF, and any that mlx-lm supports from a directory"
         )
     return name, FAMILIES[name]

@@ -1,24 +1,17 @@
-"""A GGUF file: its header (metadata and the place of each tensor), and its weights as MLX arrays.
+"""Read a GGUF file (docs/gguf.md of the ggml project) and convert its weights to MLX arrays.
 
-Versions 2 and 3, little-endian, split files included; the specification is docs/gguf.md of the ggml
-project. Every count and offset is checked against the file's size and against limits of our own
-before anything is allocated for it, so a damaged or hostile header costs neither memory nor time.
-
-ggml and MLX both store w = scale * q + bias, MLX in groups of 32 weights. Where a type of ggml has
-one scale for 32 weights, its bits are kept and only put into another order:
+Every count and offset is checked before any allocation, so a hostile header costs neither memory
+nor time. ggml and MLX both store w = scale * q + bias, MLX in groups of 32 weights. If a ggml type
+has one scale for 32 weights, its bits are kept and only reordered:
 
     Q4_0, Q5_0  w = d * (q - 8), d * (q - 16)   ->  scales d, biases -8 d, -16 d
     Q4_1, Q5_1  w = d * q + m                   ->  scales d, biases m
     Q8_0        w = d * q, q signed             ->  q + 128, scales d, biases -128 d
     Q4_K, Q5_K  w = d * s * q - e * m           ->  scales d * s, biases -e * m
 
-The first five are exact in half precision (the biases are d times a power of two); in the last two
-the products are rounded to it, which moves weights by a hundredth of a step. Q2_K, Q3_K and Q6_K
-have one scale for 16 weights, which MLX cannot express: they are dequantized by the gguf package
-and quantized again in the narrowest width that adds less than a tenth to the squared error that the
-type itself has made (docs/models-import.md has the figures). Work goes through the tensor in
-slices, so that memory stays bounded. Scales that overflow the float type are UnsupportedModel; no
-real model has them.
+The first five are exact in half precision; in the last two the products are rounded. Q2_K, Q3_K and
+Q6_K have one scale for 16 weights, which MLX cannot express: the gguf package dequantizes them, and
+they are quantized again in a width that adds little error (docs/models-import.md has figures).
 """
 
 from __future__ import annotations
@@ -27,7 +20,6 @@ import itertools
 import math
 import re
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -53,29 +45,30 @@ _STRING, _ARRAY = 8, 9
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """A storage type of ggml: `block` weights are stored in `size` bytes."""
+    """A storage type of ggml."""
 
     name: str
-    block: int
-    size: int
+    block: int  # weights per block
+    size: int  # bytes per block
+    bits: int = 0  # width of a weight after the conversion to MLX, 0 for floats
 
 
 TENSOR_TYPES = {
     0: TensorType("F32", 1, 4),
     1: TensorType("F16", 1, 2),
-    2: TensorType("Q4_0", 32, 18),
-    3: TensorType("Q4_1", 32, 20),
-    6: TensorType("Q5_0", 32, 22),
-    7: TensorType("Q5_1", 32, 24),
-    8: TensorType("Q8_0", 32, 34),
-    10: TensorType("Q2_K", 256, 84),
-    11: TensorType("Q3_K", 256, 110),
-    12: TensorType("Q4_K", 256, 144),
-    13: TensorType("Q5_K", 256, 176),
-    14: TensorType("Q6_K", 256, 210),
+    2: TensorType("Q4_0", 32, 18, 4),
+    3: TensorType("Q4_1", 32, 20, 4),
+    6: TensorType("Q5_0", 32, 22, 5),
+    7: TensorType("Q5_1", 32, 24, 5),
+    8: TensorType("Q8_0", 32, 34, 8),
+    10: TensorType("Q2_K", 256, 84, 4),
+    11: TensorType("Q3_K", 256, 110, 5),
+    12: TensorType("Q4_K", 256, 144, 4),
+    13: TensorType("Q5_K", 256, 176, 5),
+    14: TensorType("Q6_K", 256, 210, 8),
     30: TensorType("BF16", 1, 2),
 }
-# Types that are known by name only, so that a refusal says what was found.
+# Unsupported types, by name for the error message.
 _OTHER_TYPES = {
     9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL",
     21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
@@ -86,13 +79,13 @@ _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor: `shape` with the contiguous dimension last, `offset` in bytes into `path`."""
+    """One tensor of a GGUF file."""
 
     name: str
     type: TensorType
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # with the contiguous dimension last
     path: Path
-    offset: int
+    offset: int  # bytes into `path`
 
     @property
     def nbytes(self) -> int:
@@ -103,10 +96,10 @@ class Tensor:
         return math.prod(self.shape) // self.type.block
 
     def read(self, first: int = 0, count: int | None = None) -> npt.NDArray[np.uint8]:
-        """`count` blocks as stored, or all from `first` on: [blocks, bytes of a block].
+        """Return `count` blocks as stored (default: all blocks from `first` on).
 
-        Read, not mapped: touching a map of a file that was cut off meanwhile ends the program.
-        Raises DamagedModel where they are not there any more.
+        Shape: uint8 [blocks, block bytes]. Raises DamagedModel if blocks are missing. The file is
+        not mapped: access to a map of a truncated file kills the process.
         """
         size, left = self.type.size, self.blocks - first
         count = left if count is None else min(count, left)
@@ -114,28 +107,24 @@ class Tensor:
             file.seek(self.offset + first * size)
             values = np.fromfile(file, np.uint8, count * size)
         if len(values) != count * size:
-            raise _damaged(self.path, f"tensor {self.name[:80]!r} is cut off")
+            raise damaged(self.path, f"tensor {self.name[:80]!r} is cut off")
         return values.reshape(count, size)
 
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """A GGUF file's header. In `metadata`, arrays of numbers are numpy arrays, of strings lists.
+    """The header of a GGUF file."""
 
-    Of a file that was split, `path` is the first part, and `tensors` are those of all parts.
-    """
-
-    path: Path
-    metadata: dict[str, Any]
-    tensors: dict[str, Tensor]
+    path: Path  # of the first part if the file is split
+    metadata: dict[str, Any]  # arrays of numbers are numpy arrays, arrays of strings are lists
+    tensors: dict[str, Tensor]  # of all parts
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Reads the header of the GGUF file at `path`, and those of its other parts if it is split.
+    """Read the header of the GGUF file at `path`, and those of its other parts if it is split.
 
-    Raises DamagedModel where the file is not GGUF, is cut off or contradicts itself, where a part
-    is missing, and UnsupportedModel for a version or a tensor type that we do not read. OSError
-    passes through.
+    Raises DamagedModel if the file is not GGUF, is cut off, contradicts itself or lacks a part,
+    UnsupportedModel for an unsupported version or tensor type, and OSError.
     """
     first = _read_one(path)
     parts = first.metadata.get("split.count", 0)
@@ -145,28 +134,28 @@ def read_gguf(path: Path) -> GgufFile:
     for part in _other_parts(first, parts):
         if not part.is_file():
             raise DamagedModel(
-                f"{path.name} is one of {parts} parts: expected {part.name} beside it, found "
-                "nothing; fetch that part too"
+                f"{path.name} is one of {parts} parts: expected {part.name} in the same "
+                "directory, found nothing; fetch that part too"
             )
         for name, tensor in _read_one(part).tensors.items():
             if name in tensors:
-                raise _damaged(part, f"tensor {name[:80]!r} is in another part too")
+                raise damaged(part, f"tensor {name[:80]!r} is in another part too")
             tensors[name] = tensor
     expected = first.metadata.get("split.tensors.count", len(tensors))
     if expected != len(tensors):
-        raise _damaged(path, f"its parts hold {len(tensors)} tensors instead of {expected!r:.40}")
+        raise damaged(path, f"its parts contain {len(tensors)} tensors, expected {expected!r:.40}")
     return GgufFile(path, first.metadata, tensors)
 
 
 def _other_parts(first: GgufFile, parts: Any) -> list[Path]:
-    """The paths of parts 2 and up. They are made from the name of the file that the user gave."""
+    """Return the paths of parts 2 and up, derived from the name of the user's file."""
     found = _PART.fullmatch(first.path.name)
     if not isinstance(parts, int) or not 0 < parts <= MAX_PARTS:
-        raise _damaged(first.path, f"it claims {parts!r:.40} parts")
+        raise damaged(first.path, f"it claims {parts!r:.40} parts")
     if found is None or int(found[3]) != parts:
         raise DamagedModel(
             f"{first.path.name} is one of {parts} parts: expected a name like "
-            f"model-00001-of-{parts:05}.gguf; give the files their names back"
+            f"model-00001-of-{parts:05}.gguf; restore the original file names"
         )
     if int(found[2]) != 1 or first.metadata.get("split.no", 0) != 0:
         raise DamagedModel(
@@ -179,32 +168,53 @@ def _other_parts(first: GgufFile, parts: Any) -> list[Path]:
 def _read_one(path: Path) -> GgufFile:
     with open_regular(path) as file:
         if (size := file.seek(0, 2)) < 24:
-            raise _damaged(path, "it is too short to be a GGUF file")
+            raise damaged(path, "it is too short to be a GGUF file")
         file.seek(0)
-        return _read(_Cursor(path, file, size))
+        cursor = _Cursor(path, file, size)
+        if cursor.take(4) != b"GGUF":
+            raise cursor.damaged("it does not begin with GGUF")
+        version = cursor.number("I")
+        if version not in (2, 3):
+            # A big-endian file has its version in the upper half.
+            kind = "big-endian GGUF" if version & 0xFFFF == 0 and version else f"GGUF v{version}"
+            raise UnsupportedModel(f"{cursor.path.name} is {kind}; akunu reads GGUF v2 and v3")
+        tensor_count, key_count = cursor.number("Q"), cursor.number("Q")
+        if tensor_count > MAX_TENSORS or key_count > MAX_KEYS:
+            raise cursor.damaged(f"it claims {tensor_count} tensors and {key_count} metadata keys")
+        metadata: dict[str, Any] = {}
+        for _ in range(key_count):
+            key = cursor.key()
+            if key in metadata:
+                raise cursor.damaged(f"the metadata key {key[:80]!r} occurs twice")
+            metadata[key] = cursor.value(cursor.number("I"))
+        entries = [_entry(cursor) for _ in range(tensor_count)]
+        alignment = metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
+            raise cursor.damaged(f"alignment {alignment!r:.40} is not a power of two")
+        start = -(-cursor.at // alignment) * alignment
+        return GgufFile(cursor.path, metadata, _place(cursor, entries, start))
 
 
-def _damaged(path: Path, what: str) -> DamagedModel:
-    return DamagedModel(f"{path.name} is damaged: {what}; fetch the file again")
+def damaged(path: Path, what: str) -> DamagedModel:
+    """Return the error for a GGUF file with wrong contents."""
+    return DamagedModel(f"{path.name} is damaged: {what}; download the file again")
 
 
 class _Cursor:
-    """Walks through the header; every step is checked against the end of the file."""
+    """Reads the header, checking every step against the end of the file."""
 
     def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
-        self.path = path
-        self.file = file
-        self.size = size
+        self.path, self.file, self.size = path, file, size
         self.at = 0
         self.strings = 0  # read from arrays so far
 
     def damaged(self, what: str) -> DamagedModel:
-        return _damaged(self.path, what)
+        return damaged(self.path, what)
 
     def take(self, count: int) -> bytes:
-        """The next `count` bytes."""
+        """Return the next `count` bytes."""
         if count > self.size - self.at:
-            raise self.damaged(f"its header asks for {count} bytes beyond the end of the file")
+            raise self.damaged(f"its header continues {count} bytes beyond the end of the file")
         if self.at + count > MAX_HEADER_BYTES:
             raise self.damaged(f"its header is longer than {MAX_HEADER_BYTES} bytes")
         self.at += count
@@ -248,33 +258,8 @@ class _Cursor:
         return [self.string() for _ in range(count)]
 
 
-def _read(cursor: _Cursor) -> GgufFile:
-    if cursor.take(4) != b"GGUF":
-        raise cursor.damaged("it does not begin with GGUF")
-    version = cursor.number("I")
-    if version not in (2, 3):
-        # A big-endian file shows its version in the upper half.
-        kind = "big-endian GGUF" if version & 0xFFFF == 0 and version else f"GGUF v{version}"
-        raise UnsupportedModel(f"{cursor.path.name} is {kind}; akunu reads GGUF v2 and v3")
-    tensor_count, key_count = cursor.number("Q"), cursor.number("Q")
-    if tensor_count > MAX_TENSORS or key_count > MAX_KEYS:
-        raise cursor.damaged(f"it claims {tensor_count} tensors and {key_count} metadata keys")
-    metadata: dict[str, Any] = {}
-    for _ in range(key_count):
-        key = cursor.key()
-        if key in metadata:
-            raise cursor.damaged(f"the metadata key {key[:80]!r} occurs twice")
-        metadata[key] = cursor.value(cursor.number("I"))
-    entries = [_entry(cursor) for _ in range(tensor_count)]
-    alignment = metadata.get("general.alignment", 32)
-    if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
-        raise cursor.damaged(f"alignment {alignment!r:.40} is not a power of two")
-    start = -(-cursor.at // alignment) * alignment
-    return GgufFile(cursor.path, metadata, _place(cursor, entries, start))
-
-
 def _entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
-    """One tensor's name, shape, type number and offset into the data."""
+    """Read one tensor's name, shape, type number and offset into the data."""
     name, dimensions = cursor.key(), cursor.number("I")
     if not 1 <= dimensions <= MAX_DIMENSIONS:
         raise cursor.damaged(f"tensor {name[:80]!r} claims {dimensions} dimensions")
@@ -291,9 +276,9 @@ def _place(
             raise cursor.damaged(f"tensor {name[:80]!r} occurs twice")
         if kind not in TENSOR_TYPES:
             found = _OTHER_TYPES.get(kind, f"type {kind}")
-            read = ", ".join(type_.name for type_ in TENSOR_TYPES.values())
+            known = ", ".join(type_.name for type_ in TENSOR_TYPES.values())
             raise UnsupportedModel(
-                f"{cursor.path.name} stores {name[:80]!r} as {found}; akunu imports {read}"
+                f"{cursor.path.name} stores {name[:80]!r} as {found}; akunu imports {known}"
             )
         tensor = Tensor(name, TENSOR_TYPES[kind], shape, cursor.path, start + offset)
         if min(shape) < 1 or shape[-1] % tensor.type.block:
@@ -312,10 +297,6 @@ def _place(
 
 
 GROUP_SIZE = 32
-BITS = {
-    "Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8,
-    "Q2_K": 4, "Q3_K": 5, "Q4_K": 4, "Q5_K": 5, "Q6_K": 8,
-}  # fmt: skip
 _SLICE_WEIGHTS = 1 << 22
 
 Array = npt.NDArray[Any]
@@ -323,51 +304,39 @@ Groups = tuple[Array, Array, Array]
 """Codes uint8 [groups, 32], scales and biases float32 [groups]."""
 
 
-@dataclass(frozen=True, slots=True)
-class QuantizedMatrix:
-    """A matrix as MLX stores it: `packed` uint32 [..., columns * bits / 32], `scales` and `biases`
-    in the storage form of a float type [..., columns / 32]."""
+def convert_quantized(tensor: Tensor, dtype: str) -> dict[str, Array]:
+    """Convert a quantized tensor to MLX's parts of a quantized matrix.
 
-    packed: Array
-    scales: Array
-    biases: Array
-
-
-def convert_quantized(tensor: Tensor, dtype: str) -> QuantizedMatrix:
-    """Converts a quantized tensor; scales and biases get the float type `dtype`.
-
-    Raises UnsupportedModel where they overflow it.
+    weight: uint32 [..., columns * bits / 32]. scales, biases: [..., columns / 32], in the storage
+    form of `dtype`. Raises UnsupportedModel if they overflow it.
     """
-    bits = BITS[tensor.type.name]
     *rows, columns = tensor.shape
-    groups = tensor.blocks * tensor.type.block // GROUP_SIZE
-    packed = np.empty((groups, bits), np.uint32)
-    scales = np.empty(groups, np.float32)
-    biases = np.empty(groups, np.float32)
+    per_block = tensor.type.block // GROUP_SIZE
+    groups = tensor.blocks * per_block
+    packed = np.empty((groups, tensor.type.bits), np.uint32)
+    scales, biases = np.empty((2, groups), np.float32)
     blocks = _SLICE_WEIGHTS // tensor.type.block
     for first in range(0, tensor.blocks, blocks):
         part = tensor.read(first, blocks)
-        at = first * tensor.type.block // GROUP_SIZE
-        here = slice(at, at + len(part) * tensor.type.block // GROUP_SIZE)
-        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is refused below
-            codes, scales[here], biases[here] = _groups(tensor, part, dtype)
-        packed[here] = pack(codes, bits)
+        here = slice(first * per_block, (first + len(part)) * per_block)
+        with np.errstate(invalid="ignore", over="ignore"):  # infinite values are refused below
+            codes, scales[here], biases[here] = _groups(tensor.type, part, dtype)
+        packed[here] = pack(codes, tensor.type.bits)
     if not np.isfinite(scales).all() or not np.isfinite(biases).all():
         raise UnsupportedModel(
-            f"{tensor.path.name}: the scales of {tensor.name[:80]} exceed what {dtype} holds"
+            f"{tensor.path.name}: the scales of {tensor.name[:80]} exceed the range of {dtype}"
         )
-    shape = (*rows, columns // GROUP_SIZE)
-    return QuantizedMatrix(
-        packed.reshape(*rows, columns * bits // 32),
-        store(scales, dtype).reshape(shape),
-        store(biases, dtype).reshape(shape),
-    )
+    return {
+        "weight": packed.reshape(*rows, columns * tensor.type.bits // 32),
+        "scales": store(scales, dtype).reshape(*rows, columns // GROUP_SIZE),
+        "biases": store(biases, dtype).reshape(*rows, columns // GROUP_SIZE),
+    }
 
 
 def convert_float(tensor: Tensor, dtype: str) -> Array:
-    """An F16, BF16 or F32 tensor in the storage form of the float type `dtype`.
+    """Return an F16, BF16 or F32 tensor in the storage form of the float type `dtype`.
 
-    Raises UnsupportedModel where a value overflows it.
+    Raises UnsupportedModel if a value overflows it.
     """
     if tensor.type.name == dtype:
         return tensor.read().view(_STORAGE[dtype]).reshape(tensor.shape)
@@ -378,24 +347,24 @@ def convert_float(tensor: Tensor, dtype: str) -> Array:
         rounded = round_to(values, dtype)
         if not np.array_equal(np.isfinite(rounded), np.isfinite(values)):
             raise UnsupportedModel(
-                f"{tensor.path.name}: values of {tensor.name[:80]} exceed what {dtype} holds"
+                f"{tensor.path.name}: values of {tensor.name[:80]} exceed the range of {dtype}"
             )
         out[first : first + _SLICE_WEIGHTS] = store(rounded, dtype)
     return out.reshape(tensor.shape)
 
 
 def unpermute(values: Array, heads: int) -> Array:
-    """Puts the rows of a llama Q or K matrix back: [heads * head_dim, ...].
+    """Restore the row order of a llama Q or K matrix: [heads * head_dim, ...].
 
-    GGUF keeps the two halves of a head's rotary pairs interleaved, MLX (as transformers) one
-    after the other. Rows move whole, so packed weights, scales and biases are treated alike.
+    GGUF interleaves the two halves of a head's rotary pairs; MLX, like transformers, stores one
+    after the other. Whole rows move, so packed weights, scales and biases are treated alike.
     """
     pairs = values.reshape(heads, values.shape[0] // heads // 2, 2, *values.shape[1:])
     return pairs.swapaxes(1, 2).reshape(values.shape)
 
 
 def pack(codes: Array, bits: int) -> Array:
-    """Codes uint8 [groups, 32] as MLX packs them, lowest bits first: uint32 [groups, bits]."""
+    """Pack codes uint8 [groups, 32] as MLX does, lowest bits first: uint32 [groups, bits]."""
     if bits == 4:
         codes = codes[:, 0::2] | codes[:, 1::2] << 4
     elif bits != 8:
@@ -404,14 +373,12 @@ def pack(codes: Array, bits: int) -> Array:
     return np.ascontiguousarray(codes).view("<u4")
 
 
-# Float types. BF16 has no type in numpy: its values are float32 with an empty lower half, stored
-# as the upper halves.
-
+# numpy has no BF16: its values are float32 with an empty lower half, stored as the upper half.
 _STORAGE = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
 def round_to(values: Array, dtype: str) -> Array:
-    """float32 `values` rounded to the nearest of `dtype`, still float32. Overflow is infinite."""
+    """Round float32 `values` to the nearest of `dtype`, still float32. Overflow is infinite."""
     if dtype == "BF16":
         bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
         even = bits + (0x7FFF + (bits >> 16 & 1)).astype(np.uint32) & np.uint32(0xFFFF0000)
@@ -421,36 +388,34 @@ def round_to(values: Array, dtype: str) -> Array:
 
 
 def store(values: Array, dtype: str) -> Array:
-    """float32 `values`, already rounded to `dtype`, in its storage form."""
+    """Return float32 `values`, already rounded to `dtype`, in its storage form."""
     if dtype == "BF16":
         return (np.ascontiguousarray(values).view(np.uint32) >> 16).astype("<u2")
     return values.astype(_STORAGE[dtype])
 
 
 def load(stored: Array, dtype: str) -> Array:
-    """The float32 values of what is in the storage form of `dtype`."""
+    """Return the float32 values of an array in the storage form of `dtype`."""
     if dtype == "BF16":
         return (stored.astype(np.uint32) << 16).view(np.float32)
     return stored.astype(np.float32)
 
 
-# The types. Each function takes blocks uint8 [blocks, bytes of a block] and gives Groups.
+def _groups(type_: TensorType, raw: Array, dtype: str) -> Groups:
+    """Convert blocks uint8 [blocks, block bytes]."""
+    if type_.name in ("Q2_K", "Q3_K", "Q6_K"):
+        from gguf import GGMLQuantizationType, dequantize  # its import takes a moment
 
-
-def _groups(tensor: Tensor, raw: Array, dtype: str) -> Groups:
-    if tensor.type.name in _EXACT:
-        codes, scales, biases = _EXACT[tensor.type.name](raw)
-        return codes, round_to(scales, dtype), round_to(biases, dtype)
-    from gguf import GGMLQuantizationType, dequantize  # its import takes a moment
-
-    values = dequantize(np.ascontiguousarray(raw), GGMLQuantizationType[tensor.type.name])
-    return requantize(values.reshape(-1, GROUP_SIZE), BITS[tensor.type.name], dtype)
+        values = dequantize(np.ascontiguousarray(raw), GGMLQuantizationType[type_.name])
+        return requantize(values.reshape(-1, GROUP_SIZE), type_.bits, dtype)
+    codes, scales, biases = (_k_groups if type_.block == 256 else _simple_groups)(type_, raw)
+    return codes, round_to(scales, dtype), round_to(biases, dtype)
 
 
 def requantize(values: Array, bits: int, dtype: str) -> Groups:
-    """Quantizes float32 [groups, 32] from each group's smallest value to its largest.
+    """Quantize float32 [groups, 32] from each group's smallest value to its largest.
 
-    Scales and biases are rounded to `dtype` first, so that the codes make up for it.
+    Scales and biases are rounded to `dtype` first, so that the codes compensate for it.
     """
     last = (1 << bits) - 1
     biases = round_to(values.min(1), dtype)
@@ -460,74 +425,36 @@ def requantize(values: Array, bits: int, dtype: str) -> Groups:
 
 
 def _half(raw: Array, at: int) -> Array:
-    """The float16 at byte `at` of every block, as float32 [blocks]."""
+    """Return the float16 at byte `at` of every block, as float32 [blocks]."""
     return np.ascontiguousarray(raw[:, at : at + 2]).view("<f2")[:, 0].astype(np.float32)
 
 
-def _nibbles(packed: Array) -> Array:
-    """Bytes [blocks, 16] -> codes [blocks, 32]: code j in the low half of byte j, code j + 16 in
-    the high half."""
-    return np.concatenate([packed & 0x0F, packed >> 4], 1)
-
-
-def _fifth_bits(raw: Array, at: int) -> Array:
-    """The 32 bits at byte `at` of every block, as 16 or 0: [blocks, 32]."""
-    return np.unpackbits(raw[:, at : at + 4], axis=1, bitorder="little") << 4
-
-
-def _q4_0(raw: Array) -> Groups:
+def _simple_groups(type_: TensorType, raw: Array) -> Groups:
+    """Convert blocks of 32 weights: scale, bias of the types _1, fifth bits of Q5, codes."""
     scales = _half(raw, 0)
-    return _nibbles(raw[:, 2:]), scales, -8 * scales
+    if type_.name == "Q8_0":
+        return raw[:, 2:] ^ np.uint8(0x80), scales, -128 * scales
+    has_bias = type_.name.endswith("_1")
+    biases = _half(raw, 2) if has_bias else -(1 << type_.bits - 1) * scales
+    low, high = raw[:, -16:] & 0x0F, raw[:, -16:] >> 4  # weights j and j + 16 share byte j
+    codes = np.concatenate([low, high], 1)
+    if type_.bits == 5:
+        at = 4 if has_bias else 2
+        codes |= np.unpackbits(raw[:, at : at + 4], axis=1, bitorder="little") << 4
+    return codes, scales, biases
 
 
-def _q4_1(raw: Array) -> Groups:
-    return _nibbles(raw[:, 4:]), _half(raw, 0), _half(raw, 2)
-
-
-def _q5_0(raw: Array) -> Groups:
-    scales = _half(raw, 0)
-    return _nibbles(raw[:, 6:]) | _fifth_bits(raw, 2), scales, -16 * scales
-
-
-def _q5_1(raw: Array) -> Groups:
-    return _nibbles(raw[:, 8:]) | _fifth_bits(raw, 4), _half(raw, 0), _half(raw, 2)
-
-
-def _q8_0(raw: Array) -> Groups:
-    scales = _half(raw, 0)
-    return raw[:, 2:] ^ np.uint8(0x80), scales, -128 * scales
-
-
-def _q4_k(raw: Array) -> Groups:
-    scales, biases = _k_scales(raw)
-    return _k_nibbles(raw[:, 16:]), scales, biases
-
-
-def _q5_k(raw: Array) -> Groups:
-    scales, biases = _k_scales(raw)
-    # Bit g of byte j is the fifth bit of weight j in group g.
-    planes = np.unpackbits(raw[:, 16:48, None], axis=2, bitorder="little")
-    fifth = planes.swapaxes(1, 2).reshape(-1, GROUP_SIZE) << 4
-    return _k_nibbles(raw[:, 48:]) | fifth, scales, biases
-
-
-def _k_nibbles(packed: Array) -> Array:
-    """Bytes [blocks, 128] -> codes [blocks * 8, 32]: two groups share 32 bytes, halves of each."""
-    quarters = packed.reshape(-1, 4, 1, GROUP_SIZE)
-    return np.concatenate([quarters & 0x0F, quarters >> 4], 2).reshape(-1, GROUP_SIZE)
-
-
-def _k_scales(raw: Array) -> tuple[Array, Array]:
-    """Scales and biases float32 [blocks * 8] of Q4_K and Q5_K, 6 bits each in the file."""
+def _k_groups(type_: TensorType, raw: Array) -> Groups:
+    """Convert blocks of 256 weights: two scales, 6-bit scales of groups, fifth bits, codes."""
     from gguf.quants import Q4_K
 
     scales, minima = Q4_K.get_scale_min(np.ascontiguousarray(raw[:, 4:16]))
     scales = _half(raw, 0)[:, None] * scales.astype(np.float32)
     minima = _half(raw, 2)[:, None] * minima.astype(np.float32)
-    return scales.reshape(-1), -minima.reshape(-1)
-
-
-_EXACT: dict[str, Callable[[Array], Groups]] = {
-    "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0,
-    "Q4_K": _q4_k, "Q5_K": _q5_k,
-}  # fmt: skip
+    # Two groups share 32 bytes: one has the low halves, the other the high halves.
+    quarters = raw[:, -128:].reshape(-1, 4, 1, GROUP_SIZE)
+    codes = np.concatenate([quarters & 0x0F, quarters >> 4], 2).reshape(-1, GROUP_SIZE)
+    if type_.bits == 5:  # bit g of byte j is the fifth bit of weight j in group g
+        planes = np.unpackbits(raw[:, 16:48, None], axis=2, bitorder="little")
+        codes |= planes.swapaxes(1, 2).reshape(-1, GROUP_SIZE) << 4
+    return codes, scales.reshape(-1), -minima.reshape(-1)

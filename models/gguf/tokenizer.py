@@ -1,12 +1,8 @@
-"""Builds a tokenizer from a GGUF file's metadata, with the `tokenizers` library.
+"""Build a tokenizer from GGUF metadata: byte-level BPE ("gpt2") or SentencePiece ("llama").
 
-Two kinds are known: byte-level BPE ("gpt2" in GGUF), whose pre-tokenizer the file names, and
-SentencePiece's BPE ("llama"), whose merges are found again from the scores of its pieces. The
-pre-tokenizers' expressions are those of the models' own tokenizer.json; llama.cpp, which gives the
-names, is what tests compare them with. Any other kind or name is UnsupportedModel, because a
-tokenizer that splits a little differently gives worse answers without any error; metadata that
-contradicts itself is DamagedModel. The chat template is stored as it is: transformers renders it in
-Jinja's sandbox.
+The pre-tokenizers' expressions are those of the models' own tokenizer.json; tests compare them with
+llama.cpp, which defines the names. An unknown kind or name raises UnsupportedModel, because a
+slightly different split gives worse answers without any error.
 """
 
 from __future__ import annotations
@@ -18,39 +14,33 @@ from typing import Any
 
 import numpy as np
 
-from akunu_py.errors import DamagedModel, UnsupportedModel
-from akunu_py.models.gguf.file import GgufFile
+from akunu_py.errors import UnsupportedModel
+from akunu_py.models.gguf.file import GgufFile, damaged
 from akunu_py.models.load.model_files import boundary
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 _TOKEN_KEYS = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
-_SENTENCEPIECE_ROLES = {"bos": 1, "eos": 2, "unk": 0}  # where the file names none
-# What ends a turn of a chat, looked for where the file does not name it.
+_SENTENCEPIECE_ROLES = {"bos": 1, "eos": 2, "unk": 0}  # defaults
+# Tokens that end a chat turn, for files that do not name theirs.
 _TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
-# Phi 3's own tokenizer drops whitespace behind all special tokens but these.
+# Phi 3's tokenizer drops whitespace after all special tokens except these.
 _PHI3_KEEPS_SPACE = ("<unk>", "<s>", "<|endoftext|>")
 _SPACE = "▁"
-# Pieces are taken apart at every character to find their merges. Those in use have 2 MB in all.
+# Pieces are split at every character to find their merges. Known models have 2 MB in total.
 _LONGEST_PIECE, _MOST_CHARACTERS = 512, 8_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """How byte-level BPE splits a text into words before it merges.
+    """How byte-level BPE splits a text into words before it merges."""
 
-    splits: expressions whose matches become words of their own, one after the other. gpt2: whether
-    GPT-2's own expression comes last. whole_words: whether a word that is in the vocabulary is
-    taken without merging. add_bos: whether texts begin with the beginning-of-text token where the
-    file does not say.
-    """
-
-    splits: tuple[str, ...]
-    gpt2: bool = False
-    whole_words: bool = False
-    add_bos: bool = False
+    splits: tuple[str, ...]  # expressions whose matches become words, applied in order
+    gpt2: bool = False  # apply GPT-2's own expression last
+    whole_words: bool = False  # do not merge inside a word of the vocabulary
+    add_bos: bool = False  # default for files that do not say
 
     def build(self) -> Any:
-        """The pre-tokenizer as an object of the `tokenizers` library."""
+        """Return the pre-tokenizer as an object of the `tokenizers` library."""
         from tokenizers import Regex, pre_tokenizers
 
         steps: list[Any] = [
@@ -67,7 +57,7 @@ _QWEN2 = _ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _TAIL
 _SEED = (
     _ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# Words that begin with capitals and continue in small letters; letters without case count as both.
+# Words of capitals, then small letters; letters without case count as both.
 _CAPITALS, _SMALL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASED = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_CAPITALS}*{_SMALL}+%s|[^\r\n\p{{L}}\p{{N}}]?{_CAPITALS}+{_SMALL}*%s"
@@ -102,10 +92,10 @@ PRE_TOKENIZERS = {name: kind for kind, names in _BY_KIND.items() for name in nam
 
 @dataclass(frozen=True, slots=True)
 class BytePairs:
-    """Byte-level BPE: merges in order of rank, and the name of the pre-tokenizer."""
+    """Byte-level BPE."""
 
-    merges: list[tuple[str, str]]
-    pre_tokenizer: str
+    merges: list[tuple[str, str]]  # in order of rank
+    pre_tokenizer: str  # a key of PRE_TOKENIZERS
 
     def build(self, vocabulary: dict[str, int]) -> Any:
         from tokenizers import Tokenizer, decoders, models
@@ -121,15 +111,11 @@ class BytePairs:
 
 @dataclass(frozen=True, slots=True)
 class SentencePieces:
-    """SentencePiece's BPE with bytes for what it has no piece for.
+    """SentencePiece's BPE with byte fallback."""
 
-    scores: by piece, of the pieces that merging may yield. space_prefix: whether a text gets a
-    space in front.
-    """
-
-    scores: dict[str, float]
+    scores: dict[str, float]  # of the pieces that a merge may produce
     unknown: str
-    space_prefix: bool
+    space_prefix: bool  # put a space before every text
 
     def build(self, vocabulary: dict[str, int]) -> Any:
         from tokenizers import Tokenizer, decoders, models, normalizers
@@ -153,10 +139,11 @@ class SentencePieces:
         return tokenizer
 
     def merges(self) -> list[tuple[str, str]]:
-        """Every pair of pieces that joins into a piece, best score first.
+        """Return every pair of pieces that joins into a piece, best score first.
 
-        SentencePiece merges the best score first and, of equals, the leftmost; ranking the longer
-        left part first comes to the same for runs of one character, where scores are equal.
+        SentencePiece merges the best score first and, among equals, the leftmost. Ranking the
+        longer left part first gives the same result for runs of one character, where scores are
+        equal.
         """
         found = []
         for piece, score in self.scores.items():
@@ -170,18 +157,14 @@ class SentencePieces:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerPlan:
-    """A checked tokenizer: token texts by id, how it merges, special ids by role.
+    """A checked tokenizer, ready to be built."""
 
-    control: tokens that are not text. user_defined: text that is never split. strips_right: tokens
-    that swallow the whitespace behind them.
-    """
-
-    tokens: list[str]
+    tokens: list[str]  # texts by id
     kind: BytePairs | SentencePieces
-    control: list[int]
-    user_defined: list[int]
-    strips_right: frozenset[int]
-    roles: dict[str, int]
+    control: list[int]  # tokens that are not text
+    user_defined: list[int]  # tokens whose text is never split
+    strips_right: frozenset[int]  # tokens that drop the whitespace after them
+    roles: dict[str, int]  # special ids
     add_bos: bool
     chat_template: str | None
     context_length: int
@@ -191,33 +174,23 @@ class TokenizerPlan:
         return len(self.tokens)
 
     def config_ids(self) -> dict[str, Any]:
-        """The special ids as config.json names them. All that end an answer are under eos."""
+        """Return the special ids for config.json, with all end tokens under eos."""
+        roles = self.roles
         ids: dict[str, Any] = {
-            f"{role}_token_id": self.roles[role]
-            for role in ("bos", "eos", "pad")
-            if role in self.roles
+            f"{role}_token_id": roles[role] for role in ("bos", "eos", "pad") if role in roles
         }
-        ends = [self.roles[role] for role in ("eos", "eot", "eom") if role in self.roles]
-        if len(set(ends)) > 1:
-            ids["eos_token_id"] = sorted(set(ends))
-        return ids
+        ends = {roles[role] for role in ("eos", "eot", "eom") if role in roles}
+        return ids | ({"eos_token_id": sorted(ends)} if len(ends) > 1 else {})
 
     def build(self) -> Any:
-        """The tokenizer as an object of the `tokenizers` library."""
+        """Return the tokenizer as an object of the `tokenizers` library."""
         from tokenizers import AddedToken, processors
 
         tokenizer = self.kind.build({token: index for index, token in enumerate(self.tokens)})
         for special, ids in ((True, self.control), (False, self.user_defined)):
-            added = [
-                AddedToken(
-                    self.tokens[i],
-                    special=special,
-                    normalized=False,
-                    rstrip=i in self.strips_right,
-                )
-                for i in ids
-            ]
-            (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(added)
+            add = tokenizer.add_special_tokens if special else tokenizer.add_tokens
+            options = {"special": special, "normalized": False}
+            add([AddedToken(self.tokens[i], rstrip=i in self.strips_right, **options) for i in ids])
         if self.add_bos:
             bos = self.tokens[self.roles["bos"]]
             tokenizer.post_processor = processors.TemplateProcessing(
@@ -226,7 +199,7 @@ class TokenizerPlan:
         return tokenizer
 
     def write(self, directory: Path) -> None:
-        """Writes tokenizer.json and tokenizer_config.json."""
+        """Write tokenizer.json and tokenizer_config.json."""
         (directory / "tokenizer.json").write_text(self.build().to_str(), "utf-8")
         settings: dict[str, Any] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -245,9 +218,9 @@ class TokenizerPlan:
 
 
 def plan_tokenizer(file: GgufFile) -> TokenizerPlan:
-    """Reads and checks the tokenizer in `file`'s metadata.
+    """Read and check the tokenizer in `file`'s metadata.
 
-    Raises UnsupportedModel for a kind that we do not know, DamagedModel for contradictions.
+    Raises UnsupportedModel for an unsupported kind, DamagedModel for contradictions.
     """
     name, metadata = file.path.name, file.metadata
     model, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
@@ -258,15 +231,15 @@ def plan_tokenizer(file: GgufFile) -> TokenizerPlan:
         )
     if model == "gpt2" and (not isinstance(pre, str) or pre not in PRE_TOKENIZERS):
         known = ", ".join(PRE_TOKENIZERS)
-        raise UnsupportedModel(f"{name} has the pre-tokenizer {pre!r:.40}; akunu knows: {known}")
+        raise UnsupportedModel(f"{name} has the pre-tokenizer {pre!r:.40}; akunu imports {known}")
     if metadata.get("tokenizer.ggml.add_eos_token", False) is not False:
-        raise UnsupportedModel(f"{name} asks for an end token behind every text (add_eos_token)")
+        raise UnsupportedModel(f"{name} adds an end token to every text (add_eos_token)")
     tokens = _strings(file, "tokenizer.ggml.tokens")
     if not tokens or len(set(tokens)) != len(tokens):
-        raise _damaged(file, "its vocabulary is empty or names a token twice")
+        raise damaged(file.path, "its vocabulary is empty or has a duplicate token")
     kinds = metadata.get("tokenizer.ggml.token_type", np.ones(len(tokens), np.int32))
     if not isinstance(kinds, np.ndarray) or kinds.shape != (len(tokens),):
-        raise _damaged(file, f"expected the kinds of {len(tokens)} tokens")
+        raise damaged(file.path, f"expected the kinds of {len(tokens)} tokens")
     control = np.flatnonzero((kinds == _CONTROL) | (kinds == _UNKNOWN)).tolist()
     user_defined = np.flatnonzero(kinds == _USER_DEFINED).tolist()
     roles = _roles(file, tokens, control, _SENTENCEPIECE_ROLES if model == "llama" else {})
@@ -275,9 +248,9 @@ def plan_tokenizer(file: GgufFile) -> TokenizerPlan:
     )
     template = metadata.get("tokenizer.chat_template")
     if not isinstance(add_bos, bool) or not isinstance(template, str | None):
-        raise _damaged(file, "add_bos_token or chat_template is of the wrong type")
+        raise damaged(file.path, "add_bos_token or chat_template is of the wrong type")
     if add_bos and "bos" not in roles:
-        raise _damaged(file, "it names no token that begins a text")
+        raise damaged(file.path, "it has no beginning-of-text token")
     context = metadata.get(f"{metadata.get('general.architecture')}.context_length")
     plan = TokenizerPlan(
         tokens=tokens,
@@ -302,7 +275,7 @@ def _byte_pairs(file: GgufFile, tokens: set[str], pre_tokenizer: str) -> BytePai
     for text in _strings(file, "tokenizer.ggml.merges"):
         left, _, right = text.partition(" ")
         if left not in tokens or right not in tokens or left + right not in tokens:
-            raise _damaged(file, f"the merge {text[:60]!r} is not of its vocabulary")
+            raise damaged(file.path, f"the merge {text[:60]!r} is not in its vocabulary")
         merges.append((left, right))
     return BytePairs(merges, pre_tokenizer)
 
@@ -312,21 +285,23 @@ def _sentence_pieces(
 ) -> SentencePieces:
     scores = file.metadata.get("tokenizer.ggml.scores")
     if not isinstance(scores, np.ndarray) or scores.shape != (len(tokens),):
-        raise _damaged(file, f"expected the scores of {len(tokens)} tokens")
+        raise damaged(file.path, f"expected the scores of {len(tokens)} tokens")
     scores = scores.astype(np.float64)
     if not np.isfinite(scores).all():
-        raise _damaged(file, "a token's score is not a number")
+        raise damaged(file.path, "a token's score is not a number")
     spelled = {tokens[i] for i in np.flatnonzero(kinds == _BYTE)}
     if not {f"<0x{byte:02X}>" for byte in range(256)} <= spelled:
         raise UnsupportedModel(
             f"{file.path.name} has a SentencePiece tokenizer without a token for every byte; "
-            "akunu imports those that have them all"
+            "akunu needs one for each"
         )
     prefix = file.metadata.get("tokenizer.ggml.add_space_prefix", True)
     if not isinstance(prefix, bool):
-        raise _damaged(file, "add_space_prefix is of the wrong type")
+        raise damaged(file.path, "add_space_prefix is of the wrong type")
     if max(map(len, tokens)) > _LONGEST_PIECE or sum(map(len, tokens)) > _MOST_CHARACTERS:
-        raise _damaged(file, f"its vocabulary has pieces of more than {_LONGEST_PIECE} characters")
+        raise damaged(
+            file.path, f"its vocabulary has pieces of more than {_LONGEST_PIECE} characters"
+        )
     mergeable = np.flatnonzero((kinds == _NORMAL) | (kinds == _USER_DEFINED))
     return SentencePieces(
         {tokens[i]: float(scores[i]) for i in mergeable}, tokens[roles["unk"]], prefix
@@ -342,10 +317,10 @@ def _roles(
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(tokens):
-            raise _damaged(file, f"its {key} token is {value!r:.40}, of {len(tokens)} tokens")
+            raise damaged(file.path, f"its {key} token is {value!r:.40}, of {len(tokens)} tokens")
         roles[role] = value
     if "eos" not in roles:
-        raise _damaged(file, "it names no token that ends a text")
+        raise damaged(file.path, "it has no end-of-text token")
     by_text = {tokens[i]: i for i in control}
     found = [by_text[text] for text in _TURN_ENDS if text in by_text]
     if found and "eot" not in roles:
@@ -354,7 +329,7 @@ def _roles(
 
 
 def _strips_right(file: GgufFile, tokens: list[str], special: list[int]) -> frozenset[int]:
-    """GGUF does not say which tokens do; llama.cpp goes by the model's name, and so do we."""
+    """Return the tokens that drop whitespace; like llama.cpp, decide by the model's name."""
     name = file.metadata.get("general.name")
     if not isinstance(name, str) or not ("phi-3" in name.lower() or "phi3" in name.lower()):
         return frozenset()
@@ -364,9 +339,5 @@ def _strips_right(file: GgufFile, tokens: list[str], special: list[int]) -> froz
 def _strings(file: GgufFile, key: str) -> list[str]:
     value = file.metadata.get(key)
     if not isinstance(value, list):
-        raise _damaged(file, f"{key} is missing")
+        raise damaged(file.path, f"{key} is missing")
     return value
-
-
-def _damaged(file: GgufFile, what: str) -> DamagedModel:
-    return DamagedModel(f"{file.path.name} is damaged: {what}; fetch the file again")

@@ -1,8 +1,6 @@
-"""Will a model fit, and with how much context: arithmetic on bytes.
+"""Memory estimates: does a model fit, and with how much context.
 
-The estimate is weights + KV cache + working space. What a cache really takes is read off the model
-by `decoding.plan`; what the machine can give comes from `decoding.device`. Imports neither MLX
-nor numpy, so that the catalogue can be read without them.
+The estimate is weights + KV cache + working space. Imports neither MLX nor numpy.
 """
 
 from __future__ import annotations
@@ -14,36 +12,33 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from akunu_py.errors import DoesNotFit, UsageError
+from akunu_py.models.load.model_files import text_config
 
 GIB = 1 << 30
-CATALOGUE_CONTEXT = 8192  # tokens that the catalogue's figures are for
-MIN_CONTEXT = 2048  # tokens: with less a chat is over before it began
-_STEP = 256  # tokens: mlx-lm's caches grow by as many
-# Tokens of a prompt that one pass reads: what any machine can do, and where attention is fused and
-# memory allows, which Metal is a fifth faster with (mlx-lm's default).
+CATALOG_CONTEXT = 8192  # tokens, for the catalog's figures
+MIN_CONTEXT = 2048  # tokens; a chat needs at least these
+_STEP = 256  # tokens by which mlx-lm's caches grow
+# Prompt tokens per forward pass: for any machine, and (mlx-lm's default) for fused attention with
+# enough memory, where Metal is a fifth faster.
 PREFILL_ROWS, WIDE_PREFILL_ROWS = 512, 2048
-_DRAFT_ROWS = 33  # of the widest pass of an answer, the only ones that compute logits
-_COMFORT = 0.9  # of the limit: beyond it other programs are pushed out of memory
-# Metal's kernels for attention over a whole prompt; for other sizes all scores are in memory.
+_DRAFT_ROWS = 33  # rows of the widest decode step; only decode steps compute logits
+_COMFORT = 0.9  # share of the limit above which the system evicts other programs
+# Head sizes with fused prefill attention on Metal; others keep all scores in memory.
 _FUSED_HEADS = (64, 80, 128)
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What a KV cache takes, in bytes.
+    """Size of a KV cache in bytes."""
 
-    per_token: of layers that keep every token. windows: of layers that keep the last tokens only,
-    (how many, bytes a token). fixed: recurrent state, whatever the context.
-    """
-
-    per_token: int
-    windows: tuple[tuple[int, int], ...] = ()
-    fixed: int = 0
+    per_token: int  # of layers that keep every token
+    windows: tuple[tuple[int, int], ...] = ()  # layers with a window: (tokens, bytes per token)
+    fixed: int = 0  # recurrent state, independent of the context
 
     def at(self, context: int, prefill_rows: int = PREFILL_ROWS) -> int:
-        """Bytes for `context` tokens, read in passes over `prefill_rows`."""
+        """Return the bytes for `context` tokens, prefilled in steps of `prefill_rows`."""
         whole = math.ceil(context / _STEP) * _STEP
-        # While a prompt is read, a window holds its rows of the pass as well.
+        # During prefill, a window also stores the rows of the current pass.
         kept = sum(
             min(context, size + min(context, prefill_rows) - 1) * each
             for size, each in self.windows
@@ -51,37 +46,33 @@ class Growth:
         return whole * self.per_token + kept + self.fixed
 
     def __add__(self, other: Growth) -> Growth:
-        """Both caches together."""
+        """Return the size of both caches together."""
         return Growth(
-            self.per_token + other.per_token,
-            self.windows + other.windows,
-            self.fixed + other.fixed,
+            self.per_token + other.per_token, self.windows + other.windows, self.fixed + other.fixed
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Activations:
-    """What passes need beside weights and cache. wide: values of a row of a pass, heads: scores of
-    a row for each token of the context (0 where the kernels keep none), vocabulary: logits of a
-    row; itemsize: bytes of a value."""
+    """Working memory of a forward pass, in values per row."""
 
     wide: int
-    heads: int
-    vocabulary: int
-    itemsize: int
+    heads: int  # attention scores per token of context, 0 with fused attention
+    vocabulary: int  # logits
+    itemsize: int  # bytes per value
 
     def at(self, context: int, prefill_rows: int = PREFILL_ROWS) -> int:
-        """Bytes at `context` tokens: reading a prompt or the widest pass of an answer."""
+        """Return the bytes at `context` tokens, for prefill or the widest decode step."""
         rows = min(context, prefill_rows)
         prefill = rows * (self.wide + self.heads * context) * self.itemsize
-        # Logits in float32: as computed, filtered, as probabilities.
+        # Logits, filtered logits and probabilities, in float32.
         answer = _DRAFT_ROWS * self.vocabulary * 4 * 3
         return max(prefill, answer)
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Bytes of memory that a model is expected to take at `context` tokens."""
+    """Expected memory of a model at `context` tokens, in bytes."""
 
     weights: int
     cache: int
@@ -95,15 +86,15 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """All that is known of a model's memory: `weights` in bytes, `context` it was made for."""
+    """Memory requirements of a model."""
 
-    weights: int
+    weights: int  # bytes
     cache: Growth
     activations: Activations
-    context: int
+    context: int  # the model's own maximum, in tokens
 
     def beside(self, draft: Needs) -> Needs:
-        """With a draft model beside it, whose passes come between its own."""
+        """Return the requirements together with a draft model, which runs between its steps."""
         weights, cache = self.weights + draft.weights, self.cache + draft.cache
         return replace(self, weights=weights, cache=cache)
 
@@ -114,41 +105,38 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How a model fits: `context` is what it gets, in tokens, `limit` in bytes. note: what the user
-    should know, empty where everything is well."""
+    """The context that a model gets within a memory limit."""
 
     needs: Needs
-    context: int
-    limit: int
-    note: str = ""
+    context: int  # tokens
+    limit: int  # bytes
+    note: str = ""  # a warning for the user, if any
 
     @property
     def prefill_rows(self) -> int:
-        """Tokens of a prompt that one pass may read."""
+        """Maximum prompt tokens per forward pass."""
         wide = self.needs.at(self.context, WIDE_PREFILL_ROWS).total <= comfortable(self.limit)
         return WIDE_PREFILL_ROWS if wide and not self.needs.activations.heads else PREFILL_ROWS
 
     @property
     def estimate(self) -> Estimate:
-        """At that context."""
+        """The estimate at the full context."""
         return self.at(self.context)
 
     def at(self, tokens: int) -> Estimate:
-        """At so many tokens."""
+        """Return the estimate at `tokens` of context."""
         return self.needs.at(tokens, self.prefill_rows)
 
     @property
     def cache_memory(self) -> int:
-        """Bytes for the KV caches of several texts: that of a full context, and a quarter of what
-        is left of the limit."""
+        """Bytes for all KV caches: a full context, and a quarter of the remaining memory."""
         left = comfortable(self.limit) - self.estimate.total
         return self.estimate.cache + max(0, left // 4)
 
 
 def activations_from(config: dict[str, Any], *, on_metal: bool, itemsize: int) -> Activations:
-    """What passes take, from a model's config.json. Fields that are missing count for nothing."""
-    text = config.get("text_config")
-    fields = config | text if isinstance(text, dict) else config
+    """Estimate working memory from config.json. Missing fields count as 0."""
+    fields = config | text_config(config)
 
     def number(*names: str) -> int:
         values = (fields.get(name) for name in names)
@@ -161,8 +149,8 @@ def activations_from(config: dict[str, Any], *, on_metal: bool, itemsize: int) -
         inner = max(inner, experts * number("moe_intermediate_size", "intermediate_size"))
     head = number("head_dim") or (hidden // heads if heads else 0)
     fused = on_metal and head in _FUSED_HEADS
-    # Gate, up, their product and one more for what is being computed; eight rows of the stream
-    # with queries, keys and values. Held against measured peaks in tests/models/test_fit.py.
+    # Gate, up, their product and one temporary; eight rows of the residual stream with queries,
+    # keys and values. tests/models/load/test_fit.py compares this with measured peaks.
     return Activations(
         4 * inner + 8 * hidden, 0 if fused else heads, number("vocab_size"), itemsize
     )
@@ -177,18 +165,17 @@ def choose_context(
     force: bool = False,
     with_8_bits: Callable[[], Needs | None] = lambda: None,
 ) -> Fit:
-    """Which context the model `name` gets within `limit` bytes.
+    """Choose the context of the model `name` within `limit` bytes.
 
-    requested: the context that the user named; None: as much as fits, up to the model's own.
-    force: the user wants it whatever the figures are. with_8_bits: returns the needs with an 8-bit
-    cache where there can be one; called only when something has to give.
-    Raises UsageError for a context beyond the model's own, DoesNotFit with the figures where the
-    requested context, or a useful one, would not fit.
+    requested: the user's context; None: the largest that fits, up to the model's own. force: skip
+    the check. with_8_bits: returns the requirements with an 8-bit cache, if supported; called only
+    if the model does not fit. Raises UsageError for a context beyond the model's own, and
+    DoesNotFit if the requested context, or a useful one, does not fit.
     """
     if requested is not None and requested > needs.context:
         raise UsageError(
-            f"{name} was made for {needs.context} tokens of context, --context asks for "
-            f"{requested}; ask for {needs.context} at most"
+            f"{name} supports {needs.context} tokens of context, --context is {requested}; use at "
+            f"most {needs.context}"
         )
     wanted = requested or needs.context
     estimate = needs.at(wanted)
@@ -197,24 +184,22 @@ def choose_context(
         note = f"{_figures(name, estimate, limit)}: close other programs if it gets slow"
         return Fit(needs, wanted, limit, note if tight else "")
     if force:
-        return Fit(
-            needs, wanted, limit, f"{_figures(name, estimate, limit)}; going on with --force"
-        )
+        return Fit(needs, wanted, limit, f"{_figures(name, estimate, limit)}; --force ignores this")
     most = largest_context(needs, limit)
     if requested is not None or most < min(MIN_CONTEXT, needs.context):
         smallest = needs.at(requested or min(MIN_CONTEXT, needs.context))
         raise DoesNotFit(f"{_figures(name, smallest, limit)}; {_way_out(limit, most, with_8_bits)}")
     note = (
-        f"{name} gets {most:,} of its {needs.context:,} tokens of context: all of them would take "
-        f"{_gb(estimate.total)}, this machine can give {_gb(limit)}"
+        f"{name} gets {most:,} of its {needs.context:,} tokens of context: all of them would need "
+        f"{_gb(estimate.total)}, this machine has {_gb(limit)} available"
     )
     if (bigger := _most_with(with_8_bits, limit)) > most:
-        note += f"; --kv-bits 8 makes it {bigger:,}"
+        note += f"; with --kv-bits 8 it gets {bigger:,}"
     return Fit(needs, most, limit, note)
 
 
 def largest_context(needs: Needs, limit: int) -> int:
-    """The most tokens of context, in steps of 256, that `limit` bytes allow; 0 where none do."""
+    """Return the largest context within `limit` bytes, a multiple of 256, or 0."""
     if needs.at(needs.context).total <= limit:
         return needs.context
     steps = range(1, needs.context // _STEP + 1)
@@ -222,15 +207,15 @@ def largest_context(needs: Needs, limit: int) -> int:
 
 
 def comfortable(memory: int) -> int:
-    """The part of `memory` bytes that a model may take with other programs still at ease."""
+    """Return the part of `memory` bytes that leaves other programs enough."""
     return int(memory * _COMFORT)
 
 
 def usable_memory(installed: int) -> int:
-    """Bytes that the GPU of a Mac with `installed` bytes of memory takes at most, by default.
+    """Return the maximum GPU memory of a Mac with `installed` bytes, by default.
 
-    What macOS reports as recommendedMaxWorkingSetSize: two thirds up to 32 GiB, three quarters
-    from 36 GiB on (docs/models.md says where that is from).
+    This is macOS's recommendedMaxWorkingSetSize: two thirds up to 32 GiB, three quarters from 36
+    GiB (source in docs/models.md).
     """
     return installed * 2 // 3 if installed < 36 * GIB else installed * 3 // 4
 
@@ -239,7 +224,7 @@ def _figures(name: str, estimate: Estimate, limit: int) -> str:
     return (
         f"{name} needs about {_gb(estimate.total)} for {estimate.context:,} tokens of context "
         f"({_gb(estimate.weights)} weights, {_gb(estimate.cache)} KV cache, "
-        f"{_gb(estimate.working)} working space), this machine can give {_gb(limit)}"
+        f"{_gb(estimate.working)} working space), this machine has {_gb(limit)} available"
     )
 
 
@@ -254,7 +239,7 @@ def _way_out(limit: int, most: int, with_8_bits: Callable[[], Needs | None]) -> 
 
 
 def _most_with(other: Callable[[], Needs | None], limit: int) -> int:
-    """The largest context with other needs, 0 where there are none."""
+    """Return the largest context with other requirements, 0 if there are none."""
     needs = other()
     return largest_context(needs, limit) if needs else 0
 

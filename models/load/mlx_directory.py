@@ -1,8 +1,7 @@
-"""Checks a model directory in MLX's or transformers' format before anything of it is imported.
+"""Check a model directory in MLX's or transformers' format before an import.
 
-Finds out whether mlx-lm can load it and which of its files are wanted. Never reads pickle and never
-runs code of the model's: only safetensors are taken, Python files stay behind, and what points to
-them (`auto_map`) is removed from the settings.
+Never reads pickle and never runs the model's code: Python files are not copied, and `auto_map`,
+which refers to them, is removed.
 """
 
 from __future__ import annotations
@@ -18,11 +17,7 @@ from typing import Any
 
 from akunu_py import files
 from akunu_py.errors import ModelError, UnsupportedModel
-from akunu_py.models.load.model_files import (
-    ModelFiles,
-    boundary,
-    head_files,
-)
+from akunu_py.models.load.model_files import ModelFiles, boundary, head_files
 from akunu_py.models.manifest import ModelFacts
 
 _SETTINGS = ("config.json", "tokenizer_config.json")
@@ -40,15 +35,12 @@ _WANTED = (
 
 @dataclass(frozen=True, slots=True)
 class DirectoryPlan:
-    """A checked directory. settings: the files to write again, copies: those to copy as they are.
-
-    bits: the width of its quantized weights, 0 where they are plain.
-    """
+    """A checked directory."""
 
     source: Path
-    settings: dict[str, Any]
-    copies: list[Path]
-    bits: int
+    settings: dict[str, Any]  # files to rewrite, by name
+    copies: list[Path]  # files to copy unchanged
+    bits: int  # width of quantized weights, 0 for floats
     facts: ModelFacts
 
     @property
@@ -56,48 +48,43 @@ class DirectoryPlan:
         return sum(path.stat().st_size for path in self.copies)
 
     def write_settings(self, directory: Path, *names: str) -> None:
-        """Writes config.json and tokenizer_config.json, or those of `names`, into `directory`."""
+        """Write the settings, or only those of `names`, into `directory`."""
         for name in names or self.settings:
             text = json.dumps(self.settings[name], indent=2)
             (directory / name).write_text(text + "\n", "utf-8")
 
 
 def plan_directory(source: Path) -> DirectoryPlan:
-    """Checks the model in the directory `source`; reads headers and settings, not the weights.
+    """Check the model in the directory `source`: headers and settings, not the weights.
 
-    Raises UnknownModel where there is no model, UnsupportedModel, DamagedModel.
+    Raises UnknownModel without a model, UnsupportedModel, DamagedModel.
     """
-    with boundary(f"{source} cannot be imported"):
-        return _plan(source)
-
-
-def _plan(source: Path) -> DirectoryPlan:
     from akunu_py.models.load.mlx_loader import open_model
 
-    opened = open_model(source)
-    found = opened.files
-    small = [source / name for name in _WANTED if (source / name).is_file()]
-    if not any((source / name).is_file() for name in _TOKENIZERS):
-        raise UnsupportedModel(
-            f"{source} has no tokenizer: expected tokenizer.json or tokenizer.model; fetch it from "
-            "where the model came from"
+    with boundary(f"{source} cannot be imported"):
+        opened = open_model(source)
+        found = opened.files
+        small = [source / name for name in _WANTED if (source / name).is_file()]
+        if not any((source / name).is_file() for name in _TOKENIZERS):
+            raise UnsupportedModel(
+                f"{source} has no tokenizer: expected tokenizer.json or tokenizer.model; download "
+                "one from the source of the model"
+            )
+        quantization, bits = _quantization(found)
+        plan = DirectoryPlan(
+            source=source,
+            settings={name: found.settings[name] for name in _SETTINGS if name in found.settings},
+            copies=[*found.weights, *head_files(source), *small],
+            bits=bits,
+            facts=ModelFacts(
+                context_length=found.context,
+                parameters=_parameters(found),
+                quantization=quantization,
+                licence=_licence(source),
+            ),
         )
-    names = [name for name in _SETTINGS if name in found.settings]
-    quantization, bits = _quantization(found)
-    plan = DirectoryPlan(
-        source=source,
-        settings={name: found.settings[name] for name in names},
-        copies=[*found.weights, *head_files(source), *small],
-        bits=bits,
-        facts=ModelFacts(
-            context_length=found.context,
-            parameters=_parameters(found),
-            quantization=quantization,
-            licence=_licence(source),
-        ),
-    )
-    _check_tokenizer(plan, found, small, opened.vocabulary)
-    return plan
+        _check_tokenizer(plan, found, small, opened.vocabulary)
+        return plan
 
 
 def _quantization(found: ModelFiles) -> tuple[str, int]:
@@ -112,7 +99,7 @@ def _quantization(found: ModelFiles) -> tuple[str, int]:
 
 
 def _parameters(found: ModelFiles) -> int:
-    """The number of weights; packed words count for the weights inside them."""
+    """Return the number of weights, including those in packed words."""
     settings = found.config.get("quantization")
     settings = settings if isinstance(settings, dict) else {}
     total = 0
@@ -127,7 +114,7 @@ def _parameters(found: ModelFiles) -> int:
 
 
 def _licence(source: Path) -> str:
-    """The licence in the model card's front matter, empty where it names none."""
+    """Return the license in the model card's front matter, empty if there is none."""
     try:
         with files.open_regular(source / "README.md") as file:
             card = file.read(20_000).decode("utf-8", "replace")
@@ -140,7 +127,7 @@ def _licence(source: Path) -> str:
 def _check_tokenizer(
     plan: DirectoryPlan, found: ModelFiles, small: list[Path], vocabulary: int
 ) -> None:
-    """Loads the tokenizer from a copy without code."""
+    """Load the tokenizer from a copy without code."""
     from akunu_py.models.load.mlx_loader import load_tokenizer
 
     with tempfile.TemporaryDirectory(prefix="akunu-") as name:

@@ -1,7 +1,7 @@
-"""The one way in which mlx-lm, transformers and tokenizers read the directory of a model.
+"""Open a model directory with mlx-lm, transformers and tokenizers.
 
-`model_files` checks first what these libraries would trust, and its `boundary` is around them. No
-code of a model's is run, and no module is imported because a model's file names it.
+`model_files` first checks everything that these libraries would trust, and its `boundary` surrounds
+their calls. No code of a model runs, and no module is imported because a model's file names it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from akunu_py.models.load.model_files import (
     read_settings,
 )
 
-# Unless told not to, transformers asks on the terminal whether to run a model's code.
+# By default, transformers prompts on the terminal whether to run a model's code.
 _OPTIONS = {"trust_remote_code": False, "local_files_only": True}
 _TOKENIZER_CLASS = re.compile(r"\w*(Tokenizer|TokenizerFast|Backend)")
 _TOKEN_FIELDS = {
@@ -41,7 +41,7 @@ _MODULES = {"chat_template_type": "chat_templates", "tool_parser_type": "tool_pa
 
 @dataclass(frozen=True, slots=True)
 class OpenModel:
-    """A model of mlx-lm whose weights are read when they are needed."""
+    """A model of mlx-lm. Its weights are read on first use."""
 
     files: ModelFiles
     model: Any
@@ -54,18 +54,18 @@ def open_model(source: Path) -> OpenModel:
     files = ModelFiles.read(source)
     with boundary(f"mlx-lm cannot load the model in {source}", UnsupportedModel):
         model, config = utils.load_model(source, lazy=True)
-        # A pass finds what building it does not, and nothing needs to be computed for that.
+        # A lazy forward pass finds errors that building the model does not.
         logits = model(mx.array([[0]]), cache=make_prompt_cache(model))
     return OpenModel(files, model, config, int(logits.shape[-1]))
 
 
 def load_tokenizer(files: ModelFiles, vocabulary: int) -> Any:
-    """Load the tokenizer as mlx-lm wraps it; what it raises later is DamagedModel too.
+    """Load the tokenizer as mlx-lm wraps it. Raises UnsupportedModel, DamagedModel, also when used.
 
-    vocabulary: tokens that the weights have; further ones may only be added tokens, which text does
-    not come to by itself and sessions refuse. Raises UnsupportedModel, DamagedModel.
+    vocabulary: tokens of the weights. Only added tokens may have larger ids: text never encodes to
+    them, and sessions refuse them.
     """
-    transformers_logging.set_verbosity_error()  # its advice is not for our users
+    transformers_logging.set_verbosity_error()  # hide its warnings from users
     source, settings = files.path, files.settings
     _check_names(source / "config.json", files.config)
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
@@ -83,7 +83,7 @@ def load_tokenizer(files: ModelFiles, vocabulary: int) -> Any:
             raise TypeError(f"expected integers as eos_token_id, found {ends!r:.60}")
     if last >= vocabulary:
         raise DamagedModel(
-            f"the tokenizer in {source} knows token {last}, but the weights only {vocabulary} "
+            f"the tokenizer in {source} has token {last}, but the weights only {vocabulary} "
             f"tokens; {AGAIN}"
         )
     loaded.__class__ = _Tokenizer
@@ -92,10 +92,12 @@ def load_tokenizer(files: ModelFiles, vocabulary: int) -> Any:
 
 
 def _last_token(model: Any, tokenizer: Any) -> int:
-    """The largest id of a token that is not added. model: as tokenizer.json has it, if it has one;
-    asking the library takes 100 ms for 49,152 tokens."""
+    """Return the largest id of a token that is not added.
+
+    model: from tokenizer.json, if present; the library needs 100 ms for 49,152 tokens.
+    """
     known = model.get("vocab") if isinstance(model, dict) else None
-    if isinstance(known, list):  # of texts and their scores
+    if isinstance(known, list):  # pairs of text and score
         return len(known) - 1
     if not isinstance(known, dict):
         known = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
@@ -103,7 +105,7 @@ def _last_token(model: Any, tokenizer: Any) -> int:
 
 
 def _check_names(path: Path, settings: dict[str, Any]) -> None:
-    """Raises UnsupportedModel where `settings` name what mlx-lm or transformers would import."""
+    """Raise UnsupportedModel if `settings` name a module for the libraries to import."""
     for key, package in _MODULES.items():
         name = settings.get(key)
         home = Path(mlx_lm.__path__[0], package)
@@ -117,8 +119,10 @@ def _check_names(path: Path, settings: dict[str, Any]) -> None:
 
 
 def _check_tokens(path: Path, settings: dict[str, Any]) -> None:
-    """Raises DamagedModel for a token with a field that `tokenizers` does not know: it would
-    write its name, whatever that is, to stdout."""
+    """Raise DamagedModel for a token field unknown to `tokenizers`.
+
+    The library would print the field's name to stdout.
+    """
     found: list[tuple[str, Any]] = list(settings.items())
     while found:
         key, value = found.pop()
@@ -134,13 +138,13 @@ def _check_tokens(path: Path, settings: dict[str, Any]) -> None:
 
 
 class _Tokenizer(TokenizerWrapper):
-    """What goes wrong with a text only, as expressions in tokenizer.json do, names the file."""
+    """A tokenizer whose errors name the file; bad expressions only fail on some texts."""
 
     _source: Path
 
     @property
     def digest(self) -> str:
-        """Tells tokenizers apart."""
+        """A hash that identifies the tokenizer."""
         file = self._source / "tokenizer.json"
         if file.exists():
             text = read_bounded(file, MAX_TOKENIZER_BYTES)
@@ -150,7 +154,7 @@ class _Tokenizer(TokenizerWrapper):
 
     @property
     def has_own_renderer(self) -> bool:
-        """Whether conversations become text by code of mlx-lm or transformers."""
+        """True if Python code of mlx-lm or transformers renders conversations."""
         plain = PreTrainedTokenizerBase.apply_chat_template
         own = type(self._tokenizer).apply_chat_template is not plain
         return own or self._chat_template is not None

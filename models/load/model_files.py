@@ -1,9 +1,7 @@
-"""The files of a model's directory, checked before a library that opens them by itself sees them.
+"""The files of a model's directory, checked before any library opens them.
 
-Settings and tokenizers are regular files within limits, settings are objects, the architecture is
-one that mlx-lm has, and config.json counts no more layers than the weights could fill. All reading
-of a model goes through `boundary`: whatever a file of it makes a library raise, panics of
-`tokenizers` included, is an error that names the file.
+`boundary` surrounds every library call that reads a model: all exceptions, including panics of
+`tokenizers`, become errors that name the file.
 """
 
 from __future__ import annotations
@@ -20,29 +18,32 @@ from akunu_py.errors import AkunuError, DamagedModel, UnknownModel, UnsupportedM
 from akunu_py.models.load import safetensors
 from akunu_py.text import did_you_mean
 
-AGAIN = "fetch the model again (akunu models rm, akunu models pull), or use another"
+AGAIN = "pull the model again (akunu models rm, akunu models pull), or use another"
 MAX_SETTINGS_BYTES = 16_000_000
-MAX_TOKENIZER_BYTES = 48_000_000  # the largest in use, of 262,000 tokens, take 33 MB
+MAX_TOKENIZER_BYTES = 48_000_000  # the largest known, of 262,000 tokens, have 33 MB
 _LARGE = ("tokenizer.json", "tekken.json", "model.safetensors.index.json")
-_OBJECTS = (  # beside config.json
+_OBJECTS = (  # besides config.json
     "generation_config.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
     "hf_quant_config.json",
 )
-_LONGEST_PIECE = 2048  # bytes with its score; those in use have less than a hundred
+_LONGEST_PIECE = 2048  # bytes with its score; known pieces have less than a hundred
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _READ = (".json", ".jsonl", ".jinja", ".model", ".tiktoken", ".txt")  # by mlx-lm or transformers
-_MOST_LAYERS = 4096  # the deepest in use have fewer than 200
+_MOST_LAYERS = 4096  # the deepest known models have fewer than 200
 _LAYERS = re.compile(r"n_layers?|num(_\w+)?_layers|\w+_num_layers")
-_LAYER_LISTS = re.compile(r"\w*(layer|block|pattern)\w*")  # that some families build layers from
+_LAYER_LISTS = re.compile(r"\w*(layer|block|pattern)\w*")  # lists with one entry per layer
 
 
 @contextlib.contextmanager
 def boundary(what: str, kind: type[AkunuError] = DamagedModel) -> Iterator[None]:
-    """Whatever the block raises is `kind`, "`what`: the reason; what to do", but for our own errors
-    and what ends the program. Libraries in Rust panic with what is no Exception."""
+    """Turn any exception of the block into `kind`: "`what`: the reason; advice".
+
+    Passes on AkunuError and exceptions that end the program. Rust libraries panic with a
+    BaseException.
+    """
     try:
         yield
     except AkunuError:
@@ -54,7 +55,7 @@ def boundary(what: str, kind: type[AkunuError] = DamagedModel) -> Iterator[None]
 
 
 def read_settings(path: Path, limit: int = MAX_SETTINGS_BYTES) -> dict[str, Any]:
-    """A JSON object, without what points to code. Raises DamagedModel."""
+    """Read a JSON object and remove its references to code. Raises DamagedModel."""
     try:
         value = files.read_json(path, limit, infinity=True)
         if not isinstance(value, dict):
@@ -71,7 +72,7 @@ class ModelFiles:
     """The files of a model's directory, read and checked once."""
 
     path: Path
-    settings: dict[str, dict[str, Any]]  # of the JSON files that hold an object, by file name
+    settings: dict[str, dict[str, Any]]  # JSON objects by file name
     weights: list[Path]
     tensors: dict[str, Any]  # the headers of `weights`, by the tensors' names
 
@@ -91,28 +92,36 @@ class ModelFiles:
         return self.settings["config.json"]
 
     @property
-    def text_config(self) -> dict[str, Any]:
-        """The part of the configuration that is about text, or the whole."""
-        inner = self.config.get("text_config")
-        return inner if isinstance(inner, dict) else self.config
-
-    @property
     def context(self) -> int:
-        """Tokens of context that the model was made for, 0 where that is unknown."""
-        found = self.text_config.get("max_position_embeddings")
-        return found if isinstance(found, int) and found > 0 else 0
+        """The model's own context length in tokens, 0 if unknown."""
+        return context_length(self.config)
 
     @property
     def end_tokens(self) -> Any:
-        """The ids of the tokens that end an answer, as mlx-lm chooses them."""
+        """The ids of the end tokens, as mlx-lm chooses them."""
         generation = self.settings.get("generation_config.json", {})
         return generation.get("eos_token_id") or self.config.get("eos_token_id")
 
 
-def _read_objects(source: Path) -> dict[str, dict[str, Any]]:
-    """Return the other settings by file name, after a look at all files that libraries read.
+def text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of a configuration for text, or all of it."""
+    inner = config.get("text_config")
+    return inner if isinstance(inner, dict) else config
 
-    Raises DamagedModel for a file that could not be read within bounds.
+
+def context_length(config: dict[str, Any]) -> int:
+    """Return a model's own context length in tokens, 0 if unknown."""
+    for part in (text_config(config), config):
+        found = part.get("max_position_embeddings")
+        if isinstance(found, int) and found > 0:
+            return found
+    return 0
+
+
+def _read_objects(source: Path) -> dict[str, dict[str, Any]]:
+    """Return the other settings by file name, after a check of all files that libraries read.
+
+    Raises DamagedModel for a file that is not regular or too large.
     """
     found = {}
     for path in sorted([*source.iterdir(), *source.glob("additional_chat_templates/*")]):
@@ -131,13 +140,13 @@ def _read_objects(source: Path) -> dict[str, dict[str, Any]]:
     pieces = source / "tokenizer.model"
     if pieces.exists() and not (source / "tokenizer.json").exists():
         longest = _longest_piece(files.read_bounded(pieces, MAX_SETTINGS_BYTES))
-        if longest > _LONGEST_PIECE:  # transformers takes pieces apart at every character
+        if longest > _LONGEST_PIECE:  # transformers splits pieces at every character
             raise DamagedModel(f"{pieces} has a piece of {longest} bytes; {AGAIN}")
     return found
 
 
 def _longest_piece(data: bytes) -> int:
-    """The longest entry of SentencePiece's list of pieces, field 1 of its Protocol Buffers."""
+    """Return the size of the largest SentencePiece entry (field 1 of its protobuf)."""
     longest = at = 0
 
     def number() -> int:
@@ -164,7 +173,7 @@ def _longest_piece(data: bytes) -> int:
 
 
 def known_architectures() -> list[str]:
-    """The model types that mlx-lm has, by its files and its own aliases."""
+    """Return the model types of mlx-lm: its modules and its aliases."""
     import mlx_lm.models
     from mlx_lm.utils import MODEL_REMAPPING
 
@@ -177,7 +186,7 @@ def _is_model(path: Path) -> bool:
 
 
 def check_config(source: Path) -> dict[str, Any]:
-    """The configuration of the model in `source`, of an architecture that mlx-lm has.
+    """Return the configuration of the model in `source`, if mlx-lm supports its architecture.
 
     Raises UnknownModel, UnsupportedModel, DamagedModel.
     """
@@ -185,14 +194,13 @@ def check_config(source: Path) -> dict[str, Any]:
     from mlx_lm.utils import MODEL_REMAPPING
 
     if not (source / "config.json").is_file():
-        found = sorted(path.name for path in source.glob("*.gguf"))
-        if found:
+        if found := sorted(path.name for path in source.glob("*.gguf")):
             raise UnknownModel(
-                f"expected config.json in {source}, found {len(found)} GGUF files; name one of "
-                f"them: akunu models import {source / found[0]}"
+                f"expected config.json in {source}, found {len(found)} GGUF files; import one: "
+                f"akunu models import {source / found[0]}"
             )
         raise UnknownModel(
-            f"expected a model in {source}, found no config.json; name the directory that holds it"
+            f"expected a model in {source}, found no config.json; use the directory that has it"
         )
     config = read_settings(source / "config.json")
     kind = config.get("model_type")
@@ -201,21 +209,21 @@ def check_config(source: Path) -> dict[str, Any]:
         known = known_architectures()
         hint = did_you_mean(kind, known) if isinstance(kind, str) else ""
         raise UnsupportedModel(
-            f"{source} has the architecture {kind!r:.60}{hint}; mlx-lm knows {len(known)} others: "
-            "use another model, or a newer mlx-lm"
+            f"{source} has the architecture {kind!r:.60}{hint}; mlx-lm supports {len(known)} "
+            "others: use another model, or a newer mlx-lm"
         )
     if config.get("model_file") is not None:
         raise UnsupportedModel(
-            f"{source} needs code of its own ({config['model_file']!r:.60}), which akunu never runs"
+            f"{source} needs its own code ({config['model_file']!r:.60}), which akunu never runs"
         )
     return config
 
 
 def _read_tensors(config_file: Path, config: dict[str, Any], weights: list[Path]) -> dict[str, Any]:
-    """Return the headers of the weights by tensor name.
+    """Return the headers of the weights by tensor name. Raises DamagedModel.
 
-    Raises DamagedModel, also where `config` counts more layers than there are tensors: mlx-lm would
-    build a million layers before it looks.
+    A `config` with more layers than tensors is damaged too: mlx-lm would build a million layers
+    before it reads the weights.
     """
     tensors: dict[str, Any] = {}
     for path in weights:
@@ -240,21 +248,21 @@ def _nested(settings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def head_files(source: Path) -> list[Path]:
-    """Files of heads for multi-token prediction beside the weights of a model."""
+    """Return the files of MTP heads in a model's directory."""
     return sorted(path for path in source.glob("mtp*.safetensors") if path.is_file())
 
 
 def weight_files(source: Path) -> list[Path]:
-    """The files of weights, none of those missing that the index names."""
+    """Return the files of weights. Raises DamagedModel if the index names a missing one."""
     found = sorted(source.glob("model*.safetensors"))  # all of which mlx-lm opens
     if other := [path for path in found if not path.is_file()]:
-        raise DamagedModel(f"{other[0]} is no file; {AGAIN}")
+        raise DamagedModel(f"{other[0]} is not a file; {AGAIN}")
     if not found:
         others = sorted(path.name for path in source.iterdir() if path.is_file())
         if pickles := [name for name in others if name.endswith(_PICKLES)]:
             raise UnsupportedModel(
                 f"{source} has its weights as pickle ({pickles[0]}), which can run code; akunu "
-                "reads safetensors: fetch those, or convert it where you trust it"
+                "reads safetensors only: download those, or convert the model if you trust it"
             )
         near = next((name for name in others if name.endswith(".safetensors")), "none")
         raise UnsupportedModel(f"{source}: expected model*.safetensors, found {near}")
@@ -266,6 +274,6 @@ def weight_files(source: Path) -> list[Path]:
     if missing := sorted(names - {path.name for path in found}):
         raise DamagedModel(
             f"{source} is incomplete: {len(missing)} files of weights are missing, the first is "
-            f"{missing[0][:80]!r}; fetch it again"
+            f"{missing[0][:80]!r}; download the model again"
         )
     return found

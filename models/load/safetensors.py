@@ -1,8 +1,6 @@
-"""Reads headers of safetensors files and writes such files one tensor at a time.
+"""Read headers of safetensors files, and write such files one tensor at a time.
 
-Writing streams, so a model larger than memory can be converted. A header is checked against the
-file's size, and each tensor's place against its shape and its neighbours: what passes can be handed
-to MLX's own reader.
+A header is checked so that MLX's own reader can trust it.
 """
 
 from __future__ import annotations
@@ -22,9 +20,9 @@ from akunu_py.files import open_regular
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-MAX_HEADER_BYTES = 32_000_000  # shards of the largest models in use have headers of about 10 MB
+MAX_HEADER_BYTES = 32_000_000  # shards of the largest known models have about 10 MB
 MAX_DIMENSIONS = 8
-# For numpy, and bytes. BF16 values travel as the upper halves of float32.
+# numpy type and bytes. BF16 values are passed as the upper halves of float32.
 _TYPES = {"F32": ("<f4", 4), "F16": ("<f2", 2), "BF16": ("<u2", 2), "U32": ("<u4", 4)}
 _SIZES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "U16": 2, "I16": 2,
@@ -34,12 +32,12 @@ _SIZES = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A tensor that will be written: `load` computes its values only then."""
+    """A tensor to write."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    load: Callable[[], npt.NDArray[Any]]
+    load: Callable[[], npt.NDArray[Any]]  # called once, when the tensor is written
 
     @property
     def nbytes(self) -> int:
@@ -49,8 +47,8 @@ class Entry:
 def write_safetensors(
     path: Path, entries: Iterable[Entry], progress: Callable[[int], None] = lambda done: None
 ) -> None:
-    """Writes `entries` in the order given. `progress` is called with the bytes so far."""
-    import numpy as np  # here, so that checking a model before a load stays light
+    """Write `entries` in order. `progress` is called with the bytes written so far."""
+    import numpy as np  # not needed for reading headers
 
     entries = list(entries)
     header: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
@@ -77,9 +75,9 @@ def write_safetensors(
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """The header of a safetensors file, after a check that the file holds what it promises.
+    """Return the header of a safetensors file, after a check against the file's size.
 
-    Raises DamagedModel. OSError passes through.
+    Raises DamagedModel and OSError.
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -114,7 +112,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _place(entry: Any) -> tuple[int, int]:
-    """Where a tensor lies in the data, after a check that its shape and type fill that place."""
+    """Return the byte range of a tensor, after a check against its shape and type."""
     shape, (begin, end) = entry["shape"], entry["data_offsets"]
     if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
         raise TypeError("expected a short list as the shape")

@@ -1,34 +1,23 @@
-"""Heads for multi-token prediction (MTP), which checkpoints carry and mlx-lm drops.
+"""Heads for multi-token prediction (MTP), which checkpoints contain and mlx-lm drops.
 
-`load_head` reads a head from the checkpoint, or from `mtp*.safetensors` beside it: as published, as
-mlx-vlm and MTPLX convert them, or as `write_head` writes them. Such a file belongs to a model if
-all its shapes do. `FAMILIES` says how each family publishes its heads.
+A head predicts the token after the next one. For the last token's hidden state h and the next token
+t it computes norm(layer(project([norm(embedding of t), norm(h)]))), and the target's lm_head turns
+that into logits. `layer` is a decoder layer of the family with its own keys and values. Names and
+steps follow these implementations:
 
-A head guesses the token after the next one. For the last token's hidden state h and the next token
-t it computes
+- Qwen3-Next, Qwen3.5, Qwen3.6: vllm-project/vllm, vllm/model_executor/models/qwen3_next_mtp.py and
+  qwen3_5_mtp.py. Their RMSNorms store gains minus one, and Qwen3.6 stores the head's experts in one
+  tensor (ISEEKYAN/mbridge#145). `mtp_num_hidden_layers` in the configuration counts the layers.
+- DeepSeek-V3, GLM-4.5 and later: vllm/model_executor/models/deepseek_mtp.py and glm4_moe_mtp.py,
+  sgl-project/sglang, python/sglang/srt/models/deepseek_nextn.py. `num_nextn_predict_layers` counts
+  them. Their copies of the embedding and the lm_head are the target's.
+- MiMo: vllm/model_executor/models/mimo_mtp.py. The hidden state comes first, and from before the
+  target's norm (mimo.py there).
+- MiMo-V2: vllm/model_executor/models/mimo_v2_mtp.py; a dense layer with sliding-window attention.
 
-    norm(layer(project([norm(embedding of t), norm(h)])))
-
-and the target's lm_head makes logits of it. `layer` is a decoder layer of the family, whose
-attention keeps keys and values of its own. What the families have differently is in `FAMILIES`.
-Names and steps are those of the published checkpoints as these implementations read them:
-
-- Qwen3-Next, Qwen3.5, Qwen3.6 (`mtp.*`): vllm-project/vllm, vllm/model_executor/models/
-  qwen3_next_mtp.py and qwen3_5_mtp.py. Their RMSNorms store gains minus one, and Qwen3.6 stores
-  the experts of the head in one tensor (ISEEKYAN/mbridge#145). `mtp_num_hidden_layers` in the
-  configuration counts the layers.
-- DeepSeek-V3, GLM-4.5 and later (`model.layers.N.*`, N being num_hidden_layers):
-  vllm/model_executor/models/deepseek_mtp.py and glm4_moe_mtp.py, sgl-project/sglang,
-  python/sglang/srt/models/deepseek_nextn.py. `num_nextn_predict_layers` counts them. The copies of
-  the embedding and of the lm_head that they hold are the target's.
-- MiMo (`model.mtp_layers.0.*`): vllm/model_executor/models/mimo_mtp.py; its hidden state comes
-  first, and before the target's norm (mimo.py beside it).
-- MiMo-V2 (`model.mtp.layers.0.*`): vllm/model_executor/models/mimo_v2_mtp.py; a dense layer with
-  the attention of a sliding window.
-
-All others take the hidden state behind the target's norm, and hand their own on behind theirs:
-ggml-org/llama.cpp#24025, ROCm/ATOM#1764 and vllm-project/vllm#47448 measured that more is accepted
-so. Of several heads the first is used, again for each further token, as vLLM does.
+All others take the hidden state after the target's norm, and pass on their own after theirs:
+ggml-org/llama.cpp#24025, ROCm/ATOM#1764 and vllm-project/vllm#47448 measured higher acceptance.
+With several heads, the first is used for every further token, as in vLLM.
 """
 
 from __future__ import annotations
@@ -49,7 +38,7 @@ from mlx_lm.utils import infer_quant_config
 
 from akunu_py.errors import UnsupportedModel
 from akunu_py.models.load import safetensors
-from akunu_py.models.load.model_files import boundary, head_files, weight_files
+from akunu_py.models.load.model_files import boundary, head_files, text_config, weight_files
 
 HEAD_FILE = "mtp.safetensors"
 _EXPERT = re.compile(r"(.+\.mlp)\.experts\.(\d+)\.(\w+)\.(\w+)")
@@ -58,11 +47,10 @@ Weights = dict[str, mx.array]
 
 
 def load_head(directory: Path, model: Any, config: dict[str, Any]) -> Head | None:
-    """The head that belongs to `model`, None where there is none; weights are read when they are
-    needed, and quantized as the target's are.
+    """Return the head of `model`, None if it has none. Weights are read on first use.
 
-    model, config: as `mlx_loader.load_model` returned them for `directory`. Raises
-    UnsupportedModel, DamagedModel for a head that does not fit the model.
+    The head is quantized like the target. model, config: from `mlx_loader.open_model` for
+    `directory`. Raises UnsupportedModel or DamagedModel for a head that does not fit the model.
     """
     name = type(model).__module__.rpartition(".")[2]
     family = FAMILIES.get(name)
@@ -72,8 +60,7 @@ def load_head(directory: Path, model: Any, config: dict[str, Any]) -> Head | Non
     if not weights:
         return None
     with boundary(f"the MTP head of {directory} does not belong to it", UnsupportedModel):
-        text = config.get("text_config")
-        head = Head(family, text if isinstance(text, dict) else config)
+        head = Head(family, text_config(config))
         weights = _converted(head, weights, deltas=family.deltas, raw=raw)
         quantize = _quantize_as(config.get("quantization"), head, weights)
         head.load_weights(list(weights.items()))
@@ -83,14 +70,16 @@ def load_head(directory: Path, model: Any, config: dict[str, Any]) -> Head | Non
 
 
 def write_head(head: Head, path: Path) -> None:
-    """Writes a file of the head alone, which `load_head` reads."""
+    """Write a file of the head alone, which `load_head` can read."""
     weights = {OWN + name: value for name, value in tree_flatten(head.parameters())}
     mx.save_safetensors(str(path), weights, metadata={"format": "mlx"})
 
 
 def _find(directory: Path, family: HeadFamily, layers: int) -> tuple[Weights, bool]:
-    """The head's weights by `Head`'s names, and whether those beside them are as published. A file
-    of heads alone comes first: it may be a better one."""
+    """Return the head's weights by `Head`'s names, and whether the checkpoint is as published.
+
+    A separate head file takes precedence over a head in the checkpoint.
+    """
     raw = False
     for files, alone in ((head_files(directory), True), (weight_files(directory), False)):
         found: Weights = {}
@@ -111,10 +100,10 @@ def _find(directory: Path, family: HeadFamily, layers: int) -> tuple[Weights, bo
 
 
 def _converted(head: Head, weights: Weights, *, deltas: bool, raw: bool) -> Weights:
-    """Published weights as mlx-lm would convert them; converted ones stay as they are."""
+    """Return published weights in mlx-lm's form; converted weights stay unchanged."""
     norms = {k: v for k, v in weights.items() if v.ndim == 1 and k.endswith("norm.weight")}
-    # A gain is positive, and some of those of a head are below one. (mlx-lm converts the target's
-    # only, and some conversions keep the head's as they were: jundot/omlx#1507.)
+    # Gains are positive, so a negative mean shows gains minus one. mlx-lm converts only the
+    # target's, and some conversions leave the head's unchanged (jundot/omlx#1507).
     if deltas and (
         raw or any(norm.astype(mx.float32).mean().item() < 0 for norm in norms.values())
     ):
@@ -131,7 +120,7 @@ def _converted(head: Head, weights: Weights, *, deltas: bool, raw: bool) -> Weig
 
 
 def _stacked(weights: Weights) -> Weights:
-    """Experts that are tensors of their own, as one each: mlx-lm does it for some families."""
+    """Stack experts that are separate tensors; mlx-lm does it for some families only."""
     experts: dict[str, dict[int, mx.array]] = {}
     stacked: Weights = {}
     for name, value in weights.items():
@@ -146,8 +135,11 @@ def _stacked(weights: Weights) -> Weights:
 
 
 def _quantize_as(settings: Any, head: Head, weights: Weights) -> Any:
-    """Makes room in `head` for weights that are quantized already. Returns what quantizes it as
-    `settings` say where none are, once it has them."""
+    """Prepare `head` for weights that are quantized already.
+
+    Returns a function to call after the weights are loaded: it quantizes plain weights by
+    `settings`.
+    """
     if any(name.endswith(".scales") for name in weights):
 
         def packed(path: str, module: Any) -> Any:
@@ -174,17 +166,14 @@ def _quantize_as(settings: Any, head: Head, weights: Weights) -> Any:
 
 
 class Head(nn.Module):
-    """A head. Its layer is the only one of a model of its family, mlx-lm's own, which sees to masks
-    and positions; that has no embedding and no lm_head: those of the target are used.
+    """An MTP head. Its layer is the only layer of an mlx-lm model of the family.
 
-    Calling it takes the target's embeddings [1, rows, width] of tokens and, for each, the hidden
-    state before it [1, rows, width], and writes into `cache`, which `make_cache` made. Returns the
-    hidden states [1, rows, width] that `Trunk.logits` makes logits of, for the token after each;
-    they are also what a further token is guessed from.
+    That model handles masks and positions. It has no embedding and no lm_head, since the target's
+    are used.
     """
 
     def __init__(self, family: HeadFamily, config: dict[str, Any]) -> None:
-        """config: the target's, of its text."""
+        """config: the text configuration of the target."""
         super().__init__()
         module = importlib.import_module(f"mlx_lm.models.{family.module}")
         one = {"num_hidden_layers": 1, "vocab_size": 1, **family.config}
@@ -192,7 +181,7 @@ class Head(nn.Module):
         self.body = getattr(module, family.model)(args)
         self.body.pop("lm_head", None)
         self.body.model.embed_tokens = nn.Identity()
-        if "ssm_idx" in vars(self.body.model):  # of the first recurrent layer, which there is none
+        if "ssm_idx" in vars(self.body.model):  # index of the first recurrent layer; here none
             self.body.model.ssm_idx = 1
         norm = self.body.model.norm
         width = norm.weight.shape[0]
@@ -211,11 +200,17 @@ class Head(nn.Module):
         return list(self.body.layers)
 
     def make_cache(self) -> list[Any]:
-        """An empty cache. Masks keep windows; what is behind one stays for rolling back."""
+        """Return an empty cache. It keeps tokens beyond a window, for rollbacks."""
         made = self.body.make_cache() if hasattr(self.body, "make_cache") else [KVCache()]
         return [KVCache() if type(entry) is RotatingKVCache else entry for entry in made[:1]]
 
     def __call__(self, embeddings: mx.array, hidden: mx.array, cache: list[Any]) -> mx.array:
+        """Return the hidden states [1, rows, width] for the token after each row.
+
+        embeddings: of the tokens, [1, rows, width]. hidden: the state before each, [1, rows,
+        width]. Appends to `cache`, from `make_cache`. `Trunk.logits` turns the result into logits,
+        and the next draft token takes it as `hidden`.
+        """
         both = [self.embedding_norm(embeddings), self.hidden_norm(hidden)]
         if not self._embedding_first:
             both.reverse()
@@ -226,71 +221,64 @@ class Trunk:
     """The parts of a target that a head needs."""
 
     def __init__(self, model: Any, *, normed: bool = True) -> None:
-        """normed: whether the head takes hidden states behind the target's norm."""
+        """normed: the head takes hidden states after the target's norm."""
         self._text = getattr(model, "language_model", model)
         self._normed = normed
 
     def forward(self, tokens: mx.array, cache: list[Any]) -> tuple[mx.array, mx.array]:
-        """One pass over `tokens` [1, rows]. Returns what `logits` takes, and what the head takes,
-        both [1, rows, width]."""
+        """Run a forward pass over `tokens` [1, rows].
+
+        Returns the input of `logits` and the input of the head, both [1, rows, width].
+        """
         if self._normed:
             normed = self._text.model(tokens, cache)
             return normed, normed
-        bare = copy.copy(self._text.model)  # a handle on the same layers
+        bare = copy.copy(self._text.model)  # shares the layers
         bare.norm = nn.Identity()
         hidden = bare(tokens, cache)
         return self._text.model.norm(hidden), hidden
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """The embeddings [1, rows, width] of `tokens` [1, rows]."""
+        """Return the embeddings [1, rows, width] of `tokens` [1, rows]."""
         return self._text.model.embed_tokens(tokens)
 
     @property
     def lm_head(self) -> nn.Module:
-        """What makes logits: often the embedding."""
+        """The module that computes logits, often the embedding."""
         return self._text.lm_head if "lm_head" in self._text else self._text.model.embed_tokens
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """Logits [..., vocab] of hidden states [..., width]."""
+        """Return the logits [..., vocab] of hidden states [..., width]."""
         head = self.lm_head
         return head(hidden) if "lm_head" in self._text else head.as_linear(hidden)
 
 
-OWN = "head."  # begins the names of a head that akunu wrote; what follows is `Head`'s own name
+OWN = "head."  # prefix of `Head`'s names in a file that akunu wrote
 _LAYER = "body.model.layers.0."
-_TEXT = r"(?:(?:model\.)?language_model\.)?"  # where the text is a part of a larger model
+_TEXT = r"(?:(?:model\.)?language_model\.)?"  # in multimodal models
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadFamily:
-    """How one family's heads are published.
+    """How one family publishes its heads."""
 
-    module: of mlx-lm, with the classes `model` and `args`. home: an expression for what the names
-    of the first head's weights begin with, {layers} being the number of the target's layers.
-    modules: names of all but the layer, and what they are in `Head`. layer: what the layer's names
-    begin with behind the home; renamed: what of those mlx-lm calls otherwise. config: makes a model
-    of one such layer of the target's configuration. embedding_first: the order of what is
-    projected. normed: whether hidden states are taken behind the target's norm. deltas: whether
-    norms are published as gains minus one. bare: whether files of heads alone omit the home.
-    """
-
-    module: str
-    model: str = "Model"
-    args: str = "ModelArgs"
-    home: str
-    modules: Mapping[str, str]
-    layer: str = ""
-    renamed: Mapping[str, str] = field(default_factory=dict)
-    config: Mapping[str, Any] = field(default_factory=dict)
-    embedding_first: bool = True
-    normed: bool = True
-    deltas: bool = False
-    bare: bool = False
+    module: str  # of mlx-lm
+    model: str = "Model"  # class in the module
+    args: str = "ModelArgs"  # class in the module
+    home: str  # expression for the prefix of the first head; {layers}: the target's layers
+    modules: Mapping[str, str]  # published names, and `Head`'s; all but the layer
+    layer: str = ""  # prefix of the layer's names after `home`
+    renamed: Mapping[str, str] = field(default_factory=dict)  # names in the layer, and mlx-lm's
+    config: Mapping[str, Any] = field(default_factory=dict)  # changes for a model of one layer
+    embedding_first: bool = True  # order of the inputs of the projection
+    normed: bool = True  # hidden states come from after the target's norm
+    deltas: bool = False  # norms are published as gains minus one
+    bare: bool = False  # separate head files omit `home`
 
     def own_name(self, name: str, layers: int, *, alone: bool = False) -> str | None:
-        """What `Head` calls the weight `name`, None where it is none of the head's.
+        """Return `Head`'s name of the weight `name`, None if it is not part of the head.
 
-        layers: of the target. alone: whether it is in a file of heads alone.
+        layers: of the target. alone: the weight is in a separate head file.
         """
         if alone and name.startswith(OWN):
             return name.removeprefix(OWN)
@@ -338,26 +326,20 @@ def _nextn(module: str) -> HeadFamily:
     return HeadFamily(
         module=module,
         home=r"(?:language_model\.)?model\.layers\.{layers}\.",
-        modules={
-            "eh_proj": "project",
-            "enorm": "embedding_norm",
-            "hnorm": "hidden_norm",
-            "shared_head.norm": "body.model.norm",
-        },
+        modules=_NEXTN | {"shared_head.norm": "body.model.norm"},
         config={"first_k_dense_replace": 0, "moe_layer_freq": 1},
     )
 
 
+_NEXTN = {"eh_proj": "project", "enorm": "embedding_norm", "hnorm": "hidden_norm"}
+_NEXTN_MODULES = ("deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa")
 _QWEN3_5 = _qwen("qwen3_5", "TextModel", "TextModelArgs")
 # By mlx-lm's module of the target.
 FAMILIES = {
     "qwen3_next": _qwen("qwen3_next"),
     "qwen3_5": _QWEN3_5,
     "qwen3_5_moe": _QWEN3_5,
-    **{
-        name: _nextn(name)
-        for name in ("deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa")
-    },
+    **{name: _nextn(name) for name in _NEXTN_MODULES},
     "mimo": HeadFamily(
         module="mimo",
         home=r"model\.mtp_layers\.0\.",
@@ -374,14 +356,9 @@ FAMILIES = {
     "mimo_v2_flash": HeadFamily(
         module="mimo_v2_flash",
         home=r"model\.mtp\.layers\.0\.",
-        modules={
-            "eh_proj": "project",
-            "enorm": "embedding_norm",
-            "hnorm": "hidden_norm",
-            "final_layernorm": "body.model.norm",
-        },
+        modules=_NEXTN | {"final_layernorm": "body.model.norm"},
         renamed={"pre_mlp_layernorm": "post_attention_layernorm"},
-        # mlx-lm looks for the first layer of either kind of attention.
+        # mlx-lm needs a layer of either kind of attention.
         config={"hybrid_layer_pattern": [1, 0], "moe_layer_freq": [0, 0]},
     ),
 }

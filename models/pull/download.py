@@ -1,6 +1,6 @@
-"""Fetches a model's files into the hub's own cache, in a process of their own (see `worker`).
+"""Fetch a model's files into the hub's own cache, in a worker process (see `worker`).
 
-Every program that uses huggingface-hub finds what we fetched, and we use what they did.
+Every program that uses huggingface-hub shares the cache.
 """
 
 from __future__ import annotations
@@ -31,29 +31,28 @@ from akunu_py.models.store.hub_cache import CachedRepository, HubFile, HubModel
 from akunu_py.models.store.progress import ProgressCallback
 
 _ATTEMPTS = 5  # in a row, without _ENOUGH new bytes
-_ENOUGH = 1 << 20
+_ENOUGH = 1 << 20  # bytes
 _FIRST_WAIT_S = 0.5  # doubled with each failure
-_LONGEST_WAIT_S = 60.0  # the longest Retry-After that is obeyed
-_STALLED_S = 20.0  # a transfer that brings less than _SLOWEST in this time is given up
-_SLOWEST = 64 << 10
-_RESERVE = 64_000_000  # bytes that are left free on the disk
+_LONGEST_WAIT_S = 60.0  # a longer Retry-After is shortened
+_STALLED_S = 20.0  # cancel a transfer with less than _SLOWEST new bytes in this time
+_SLOWEST = 64 << 10  # bytes
+_RESERVE = 64_000_000  # bytes to leave free on the disk
 _ERRORS: dict[str, type[AkunuError]] = {
     kind.__name__: kind for kind in (FetchError, StoreError, UnknownModel, UnsupportedModel)
 }
 
 
 class Hub:
-    """The hub, asked by a worker process that ends with the block.
+    """Client of the hub, a context manager. Its worker process ends with the block.
 
-    A busy hub, a stall and a lost connection are tried again, with exponential back-off: five times
-    in a row without 1 MiB of new bytes end the pull.
-    cancelled: polled often; Cancelled is raised where it is true.
+    Retries a busy hub, a stall and a lost connection, with exponential back-off. Five attempts in a
+    row without 1 MiB of new bytes end the pull. Raises Cancelled once `cancelled` returns True.
     """
 
     def __init__(self, cancelled: Callable[[], bool], progress: ProgressCallback) -> None:
         self._cancelled, self._progress = cancelled, progress
         self._process: subprocess.Popen[bytes] | None = None
-        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - until the block ends
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
         self._failures = self._gained = 0
 
     def __enter__(self) -> Hub:
@@ -63,22 +62,23 @@ class Hub:
         self._kill()
         self._errors.close()
 
-    def start(self) -> None:
-        """Start the worker, unless it runs. It takes a moment to import the network's libraries."""
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start the worker, unless it runs. It imports the network libraries meanwhile."""
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "akunu_py.models.pull.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
-                start_new_session=True,  # Ctrl-C is for us
+                start_new_session=True,  # keep Ctrl-C for this process
             )
+        return self._process
 
     def look_up(self, repository: str, revision: str | None) -> HubModel:
-        """Return what `repository` holds at `revision` (None: its main branch).
+        """Return the contents of `repository` at `revision` (None: its main branch).
 
-        Raises FetchError, UnknownModel for a repository or revision that does not exist,
-        UnsupportedModel for one without safetensors, Cancelled.
+        Raises FetchError, UnknownModel for a missing repository or revision, UnsupportedModel for a
+        repository without safetensors, Cancelled.
         """
         request = {"repository": repository, "revision": revision}
         while True:
@@ -88,10 +88,10 @@ class Hub:
                 return HubModel(**found, files=files)
 
     def fetch(self, model: HubModel, files: Sequence[HubFile]) -> dict[str, FileRecord]:
-        """Fetch `files` of `model` into the cache, all at once.
+        """Fetch `files` of `model` into the cache in parallel. Return the records of the new ones.
 
-        Returns the records of those that came and were checked. A failure removes nothing: the next
-        call continues where this one ended. Raises FetchError, StoreError, Cancelled.
+        A failure removes nothing, so the next call continues. Raises FetchError, StoreError,
+        Cancelled.
         """
         cached = CachedRepository(model.repository)
         with store_errors(f"cannot keep {model.repository} in {cached.root}", "HF_HOME"):
@@ -116,8 +116,8 @@ class Hub:
                 wanted = [[file.name, file.size, file.digest, file.large] for file in missing]
                 request = {"repository": model.repository, "revision": model.revision}
                 with self._attempt():
-                    told = self._ask(request | {"commit": model.commit, "files": wanted}, report)
-                    records |= {name: FileRecord(**record) for name, record in told.items()}
+                    found = self._ask(request | {"commit": model.commit, "files": wanted}, report)
+                    records |= {name: FileRecord(**record) for name, record in found.items()}
             report(False)
             for file in files:
                 cached.link(model, file)
@@ -127,21 +127,21 @@ class Hub:
 
     def raise_if_cancelled(self) -> None:
         if self._cancelled():
-            raise Cancelled("cancelled; what was fetched is kept, pull again to go on")
+            raise Cancelled("cancelled; pull again to continue the download")
 
     def _done(self, model: HubModel) -> int:
         cached = CachedRepository(model.repository)
         return sum(cached.fetched_bytes(model, file) for file in model.files)
 
     def _gain(self, new_bytes: int) -> None:
-        """Forget the failures so far after enough bytes that were not here before."""
+        """Reset the count of failures after enough new bytes."""
         self._gained += max(0, new_bytes)
         if self._gained >= _ENOUGH:
             self._failures = self._gained = 0
 
     @contextlib.contextmanager
     def _attempt(self) -> Iterator[None]:
-        """Suppress a failure that may pass, after a wait; raise others, and one too many."""
+        """Suppress a transient failure after a wait; raise other failures, and the last one."""
         self.raise_if_cancelled()
         try:
             yield
@@ -151,8 +151,8 @@ class Hub:
             if self._failures >= _ATTEMPTS:
                 tries = f"{_ATTEMPTS} tries brought less than {_ENOUGH >> 20} MiB"
                 raise FetchError(f"{error} ({tries})") from error
-            longest = min(error.after_s, _LONGEST_WAIT_S)
-            until = time.monotonic() + max(_FIRST_WAIT_S * 2 ** (self._failures - 1), longest)
+            requested = min(error.after_s, _LONGEST_WAIT_S)
+            until = time.monotonic() + max(_FIRST_WAIT_S * 2 ** (self._failures - 1), requested)
             while (left := until - time.monotonic()) > 0:
                 self._progress(f"waiting: {error.why}", 0, 0)
                 self.raise_if_cancelled()
@@ -162,16 +162,16 @@ class Hub:
         """Return the worker's result for one request."""
         keep = False
         try:
-            for told in self._answers(request):
-                if "result" in told:
-                    return told["result"]
-                # Other files of a failed request are still being transferred.
-                keep = "error" in told and "files" not in request
-                if told.get("kind") == TransientError.__name__:
-                    raise TransientError(told["error"], told["why"], told["after_s"])
-                if "error" in told:
-                    raise _ERRORS[told["kind"]](told["error"])
-                report(told["waiting"])
+            for message in self._answers(request):
+                if "result" in message:
+                    return message["result"]
+                # The worker still transfers the other files of a failed request.
+                keep = "error" in message and "files" not in request
+                if message.get("kind") == TransientError.__name__:
+                    raise TransientError(message["error"], message["why"], message["after_s"])
+                if "error" in message:
+                    raise _ERRORS[message["kind"]](message["error"])
+                report(message["waiting"])
         except BaseException:
             if not keep:
                 self._kill()
@@ -179,34 +179,32 @@ class Hub:
         self._kill()
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().split("\n")
-        raise FetchError(f"the process that downloads ended: {one_line(lines[-1])}; pull again")
+        raise FetchError(f"the download process ended: {one_line(lines[-1])}; pull again")
 
     def _answers(self, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield what the worker says, until it ends, stalls or nobody wants it any more."""
+        """Yield the worker's messages until it ends or stalls."""
         from huggingface_hub import constants
 
-        self.start()
-        assert self._process is not None
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
+        process = self.start()
+        assert process.stdin is not None
+        assert process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
         longest = max(_STALLED_S, constants.HF_HUB_DOWNLOAD_TIMEOUT)
-        since, before = math.inf, 0  # until the worker has begun
-        for line in self._process.stdout:
+        since, before = math.inf, 0  # the clock starts with the worker's first message
+        for line in process.stdout:
             self.raise_if_cancelled()
             if not line.endswith(b"\n"):
                 return
-            told = json.loads(line)
-            yield told
-            if since == math.inf or told["waiting"] or told["moved"] >= before + _SLOWEST:
-                since, before = time.monotonic(), told["moved"]
+            message = json.loads(line)
+            yield message
+            if since == math.inf or message["waiting"] or message["moved"] >= before + _SLOWEST:
+                since, before = time.monotonic(), message["moved"]
             elif time.monotonic() - since > longest:
                 raise TransientError(
-                    f"cannot fetch {request['repository']}: {constants.ENDPOINT} stalled, less "
-                    f"than {_SLOWEST >> 10} KiB in {longest:.0f} s; what came is kept, pull again "
-                    "later",
+                    f"cannot fetch {request['repository']}: {constants.ENDPOINT} stalled (less "
+                    f"than {_SLOWEST >> 10} KiB in {longest:.0f} s); pull again later to continue",
                     "stalled",
                 )
 

@@ -1,8 +1,7 @@
-"""A pull that another host asks for: `python -m akunu_py.models.pull.there JSON`.
+"""A pull on behalf of another host: `python -m akunu_py.models.pull.there JSON`.
 
-It lives as long as its stdin, and says in lines on stdout how far it is, and at the end what there
-is: SIGN and an object with `progress` (phase, bytes done and in all), `error`, or `files` (SHA-256
-by name).
+Exits when stdin closes. Each line on stdout is SIGN and an object with `progress` (phase, bytes
+done, bytes in total), `error`, or `files` (SHA-256 by name, at the end).
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from akunu_py.models.pull.pull import find_installed, pull
 from akunu_py.models.store import store
 from akunu_py.models.store.progress import Progress
 
-SIGN = "@akunu "  # begins lines that are meant: a shell may greet
+SIGN = "@akunu "  # prefix of our lines; a login shell may print others
 _INTERVAL_S = 0.2
 
 
 class _Sender:
-    """Sends progress, not too often."""
+    """Sends progress at a limited rate."""
 
     def __init__(self) -> None:
         self._phase, self._sent = "", 0.0
@@ -38,20 +37,20 @@ class _Sender:
 
 
 def main() -> None:
-    """JSON: the `reference` and the `name` of `pull`."""
+    """Pull the model in JSON: the `reference` and the `name` of `pull`."""
     threading.Thread(target=_end_with_input, daemon=True).start()
     try:
         _say(files=_pull(**json.loads(sys.argv[1])))
-    except BaseException as error:  # noqa: BLE001 - the last words
+    except BaseException as error:  # noqa: BLE001 - reported to the other host
         _say(error=describe(error))
-    exit_without_teardown(0)  # a thread waits for input
+    exit_without_teardown(0)  # a thread is blocked on stdin
 
 
 def _pull(reference: str, name: str | None) -> dict[str, str]:
     send = _Sender()
-    was_here = find_installed(reference, name) is not None
+    was_installed = find_installed(reference, name) is not None
     model = pull(reference, send, name=name)
-    if was_here:  # else every byte was checked as it came
+    if was_installed:  # a download is hashed anyway
         store.verify(model, lambda done, total: send(Progress("check", done, total)))
     assert model.manifest is not None
     return {file: record.sha256 for file, record in model.manifest.files.items()}

@@ -1,13 +1,12 @@
-"""The process of a pull that talks to the hub: `python -m akunu_py.models.pull.worker`.
+"""The process that downloads for a pull: `python -m akunu_py.models.pull.worker`.
 
-It reads requests from stdin, a JSON object a line, and ends with its stdin. While it works it
-writes `moved` (bytes received or checked so far) and `waiting` (for the locks of other programs) to
-stdout, at the end `result` or `error`. A server can block an HTTP client forever, so no request
-here can be interrupted: the parent kills the process instead.
+Reads requests from stdin and writes messages to stdout, one JSON object per line: `moved` (bytes
+received or checked) and `waiting` (for locks of other programs), then `result` or `error`. The
+parent kills this process to cancel a request, because an HTTP request cannot be interrupted.
 
-huggingface-hub transfers the files, eight at a time, by Xet where the repository has it. Its own
-downloads keep nothing of a file that was cut off. Here the bytes go to `blobs/<digest>.incomplete`,
-where the next pull continues, and get their name only if size and hash are right.
+huggingface-hub transfers the files, but its own downloads discard an interrupted file. Here the
+bytes go to `blobs/<digest>.incomplete`, where the next pull continues. The file gets its name only
+if size and hash are right.
 """
 
 from __future__ import annotations
@@ -19,10 +18,11 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -42,25 +42,26 @@ from akunu_py.models.store.hub_cache import (
 )
 from akunu_py.text import on_one_line
 
-_PARALLEL = 8  # files, as many as `hf download` fetches at once
+_PARALLEL = 8  # files at a time, like `hf download`
 _TICK_S = 0.2
 _REDIRECTS = 10
-_LISTING_LIMIT = 8 << 20  # 40,000 files
+_LISTING_LIMIT = 8 << 20  # bytes, enough for 40,000 files
 _LISTING_S = 60.0
 _BUSY = (408, 429, 500, 502, 503, 504)
 _NO_SUCH_PART = 416
 
 
 class TransientError(FetchError):
-    """A failure that may pass. why: in two words. after_s: the wait that the server asks for."""
+    """A failure that may pass, so that the parent tries again."""
 
     def __init__(self, message: str, why: str = "connection lost", after_s: float = 0) -> None:
         super().__init__(message)
-        self.why, self.after_s = why, after_s
+        self.why = why  # in two words, for the progress display
+        self.after_s = after_s  # the server's Retry-After
 
 
 class _Activity:
-    """What the parent must know to tell a slow transfer from a stalled one."""
+    """Counters that let the parent tell a slow transfer from a stalled one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -77,13 +78,13 @@ _ACTIVITY = _Activity()
 
 
 class _Bar(tqdm):
-    """The progress bar that huggingface-hub's transfers report to. It counts, and shows nothing."""
+    """The progress bar for huggingface-hub's transfers: it counts and shows nothing."""
 
     def __init__(self, **_: Any) -> None:
         super().__init__(disable=True)
 
     def update_transfer(self, size: int) -> None:
-        """Count bytes from the network: negative where the library starts over."""
+        """Count bytes from the network; negative if the library starts over."""
         _ACTIVITY.add(moved=size)
 
     def set_transfer_postfix_str(self, text: str, refresh: bool = False) -> None:
@@ -91,7 +92,7 @@ class _Bar(tqdm):
 
 
 class _Partial(io.BufferedRandom):
-    """A file that takes no more than `limit` bytes, whatever a server sends."""
+    """A file that accepts no more than `limit` bytes."""
 
     limit = 0
 
@@ -107,12 +108,12 @@ class _TooLong(Exception):
 
 def main() -> None:
     """Answer the requests on stdin, one at a time."""
-    import huggingface_hub.file_download  # noqa: F401  takes a moment, while the parent is busy too
+    import huggingface_hub.file_download  # noqa: F401 - slow, and the parent is busy too
 
-    with contextlib.redirect_stdout(sys.stderr):  # no library writes between our lines
+    with contextlib.redirect_stdout(sys.stderr):  # keep libraries off our stdout
         for line in sys.stdin:
             threading.Thread(target=_answer, args=(json.loads(line),), daemon=True).start()
-    os._exit(0)  # the parent is gone, or wants no more
+    os._exit(0)  # the parent has closed our stdin
 
 
 def _answer(request: dict[str, Any]) -> None:
@@ -122,21 +123,21 @@ def _answer(request: dict[str, Any]) -> None:
             (model,) = _run([lambda: look_up(repository, revision)], repository, revision)
             _say(result=asdict(model))
             return
-        # The largest first: they take longest.
+        # The largest first, because they take longest.
         files = sorted((HubFile(*file) for file in request["files"]), key=lambda file: -file.size)
         model = HubModel(repository, revision, request["commit"], tuple(files), "")
         records = _run([partial(_fetch, model, file) for file in files], repository, revision)
         named = zip(files, records, strict=True)
         _say(result={file.name: asdict(record) for file, record in named if record})
+    except TransientError as error:
+        kind = type(error).__name__
+        _say(error=str(error), kind=kind, why=error.why, after_s=error.after_s)
     except AkunuError as error:
-        why, after_s = "", 0.0
-        if isinstance(error, TransientError):
-            why, after_s = error.why, error.after_s
-        _say(error=str(error), kind=type(error).__name__, why=why, after_s=after_s)
+        _say(error=str(error), kind=type(error).__name__)
 
 
 def _run(work: list[Callable[[], Any]], repository: str, revision: str | None) -> list[Any]:
-    """Run all of `work` at once and report activity. Raise the first error, in our words."""
+    """Run all of `work` at once and report activity. Raise the first error as an AkunuError."""
     pool = ThreadPoolExecutor(_PARALLEL)
     jobs = [pool.submit(each) for each in work]
     try:
@@ -163,7 +164,7 @@ def _say(**what: Any) -> None:
 
 
 def look_up(repository: str, revision: str | None) -> HubModel:
-    """Return what `repository` holds at `revision` (None: its main branch).
+    """Return the contents of `repository` at `revision` (None: its main branch).
 
     The bodies of redirects and errors are never read, and the listing only to a limit.
     """
@@ -174,10 +175,7 @@ def look_up(repository: str, revision: str | None) -> HubModel:
     url += f"/revision/{quote(revision, safe='')}" if revision else ""
     client = get_session()
     request = client.build_request(
-        "GET",
-        f"{url}?blobs=true",
-        headers=_headers(),
-        timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
+        "GET", f"{url}?blobs=true", headers=_headers(), timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT
     )
     for _ in range(_REDIRECTS):
         response = client.send(request, stream=True, follow_redirects=False)
@@ -193,41 +191,36 @@ def _json(response: Any, repository: str) -> Any:
     from huggingface_hub import constants
     from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
 
-    telling = ("X-Error-Code", "X-Error-Message", "Retry-After")
-    known = {key: response.headers[key] for key in telling if key in response.headers}
-    # A copy without the body, which the library would read whatever its size.
+    names = ("X-Error-Code", "X-Error-Message", "Retry-After")
+    headers = {name: response.headers[name] for name in names if name in response.headers}
+    # A copy without the body, because the library would read a body of any size.
     hf_raise_for_status(
-        httpx2.Response(response.status_code, headers=known, request=response.request)
+        httpx2.Response(response.status_code, headers=headers, request=response.request)
     )
-    wrong = f"{constants.ENDPOINT} answers {repository} wrong"
+    wrong = f"{constants.ENDPOINT} sent an unexpected answer for {repository}"
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
     if response.status_code != 200:
         raise FetchError(
-            f"{wrong}: status {response.status_code}, expected 200; is it the hub? check the "
-            "network, the proxy and HF_ENDPOINT"
+            f"{wrong}: expected status 200, found {response.status_code}; {NOT_THE_HUB}"
         )
     if encoding not in ("", "identity"):
-        raise FetchError(
-            f"{wrong}: compressed ({on_one_line(encoding)[:20]}), unasked; is it the hub? check "
-            "the network, the proxy and HF_ENDPOINT"
-        )
+        found = on_one_line(encoding)[:20]
+        raise FetchError(f"{wrong}: expected no compression, found {found}; {NOT_THE_HUB}")
     data, until = bytearray(), time.monotonic() + _LISTING_S
     for chunk in response.iter_raw():
         data += chunk
         _ACTIVITY.add(moved=len(chunk))
         if len(data) > _LISTING_LIMIT:
-            raise FetchError(
-                f"{wrong}: expected at most {_LISTING_LIMIT >> 20} MiB, found more; {NOT_THE_HUB}"
-            )
+            limit = f"expected at most {_LISTING_LIMIT >> 20} MiB, found more"
+            raise FetchError(f"{wrong}: {limit}; {NOT_THE_HUB}")
         if time.monotonic() > until:
-            raise TransientError(f"{wrong}: not all came in {_LISTING_S:.0f} s", "slow")
+            raise TransientError(f"{wrong}: incomplete after {_LISTING_S:.0f} s", "slow")
     try:
         return parse_json(bytes(data))
     except ValueError as error:
         kind = on_one_line(response.headers.get("Content-Type", "no type"))[:40]
-        raise FetchError(
-            f"{wrong}: expected JSON, found {len(data):,} bytes of {kind}; {NOT_THE_HUB}"
-        ) from error
+        found = f"expected JSON, found {len(data):,} bytes of {kind}"
+        raise FetchError(f"{wrong}: {found}; {NOT_THE_HUB}") from error
 
 
 def _headers() -> dict[str, str]:
@@ -237,7 +230,7 @@ def _headers() -> dict[str, str]:
 
 
 def _fetch(model: HubModel, file: HubFile) -> FileRecord | None:
-    """Fetch one file into the cache. Return its record, or None if it was there already."""
+    """Fetch one file into the cache. Return its record, None if the cache has the file."""
     cached = CachedRepository(model.repository)
     with cached.locked(file, lambda step: _ACTIVITY.add(waiting=step)):
         if cached.has(model, file):
@@ -253,19 +246,19 @@ def _fetch(model: HubModel, file: HubFile) -> FileRecord | None:
             except _TooLong:
                 output.truncate(0)
                 kind = TransientError if resumed else FetchError
-                raise kind(_unlike(file, f"more than {file.size:,}")) from None
+                raise kind(_wrong_size(file, f"more than {file.size:,}")) from None
             except OSError as error:
                 size = output.tell()
-                # A server that sends small parts makes progress; any other answer is useless.
                 response = getattr(error, "response", None)
                 wrong_size = error.errno is None and response is None  # the library's own check
                 refused = response is not None and response.status_code == _NO_SUCH_PART
+                # Keep the bytes only if a resumed file has grown.
                 if refused or (wrong_size and not 0 < resumed < size):
                     output.truncate(0)
-                if wrong_size:
-                    found = f"{size:,} bytes in all"
-                    raise TransientError(_unlike(file, found), "wrong answer") from error
-                raise
+                if not wrong_size:
+                    raise
+                message = _wrong_size(file, f"{size:,} bytes in total")
+                raise TransientError(message, "wrong answer") from error
         record = _verified(file, path, bool(resumed))
         sync(path)
         os.replace(path, cached.blob_path(file))
@@ -281,43 +274,31 @@ def _transfer(model: HubModel, file: HubFile, output: _Partial) -> None:
         xet_get,
     )
 
-    # Bytes are written as they come. The library's blocks of 10 MB would be lost, and look stalled.
+    # Write bytes as they arrive: the library's 10 MB blocks would be lost, and look stalled.
     constants.DOWNLOAD_CHUNK_SIZE = None  # type: ignore[assignment]
     url = hf_hub_url(model.repository, file.name, revision=model.commit)
     headers = _headers()
-    # Xet begins every file anew: what is here of one is completed by plain HTTP.
+    # Xet starts every file over, so a partial file is completed over HTTP.
+    xet = None
     if file.large and not output.tell() and is_xet_available():
         xet = get_hf_file_metadata(url, headers=headers).xet_file_data
-        if xet is not None:
-            try:
-                xet_get(
-                    incomplete_path=CachedRepository(model.repository).partial_path(file),
-                    xet_file_data=xet,
-                    headers=headers,
-                    expected_size=file.size,
-                    tqdm_class=_Bar,
-                )
-            except Exception as error:
-                raise TransientError(
-                    f"cannot fetch {file.name} by Xet: {_told(error)}; pull again"
-                ) from error
-            return
-    http_get(
-        url,
-        output,
-        resume_size=output.tell(),
-        headers=headers,
-        expected_size=file.size,
-        displayed_filename=file.name,
-        tqdm_class=_Bar,
-    )
+    common: dict[str, Any] = {"headers": headers, "expected_size": file.size, "tqdm_class": _Bar}
+    if xet is None:
+        size = output.tell()
+        http_get(url, output, resume_size=size, displayed_filename=file.name, **common)
+        return
+    try:
+        path = CachedRepository(model.repository).partial_path(file)
+        xet_get(incomplete_path=path, xet_file_data=xet, **common)
+    except Exception as error:
+        message = f"cannot fetch {file.name} over Xet: {_reason(error)}; pull again"
+        raise TransientError(message) from error
 
 
-def _verified(file: HubFile, path: Any, resumed: bool) -> FileRecord:
-    """Read the file again and return its record.
+def _verified(file: HubFile, path: Path, resumed: bool) -> FileRecord:
+    """Hash the file and return its record, or delete it if it is wrong.
 
-    Delete it if it is wrong. Its beginning may come from an earlier pull, so a resumed file is
-    fetched once more.
+    The beginning of a resumed file may come from an earlier pull, so it is fetched once more.
     """
     before = 0
 
@@ -327,75 +308,68 @@ def _verified(file: HubFile, path: Any, resumed: bool) -> FileRecord:
         before = done
 
     try:
-        return verify(file, path, progress)
+        return verify(file, path, progress, "the download was deleted, pull again")
     except FetchError as error:
         path.unlink()
-        found = str(error).partition(": ")[2].partition(";")[0]
-        message = f"{file.name} arrived altered: {found}; it was thrown away, pull again"
         if resumed:
-            raise TransientError(message, "wrong answer") from None
-        raise FetchError(message) from None
+            raise TransientError(str(error), "wrong answer") from None
+        raise
 
 
-def _unlike(file: HubFile, found: str) -> str:
+def _wrong_size(file: HubFile, found: str) -> str:
     from huggingface_hub import constants
 
     return (
-        f"{constants.ENDPOINT} sends {file.name} wrong: expected {file.size:,} bytes, found "
-        f"{found}; pull again, and check the network and HF_ENDPOINT"
+        f"{constants.ENDPOINT} sends {file.name} in the wrong size: expected {file.size:,} bytes, "
+        f"found {found}; pull again, and check the network and HF_ENDPOINT"
     )
 
 
 def _explained(error: BaseException, repository: str, revision: str | None) -> AkunuError:
-    """What a request raised, in our words and with what to do."""
+    """Translate an exception of a request to an AkunuError with advice."""
     import httpx2
     from huggingface_hub import constants, errors
 
     host = constants.ENDPOINT
+    check = "check the network, HTTPS_PROXY and HF_ENDPOINT, then pull again"
     match error:
         case errors.GatedRepoError():
             return FetchError(
-                f"{repository} is gated: its owner wants you to accept terms first; open "
-                f"{host}/{repository} in a browser, accept them, then run `hf auth login` or set "
-                "HF_TOKEN, and pull again"
+                f"{repository} is gated: accept its terms at {host}/{repository} in a browser, run "
+                "`hf auth login` or set HF_TOKEN, and pull again"
             )
         case errors.RevisionNotFoundError():
             return UnknownModel(
-                f"{repository} has no revision {revision!r}; leave it out, or see "
-                f"{host}/{repository}"
+                f"{repository} has no revision {revision!r}; omit it, or see {host}/{repository}"
             )
         case errors.RepositoryNotFoundError():
             return UnknownModel(
-                f"{host} knows no {repository}, or does not show it to you; check the spelling, "
-                "and for a private or gated one run `hf auth login` or set HF_TOKEN"
+                f"{host} has no public repository {repository}; check the spelling, and for a "
+                "private or gated one run `hf auth login` or set HF_TOKEN"
             )
         case errors.HfHubHTTPError():
             return _http_error(repository, host, error.response)
         case ImportError() | ValueError() if "proxy" in str(error).lower():
             return FetchError(
-                f"cannot use the proxy of ALL_PROXY, HTTPS_PROXY or HTTP_PROXY: {_told(error)}; "
+                f"cannot use the proxy of ALL_PROXY, HTTPS_PROXY or HTTP_PROXY: {_reason(error)}; "
                 "correct or unset it, or `pip install socksio` for a SOCKS proxy"
             )
-        case httpx2.LocalProtocolError():  # its text may hold the token
+        case httpx2.LocalProtocolError():  # its text may contain the token
             return FetchError(
-                f"cannot ask {host} for {repository}: HF_TOKEN or HF_ENDPOINT holds characters "
-                "that no request can; correct it and pull again"
+                f"cannot request {repository} from {host}: HF_TOKEN or HF_ENDPOINT contains "
+                "characters that are not allowed in a request; correct it and pull again"
             )
         case httpx2.TransportError() if not isinstance(error, httpx2.UnsupportedProtocol):
             return TransientError(
-                f"cannot fetch {repository}: {host} does not answer ({_told(error)}); check the "
-                "network, HTTPS_PROXY and HF_ENDPOINT, then pull again",
+                f"cannot fetch {repository}: {host} does not answer ({_reason(error)}); {check}",
                 "no connection" if isinstance(error, httpx2.ConnectError) else "connection lost",
             )
         case _:
-            return FetchError(
-                f"cannot fetch {repository} from {host}: {_told(error)}; check the network, "
-                "HTTPS_PROXY and HF_ENDPOINT, then pull again"
-            )
+            return FetchError(f"cannot fetch {repository} from {host}: {_reason(error)}; {check}")
 
 
-def _told(error: BaseException) -> str:
-    """The foreign part of a message: harmless in a terminal, and not long."""
+def _reason(error: BaseException) -> str:
+    """Return a library's message, short and safe for a terminal."""
     return on_one_line(describe(error))[:200]
 
 
@@ -404,23 +378,20 @@ def _http_error(repository: str, host: str, response: Any) -> FetchError:
     if status in (401, 403):
         return FetchError(
             f"{host} refuses {repository} ({status}): the token in HF_TOKEN or of `hf auth login` "
-            "is wrong, or may not read it; get another one, and pull again"
+            "is wrong or has no access; use another token, and pull again"
         )
     if status == 404:
-        return FetchError(f"{host} has no longer what it listed for {repository} (404); pull again")
-    message = f"{host} fails on {repository} ({status}); pull again later, what is here is kept"
+        return FetchError(f"{host} no longer has a file of {repository} (404); pull again")
+    message = f"{host} fails on {repository} ({status}); pull again later to continue"
     if status == 429:
-        message = f"{host} has had too many requests from here (429); wait a while, then pull again"
+        message = f"{host} received too many requests from here (429); wait, then pull again"
     if status == _NO_SUCH_PART:
         return TransientError(message, "no such part")
     if status not in _BUSY:
         return FetchError(message)
-    return TransientError(message, f"busy ({status})", after_s=_retry_after(response.headers))
-
-
-def _retry_after(headers: Mapping[str, str]) -> float:
-    value = headers.get("Retry-After", "")
-    return float(value) if value.isascii() and value.isdigit() else 0.0
+    after = response.headers.get("Retry-After", "")
+    after_s = float(after) if after.isascii() and after.isdigit() else 0.0
+    return TransientError(message, f"busy ({status})", after_s)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""Leftovers in the store, and in the hub's cache because of us: found and removed.
+"""Find and remove leftovers of the store, and of our pulls in the hub's cache.
 
-Never touched: what another process is at work on, intact models, and files of the hub's cache that
-we did not leave unfinished ourselves. Pulls note what they fetch under `.pulling` in the store, so
-that an interrupted one can be found.
+Pulls note their files under `.pulling` in the store, so that an interrupted pull can be found.
+Other programs' files, intact models and locked models stay.
 """
 
 from __future__ import annotations
@@ -24,25 +23,22 @@ from akunu_py.models.store.hub_cache import CachedRepository
 from akunu_py.models.store.store import USAGE
 
 _PULLING = ".pulling"
-_LONGEST_NOTE = 1_000_000  # bytes
+_MAX_NOTE_BYTES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Something to remove: what it is, in words; where, and how many bytes that frees.
+    """Files that can be removed."""
 
-    name: the model whose lock protects it.
-    """
-
-    what: str
-    name: str
+    what: str  # description for the user
+    name: str  # the model whose lock protects the files
     paths: tuple[Path, ...]
-    size: int
+    size: int  # bytes
 
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedPull:
-    """A pull that was interrupted: of the `total` bytes, `done` are here."""
+    """An interrupted pull, with `done` of `total` bytes on disk."""
 
     name: str
     reference: str
@@ -52,7 +48,7 @@ class UnfinishedPull:
 
 
 def begin_pull(name: str, model: hub_cache.HubModel) -> None:
-    """Notes that `model` is being fetched, so that its unfinished files can be found again."""
+    """Note the files of `model`, so that an interrupted pull can be found."""
     path = _note(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     files = [[file.name, file.size, file.digest, file.large] for file in model.files]
@@ -61,16 +57,16 @@ def begin_pull(name: str, model: hub_cache.HubModel) -> None:
 
 
 def end_pull(name: str) -> None:
-    """Removes the note of `begin_pull`: the model is complete."""
+    """Remove the note of `begin_pull`: the model is complete."""
     _note(name).unlink(missing_ok=True)
 
 
 def unfinished_pulls() -> list[UnfinishedPull]:
-    """Pulls that were interrupted, by name. Notes that cannot be read are left out."""
+    """Return the interrupted pulls by name. Skips unreadable notes."""
     found = []
     for path in sorted((paths.models_dir() / _PULLING).glob("*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            note = read_json(path, _LONGEST_NOTE)
+            note = read_json(path, _MAX_NOTE_BYTES)
             model = _noted(note["repository"], note["commit"], note["files"])
             if model is None or not store.is_name(path.stem):
                 continue
@@ -82,7 +78,7 @@ def unfinished_pulls() -> list[UnfinishedPull]:
 
 
 def _noted(repository: str, commit: str, files: list[list[Any]]) -> hub_cache.HubModel | None:
-    """The model of a note, None where the note is not one of ours."""
+    """Return the model in a note, None if the note is invalid."""
     found = tuple(hub_cache.HubFile(*file) for file in files)
     valid = hub_cache.is_commit(commit) and all(hub_cache.is_valid_file(file) for file in found)
     if hub_cache.parse_reference(repository) != (repository, None) or not valid:
@@ -91,16 +87,16 @@ def _noted(repository: str, commit: str, files: list[list[Any]]) -> hub_cache.Hu
 
 
 def find_leftovers() -> list[Leftover]:
-    """Everything that can be removed. Raises StoreError where the store cannot be read."""
+    """Return everything that can be removed. Raises StoreError."""
     root = paths.models_dir()
     with store_errors(f"cannot read {root}"):
         return [*_partial(), *_dangling(), *_unfinished(), *_old_usage(root)]
 
 
 def remove_leftover(leftover: Leftover) -> int:
-    """Removes it. Returns the bytes that this freed: none where a process is at work on it."""
-    with contextlib.suppress(StoreError), lock_model(leftover.name, wait=False):
-        with store_errors("cannot remove what is left over"):
+    """Remove `leftover`. Returns the bytes freed: 0 if another process holds the lock."""
+    with contextlib.suppress(StoreError), lock_model(leftover.name):
+        with store_errors("cannot remove leftover files"):
             for path in leftover.paths:
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
@@ -113,7 +109,7 @@ def remove_leftover(leftover: Leftover) -> int:
 def _partial() -> Iterator[Leftover]:
     for name, path in store.partial_directories():
         if _unlocked(name):
-            what = f"left over from an interrupted pull of {name}"
+            what = f"leftover of an interrupted pull of {name}"
             yield Leftover(what, name, (path,), _size(path))
 
 
@@ -122,7 +118,7 @@ def _dangling() -> Iterator[Leftover]:
         if model.manifest is None or not model.repository:
             continue
         if not any((model.path / name).exists() for name in model.manifest.files):
-            what = f"{model.name}: all its files are gone from the hub's cache"
+            what = f"{model.name}: all its files are missing from the hub's cache"
             yield Leftover(what, model.name, (model.path,), _size(model.path))
 
 
@@ -137,12 +133,14 @@ def _unfinished() -> Iterator[Leftover]:
 def _old_usage(root: Path) -> Iterator[Leftover]:
     for path in sorted((root / USAGE).glob("*.json")):
         if store.is_name(path.stem) and not (root / path.stem).exists():
-            yield Leftover(f"notes on {path.stem}, which is gone", path.stem, (path,), _size(path))
+            yield Leftover(
+                f"usage notes on {path.stem}, which is removed", path.stem, (path,), _size(path)
+            )
 
 
 def _unlocked(name: str) -> bool:
-    """Whether no process is at work on the model."""
-    with contextlib.suppress(StoreError), lock_model(name, wait=False):
+    """Return True if no other process holds the model's lock."""
+    with contextlib.suppress(StoreError), lock_model(name):
         return True
     return False
 

@@ -1,8 +1,7 @@
-"""The store's disk: a lock per model, free space, and the disk's errors as StoreError.
+"""The store's disk: a lock per model, free space, and OSError as StoreError.
 
-A lock file per model, `.lock-NAME`, is held with flock while a model is installed or removed. The
-system releases it when a process dies, so no lock is ever stale. Lock files stay behind, empty:
-removing one would race with a process that has just opened it.
+The lock is flock on `.lock-NAME`, which the system releases when a process dies. Empty lock files
+stay: removing one would race with a process that has just opened it.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class ModelBusy(StoreError):
-    """Another process is at work on the model."""
+    """Another process is installing or removing the model."""
 
 
 @contextmanager
-def lock_model(name: str, wait: bool = True) -> Iterator[None]:
-    """Holds the lock of the model `name`; the store's directory must exist.
+def lock_model(name: str) -> Iterator[None]:
+    """Hold the lock of the model `name`; the store's directory must exist.
 
-    Raises ModelBusy where another process holds it and `wait` is false, StoreError.
+    Raises ModelBusy if another process holds it, and StoreError.
     """
     path = paths.models_dir() / f".lock-{name}"
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -39,10 +38,10 @@ def lock_model(name: str, wait: bool = True) -> Iterator[None]:
         descriptor = os.open(path, flags, 0o644)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ModelBusy(
-                f"another akunu is at work on model {name!r}; try again when it is done"
+                f"another akunu process is changing model {name!r}; try again later"
             ) from None
         yield
     finally:
@@ -50,23 +49,22 @@ def lock_model(name: str, wait: bool = True) -> Iterator[None]:
 
 
 def open_own(path: Path) -> int:
-    """Return a descriptor of `path`, a file that is ours alone, for reading and writing.
+    """Return a read-write descriptor of `path`, creating a missing file. Raises OSError.
 
-    Creates a missing file. Replaces a link, a FIFO and a file with further names: what they lead to
-    is never written. Raises OSError.
+    Replaces a link, a FIFO and a file with more than one name, so that their targets are never
+    written.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     with suppress(FileNotFoundError):
         found = path.lstat()
-        if not stat.S_ISDIR(found.st_mode) and (
-            not stat.S_ISREG(found.st_mode) or found.st_nlink > 1
-        ):
+        plain = stat.S_ISREG(found.st_mode) and found.st_nlink == 1
+        if not plain and not stat.S_ISDIR(found.st_mode):
             path.unlink()
     return os.open(path, flags, 0o666)
 
 
 def sync(path: Path) -> None:
-    """Write a file or directory through to the disk."""
+    """Flush a file or directory to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -75,7 +73,7 @@ def sync(path: Path) -> None:
 
 
 def check_space(directory: Path, need_bytes: int, moved_by: str = "XDG_DATA_HOME") -> None:
-    """Raises StoreError where `directory`, or what exists of its parents, has less space free."""
+    """Raise StoreError if the disk of `directory` has less than `need_bytes` free."""
     there = next(path for path in (directory, *directory.parents) if path.exists())
     free = shutil.disk_usage(there).free
     if free < need_bytes:
@@ -87,9 +85,9 @@ def check_space(directory: Path, need_bytes: int, moved_by: str = "XDG_DATA_HOME
 
 @contextmanager
 def store_errors(doing: str, moved_by: str = "XDG_DATA_HOME") -> Iterator[None]:
-    """Turns OSError into a StoreError of one line that begins with `doing`.
+    """Turn OSError into a StoreError of one line that begins with `doing`.
 
-    moved_by: the variable that puts what is written somewhere else.
+    moved_by: the environment variable that moves the written files to another directory.
     """
     try:
         yield
@@ -98,9 +96,9 @@ def store_errors(doing: str, moved_by: str = "XDG_DATA_HOME") -> Iterator[None]:
         if error.errno in _FULL:
             hint = f"free some space, or set {moved_by} to a directory on another disk"
         elif error.errno == errno.ELOOP:
-            hint = "a link is in the place of a file; see where it leads, and delete it"
+            hint = "expected a file, found a link; check where it leads, and delete it"
         elif error.errno in _FORBIDDEN:
             hint = f"give yourself write access, or set {moved_by} to a directory of your own"
         else:
-            hint = f"see `akunu info` for where the store is; {moved_by} moves it"
+            hint = f"run `akunu info` to see the store's directory; {moved_by} moves it"
         raise StoreError(f"{doing}: {error.strerror or error}{where}; {hint}") from error

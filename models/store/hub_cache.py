@@ -1,11 +1,8 @@
 """Repositories of the Hugging Face hub, and the hub's own cache on this machine.
 
-HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE mean what they mean to every program that uses
-huggingface-hub. File names that lead out of a directory and weights as pickle are never accepted.
-
-In the cache `blobs/<digest>` holds the files, the names under `snapshots/<commit>/` link to them,
-and `refs/<branch>` holds the commit of a branch. Every program that uses huggingface-hub shares it,
-so nothing is deleted but by name, and a file counts only when size and hash are right.
+In the cache, `blobs/<digest>` are the files, `snapshots/<commit>/` contains links to them by name,
+and `refs/<branch>` contains the commit of a branch. Other programs share the cache: nothing is
+deleted except by name, and a file counts only if its size and hash are right.
 """
 
 from __future__ import annotations
@@ -31,44 +28,39 @@ _OWNER = r"[A-Za-z0-9](?:[A-Za-z0-9_]|[.-](?![.-]))*"
 _REPOSITORY = re.compile(rf"({_OWNER}/{_OWNER})(?:@([A-Za-z0-9][A-Za-z0-9._/-]*))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-# What mlx-lm and transformers read of a model; no directory below, no code, nothing else.
+# The files that mlx-lm and transformers read: no code, no subdirectories, no pickle.
 _WEIGHTS = re.compile(r"model[A-Za-z0-9._-]*\.safetensors")
-_HEADS = re.compile(r"mtp[A-Za-z0-9._-]*\.safetensors")  # what drafts for them
+_HEADS = re.compile(r"mtp[A-Za-z0-9._-]*\.safetensors")  # MTP heads
 _WANTED = re.compile(
     rf"{_WEIGHTS.pattern}|{_HEADS.pattern}|(?:config|generation_config|hf_quant_config|model\.safetensors\.index"
     r"|tokenizer|tokenizer_config|special_tokens_map|added_tokens|chat_template|vocab)\.json"
     r"|chat_template\.jinja|tokenizer\.model|merges\.txt|vocab\.txt|[A-Za-z0-9_-]+\.tiktoken"
 )
 _PICKLE = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_LARGEST = 1 << 50  # bytes
-_LARGEST_SETTING = 1 << 30  # of all but weights
-NOT_THE_HUB = (
-    "is it the hub that answers? check the network (does it want you to sign in?) and HF_ENDPOINT"
-)
+_MAX_WEIGHT_BYTES = 1 << 50
+_MAX_OTHER_BYTES = 1 << 30
+_MAX_REF_BYTES = 1000
+NOT_THE_HUB = "check the network (does it require you to sign in?) and HF_ENDPOINT"
 
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file of a repository: `size` in bytes; `digest` in hex, its SHA-256 where `large` (it lies
-    in large file storage), otherwise git's SHA-1 of it. It is also the file's name in the cache."""
+    """A file of a repository."""
 
     name: str
-    size: int
-    digest: str
-    large: bool
+    size: int  # bytes
+    digest: str  # in hex, SHA-256 if `large`, else git's SHA-1; the file's name in the cache
+    large: bool  # in large file storage
 
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
-    """A repository at one commit, and those of its files that are needed.
-
-    revision: as the user named it.
-    """
+    """A repository at one commit."""
 
     repository: str
-    revision: str
+    revision: str  # as the user named it
     commit: str
-    files: tuple[HubFile, ...]
+    files: tuple[HubFile, ...]  # only those that a model needs
     licence: str
 
     @property
@@ -77,7 +69,7 @@ class HubModel:
 
 
 def parse_reference(reference: str) -> tuple[str, str | None] | None:
-    """(repository, revision) of `owner/repo[@revision]`, None for what is not of that form."""
+    """Parse `owner/repo[@revision]` to (repository, revision), None for other forms."""
     found = _REPOSITORY.fullmatch(reference)
     if not found or len(reference) > 200 or ".." in reference or "--" in found[1]:
         return None
@@ -85,24 +77,23 @@ def parse_reference(reference: str) -> tuple[str, str | None] | None:
 
 
 def choose_files(names: list[str]) -> list[str]:
-    """The files of a repository that a model needs.
+    """Return the files of a repository that a model needs.
 
-    Raises FetchError for a name that leads out of the directory, UnsupportedModel where there are
-    no safetensors, which names what there is instead.
+    Raises FetchError for a name outside the directory, and UnsupportedModel without safetensors.
     """
     for name in names:
         parts = PurePosixPath(name).parts
         if name.startswith(("/", "~")) or ".." in parts or "\\" in name or "\0" in name:
             raise FetchError(
                 f"the repository names a file outside its directory: {name[:80]!r}; "
-                "do not use it, and tell the hub"
+                "do not use it, and report it to the hub"
             )
     wanted = [name for name in names if _WANTED.fullmatch(name)]
     if not any(_WEIGHTS.fullmatch(name) for name in wanted):
         raise UnsupportedModel(_no_weights(names))
     if "config.json" not in wanted:
-        raise UnsupportedModel("the repository holds no config.json; it is not a model for mlx-lm")
-    if "tokenizer.json" in wanted:  # it holds all that these do
+        raise UnsupportedModel("the repository has no config.json; it is not a model for mlx-lm")
+    if "tokenizer.json" in wanted:  # it includes these
         wanted = [name for name in wanted if name not in ("vocab.json", "merges.txt", "vocab.txt")]
     return wanted
 
@@ -112,23 +103,25 @@ def is_commit(text: str) -> bool:
 
 
 def is_valid_file(file: HubFile) -> bool:
-    """Whether its name, size and digest are what they should be, and safe as names of files."""
+    """Return True if the name, size and digest are valid, and safe as file names."""
     if not isinstance(file.name, str) or not isinstance(file.digest, str) or len(file.name) > 200:
         return False
-    form = _SHA256 if file.large else _COMMIT
-    plain = _WANTED.fullmatch(file.name) and form.fullmatch(file.digest)
-    largest = _LARGEST if file.name.endswith(".safetensors") else _LARGEST_SETTING
-    return bool(plain) and type(file.size) is int and 0 <= file.size <= largest
+    digest = _SHA256 if file.large else _COMMIT
+    largest = _MAX_WEIGHT_BYTES if file.name.endswith(".safetensors") else _MAX_OTHER_BYTES
+    named = _WANTED.fullmatch(file.name) is not None and digest.fullmatch(file.digest) is not None
+    return named and type(file.size) is int and 0 <= file.size <= largest
 
 
 def read_listing(repository: str, revision: str | None, listing: Any) -> HubModel:
-    """The hub's answer, after a check that every field that is used is valid."""
+    """Return the model in the hub's answer, after a check of every field. Raises FetchError."""
     listing = listing if isinstance(listing, dict) else {}
     commit, siblings = listing.get("sha"), listing.get("siblings")
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
-        raise FetchError(f"the hub names no commit of {repository}; {NOT_THE_HUB}")
-    if not isinstance(siblings, list) or not all(map(_is_named, siblings)):
-        raise FetchError(f"the hub does not list the files of {repository}; {NOT_THE_HUB}")
+        raise FetchError(f"the hub sent no commit for {repository}; {NOT_THE_HUB}")
+    if not isinstance(siblings, list) or not all(
+        isinstance(each, dict) and isinstance(each.get("rfilename"), str) for each in siblings
+    ):
+        raise FetchError(f"the hub sent no list of files for {repository}; {NOT_THE_HUB}")
     listed = {sibling["rfilename"]: sibling for sibling in siblings}
     files = []
     for name in choose_files(list(listed)):
@@ -139,18 +132,14 @@ def read_listing(repository: str, revision: str | None, listing: Any) -> HubMode
         file = HubFile(name, size, digest, bool(large))  # type: ignore[arg-type]
         if not is_valid_file(file):
             raise FetchError(
-                f"the hub gives no size and hash of {name} in {repository}; {NOT_THE_HUB}"
+                f"the hub sent no size and hash of {name} in {repository}; {NOT_THE_HUB}"
             )
         files.append(file)
     return HubModel(repository, revision or "main", commit, tuple(files), _licence(listing))
 
 
-def _is_named(sibling: Any) -> bool:
-    return isinstance(sibling, dict) and isinstance(sibling.get("rfilename"), str)
-
-
 def _licence(listing: dict[str, Any]) -> str:
-    """What the model card says, "" where it says nothing that is a name."""
+    """Return the license in the model card, empty if there is none."""
     card = listing.get("cardData")
     card = card if isinstance(card, dict) else {}
     named = card.get("license_name") if card.get("license") == "other" else card.get("license")
@@ -160,18 +149,15 @@ def _licence(listing: dict[str, Any]) -> str:
 def _no_weights(names: list[str]) -> str:
     if any(name.endswith(".gguf") for name in names):
         return (
-            "the repository holds GGUF files only: fetch the one you want, then "
+            "the repository contains only GGUF files; download one, then run "
             "`akunu models import FILE`"
         )
     if pickles := [name for name in names if name.endswith(_PICKLE)]:
         return (
-            f"the repository holds its weights as pickle only ({pickles[0][:60]!r}), a format that "
-            "can run any code; look for a conversion to safetensors, as mlx-community has them"
+            f"the repository has its weights as pickle only ({pickles[0][:60]!r}), a format that "
+            "can run any code; use a safetensors conversion, for example from mlx-community"
         )
-    return "the repository holds no weights (model*.safetensors); look for another one"
-
-
-_LONGEST_REF = 1000  # bytes
+    return "the repository contains no weights (model*.safetensors); use another one"
 
 
 class CachedRepository:
@@ -191,11 +177,11 @@ class CachedRepository:
         return self.root / "blobs" / f"{file.digest}.incomplete"
 
     def snapshot_path(self, commit: str, name: str) -> Path:
-        """The link to the file under its own name."""
+        """Return the path of the link to the file."""
         return self.root / "snapshots" / commit / name
 
     def has(self, model: HubModel, file: HubFile) -> bool:
-        """Whether the file is in the cache, of the right size."""
+        """Return True if the cache has the file in the right size."""
         for path in (self.snapshot_path(model.commit, file.name), self.blob_path(file)):
             with contextlib.suppress(OSError):
                 found = path.stat()
@@ -204,7 +190,7 @@ class CachedRepository:
         return False
 
     def fetched_bytes(self, model: HubModel, file: HubFile) -> int:
-        """Bytes of it that are here, whole or in part."""
+        """Return the size of the file or of its partial download."""
         if self.has(model, file):
             return file.size
         with contextlib.suppress(OSError):
@@ -212,14 +198,14 @@ class CachedRepository:
         return 0
 
     def commit_of(self, revision: str) -> str | None:
-        """The commit that `revision` was when it was last fetched, where its files are here."""
+        """Return the commit of `revision` when it was last fetched, None if its files are gone."""
         commit = revision
         with contextlib.suppress(OSError, ValueError):
-            commit = read_bounded(self.root / "refs" / revision, _LONGEST_REF).decode().strip()
+            commit = read_bounded(self.root / "refs" / revision, _MAX_REF_BYTES).decode().strip()
         return commit if is_commit(commit) and (self.root / "snapshots" / commit).is_dir() else None
 
     def write_ref(self, model: HubModel) -> None:
-        """Records which commit the branch is at, as the library does."""
+        """Record the commit of the branch, as the library does."""
         if model.revision != model.commit:
             reference = self.root / "refs" / model.revision
             reference.parent.mkdir(parents=True, exist_ok=True)
@@ -228,7 +214,7 @@ class CachedRepository:
                 file.write(model.commit.encode())
 
     def link(self, model: HubModel, file: HubFile) -> None:
-        """Gives the file, which is here, its own name."""
+        """Link the fetched file under its name in the snapshot."""
         link, blob = self.snapshot_path(model.commit, file.name), self.blob_path(file)
         with contextlib.suppress(OSError):
             if link.stat().st_size == file.size:
@@ -241,7 +227,7 @@ class CachedRepository:
     def locked(self, file: HubFile, waiting: Callable[[int], None]) -> Iterator[None]:
         """Hold the library's lock of the file, which other programs respect too.
 
-        waiting: called with 1 when the wait begins, with -1 when it ends.
+        waiting: called with 1 when the wait begins, and with -1 when it ends.
         """
         from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
@@ -253,10 +239,7 @@ class CachedRepository:
 
 
 def cached_model(repository: str, revision: str) -> HubModel | None:
-    """What the cache alone knows of a repository: for when the hub must not or cannot be asked.
-
-    Files have the digest by which the cache names them. None where no whole model is there.
-    """
+    """Return the model in the cache without a request, None if it is incomplete."""
     cached = CachedRepository(repository)
     commit = cached.commit_of(revision)
     if commit is None:
@@ -273,7 +256,7 @@ def cached_model(repository: str, revision: str) -> HubModel | None:
 
 
 def linked_bytes(directory: Path) -> int:
-    """Bytes in the hub's cache that the model of the store in `directory` links to."""
+    """Return the bytes in the hub's cache that the model in `directory` links to."""
     size = 0
     for path in directory.iterdir():
         with contextlib.suppress(OSError):
@@ -282,9 +265,9 @@ def linked_bytes(directory: Path) -> int:
 
 
 def delete(repository: str, commit: str) -> int:
-    """Deletes a repository's files at `commit` from the hub's cache, for all programs.
+    """Delete a repository's files at `commit` from the hub's cache, for all programs.
 
-    Files that other commits have too stay. Returns the bytes that this freed. Raises StoreError.
+    Keeps files that other commits share. Returns the bytes freed. Raises StoreError.
     """
     cached = CachedRepository(repository)
     snapshot = cached.root / "snapshots" / commit
@@ -294,7 +277,7 @@ def delete(repository: str, commit: str) -> int:
         others = [path for path in snapshot.parent.iterdir() if path != snapshot]
         kept = {path.resolve() for other in others for path in other.rglob("*")}
         blobs = [path for path in cached.root.glob("blobs/*") if path.resolve() not in kept]
-        if others:  # what none of the commits has is still being fetched
+        if others:  # blobs without any commit are still being downloaded
             ours = {path.resolve() for path in snapshot.rglob("*")}
             blobs = [path for path in blobs if path.resolve() in ours]
         freed = sum(path.lstat().st_size for path in blobs)
@@ -303,7 +286,7 @@ def delete(repository: str, commit: str) -> int:
             return freed
         for reference in (cached.root / "refs").rglob("*"):
             with contextlib.suppress(OSError, ValueError):
-                if read_bounded(reference, _LONGEST_REF).decode().strip() == commit:
+                if read_bounded(reference, _MAX_REF_BYTES).decode().strip() == commit:
                     reference.unlink()
         shutil.rmtree(snapshot)
         for path in blobs:
@@ -312,11 +295,11 @@ def delete(repository: str, commit: str) -> int:
 
 
 def verify(
-    file: HubFile, path: Path, progress: Callable[[int], None] = lambda done: None
+    file: HubFile, path: Path, progress: Callable[[int], None] = lambda done: None, advice: str = ""
 ) -> FileRecord:
-    """Read a file of the cache and return its record. Raises FetchError for a wrong hash."""
+    """Hash a file of the cache and return its record. Raises FetchError for a wrong hash."""
     sha256, done = hashlib.sha256(), 0
-    # The hub names large files by their SHA-256, others by git's SHA-1 of them as objects.
+    # The hub names large files by SHA-256, others by git's SHA-1 of the object.
     named = sha256 if file.large else hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
     with open_regular(path) as content:
         while block := content.read(1 << 20):
@@ -325,10 +308,9 @@ def verify(
                 named.update(block)
             done += len(block)
             progress(done)
-    found = named.hexdigest()
-    if found != file.digest:
+    if (found := named.hexdigest()) != file.digest:
         raise FetchError(
-            f"{path} is not what the hub has: expected hash {file.digest[:16]}, found "
-            f"{found[:16]}; delete it and pull again"
+            f"{file.name} was altered: expected hash {file.digest[:16]}, found {found[:16]}; "
+            + (advice or f"delete {path} and pull again")
         )
     return FileRecord(done, sha256.hexdigest())

@@ -1,7 +1,6 @@
-"""Imports a model on this machine into the store: a directory or a GGUF file, quantized if asked.
+"""Import a model on this machine into the store: a directory or a GGUF file, optionally quantized.
 
-Everything is checked before anything is written; `install` makes the model visible once it is
-complete.
+Everything is checked before anything is written; `install` makes the complete model visible.
 """
 
 from __future__ import annotations
@@ -17,14 +16,15 @@ from akunu_py import paths
 from akunu_py.errors import DamagedModel, UnknownModel, UnsupportedModel, UsageError
 from akunu_py.files import open_regular
 from akunu_py.models.load.mlx_directory import plan_directory
-from akunu_py.models.load.model_files import boundary
+from akunu_py.models.load.model_files import boundary, text_config
 from akunu_py.models.manifest import ModelFacts
 from akunu_py.models.store import store
 from akunu_py.models.store.progress import ProgressCallback, no_callback
 from akunu_py.models.store.store import Builder, install
 
-GROUP_SIZE = 64  # mlx-lm's own choice
+GROUP_SIZE = 64  # mlx-lm's default
 _BLOCK = 1 << 22
+_DTYPE_KEYS = ("dtype", "torch_dtype")
 
 
 def import_model(
@@ -34,13 +34,12 @@ def import_model(
     bits: int | None = None,
     progress: ProgressCallback = no_callback,
 ) -> store.StoredModel:
-    """Imports the directory or GGUF file `source` under `name` (None: after the file).
+    """Import the directory or GGUF file `source` as `name` (default: derived from the file name).
 
-    bits: quantize plain weights to so many. progress: called with a phase ("import", "copy",
-    "quantize", "record"), the bytes done and in all.
-    Raises UnknownModel where there is nothing, UsageError for a name that is taken or weights that
-    are quantized already, UnsupportedModel and DamagedModel for what cannot be imported, and
-    StoreError.
+    bits: quantize float weights to this width. progress: called with a phase ("import", "copy",
+    "quantize", "record"), the bytes done and in total.
+    Raises UnknownModel for a missing source, UsageError for a name in use or weights that are
+    quantized already, UnsupportedModel, DamagedModel, StoreError.
     """
     source = source.expanduser()
     if not source.exists():
@@ -49,16 +48,18 @@ def import_model(
     build, need = (_from_directory if source.is_dir() else _from_gguf)(source, bits, progress)
 
     def refuse(model: store.StoredModel) -> bool:
-        raise _taken(name)  # another process took the name while we were checking
+        raise _taken(name)  # another process installed the name meanwhile
 
     return install(name, build, need, progress, keep=refuse)
 
 
 def _new_name(source: Path, name: str | None) -> str:
-    chosen = name or re.sub(r"[^A-Za-z0-9._+-]+", "-", _stem(source)).strip("-.")[:96]
+    path = source.resolve()
+    stem = re.sub(r"-\d{5}-of-\d{5}$", "", path.name if path.is_dir() else path.stem)
+    chosen = name or re.sub(r"[^A-Za-z0-9._+-]+", "-", stem).strip("-.")[:96]
     if not store.is_name(chosen):
         raise UsageError(
-            f"{chosen[:80]!r} cannot name a model (letters, digits, '.', '_', '+', '-'); give "
+            f"invalid model name {chosen[:80]!r} (use letters, digits, '.', '_', '+', '-'); choose "
             "another with --name"
         )
     if (paths.models_dir() / chosen).exists():
@@ -66,15 +67,9 @@ def _new_name(source: Path, name: str | None) -> str:
     return chosen
 
 
-def _stem(source: Path) -> str:
-    source = source.resolve()
-    stem = source.name if source.is_dir() else source.stem
-    return re.sub(r"-\d{5}-of-\d{5}$", "", stem)
-
-
 def _taken(name: str) -> UsageError:
     return UsageError(
-        f"a model called {name!r} is here already; give another name with --name, or run "
+        f"model {name!r} is already installed; choose another name with --name, or run "
         f"`akunu models rm {name}` first"
     )
 
@@ -84,18 +79,14 @@ def _from_directory(
 ) -> tuple[Builder, int]:
     plan = plan_directory(source)
     if bits and plan.bits:
-        raise UsageError(
-            f"{source} is quantized already ({plan.facts.quantization}); omit --quantize"
-        )
+        raise _quantized_already(source, plan.facts)
 
     def build(work: Path, directory: Path) -> ModelFacts:
+        kept = [path for path in plan.copies if not (bits and _is_weights(path))]
+        _copy(kept, directory, progress)
+        plan.write_settings(directory)
         if bits:
-            _copy([path for path in plan.copies if not _is_weights(path)], directory, progress)
-            plan.write_settings(directory)
             _quantize(source, directory, bits, progress)
-        else:
-            _copy(plan.copies, directory, progress)
-            plan.write_settings(directory)
         return _facts(plan.facts, f"folder {source.resolve()}", bits)
 
     return build, _quantized_bytes(plan.facts.parameters, bits) if bits else plan.nbytes
@@ -111,9 +102,7 @@ def _from_gguf(source: Path, bits: int | None, progress: ProgressCallback) -> tu
         )
     plan = plan_import(source)
     if bits and "quantization" in plan.config:
-        raise UsageError(
-            f"{source.name} is quantized already ({plan.facts.quantization}); omit --quantize"
-        )
+        raise _quantized_already(source, plan.facts)
 
     def build(work: Path, directory: Path) -> ModelFacts:
         target = work if bits else directory
@@ -128,6 +117,10 @@ def _from_gguf(source: Path, bits: int | None, progress: ProgressCallback) -> tu
     return build, plan.nbytes + extra
 
 
+def _quantized_already(source: Path, facts: ModelFacts) -> UsageError:
+    return UsageError(f"{source} is quantized already ({facts.quantization}); omit --quantize")
+
+
 def _is_weights(path: Path) -> bool:
     return path.suffix == ".safetensors"
 
@@ -138,7 +131,7 @@ def _facts(found: ModelFacts, source: str, bits: int | None) -> ModelFacts:
 
 
 def _quantized_bytes(parameters: int, bits: int) -> int:
-    """A little more than `parameters` weights take with their scales and biases."""
+    """Return an upper bound for quantized weights with their scales and biases."""
     return int(parameters * (bits + 32 / GROUP_SIZE) / 8 * 1.1) + 1_000_000
 
 
@@ -151,12 +144,14 @@ def _copy(files: list[Path], directory: Path, progress: ProgressCallback) -> Non
                 done += len(block)
                 progress("copy", done, total)
     if done != total:
-        raise DamagedModel(f"{files[0].parent} changed while it was copied; import it again")
+        raise DamagedModel(f"{files[0].parent} changed during the copy; import it again")
 
 
 def _quantize(source: Path, directory: Path, bits: int, progress: ProgressCallback) -> None:
-    """Quantizes the model in `source` with mlx-lm into `directory`, shard by shard; and its MTP
-    head, which mlx-lm drops, into a file of its own."""
+    """Quantize the model in `source` with mlx-lm into `directory`, shard by shard.
+
+    Its MTP head, which mlx-lm drops, goes into its own file.
+    """
     from mlx_lm.utils import quantize_model, save_config, save_model
 
     from akunu_py.models import mtp
@@ -168,16 +163,15 @@ def _quantize(source: Path, directory: Path, bits: int, progress: ProgressCallba
     _set_dtype(model, config)
     with (
         boundary(f"mlx-lm cannot quantize the model in {source}", UnsupportedModel),
-        contextlib.redirect_stdout(io.StringIO()),  # it prints how many bits came out
+        contextlib.redirect_stdout(io.StringIO()),  # it prints the resulting width
     ):
         model, config = quantize_model(model, config, GROUP_SIZE, bits)
     if not any(hasattr(module, "bits") for _, module in model.named_modules()):
         raise UnsupportedModel(
-            f"{source}: no matrix has rows of a multiple of {GROUP_SIZE} weights; import it "
-            "without --quantize"
+            f"{source}: no matrix has rows of a multiple of {GROUP_SIZE} weights; omit --quantize"
         )
     config.pop("auto_map", None)
-    with boundary(f"{source} cannot be quantized"):  # its weights are read only now
+    with boundary(f"{source} cannot be quantized"):  # this reads the weights
         if head := mtp.load_head(source, model, config):
             mtp.write_head(head, directory / mtp.HEAD_FILE)
         save_model(directory, model, donate_model=True)
@@ -185,12 +179,9 @@ def _quantize(source: Path, directory: Path, bits: int, progress: ProgressCallba
 
 
 def _set_dtype(model: Any, config: dict[str, Any]) -> None:
-    """Casts to the type that the model is meant to run in, as mlx-lm's own conversion does."""
+    """Cast to the model's own float type, as mlx-lm's conversion does."""
     import mlx.core as mx
 
-    inner = config.get("text_config")
-    wanted = config.get("dtype") or config.get("torch_dtype")
-    if wanted is None and isinstance(inner, dict):
-        wanted = inner.get("dtype") or inner.get("torch_dtype")
-    if wanted in ("float16", "bfloat16"):
+    types = (part.get(key) for part in (config, text_config(config)) for key in _DTYPE_KEYS)
+    if (wanted := next(filter(None, types), None)) in ("float16", "bfloat16"):
         model.set_dtype(getattr(mx, wanted))

@@ -1,8 +1,4 @@
-"""Progress of a pull or an import: bytes done, rate, time left.
-
-What does the work calls a `ProgressCallback`; a `Meter` makes of that the `Progress` values that
-front ends show.
-"""
+"""Progress of a pull or an import: a `Meter` turns callbacks into `Progress` for front ends."""
 
 from __future__ import annotations
 
@@ -14,58 +10,50 @@ from dataclasses import dataclass
 from akunu_py.text import human_size
 
 ProgressCallback = Callable[[str, int, int], None]
-"""Called with a phase's name, the bytes done and the bytes in all (0 where that is not known)."""
+"""Called with the phase, the bytes done and the bytes in total (0 if unknown)."""
 
-_WINDOW_S = 5.0  # the rate is that of the last seconds: a connection that stalled shows
-_SHORTEST_S = 0.2  # below, a rate tells more about buffers than about the network
-_LONGEST_S = 24 * 3600.0  # more time left is a guess that helps nobody
-# Where a phase ends in the whole of a pull; those before the download take no time to speak of.
+_WINDOW_S = 5.0  # the rate covers the last seconds, so that a stalled connection shows
+_SHORTEST_S = 0.2  # a shorter measurement shows buffers instead of the network
+_LONGEST_S = 24 * 3600.0  # a longer time left is not shown
+# The share of a pull that is done when the phase ends.
 _ENDS = {"download": 0.9, "check": 0.94, "unpack": 0.96, "import": 1.0}
-_STALLED = 1000.0  # bytes a second, below which there is no time left to speak of
+_STALLED = 1000.0  # bytes/s; a slower transfer has no useful time left
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One moment of a pull.
+    """The state of a pull at one moment."""
 
-    phase: "look up", "download", "check", "unpack", "import", "record", "waiting for ...".
-    done, total: bytes of this phase, total 0 where it is not known. rate: bytes a second over the
-    last seconds, None before there is one. seconds_left: of this phase, None where nobody can tell.
-    """
-
-    phase: str
-    done: int = 0
-    total: int = 0
-    rate: float | None = None
-    seconds_left: float | None = None
+    phase: str  # "look up", "download", "check", "unpack", "import", "record", "waiting for ..."
+    done: int = 0  # bytes of this phase
+    total: int = 0  # bytes of this phase, 0 if unknown
+    rate: float | None = None  # bytes/s over the last seconds, None if unknown
+    seconds_left: float | None = None  # of this phase, None if unknown
 
     @property
     def share(self) -> float:
-        """How much of the phase is done, from 0 to 1; 0 where that is not known."""
+        """The finished share of the phase, from 0 to 1; 0 if unknown."""
         return min(1.0, self.done / self.total) if self.total else 0.0
 
     @property
     def whole(self) -> float:
-        """How much of the whole pull is done, from 0 to 1; 0 where the phase tells nothing."""
-        names = list(_ENDS)
-        if self.phase not in _ENDS:
-            return 0.0
-        place = names.index(self.phase)
-        start = _ENDS[names[place - 1]] if place else 0.0
-        return start + self.share * (_ENDS[self.phase] - start)
+        """The finished share of the whole pull, from 0 to 1; 0 if the phase has none."""
+        end = _ENDS.get(self.phase, 0.0)
+        start = max((other for other in _ENDS.values() if other < end), default=0.0)
+        return start + self.share * (end - start)
 
     @property
     def stalled(self) -> bool:
-        """Whether next to nothing came in the last seconds."""
+        """True if almost nothing arrived in the last seconds."""
         return self.rate is not None and self.rate < _STALLED and self.done < self.total
 
     def describe(self, separator: str = " · ") -> str:
-        """In words: "download: 120 MB of 2.3 GB · 12.4 MB/s · 3:05 left"."""
+        """Return text such as "download: 120 MB of 2.3 GB · 12.4 MB/s · 3:05 left"."""
         whole = f": {human_size(self.done)} of {human_size(self.total)}" if self.total else ""
         return separator.join([self.phase + whole, *self.speed()])
 
     def speed(self) -> list[str]:
-        """Rate and time left in words, or that it stalled; nothing before that is known."""
+        """Return rate and time left as text, or that the transfer stalled; [] if unknown."""
         if self.stalled:
             return ["stalled"]
         parts = [] if self.rate is None else [f"{human_size(self.rate)}/s"]
@@ -78,15 +66,10 @@ class Progress:
 
 
 class Meter:
-    """A ProgressCallback that passes on a Progress, with the rate and the time left.
-
-    clock: seconds, for tests.
-    """
+    """A ProgressCallback that adds rate and time left and passes a Progress on."""
 
     def __init__(
-        self,
-        on_progress: Callable[[Progress], None],
-        clock: Callable[[], float] = time.monotonic,
+        self, on_progress: Callable[[Progress], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._on_progress, self._clock = on_progress, clock
         self._phase = ""
@@ -94,7 +77,7 @@ class Meter:
 
     def __call__(self, phase: str, done: int, total: int) -> None:
         now = self._clock()
-        # A phase that begins again (a download that started over) has a rate of its own.
+        # A phase that starts over (a restarted download) gets a new rate.
         if phase != self._phase or (self._samples and done < self._samples[-1][1]):
             self._phase = phase
             self._samples.clear()
@@ -103,7 +86,7 @@ class Meter:
             self._samples.popleft()
         seconds = now - self._samples[0][0]
         moved = done - self._samples[0][1]
-        # Nothing at all is no rate before there was time for something to come.
+        # Without any bytes, wait longer before reporting a rate.
         shortest = _SHORTEST_S if moved else _WINDOW_S / 2
         rate = moved / seconds if seconds >= shortest else None
         left = (total - done) / rate if rate and total else None
@@ -111,4 +94,4 @@ class Meter:
 
 
 def no_callback(*_: object) -> None:
-    """A callback that shows nothing."""
+    """Ignore all arguments."""

@@ -1,8 +1,7 @@
 """The store: one directory per model under `paths.models_dir()`, each with its akunu.json.
 
-Models are listed, found, checked and removed here; `install` adds them. A broken entry is listed as
-damaged and never hides the others. Any directory that mlx-lm can load may be named by its path
-instead.
+A broken entry is listed as damaged and never hides the others. `resolve` also accepts the path of
+any directory that mlx-lm can load.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from akunu_py.errors import Cancelled, DamagedModel, StoreError, UnknownModel
 from akunu_py.files import read_json, write_atomically
 from akunu_py.models import catalog
 from akunu_py.models.load import safetensors
-from akunu_py.models.load.model_files import read_settings
+from akunu_py.models.load.model_files import context_length, read_settings
 from akunu_py.models.manifest import (
     Manifest,
     ModelFacts,
@@ -46,29 +45,24 @@ _PARTIAL = ".partial-"
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A model on disk. `size` in bytes, `context_length` in tokens, 0 where it is not known.
-
-    manifest: None for a directory outside the store. damaged: what is wrong, empty where nothing is
-    known to be (`check` and `verify` look at the files themselves). repository, commit: where on
-    the hub it is from; its files are in the hub's cache then, and `path` holds links to them.
-    """
+    """A model on disk."""
 
     name: str
     path: Path
-    size: int = 0
-    context_length: int = 0
+    size: int = 0  # bytes
+    context_length: int = 0  # tokens, 0 if unknown
     source: str = ""
     quantization: str = ""
     created: str = ""
     licence: str = ""
-    damaged: str = ""
-    repository: str = ""
+    damaged: str = ""  # the problem, if one is known without reading the files
+    repository: str = ""  # on the hub; `path` then contains links into the hub's cache
     commit: str = ""
-    manifest: Manifest | None = None
+    manifest: Manifest | None = None  # None for a directory outside the store
 
 
 def list_models() -> list[StoredModel]:
-    """All models of the store by name, damaged ones included. Raises StoreError."""
+    """Return all models of the store by name, including damaged ones. Raises StoreError."""
     root = paths.models_dir()
     with store_errors(f"cannot read {root}"):
         if not root.exists():
@@ -78,10 +72,7 @@ def list_models() -> list[StoredModel]:
 
 
 def get(name: str) -> StoredModel:
-    """The model of the store called `name`.
-
-    Raises UnknownModel where there is none, DamagedModel where its manifest is unusable.
-    """
+    """Return the model called `name`. Raises UnknownModel, or DamagedModel for a bad manifest."""
     path = _path(name)
     if not path.is_dir():
         raise _unknown(name)
@@ -92,11 +83,10 @@ def get(name: str) -> StoredModel:
 
 
 def resolve(name_or_path: str) -> StoredModel:
-    """A model by its name in the store, by its repository on the hub (`owner/repo`) if it is in
-    the store, or by the path of a directory that holds config.json.
+    """Return a model by its name or hub repository (`owner/repo`) in the store, or by its path.
 
-    What contains a path separator or begins with `.` or `~` is a path where it leads to something.
-    Raises UnknownModel or DamagedModel.
+    A text with a path separator, or with a leading `.` or `~`, is a path if that exists. A path
+    must lead to a directory with config.json. Raises UnknownModel or DamagedModel.
     """
     path = Path(name_or_path).expanduser()
     looks_like_path = os.sep in name_or_path or name_or_path.startswith((".", "~"))
@@ -113,24 +103,25 @@ def resolve(name_or_path: str) -> StoredModel:
     if not (path / "config.json").is_file():
         found = "no config.json there" if path.is_dir() else "nothing there"
         raise UnknownModel(f"expected a model directory at {path}, found {found}; {_HINT}")
-    return _describe_directory(path)
+    context = context_length(read_settings(path / "config.json"))
+    return StoredModel(path.resolve().name, path, _size(path), context, source=f"folder {path}")
 
 
 def remove(name: str) -> int:
-    """Removes a model, damaged or not. Returns the bytes that this freed.
+    """Remove a model, damaged or not. Returns the bytes freed.
 
-    Files in the hub's cache stay: they are not the store's alone (see `hub.cache.delete`).
-    Raises UnknownModel, or StoreError where the disk refuses or another process is at work on it.
+    Files in the hub's cache stay, because other programs share them (see `hub_cache.delete`).
+    Raises UnknownModel, or StoreError if the disk refuses or another process is changing the model.
     """
     path = _path(name)
     if not path.is_dir() and not path.is_symlink():
         raise _unknown(name)
-    with store_errors(f"cannot remove {path}"), lock_model(name, wait=False):
+    with store_errors(f"cannot remove {path}"), lock_model(name):
         if path.is_symlink():
             path.unlink()
             return 0
         freed = sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())
-        # One rename hides it at once; what an interrupt leaves behind is removed by the next pull.
+        # One rename hides it at once. After an interrupt, the next pull removes the rest.
         removed = partial_directory(name)
         path.rename(removed)
         shutil.rmtree(removed)
@@ -139,10 +130,7 @@ def remove(name: str) -> int:
 
 
 def check(model: StoredModel) -> None:
-    """A cheap look at the files before each load: are they there, of the right size, whole?
-
-    Raises DamagedModel, which names the file and the repair.
-    """
+    """Check that the model's files exist in the right size. Raises DamagedModel with the repair."""
     if problem := _problem(model):
         raise _damaged(model, problem)
 
@@ -150,10 +138,10 @@ def check(model: StoredModel) -> None:
 def verify(
     model: StoredModel, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> None:
-    """Reads all files again and compares their hashes.
+    """Read all files again and compare their hashes. Raises DamagedModel.
 
-    progress: called with the bytes done and in all. Raises DamagedModel. A directory outside the
-    store has no hashes: only `check` applies to it.
+    progress: called with the bytes done and in total. A directory outside the store has no hashes,
+    so it only passes `check`.
     """
     check(model)
     done = 0
@@ -172,61 +160,61 @@ def verify(
 
 
 def is_name(name: str) -> bool:
-    """Whether `name` can name a model of the store."""
+    """Return True if `name` is a valid model name."""
     return _NAME.fullmatch(name) is not None
 
 
 def partial_directory(name: str) -> Path:
-    """Where this process makes or removes the model `name`."""
+    """Return the directory where this process creates or removes the model `name`."""
     return paths.models_dir() / f"{_PARTIAL}{name}-{os.getpid()}"
 
 
 def partial_directories() -> Iterator[tuple[str, Path]]:
-    """The partial directories of all processes, each behind the name of its model."""
+    """Yield the model name and path of the partial directories of all processes."""
     for path in sorted(paths.models_dir().glob(f"{_PARTIAL}*")):
         name = path.name.removeprefix(_PARTIAL).rpartition("-")[0]
         if is_name(name):
             yield name, path
 
 
-_HINT = "run `akunu models list` to see what is here"
+_HINT = "run `akunu models list` to see the installed models"
 
 
 def _path(name: str) -> Path:
     if not is_name(name):
         raise UnknownModel(
-            f"{name[:80]!r} cannot name a model (letters, digits, '.', '_', '+', '-'); {_HINT}"
+            f"invalid model name {name[:80]!r} (use letters, digits, '.', '_', '+', '-'); {_HINT}"
         )
     return paths.models_dir() / name
 
 
 def _from_repository(repository: str, revision: str | None) -> StoredModel:
-    """The model of the store that is from `repository`, at `revision` where that is named."""
+    """Return the store's model from `repository`, at `revision` unless that is None."""
     for model in list_models():
         if model.repository == repository and revision in (None, model.commit):
             return model
     reference = repository + (f"@{revision}" if revision else "")
     raise UnknownModel(
-        f"nothing at {repository}, and no model from that repository of the hub is here; run "
-        f"`akunu models pull {reference}`, or `akunu models list` to see what is here"
+        f"no directory {repository}, and no model from that hub repository is installed; run "
+        f"`akunu models pull {reference}`, or `akunu models list` to see the installed models"
     )
 
 
 def _unknown(name: str) -> UnknownModel:
     if name in catalog.load_catalog():
-        return UnknownModel(f"model {name!r} is not here yet; run `akunu models pull {name}`")
+        return UnknownModel(f"model {name!r} is not installed; run `akunu models pull {name}`")
     try:
-        here = [model.name for model in list_models()]
+        installed_names = [model.name for model in list_models()]
     except StoreError:
-        here = []
-    hint = did_you_mean(name, [*here, *catalog.load_catalog()])
-    if not here:
+        installed_names = []
+    hint = did_you_mean(name, [*installed_names, *catalog.load_catalog()])
+    if not installed_names:
         return UnknownModel(
             f"no model called {name!r}{hint}, the store is empty; run `akunu models pull starter`"
         )
-    shown = ", ".join(here[:8]) + (", ..." if len(here) > 8 else "")
+    shown = ", ".join(installed_names[:8]) + (", ..." if len(installed_names) > 8 else "")
     return UnknownModel(
-        f"no model called {name!r}{hint}; here: {shown}; run `akunu models list`, or "
+        f"no model called {name!r}{hint}; installed: {shown}; run `akunu models list`, or "
         "`akunu models pull starter` for the starter"
     )
 
@@ -234,36 +222,21 @@ def _unknown(name: str) -> UnknownModel:
 def _describe(name: str, path: Path) -> StoredModel:
     try:
         if not is_name(name):
-            raise DamagedModel("its name is none that akunu gives")
+            raise DamagedModel(f"invalid model name {name[:80]!r}")
         manifest = read_manifest(path)
     except DamagedModel as error:
         return StoredModel(name, path, size=_size(path), damaged=str(error))
-    return StoredModel(
-        name=name,
-        path=path,
-        size=manifest.size,
-        context_length=manifest.context_length,
-        source=manifest.source,
-        quantization=manifest.quantization,
-        created=manifest.created,
-        licence=manifest.licence,
-        repository=manifest.repository,
-        commit=manifest.commit,
-        manifest=manifest,
+    same = (
+        "context_length",
+        "source",
+        "quantization",
+        "created",
+        "licence",
+        "repository",
+        "commit",
     )
-
-
-def _describe_directory(path: Path) -> StoredModel:
-    """A directory outside the store, from what its config.json says."""
-    name = path.resolve().name
-    config = read_settings(path / "config.json")
-    context = _context(config) or _context(config.get("text_config"))
-    return StoredModel(name, path, _size(path), context, source=f"folder {path}")
-
-
-def _context(config: Any) -> int:
-    value = config.get("max_position_embeddings") if isinstance(config, dict) else None
-    return value if isinstance(value, int) and value > 0 else 0
+    facts: dict[str, Any] = {field: getattr(manifest, field) for field in same}
+    return StoredModel(name, path, manifest.size, manifest=manifest, **facts)
 
 
 def _size(path: Path) -> int:
@@ -280,7 +253,7 @@ def _problem(model: StoredModel) -> str:
         if model.manifest is None:
             files = sorted(model.path.glob("model*.safetensors"))
             if not files:
-                return f"{model.path} holds no model*.safetensors"
+                return f"{model.path} contains no model*.safetensors"
             for file in files:
                 safetensors.read_header(file)
             return ""
@@ -302,9 +275,9 @@ def _damaged(model: StoredModel, problem: str) -> DamagedModel:
 
 
 def _advice(model: StoredModel) -> str:
-    """How to have a damaged model whole again."""
+    """Return how to repair a damaged model."""
     if model.manifest is None and model.path.parent != paths.models_dir():
-        return "fetch that file again"
+        return "download that file again"
     remove = f"akunu models rm {model.name}"
     if model.name in catalog.load_catalog():
         return f"run `{remove} && akunu models pull {model.name}`"
@@ -319,13 +292,12 @@ def _advice(model: StoredModel) -> str:
 
 
 _POLL_S = 0.1
-
 Builder = Callable[[Path, Path], ModelFacts]
-"""Fills the second directory with the model's files, using the first for anything temporary."""
+"""Writes the model's files to the second directory, and temporary files to the first."""
 
 
 def installed(name: str) -> StoredModel | None:
-    """The model `name` if it is in the store and passes `store.check`."""
+    """Return the model `name` if it is in the store and passes `check`."""
     try:
         model = get(name)
         check(model)
@@ -342,15 +314,14 @@ def install(
     keep: Callable[[StoredModel], bool] = lambda model: True,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> StoredModel:
-    """Builds the model `name` and makes it visible, replacing a damaged one of that name.
+    """Build the model `name` and make it visible, replacing a damaged one of that name.
 
-    need_bytes: free space that the work takes at its peak. keep: whether an intact model of that
-    name is returned as it is; otherwise it is replaced too. cancelled: polled while another process
-    is at work on the model.
-    Raises StoreError, Cancelled, and whatever `build` raises.
+    need_bytes: free space needed at the peak. keep: return an intact model of that name as it is,
+    instead of replacing it. cancelled: polled while waiting for another process.
+    Raises StoreError, Cancelled, and the exceptions of `build`.
     """
     if not is_name(name):
-        raise UnknownModel(f"{name[:80]!r} cannot name a model")
+        raise UnknownModel(f"invalid model name {name[:80]!r}")
     root = paths.models_dir()
     with store_errors(f"cannot install model {name!r} in {root}"):
         root.mkdir(parents=True, exist_ok=True)
@@ -370,23 +341,24 @@ def install(
 
 @contextmanager
 def _locked(name: str, progress: ProgressCallback, cancelled: Callable[[], bool]) -> Iterator[None]:
-    """Holds the model's lock; reports that it waits for another process."""
+    """Hold the model's lock; report the wait for another process."""
     with ExitStack() as stack:
         while True:
             try:
-                stack.enter_context(lock_model(name, wait=False))
+                stack.enter_context(lock_model(name))
                 break
             except ModelBusy:
                 progress("waiting for another akunu", 0, 0)
                 if cancelled():
-                    raise Cancelled(f"cancelled; another akunu goes on with {name!r}") from None
+                    message = f"cancelled; another akunu process continues with {name!r}"
+                    raise Cancelled(message) from None
                 time.sleep(_POLL_S)
         yield
 
 
 def _build(name: str, build: Builder, partial: Path, progress: ProgressCallback) -> None:
     work, model = partial / "work", partial / "model"
-    partial.mkdir()  # not where somebody has put a link
+    partial.mkdir()  # fails if the path exists, for example as a link
     work.mkdir()
     model.mkdir()
     facts = build(work, model)
@@ -394,12 +366,15 @@ def _build(name: str, build: Builder, partial: Path, progress: ProgressCallback)
     size = sum(path.stat().st_size for path in model.rglob("*") if path.is_file())
     found = {field.name: getattr(facts, field.name) for field in fields(facts)}
     found["files"] = record_files(model, lambda done: progress("record", done, size), facts.files)
-    created = datetime.now(UTC).isoformat(timespec="seconds")
-    write_manifest(model, Manifest(name=name, created=created, **found))
+    write_manifest(model, Manifest(name=name, created=_now(), **found))
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _publish(partial: Path, target: Path) -> None:
-    """Renames the finished model into place; all its bytes are on disk before its name is."""
+    """Rename the finished model into place, after all its bytes are on disk."""
     model = partial / "model"
     for path in [*model.rglob("*"), model]:
         sync(path)
@@ -410,41 +385,39 @@ def _publish(partial: Path, target: Path) -> None:
 
 
 def _remove_stale(name: str) -> None:
-    """Removes what killed processes left behind. Only the holder of a model's lock makes its
-    partial directories, so those of a lock that can be had belong to no living process."""
+    """Remove the partial directories of killed processes.
+
+    Only the holder of a model's lock creates them, so a free lock means that no process uses them.
+    """
     for owner, leftover in partial_directories():
         if owner == name:
             shutil.rmtree(leftover, ignore_errors=True)
         else:
-            with suppress(StoreError), lock_model(owner, wait=False):
+            with suppress(StoreError), lock_model(owner):
                 shutil.rmtree(leftover, ignore_errors=True)
 
 
 USAGE = ".usage"
-_LONGEST_USAGE = 10_000
+_MAX_USAGE_BYTES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What is recorded of a model. used: ISO 8601, UTC. weights: their format in words.
+    """A model's last use and its memory in bytes. Unknown numbers are 0."""
 
-    In bytes: estimated_weights and measured_weights right after loading; estimated_peak and
-    measured_peak over an answer, at `tokens` of context. 0 where nothing is known.
-    """
-
-    used: str = ""
-    weights: str = ""
-    estimated_weights: int = 0
+    used: str = ""  # ISO 8601, UTC
+    weights: str = ""  # their format, for display
+    estimated_weights: int = 0  # right after loading
     measured_weights: int = 0
-    tokens: int = 0
-    estimated_peak: int = 0
+    tokens: int = 0  # of context, at the peaks
+    estimated_peak: int = 0  # while answering
     measured_peak: int = 0
 
 
 def read_usage(name: str) -> Usage:
-    """What is known of the use of the model `name`."""
+    """Return the recorded usage of the model `name`."""
     with contextlib.suppress(OSError, ValueError):
-        raw = read_json(_usage_path(name), _LONGEST_USAGE)
+        raw = read_json(_usage_path(name), _MAX_USAGE_BYTES)
         if isinstance(raw, dict):
             known: dict[str, Any] = {
                 field.name: raw.get(field.name)
@@ -456,17 +429,16 @@ def read_usage(name: str) -> Usage:
 
 
 def note_usage(name: str, **changes: Any) -> None:
-    """Records `changes` of a Usage, and that the model is used now."""
+    """Record `changes` of a Usage, and the current time as its last use."""
     with contextlib.suppress(OSError):
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        usage = replace(read_usage(name), used=now, **changes)
+        usage = replace(read_usage(name), used=_now(), **changes)
         path = _usage_path(name)
         path.parent.mkdir(exist_ok=True)
         write_atomically(path, json.dumps(asdict(usage)).encode())
 
 
 def forget_usage(name: str) -> None:
-    """Removes what is recorded of the model `name`."""
+    """Remove the recorded usage of the model `name`."""
     with contextlib.suppress(OSError):
         _usage_path(name).unlink()
 

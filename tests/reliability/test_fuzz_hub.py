@@ -181,7 +181,7 @@ def test_every_listing(server: Hub) -> None:
 def test_a_page_that_wants_one_to_sign_in(server: Hub) -> None:
     with asking() as client:
         error = ask(server, client, answering(PORTAL, 200, {"Content-Type": "text/html"}))
-    assert f"{server.url} answers {REPOSITORY} wrong: expected JSON, found 83" in str(error)
+    assert f"answer for {REPOSITORY}: expected JSON, found 83" in str(error)
     assert "sign in" in str(error)
 
 

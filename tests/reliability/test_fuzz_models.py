@@ -195,7 +195,7 @@ def test_a_tokenizer_of_more_tokens_than_the_weights(altered: Path) -> None:
     content["model"]["vocab"] |= {"zebra": 4000}
     path.write_text(json.dumps(content))
     for load in (plan_directory, Engine.load):
-        with pytest.raises(DamagedModel, match="knows token 4000, but the weights only 257"):
+        with pytest.raises(DamagedModel, match="has token 4000, but the weights only 257"):
             load(altered)
 
 

@@ -50,13 +50,13 @@ def theirs(kind: str, raw: Array) -> Array:
 def ours(tensor: Tensor, dtype: str) -> tuple[Array, Array]:
     """What MLX makes of the converted tensor, and the size of a step, for every weight."""
     made = file.convert_quantized(tensor, dtype)
-    scales, biases = file.load(made.scales, dtype), file.load(made.biases, dtype)
+    scales, biases = file.load(made["scales"], dtype), file.load(made["biases"], dtype)
     values = mx.dequantize(
-        mx.array(made.packed),
+        mx.array(made["weight"]),
         mx.array(scales),
         mx.array(biases),
         group_size=file.GROUP_SIZE,
-        bits=file.BITS[tensor.type.name],
+        bits=tensor.type.bits,
     )
     return np.array(values), np.abs(scales).repeat(file.GROUP_SIZE, -1)
 
@@ -75,7 +75,7 @@ def test_products_of_scales_are_rounded_and_nothing_else(tmp_path: Path, kind: s
     assert np.array_equal(ours(tensor, "F32")[0], expected)
     values, steps = ours(tensor, "F16")
     # Both terms of scale * code + bias round by 2**-11 of themselves at most.
-    spread = steps * (2 ** file.BITS[kind] - 1)
+    spread = steps * (2 ** NAMES[kind].bits - 1)
     bound = 2.0**-11 * (2 * spread + np.abs(expected)) * 1.01 + 1e-7
     assert (np.abs(values - expected) <= bound).all()
     assert np.abs(values - expected).mean() < 3e-4 * np.abs(expected).mean()
@@ -109,7 +109,7 @@ def quantize_like_ggml(kind: str, values: Array) -> Array:
 def test_quantizing_again_adds_less_than_a_tenth_to_the_types_own_error(kind: str) -> None:
     original = np.random.default_rng(0).standard_normal((20_000, 16)) * 0.02
     stored = quantize_like_ggml(kind, original).reshape(-1, 32).astype(np.float32)
-    codes, scales, biases = file.requantize(stored, file.BITS[kind], "F16")
+    codes, scales, biases = file.requantize(stored, NAMES[kind].bits, "F16")
     added = codes * scales[:, None] + biases[:, None] - stored
     own = stored - original.reshape(-1, 32)
     assert (added**2).mean() < 0.1 * (own**2).mean()

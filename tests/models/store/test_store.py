@@ -107,7 +107,7 @@ def test_an_unknown_name_lists_the_models() -> None:
     with pytest.raises(UnknownModel, match="store is empty; run `akunu models pull starter`"):
         store.get("nonesuch")
     add("smol-chat")
-    with pytest.raises(UnknownModel, match=r"did you mean 'smol-chat'.*here: smol-chat.*list"):
+    with pytest.raises(UnknownModel, match=r"did you mean 'smol-chat'.*installed: smol-chat.*list"):
         store.get("smol-chta")
     with pytest.raises(UnknownModel, match=r"did you mean 'starter'"):
         store.get("satrter")
@@ -183,7 +183,7 @@ def test_check_of_a_directory_outside_reads_the_weights_header(tmp_path: Path) -
     directory.mkdir()
     (directory / "config.json").write_text("{}")
     model = store.resolve(str(directory))
-    with pytest.raises(DamagedModel, match="holds no model"):
+    with pytest.raises(DamagedModel, match="contains no model"):
         store.check(model)
     header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
     whole = len(header).to_bytes(8, "little") + header + b"\0" * 8
@@ -255,7 +255,7 @@ def test_gc_removes_leftovers_of_dead_processes_and_nothing_else(
         (root / f".partial-{name}-1" / "work" / "x").write_bytes(b"x" * 3000)
     with lock_model("busy"):
         assert main(["models", "gc", "--dry-run"]) == 0
-        assert "left over from an interrupted pull of dead" in capsys.readouterr().out
+        assert "leftover of an interrupted pull of dead" in capsys.readouterr().out
         assert (root / ".partial-dead-1").exists()
         assert main(["models", "gc"]) == 0
     assert not (root / ".partial-dead-1").exists()
