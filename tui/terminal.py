@@ -130,6 +130,8 @@ def keep_columns(data: str) -> str:
 
 
 def _kept(text: str, row: int, column: int) -> str:
+    if not _DISPUTED.search(text):
+        return text
     parts: list[str] = []
     for cluster, width in _clusters(text):
         after = column + width

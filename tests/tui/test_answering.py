@@ -294,7 +294,7 @@ async def test_what_is_told_waits_and_is_edited_is_marked() -> None:
         await it.press("escape")
         assert not it.app.query("PromptView.-edited")
         await it.send("/export chat.pdf")
-        assert it.notifications == ["expected .md, .json at the end, found .pdf"]
+        assert it.notifications == ["unknown file type .pdf; use .md or .json"]
         assert it.text() == "/export chat.pdf"
 
 
