@@ -153,7 +153,9 @@ class DatabaseFile:
     def _check(self, database: sqlite3.Connection) -> int:
         """Return the schema version. Raises ConversationError for a database of another program."""
         version = schema_version(database)
-        if is_foreign(database):
+        owner: int = database.execute("PRAGMA application_id").fetchone()[0]
+        tables: int = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if owner != APPLICATION_ID and (owner or tables):
             raise ConversationError(
                 f"expected akunu's conversations in {self.path}, found a database of another "
                 "program; move it away, then try again"
@@ -179,7 +181,7 @@ class DatabaseFile:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConversationError(
-                f"{damaged} and open in another akunu; close all of them, then try again"
+                f"{damaged} and another akunu has it open; close all of them, then try again"
             ) from error
         number = 1
         while any(Path(f"{self.path}.damaged-{number}{part}").exists() for part in _PARTS):
@@ -306,13 +308,6 @@ def schema_version(database: sqlite3.Connection) -> int:
     """Return the schema version of a database (0: empty)."""
     version: int = database.execute("PRAGMA user_version").fetchone()[0]
     return version
-
-
-def is_foreign(database: sqlite3.Connection) -> bool:
-    """Return whether another program created this database."""
-    owner: int = database.execute("PRAGMA application_id").fetchone()[0]
-    tables: int = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-    return owner != APPLICATION_ID and (owner != 0 or tables > 0)
 
 
 def migrate(database: sqlite3.Connection) -> None:

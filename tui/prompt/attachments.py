@@ -143,9 +143,10 @@ def read(name: str, path: Path, room: int | None = None) -> Attachment:
             if b"\0" in os.pread(descriptor, _SNIFFED, 0):
                 raise _binary(name, status.st_size)
             if room is not None and status.st_size > room:
+                tokens = round(status.st_size / _USUAL_PER_TOKEN)
                 raise UsageError(
                     f"{name} does not fit the model's context: {human_size(status.st_size)}, about "
-                    f"{about_tokens(status.st_size)}; attach a part of it"
+                    f"{tokens:,} tokens; attach a part of it"
                 )
             data = file.read(status.st_size)  # a growing file must not fill memory
     except OSError as error:
@@ -209,8 +210,3 @@ def split(content: str) -> tuple[str, list[Attachment]]:
     if prompt_end is None or content[end:].strip():
         return content, []  # typed by the user, not built by `join`
     return content[:prompt_end], files
-
-
-def about_tokens(size: int) -> str:
-    """Return an estimate such as "1,200 tokens"."""
-    return f"{max(1, round(size / _USUAL_PER_TOKEN)):,} tokens"

@@ -198,8 +198,11 @@ class SuggestionPopup(OptionList, can_focus=False):
         before = self._before()
         if self._suggester.wants_files(before) and not self._suggester.index.is_fresh:
             self.run_worker(self._list_files(), group="files", exclusive=True)
-        self._suggestions = self._suggester.suggest(before)
-        self.display = self._suggestions is not None and not self._is_typed_out(before)
+        self._suggestions = found = self._suggester.suggest(before)
+        is_complete = (
+            found and len(found.suggestions) == 1 and before.endswith(found.suggestions[0].insert)
+        )
+        self.display = found is not None and not is_complete
         self._draw()
 
     async def _list_files(self) -> None:
@@ -211,12 +214,6 @@ class SuggestionPopup(OptionList, can_focus=False):
         assert self._box is not None
         start, end = self._box.selection
         return self._box.get_text_range((0, 0), end) if start == end else ""
-
-    def _is_typed_out(self, before: str) -> bool:
-        """Return whether the typed text equals the only suggestion."""
-        assert self._suggestions is not None
-        suggestions = self._suggestions.suggestions
-        return len(suggestions) == 1 and before.endswith(suggestions[0].insert)
 
     def _draw(self) -> None:
         if self._suggestions is None or not self.is_open:

@@ -100,11 +100,6 @@ class CodeBlock(MarkdownFence):
         return self.styles.text_wrap == "wrap"
 
     @property
-    def _has_keys(self) -> bool:
-        """Whether the transcript has the focus, and so the keys apply to messages."""
-        return self.screen.focused in self.ancestors
-
-    @property
     def is_cut(self) -> bool:
         """Whether a line is wider than the widget, so that it is truncated or wrapped."""
         return self._widest > self.size.width
@@ -118,7 +113,7 @@ class CodeBlock(MarkdownFence):
         lines = f"{self._count} line{'' if self._count == 1 else 's'}"
         parts: list[Content | str | tuple[str, Style]] = [
             (f"{self.lexer} · {lines} · " if self.lexer else f"{lines} · ", head),
-            ("" if self._has_keys else "Tab: ", head),
+            ("" if self.screen.focused in self.ancestors else "Tab: ", head),
             *_clickable("b", " copy", "copy", key, head),
         ]
         if self.is_cut:

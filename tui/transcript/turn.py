@@ -201,7 +201,7 @@ class AnswerView(Vertical):
         self.turn = turn
         self._number = number
         self._has_actions = False
-        self._thinking = ThinkingView(turn, open=thinking)
+        self.thinking = ThinkingView(turn, open=thinking)
         text = displayable(turn.answer)
         self._text: AnswerMarkdown | DraftedText = AnswerMarkdown(text)
         self._text.display = not drafting
@@ -212,7 +212,7 @@ class AnswerView(Vertical):
         self._ended = asyncio.Event()
 
     def compose(self) -> ComposeResult:
-        yield self._thinking
+        yield self.thinking
         yield self._text
         if self._drafted is not None:
             yield self._drafted
@@ -241,7 +241,7 @@ class AnswerView(Vertical):
 
     def sync(self) -> None:
         """Start to draw new text of the turn."""
-        self._thinking.sync()
+        self.thinking.sync()
         if self._drafted is not None:
             self._drafted.sync()
         elif isinstance(self._text, DraftedText):
@@ -272,10 +272,6 @@ class AnswerView(Vertical):
         self._foot.update(foot)
         self._foot.display = bool(foot)
         self.post_message(self.StateShown())
-
-    def show_thinking(self, open: bool) -> None:
-        """Open or fold the thinking."""
-        self._thinking.show(open)
 
     async def show_drafting(self, drafting: bool) -> None:
         """Switch between Markdown and plain text with marked drafts."""

@@ -74,11 +74,6 @@ class TurnColumn(Vertical):
         """The mounted turns."""
         return [view.turn for view in self.children if isinstance(view, PromptView)]
 
-    @property
-    def is_laid_out(self) -> bool:
-        """Whether every mounted view has a height."""
-        return all(view.size.height for view in self.messages)
-
     async def show(self, turns: Sequence[ChatTurn], middle: int | None = None) -> None:
         """Mount the turns around index `middle` (None: the last turns) and unmount all others."""
         await self.remove_children()
@@ -86,12 +81,8 @@ class TurnColumn(Vertical):
         if middle is not None:
             first = min(first, max(0, middle - PAGE // 2))
         self.before, self.after = list(turns[:first]), list(turns[first + PAGE :])
-        await self.mount_all(self._views(turns[first : first + PAGE]))
+        await self.mount_all(self.views_of(turns[first : first + PAGE]))
         await self._show_counts()
-
-    async def append(self, turns: Sequence[ChatTurn]) -> None:
-        """Mount more turns at the end. Requires that the last turns are mounted."""
-        await self.mount_all(self._views(turns))
 
     async def cut(self, turn: ChatTurn) -> None:
         """Unmount the views of a turn and everything below."""
@@ -109,7 +100,7 @@ class TurnColumn(Vertical):
         more = self.before[-_STEP:]
         del self.before[-_STEP:]
         first = self.messages[0] if self.messages else None
-        await self.mount_all(self._views(more), before=first)
+        await self.mount_all(self.views_of(more), before=first)
         turns = self.turns
         if len(turns) > (most := self._most):
             self.after[:0] = turns[most:]
@@ -121,7 +112,7 @@ class TurnColumn(Vertical):
         more = self.after[:_STEP]
         del self.after[:_STEP]
         await self.query_children(Later).remove()
-        await self.mount_all(self._views(more))
+        await self.mount_all(self.views_of(more))
         turns = self.turns
         await self._unmount_first(turns, max(0, len(turns) - self._most))
         await self._show_counts()
@@ -131,7 +122,7 @@ class TurnColumn(Vertical):
         """Maximum number of mounted turns: four screens of turns of three lines."""
         return max(_MAX_MOUNTED, self.app.size.height * 4 // 3)
 
-    def _views(self, turns: Sequence[ChatTurn]) -> list[Widget]:
+    def views_of(self, turns: Sequence[ChatTurn]) -> list[Widget]:
         return [view for turn in turns for view in self._make(turn)]
 
     async def _unmount_first(self, turns: list[ChatTurn], count: int) -> None:
@@ -163,11 +154,6 @@ class SteadyScroll(VerticalScroll):
         self._reference: tuple[Widget | None, int] = (None, 0)
         self._adjusting = 0  # changes in progress above the viewport
         self._height = 0
-
-    @property
-    def is_adjusting(self) -> bool:
-        """Whether a widget above the viewport is changing its height."""
-        return self._adjusting > 0
 
     async def adjust_above(self, change: Awaitable[None]) -> None:
         """Await a change above the viewport that may change heights."""
@@ -319,7 +305,7 @@ class Transcript(SteadyScroll):
         async with self._mounting:
             if same < len(shown):
                 await column.cut(shown[same])
-            await column.append(rest[same:])
+            await column.mount_all(column.views_of(rest[same:]))
         self.can_focus = bool(column.messages)
 
     def answer(self, turn: ChatTurn) -> AnswerView | None:
@@ -349,7 +335,7 @@ class Transcript(SteadyScroll):
 
     def watch_thinking(self, thinking: bool) -> None:
         for view in self._column.answers:
-            view.show_thinking(thinking)
+            view.thinking.show(thinking)
 
     # The chosen message
 
@@ -480,8 +466,7 @@ class Transcript(SteadyScroll):
         """Switch between wrapping and truncating code lines in all blocks."""
         self.toggle_class("-wrap")
 
-    def on_code_block_wrap_wanted(self) -> None:
-        self.action_wrap_code()
+    on_code_block_wrap_wanted = action_wrap_code
 
     def action_scroll_code(self, steps: int) -> None:
         """Scroll the code blocks of the chosen message."""
@@ -553,7 +538,8 @@ class Transcript(SteadyScroll):
         column, near = self._column, self.size.height
         self._choose_seen()
         async with self._mounting:
-            if self._anchor_released and not self.is_adjusting and column.is_laid_out:
+            is_laid_out = all(view.size.height for view in column.messages)
+            if self._anchor_released and not self._adjusting and is_laid_out:
                 if self.scroll_y < near and column.before:
                     await column.move_up()
                 elif self.max_scroll_y - self.scroll_y < near and column.after:
@@ -576,7 +562,7 @@ class Transcript(SteadyScroll):
                     below.append(section)
             elif not section.is_unmounted and distance > _FAR * here.height:
                 await section.unmount()
-        if self.is_adjusting and below:
+        if self._adjusting and below:
             self._scrolled()  # restores the sections below after those above have a height
         else:
             for section in below:
