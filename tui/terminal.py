@@ -166,18 +166,13 @@ def _clusters(text: str) -> Iterator[tuple[str, int]]:
 
 _CLIPBOARD_TIMEOUT_S = 2.0
 
-Which = Callable[[str], str | None]
-
 
 def find_program(
     environ: Mapping[str, str] = os.environ,
     platform: str = sys.platform,
-    which: Which = shutil.which,
+    which: Callable[[str], str | None] = shutil.which,
 ) -> list[str] | None:
-    """Return the command that copies its input to the clipboard (None: only OSC 52 can).
-
-    Terminal.app ignores OSC 52. Over ssh, this machine's clipboard programs would be useless.
-    """
+    """Return the command that copies its input to the user's clipboard (None: use OSC 52)."""
     is_local = not (environ.get("SSH_CONNECTION") or environ.get("SSH_TTY"))
     has_x11 = is_local and environ.get("DISPLAY")
     candidates = (

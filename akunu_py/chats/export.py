@@ -120,10 +120,7 @@ def file_name(title: str, form: ExportFormat) -> str:
 
 
 def write_new(path: Path, text: str, *, numbered: bool = False) -> Path:
-    """Write a new file and return its path. Raises ConversationError.
-
-    numbered: append -2 and so on to the name if the file exists.
-    """
+    """Write a new file and return its path; `numbered` appends -2 and so on if it exists."""
     number, target = 1, path
     while True:
         try:

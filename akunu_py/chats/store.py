@@ -12,17 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from akunu_py.chats import rows
 from akunu_py.chats.database import DatabaseFile
-from akunu_py.chats.rows import (
-    INFO_COLUMNS,
-    MESSAGE_COLUMNS,
-    info_of,
-    messages_of,
-    number_of,
-    storable,
-    text_of,
-    values_of,
-)
 from akunu_py.chats.search import Hit, find, searchable, terms_of
 from akunu_py.chats.tree import ChatMessage, ConversationInfo, Tree, title_of, tree_of
 from akunu_py.errors import ConversationError
@@ -40,7 +31,7 @@ ON CONFLICT (id) DO UPDATE SET
     deleted = CASE :role WHEN 'user' THEN NULL ELSE deleted END
 """
 _SAVE_MESSAGE = f"""
-INSERT INTO messages ({MESSAGE_COLUMNS}, conversation, chosen)
+INSERT INTO messages ({rows.MESSAGE_COLUMNS}, conversation, chosen)
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)
 ON CONFLICT (conversation, id) DO UPDATE SET text = ?4, thinking = ?5, model = ?7, stats = ?8,
     finish_reason = ?9
@@ -50,7 +41,7 @@ _LAST_CHOICE = """
 SELECT max(chosen) FROM messages WHERE conversation = ? AND typeof(chosen) = 'integer'
 """
 _MAX_CHOICE = 2**62  # only a damaged file has higher values
-# A number and MESSAGE_COLUMNS without content, to read only the tree structure.
+# A number and rows.MESSAGE_COLUMNS without content, to read only the tree structure.
 _PLACES = "number, id, parent, role, '', '', 0, '', NULL, NULL"
 _PROMPTS = """
 SELECT text FROM messages m JOIN conversations c ON c.number = m.conversation
@@ -151,7 +142,7 @@ class ConversationStore:
             infos = self._infos()
             if not words.strip():
                 return [SearchResult(info, Hit()) for info in infos.values()]
-            hits = find(self._database, terms_of(storable(words)))
+            hits = find(self._database, terms_of(rows.storable(words)))
             return [SearchResult(infos[number], hits[number]) for number in infos if number in hits]
 
     def load(self, conversation: str) -> Tree:
@@ -166,7 +157,7 @@ class ConversationStore:
             in_order = "SELECT number FROM messages WHERE conversation = ? ORDER BY chosen"
             chosen = [each for (each,) in self._database.execute(in_order, (number,))]
             ids = [messages[each].id for each in chosen if each in messages]
-            return tree_of(conversation, text_of(row[0]), messages.values(), ids)
+            return tree_of(conversation, rows.text_of(row[0]), messages.values(), ids)
 
     def resolve(self, name: str) -> ConversationInfo:
         """Return the conversation whose id starts with `name`. Raises ConversationError."""
@@ -182,13 +173,15 @@ class ConversationStore:
     def recent_prompts(self, limit: int) -> Sequence[str]:
         """Return the user's last unique prompts of all conversations, oldest first."""
         with self._file.errors():
-            return [text_of(text) for (text,) in self._database.execute(_PROMPTS, (limit,))][::-1]
+            return [rows.text_of(text) for (text,) in self._database.execute(_PROMPTS, (limit,))][
+                ::-1
+            ]
 
     # Changing conversations
 
     def rename(self, conversation: str, title: str) -> None:
         """Rename a conversation. An empty title changes nothing."""
-        if not (title := title_of(storable(title), _TITLE_LENGTH)):
+        if not (title := title_of(rows.storable(title), _TITLE_LENGTH)):
             return
         with self._file.transaction() as database:
             number = self._number(conversation)
@@ -247,15 +240,20 @@ class ConversationStore:
         """Save a message. place: the `chosen` value of a new message."""
         self._write_generated_ids(conversation, message)
         if title:
-            title = title_of(storable(title), _TITLE_LENGTH)
+            title = title_of(rows.storable(title), _TITLE_LENGTH)
         elif message.role == "user":
-            title = title_of(storable(message.text))
+            title = title_of(rows.storable(message.text))
         query = "SELECT number FROM conversations WHERE id = ? AND title <> ''"
         is_titled = self._database.execute(query, (conversation,)).fetchone() is not None
-        named = {"id": conversation, "title": title, "now": now, "model": storable(message.model)}
+        named = {
+            "id": conversation,
+            "title": title,
+            "now": now,
+            "model": rows.storable(message.model),
+        }
         self._database.execute(_SAVE_CONVERSATION, named | {"role": message.role})
         number = self._number(conversation)
-        self._database.execute(_SAVE_MESSAGE, (*values_of(message), number, place))
+        self._database.execute(_SAVE_MESSAGE, (*rows.values_of(message), number, place))
         query = "SELECT number, text FROM messages WHERE conversation = ? AND id = ?"
         row = self._database.execute(query, (number, message.id)).fetchone()
         self._index("message_index", *row)
@@ -269,7 +267,7 @@ class ConversationStore:
             ("messages", message.id),
             ("messages", message.parent or ""),
         ):
-            if (number := number_of(name)) is not None:
+            if (number := rows.number_of(name)) is not None:
                 update = f"UPDATE OR IGNORE {table} SET id = ? WHERE number = ?"
                 self._database.execute(update, (name, number))
 
@@ -292,23 +290,23 @@ class ConversationStore:
         return min(last or 0, _MAX_CHOICE)
 
     def _infos(self) -> dict[int, ConversationInfo]:
-        query = f"""SELECT {INFO_COLUMNS} FROM conversations c WHERE deleted IS NULL
+        query = f"""SELECT {rows.INFO_COLUMNS} FROM conversations c WHERE deleted IS NULL
             ORDER BY updated DESC, number DESC"""
-        return dict(info_of(row) for row in self._database.execute(query))
+        return dict(rows.info_of(row) for row in self._database.execute(query))
 
     def _rows(
-        self, conversation: int | None, columns: str = f"number, {MESSAGE_COLUMNS}"
+        self, conversation: int | None, columns: str = f"number, {rows.MESSAGE_COLUMNS}"
     ) -> Iterator[tuple[int, ChatMessage]]:
         """Yield the messages of a conversation with their row numbers."""
         query = f"SELECT {columns} FROM messages WHERE conversation = ? ORDER BY number"
-        return messages_of(self._database.execute(query, (conversation,)))
+        return rows.messages_of(self._database.execute(query, (conversation,)))
 
     def _numbers(self, conversation: int | None) -> dict[str, int]:
         return {message.id: number for number, message in self._rows(conversation, _PLACES)}
 
     def _find(self, conversation: str) -> int | None:
         query = "SELECT number FROM conversations WHERE id = ? OR number = ? ORDER BY id = ? DESC"
-        names = conversation, number_of(conversation), conversation
+        names = conversation, rows.number_of(conversation), conversation
         row: tuple[int] | None = self._database.execute(query, names).fetchone()
         return row[0] if row else None
 

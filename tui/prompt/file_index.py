@@ -83,10 +83,7 @@ def can_be_named(path: str) -> bool:
 
 
 def list_files(directory: Path, most: int) -> list[str]:
-    """Return the relative paths of at most `most` files below `directory`, top ones first.
-
-    Excludes files ignored by git, or outside of a repository hidden files and build outputs.
-    """
+    """Return relative paths of at most `most` files below `directory`, top ones first."""
     files = _ignore_files_above(directory)
     found = list(islice(_walk(directory, files), most)) if files is not None else []
     return found or list(islice(_walk(directory, None), most))
@@ -173,10 +170,7 @@ def _glob(part: str) -> re.Pattern[str]:
 
 
 def _ignore_files_above(directory: Path) -> list[IgnoreFile] | None:
-    """Return the ignore files that apply in `directory`, in ascending precedence.
-
-    None if the directory is itself ignored or outside of a repository.
-    """
+    """Return the ignore files above `directory`, or None if it is ignored or in no repository."""
     directory = Path(os.path.realpath(directory))
     above = (directory, *directory.parents)
     root = next((each for each in above if os.path.lexists(each / ".git")), None)
@@ -256,11 +250,8 @@ class Match:
 
 
 def best(letters: str, paths: Iterable[str], most: int) -> list[Match]:
-    """Return the `most` best matches of `paths`.
-
-    Order: names with the letters as prefix, names and then paths that contain them as a word, paths
-    that contain them in order. textual.fuzzy takes up to 80 ms for one name.
-    """
+    """Return the `most` best matches of `paths`: names with the prefix, then other matches."""
+    # textual.fuzzy takes up to 80 ms for one name.
     letters = letters.lower()
     # Each class excludes the next letter to prevent backtracking.
     in_order = re.compile("".join(f"[^{re.escape(each)}]*({re.escape(each)})" for each in letters))

@@ -110,7 +110,11 @@ def parse(prompt: str) -> CommandCall | Mistake | None:
     command = _BY_NAME.get(name)
     if command is None:
         # Several words may be a sentence that starts with a slash; one word is a typo.
-        return None if len(argument.split()) > 1 else Mistake(_unknown(name))
+        if len(argument.split()) > 1:
+            return None
+        close = difflib.get_close_matches(name, _BY_NAME, n=1, cutoff=0.5)
+        hint = f"did you mean /{close[0]}?" if close else "/help lists the commands"
+        return Mistake(f"unknown command /{name}; {hint}")
     if "\n" in argument and command.argument not in ("[TEXT]", "[SCHEMA]"):
         return None
     if argument and not command.argument:
@@ -124,12 +128,6 @@ async def dispatch(app: App[Any], call: CommandCall) -> None:
     """Run the action of a command."""
     arguments = (call.argument,) if call.command.argument else ()
     await app.run_action(("app", call.command.action, arguments))
-
-
-def _unknown(name: str) -> str:
-    close = difflib.get_close_matches(name, _BY_NAME, n=1, cutoff=0.5)
-    hint = f"did you mean /{close[0]}?" if close else "/help lists the commands"
-    return f"unknown command /{name}; {hint}"
 
 
 _CHOICE_TITLES = {"model": "Use the model", "persona": "Use the persona", "theme": "Theme"}

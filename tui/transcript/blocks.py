@@ -30,7 +30,7 @@ from textual.widgets._markdown import (
 from textual.widgets.markdown import MarkdownBlock
 
 from akunu_py.tui.transcript.code import CodeBlock
-from akunu_py.tui.transcript.parser import has_gap, table_cells
+from akunu_py.tui.transcript.parser import TableCells, has_gap
 
 _MEASURE = 92  # columns of text in a list
 _GAP, _NARROW_GAP = " │ ", "│"
@@ -82,10 +82,7 @@ class ListRow(Horizontal):
 
 
 class _List(MarkdownList):
-    """A list: one widget if all items are text, otherwise a row per item.
-
-    One widget keeps layout fast: Textual visits every widget for each change.
-    """
+    """A list: one widget if all items are text (for fast layout), otherwise a row per item."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"list--symbol"}
 
@@ -238,7 +235,7 @@ class TableBlock(MarkdownBlock):
         self._read(token)
 
     def _read(self, token: Token) -> None:
-        cells = table_cells(token)
+        cells: TableCells = token.meta["cells"]
         self._alignment = cells.alignment
         self._header = [self._token_to_content(cell) for cell in cells.header]
         self._rows = [[self._token_to_content(cell) for cell in row] for row in cells.rows]
@@ -288,10 +285,7 @@ def natural_widths(rows: Sequence[Sequence[Content]]) -> tuple[list[int], list[i
 
 
 def column_widths(natural: Sequence[int], words: Sequence[int], room: int) -> list[int]:
-    """Distribute `room` terminal columns over table columns, at least one each.
-
-    Words fit if there is room. Short columns keep their width at the cost of long ones.
-    """
+    """Distribute `room` columns of text over table columns, at the cost of the widest ones."""
     words_fit = sum(words) <= room
     least = words if words_fit else [1] * len(natural)
     wanted = natural if words_fit else words

@@ -1,7 +1,4 @@
-"""A code block of an answer: a header line, and code lines that scroll or wrap.
-
-Truncated lines are marked. The CSS property `text-wrap` decides whether lines wrap.
-"""
+"""A code block of an answer. The CSS property `text-wrap` decides whether lines wrap."""
 
 from __future__ import annotations
 

@@ -28,11 +28,7 @@ _COLUMNS = 74  # assumed width, to estimate the height of an undrawn section
 
 
 class AnswerText(Markdown):
-    """Markdown with our blocks that supports `append` at any time.
-
-    Textual loses text appended before mounting or during an update. After an update, it appends
-    from the last line, possibly inside a block.
-    """
+    """Markdown with custom blocks. Unlike in Textual, `append` works at any time."""
 
     @dataclass
     class DrawingFailed(Message):
@@ -85,10 +81,7 @@ class AnswerText(Markdown):
 
 
 class MarkdownSection(Vertical):
-    """Some blocks of an answer; an empty space of the same height while `is_unmounted`.
-
-    in_list: the next section continues a list that starts in this one.
-    """
+    """Some blocks of an answer; `in_list`: the next section continues the same list."""
 
     def __init__(self, text: str, *, unmounted: bool = False, in_list: bool = False) -> None:
         super().__init__(classes="-listed" if in_list else None)
@@ -176,10 +169,7 @@ class AnswerMarkdown(Vertical):
 
 
 def split(text: str) -> list[str]:
-    """Split Markdown into sections of `_BLOCKS` blocks or list items.
-
-    Single blocks, such as tables, stay whole. The sections concatenate to `text`.
-    """
+    """Split Markdown into sections of `_BLOCKS` blocks or list items that concatenate to it."""
     if text.count("\n") < 2 * _BLOCKS:
         return [text]
     lines = re.split(r"(?<=\n)", text)  # as the parser counts lines; splitlines splits more

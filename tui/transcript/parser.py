@@ -54,12 +54,6 @@ def parse(text: str) -> list[Token]:
         return []
 
 
-def table_cells(token: Token) -> TableCells:
-    """Return the cells of a token of type `table`."""
-    cells: TableCells = token.meta["cells"]
-    return cells
-
-
 def has_gap(token: Token) -> bool:
     """Return whether an empty line follows a block inside a list or quote."""
     return "gap" in token.meta

@@ -1,7 +1,4 @@
-"""Views of a turn: its prompt, thinking and answer; and notices between turns.
-
-An answer is Markdown, or plain text with marked drafts. All text passes `text.displayable`.
-"""
+"""Views of a turn: its prompt, thinking and answer; and notices between turns."""
 
 from __future__ import annotations
 
